@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use stowage::cli::{Cli, is_of_broken_pipe};
+use stowage::cli::{Cli, is_broken_pipe};
 
 /// jemalloc, because it returns free memory to the kernel, and does so on threads of its own. mimalloc did it on the thread that
 /// frees or allocates next: after a change of policy, which frees a gigabyte in a very large cluster, a request waited for that.
@@ -15,10 +15,10 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
-    match Cli::parsed().run() {
+    match Cli::from_command_line().run() {
         Ok(code) => code,
         // The reader, such as `head`, has read enough.
-        Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
+        Err(error) if is_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
             if let Some(invalid) = error.downcast_ref::<clap::Error>() {
                 invalid.exit();

@@ -273,9 +273,9 @@ fn check_all() -> (u64, u64) {
             ExpressionOutcome::Refused(error) => {
                 refused += 1;
                 assert!(
-                    text.get(error.at.clone()).is_some(),
+                    text.get(error.span.clone()).is_some(),
                     "{text}: {:?} is no place in it",
-                    error.at
+                    error.span
                 );
                 assert!(
                     !error.message.is_empty() && !error.help.is_empty(),

@@ -16,7 +16,7 @@ mod world;
 
 use cores::OneCore;
 use server::ServeProcess;
-use sink::Sink;
+use sink::ReportSink;
 use std::time::{Duration, Instant};
 use stowage_report::NodeReport;
 use stowage_scheduling::units::Bytes;
@@ -30,12 +30,12 @@ const ROUNDS: usize = 30;
 const EVENTS: &str = "nvml-events";
 
 fn main() {
-    let cores = OneCore::take();
+    let cores = OneCore::reserve();
     let folder = tempfile::tempdir().expect("a folder for the node");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (world, mut sink) = runtime.block_on(async {
-        let world = AgentHost::make(folder.path()).await;
-        (world, Sink::start().await)
+        let world = AgentHost::new(folder.path()).await;
+        (world, ReportSink::start().await)
     });
     let agent = ServeProcess::start(
         cores
@@ -44,18 +44,18 @@ fn main() {
             .args(["--extender", &sink.url]),
         &["reporting every "],
     );
-    sink.until(is_whole);
-    sink.reports(WARM_UP);
+    sink.wait_for_report(is_whole);
+    sink.nth_report(WARM_UP);
     let (cpu, waiting, started) = (agent.cpu(), agent.cpu_of_threads(EVENTS), Instant::now());
-    let last = sink.reports(ROUNDS);
+    let last = sink.nth_report(ROUNDS);
     let took = started.elapsed();
     let (cpu, waiting) = (agent.cpu() - cpu, agent.cpu_of_threads(EVENTS) - waiting);
     assert!(is_whole(&last), "{last:?}");
 
     println!(
         "an agent of {ENGINES} engines with {} lines each; {}",
-        page::LINES,
-        cores.say()
+        page::METRICS_PAGE_LINES,
+        cores.describe()
     );
     let own = cpu.saturating_sub(waiting);
     let share = |cpu: Duration| 100.0 * cpu.as_secs_f64() / took.as_secs_f64();

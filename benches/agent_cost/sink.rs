@@ -8,14 +8,14 @@ use std::time::Duration;
 use stowage_report::NodeReport;
 
 /// Timeout of one report: longer than any start takes; an agent that reports nothing for so long will not.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub struct Sink {
+pub struct ReportSink {
     pub url: String,
     bodies: Receiver<Bytes>,
 }
 
-impl Sink {
+impl ReportSink {
     pub async fn start() -> Self {
         let (taken, bodies) = channel();
         let take = move |body: Bytes| async move {
@@ -33,25 +33,25 @@ impl Sink {
     }
 
     /// Waits for a report that meets a condition.
-    pub fn until(&mut self, is_it: impl Fn(&NodeReport) -> bool) {
-        const MOST: usize = 30;
-        let mut last = self.reports(1);
-        for _ in 0..MOST {
+    pub fn wait_for_report(&mut self, is_it: impl Fn(&NodeReport) -> bool) {
+        const MAX_REPORTS: usize = 30;
+        let mut last = self.nth_report(1);
+        for _ in 0..MAX_REPORTS {
             if is_it(&last) {
                 return;
             }
-            last = self.reports(1);
+            last = self.nth_report(1);
         }
-        panic!("after {MOST} reports the agent does not tell the whole node: {last:#?}");
+        panic!("after {MAX_REPORTS} reports the agent does not tell the whole node: {last:#?}");
     }
 
     /// Waits for `count` more reports and returns the last of them.
-    pub fn reports(&mut self, count: usize) -> NodeReport {
+    pub fn nth_report(&mut self, count: usize) -> NodeReport {
         let mut last = Bytes::new();
         for _ in 0..count {
             last = self
                 .bodies
-                .recv_timeout(PATIENCE)
+                .recv_timeout(REPORT_TIMEOUT)
                 .expect("the agent reports");
         }
         serde_json::from_slice(&last).expect("a report")

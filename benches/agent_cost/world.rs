@@ -22,7 +22,7 @@ pub struct AgentHost {
 }
 
 impl AgentHost {
-    pub async fn make(folder: &Path) -> Self {
+    pub async fn new(folder: &Path) -> Self {
         let api = ApiServer::start().await.expect("a port");
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -34,7 +34,7 @@ impl AgentHost {
         api.create("nodes", node()).expect("a node");
         for place in 0..2 * GPUS {
             let port = if place < ENGINES {
-                Some(engine(place).await)
+                Some(serve_metrics(place).await)
             } else {
                 None
             };
@@ -86,12 +86,12 @@ fn pid(pod: usize) -> u32 {
 }
 
 /// Serves an engine's metrics page on the pod's address, and returns the port.
-async fn engine(pod: usize) -> u16 {
+async fn serve_metrics(pod: usize) -> u16 {
     let listener = tokio::net::TcpListener::bind((ip(pod), 0))
         .await
         .expect("all of 127/8 is this machine");
     let port = listener.local_addr().expect("an address").port();
-    let page = page::page();
+    let page = page::metrics_page();
     let router = Router::new()
         .route("/metrics", get(move || std::future::ready(page.clone())))
         .route("/health", get(|| std::future::ready("")));

@@ -7,9 +7,9 @@ use std::io::{self, Write};
 
 const GIB: u64 = 1 << 30;
 /// Allocatable VRAM of a GPU of 80 GiB, without the headroom, in bytes.
-const CAPACITY: u64 = 72 * GIB;
+const ALLOCATABLE_PER_GPU: u64 = 72 * GIB;
 /// VRAM that a node advertises, in bytes.
-pub const NODE_VRAM: u64 = GPUS as u64 * CAPACITY;
+pub const NODE_VRAM: u64 = GPUS as u64 * ALLOCATABLE_PER_GPU;
 pub const GPUS: usize = 8;
 const NAMESPACE: &str = "llm";
 
@@ -69,7 +69,7 @@ impl BenchCluster {
     }
 
     pub fn node_template(&self) -> ObjectTemplate {
-        ObjectTemplate::of(&node())
+        ObjectTemplate::from_object(&node())
     }
 
     pub fn write_node(
@@ -87,7 +87,7 @@ impl BenchCluster {
     }
 
     pub fn resident_template(&self) -> ObjectTemplate {
-        ObjectTemplate::of(&resident())
+        ObjectTemplate::from_object(&resident())
     }
 
     pub fn write_resident(
@@ -124,30 +124,34 @@ impl BenchCluster {
     }
 
     pub fn filter_body(&self, round: usize) -> Vec<u8> {
-        self.filter_body_of(round, self.nodes)
+        self.filter_body_for_nodes(round, self.nodes)
     }
 
     /// Filter request about so many of the nodes.
-    pub fn filter_body_of(&self, round: usize, nodes: usize) -> Vec<u8> {
+    pub fn filter_body_for_nodes(&self, round: usize, nodes: usize) -> Vec<u8> {
         let mut names = self.names(round);
         names.truncate(nodes);
         self.args(pod(&waiting_name(round), 1 + round as u64 % 2), names)
     }
 
     /// Filter request of a pod with these labels.
-    pub fn filter_body_with(&self, round: usize, labels: &BTreeMap<String, String>) -> Vec<u8> {
+    pub fn filter_body_with_labels(
+        &self,
+        round: usize,
+        labels: &BTreeMap<String, String>,
+    ) -> Vec<u8> {
         let mut pod = pod(&waiting_name(round), 1 + round as u64 % 2);
         pod["metadata"]["labels"] = json!(labels);
         self.args(pod, self.names(round))
     }
 
     /// Filter request about one node.
-    pub fn filter_body_for(&self, round: usize, node: usize) -> Vec<u8> {
+    pub fn filter_body_for_node(&self, round: usize, node: usize) -> Vec<u8> {
         self.args(pod(&waiting_name(round), 1), vec![node_name(node)])
     }
 
     /// Filter request about one node, of a pod that no other request is about.
-    pub fn one_name_body(&self, round: usize) -> Vec<u8> {
+    pub fn filter_body_of_new_pod(&self, round: usize) -> Vec<u8> {
         let name = node_name(round * 17 % self.nodes);
         self.args(pod(&format!("one-{round}"), 1), vec![name])
     }
@@ -229,7 +233,7 @@ pub fn tenant_name(i: usize) -> String {
 }
 
 /// Index of the node with this name.
-pub fn node_place(name: &str) -> Option<usize> {
+pub fn node_index(name: &str) -> Option<usize> {
     name.strip_prefix("gpu-node-")?.parse().ok()
 }
 
@@ -300,7 +304,7 @@ impl Field {
 }
 
 impl ObjectTemplate {
-    fn of(object: &Value) -> Self {
+    fn from_object(object: &Value) -> Self {
         let (mut rest, mut parts) = (object.to_string(), Vec::new());
         let first = |text: &str| {
             let found = Field::ALL
@@ -336,7 +340,7 @@ fn node() -> Value {
 }
 
 fn resident() -> Value {
-    let mut pod = pod_of(
+    let mut pod = pod_with_uid(
         &Field::Name.blank(),
         &Field::Uid.blank(),
         &Field::Vram.blank(),
@@ -352,10 +356,10 @@ fn resident() -> Value {
 }
 
 fn pod(name: &str, gib: u64) -> Value {
-    pod_of(name, &uid(name), &(gib * GIB).to_string())
+    pod_with_uid(name, &uid(name), &(gib * GIB).to_string())
 }
 
-fn pod_of(name: &str, uid: &str, vram: &str) -> Value {
+fn pod_with_uid(name: &str, uid: &str, vram: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {

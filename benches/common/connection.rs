@@ -6,12 +6,12 @@ use std::net::TcpStream;
 /// The request header that says how large an answer the floor's server writes.
 pub const ANSWER_SIZE: &str = "x-answer-size";
 
-pub struct KeptConnection {
+pub struct KeepAliveConnection {
     stream: BufReader<TcpStream>,
 }
 
-impl KeptConnection {
-    pub fn to(address: &str) -> Self {
+impl KeepAliveConnection {
+    pub fn connect(address: &str) -> Self {
         let stream = TcpStream::connect(address).expect("the server listens");
         stream.set_nodelay(true).expect("TCP has no delay");
         Self {

@@ -10,7 +10,7 @@ pub struct OneCore {
 
 impl OneCore {
     /// Reserves the last core, and keeps this process off it.
-    pub fn take() -> Self {
+    pub fn reserve() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let last = cores - 1;
         let others = format!("0-{}", last.saturating_sub(1));
@@ -25,7 +25,7 @@ impl OneCore {
     }
 
     /// Description for people.
-    pub fn say(&self) -> String {
+    pub fn describe(&self) -> String {
         match self.core {
             Some(core) => format!("the server on core {core}, everything else on the others"),
             None => "no core to itself for the server: taskset or a second core is missing".into(),

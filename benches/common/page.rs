@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 /// Number of lines: those of a vLLM with data-parallel ranks and a few adapters.
-pub const LINES: usize = 2000;
+pub const METRICS_PAGE_LINES: usize = 2000;
 
 /// The gauges of two ranks, among the histograms of both; filled up to [`METRICS_PAGE_LINES`].
-pub fn page() -> String {
+pub fn metrics_page() -> String {
     const MODEL: &str = "model_name=\"meta-llama/Llama-3.1-8B-Instruct\"";
     let gauges = [
         ("vllm:num_requests_running", ["20.0", "16.0"]),
@@ -46,7 +46,7 @@ pub fn page() -> String {
         ));
     }
     let rows = 2 * histograms.len();
-    for bucket in 0..(LINES - 14).div_ceil(rows) {
+    for bucket in 0..(METRICS_PAGE_LINES - 14).div_ceil(rows) {
         for (name, rank) in histograms.iter().flat_map(|name| [(name, 0), (name, 1)]) {
             let (le, count) = (0.001 * f64::from(1 << (bucket % 16)), 7 * bucket);
             line(format_args!(
@@ -54,6 +54,6 @@ pub fn page() -> String {
             ));
         }
     }
-    lines.truncate(LINES);
+    lines.truncate(METRICS_PAGE_LINES);
     lines.join("\n") + "\n"
 }

@@ -14,7 +14,7 @@ impl Samples {
         self.0.append(&mut others.0);
     }
 
-    pub fn of_both(one: &Self, other: &Self) -> Self {
+    pub fn merged(one: &Self, other: &Self) -> Self {
         Self(one.0.iter().chain(&other.0).copied().collect())
     }
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// The kernel reports CPU time in hundredths of a second, whatever its own clock (`USER_HZ`).
-const TICK: Duration = Duration::from_millis(10);
+const CPU_CLOCK_TICK: Duration = Duration::from_millis(10);
 
 pub struct ServeProcess {
     process: Child,
@@ -16,7 +16,7 @@ pub struct ServeProcess {
 
 impl ServeProcess {
     /// Starts the process and waits until it has logged an address after each of these prefixes, in this order.
-    pub fn start(command: &mut Command, says: &[&str]) -> Self {
+    pub fn start(command: &mut Command, address_prefixes: &[&str]) -> Self {
         let mut process = command
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
@@ -33,7 +33,7 @@ impl ServeProcess {
                 })
                 .expect("the server says where it listens")
         };
-        let addresses = says.iter().map(|says| next(says)).collect();
+        let addresses = address_prefixes.iter().map(|says| next(says)).collect();
         std::thread::spawn(move || lines.for_each(drop));
         Self { process, addresses }
     }
@@ -99,7 +99,7 @@ pub fn cpu(process: &str) -> Duration {
         .skip(11)
         .take(2)
         .map(|ticks| ticks.parse::<u32>().expect("ticks"));
-    TICK * ticks.sum::<u32>()
+    CPU_CLOCK_TICK * ticks.sum::<u32>()
 }
 
 impl Drop for ServeProcess {

@@ -67,7 +67,7 @@ impl Fleet {
             priority,
             ..PodRequest::plain("llm", &containers)
         };
-        Demand::of(&request, &self.policy).expect("a pod that can be understood")
+        Demand::from_pod(&request, &self.policy).expect("a pod that can be understood")
     }
 
     pub fn bind(&mut self, name: &str, demand: Demand, node: usize, gpus: &[usize]) {
@@ -92,7 +92,7 @@ impl Fleet {
         self.cluster.apply(PodReleased(uid(name)));
     }
 
-    pub fn at_second(&mut self, second: u64) {
+    pub fn advance_to_second(&mut self, second: u64) {
         self.cluster
             .apply(ClockAdvanced(Moment::default() + Millis::seconds(second)));
     }

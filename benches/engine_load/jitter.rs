@@ -15,13 +15,13 @@ use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 const NODES: usize = 1000;
-const SECONDS: u64 = 120;
+const MEASURED_SECONDS: u64 = 120;
 /// Seconds until the averages have settled; not measured.
-const WARM_UP: u64 = 60;
+const WARM_UP_SECONDS: u64 = 60;
 /// Filters per second, evenly spread among the reports.
-const FILTERS_A_SECOND: usize = 20;
+const FILTERS_PER_SECOND: usize = 20;
 /// The most nodes that jitter may change in a second: what a filter costs beyond steady figures follows from it.
-const MOST_CHANGED: f64 = NODES as f64 / 40.0;
+const MAX_CHANGED_NODES: f64 = NODES as f64 / 40.0;
 
 struct Arm {
     name: &'static str,
@@ -31,7 +31,7 @@ struct Arm {
     /// Maximum difference between readings, in percentage points.
     jitter: usize,
     dice: Random,
-    asked: usize,
+    requests: usize,
     took: Vec<Duration>,
     /// Nodes that were changed by a report.
     changed: usize,
@@ -45,25 +45,28 @@ pub fn print() {
         Arm::new("jittering by ±6 points", Policy::default(), 12),
         Arm::new("the same, as it is read", raw, 12),
     ];
-    for second in 0..SECONDS {
-        arms.iter_mut().for_each(|arm| arm.pass(second));
+    for second in 0..MEASURED_SECONDS {
+        arms.iter_mut().for_each(|arm| arm.advance_to(second));
     }
     println!(
-        "\nfilter over {NODES} nodes that report once a second; {FILTERS_A_SECOND} filters a second"
+        "\nfilter over {NODES} nodes that report once a second; {FILTERS_PER_SECOND} filters a second"
     );
     println!("| figures | p50 µs | × steady | nodes changed a second |\n|---|---|---|---|");
     let steady = arms[0].p50();
     for arm in &mut arms {
-        let (p50, changed) = (arm.p50(), arm.changed as f64 / (SECONDS - WARM_UP) as f64);
+        let (p50, changed) = (
+            arm.p50(),
+            arm.changed as f64 / (MEASURED_SECONDS - WARM_UP_SECONDS) as f64,
+        );
         println!(
             "| {} | {p50:.0} | {:.2} | {changed:.1} |",
             arm.name,
             p50 / steady
         );
     }
-    let changed = arms[1].changed as f64 / (SECONDS - WARM_UP) as f64;
+    let changed = arms[1].changed as f64 / (MEASURED_SECONDS - WARM_UP_SECONDS) as f64;
     assert!(
-        changed <= MOST_CHANGED,
+        changed <= MAX_CHANGED_NODES,
         "jitter changes {changed} nodes a second"
     );
 }
@@ -84,16 +87,16 @@ impl Arm {
             demands,
             jitter,
             dice,
-            asked: 0,
+            requests: 0,
             took: Vec::new(),
             changed: 0,
         }
     }
 
-    fn pass(&mut self, second: u64) {
-        self.fleet.at_second(second);
+    fn advance_to(&mut self, second: u64) {
+        self.fleet.advance_to_second(second);
         for node in 0..NODES {
-            let loads: [EngineLoad; GPUS] = std::array::from_fn(|gpu| self.read(node, gpu));
+            let loads: [EngineLoad; GPUS] = std::array::from_fn(|gpu| self.next_load(node, gpu));
             let name = &self.fleet.nodes[node];
             let before = self
                 .fleet
@@ -110,17 +113,17 @@ impl Arm {
                 .node(name)
                 .map(|node| node.generation)
                 != before;
-            if second >= WARM_UP {
+            if second >= WARM_UP_SECONDS {
                 self.changed += usize::from(is_changed);
             }
-            if (node + 1) % (NODES / FILTERS_A_SECOND) == 0 {
-                self.ask(second);
+            if (node + 1) % (NODES / FILTERS_PER_SECOND) == 0 {
+                self.filter_once(second);
             }
         }
     }
 
     /// Next load of an engine, each around its own mean from idle to nearly full.
-    fn read(&mut self, node: usize, gpu: usize) -> EngineLoad {
+    fn next_load(&mut self, node: usize, gpu: usize) -> EngineLoad {
         let mean = 6 + (node * GPUS + gpu) * 37 % 80;
         let off = if self.jitter > 0 {
             self.dice.below(self.jitter + 1)
@@ -132,12 +135,12 @@ impl Arm {
         } else {
             1
         };
-        EngineLoad::of(Percent::new((mean + off - 6) as u8), Some(queue))
+        EngineLoad::new(Percent::new((mean + off - 6) as u8), Some(queue))
     }
 
-    fn ask(&mut self, second: u64) {
-        let kind = self.asked % self.demands.len();
-        self.asked += 1;
+    fn filter_once(&mut self, second: u64) {
+        let kind = self.requests % self.demands.len();
+        self.requests += 1;
         let name = format!("asks-{kind}");
         let request = VerbRequest {
             uid: uid(&name),
@@ -156,7 +159,7 @@ impl Arm {
         self.scores.put(scores);
         let took = began.elapsed();
         assert!(!list.best.is_empty());
-        if second >= WARM_UP {
+        if second >= WARM_UP_SECONDS {
             self.took.push(took);
         }
     }

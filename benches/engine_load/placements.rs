@@ -19,10 +19,10 @@ use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 const NODES: usize = 24;
 const SECONDS: u64 = 1800;
 /// Seconds until the cluster has filled; not measured.
-const WARM_UP: u64 = 600;
+const WARM_UP_SECONDS: u64 = 600;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Counting {
+enum LoadScoring {
     Degrees,
     /// Calm, unknown, or beyond three quarters of a limit, of each reading as it is.
     ThreeSteps,
@@ -31,7 +31,7 @@ enum Counting {
 #[derive(Default)]
 struct Tally {
     /// KV-cache usage of the GPU of each placed pod, in per cent.
-    met: Vec<f64>,
+    kv_usage_met: Vec<f64>,
     refused: usize,
     /// Allocated share of the VRAM in thousandths, summed over seconds.
     allocated: f64,
@@ -46,8 +46,8 @@ pub fn print(seeds: u64) {
         "| counted | mean | p90 | above 80 % | refused | VRAM allocated |\n|---|---|---|---|---|---|"
     );
     let arms = [
-        ("by degrees", Counting::Degrees),
-        ("in three steps", Counting::ThreeSteps),
+        ("by degrees", LoadScoring::Degrees),
+        ("in three steps", LoadScoring::ThreeSteps),
     ];
     let [degrees, steps] = arms.map(|(name, counting)| {
         let mut tally = Tally::default();
@@ -59,11 +59,12 @@ pub fn print(seeds: u64) {
 
 impl Tally {
     fn print(&mut self, name: &str) -> f64 {
-        self.met.sort_by(f64::total_cmp);
-        let count = self.met.len() as f64;
-        let mean = self.met.iter().sum::<f64>() / count;
-        let p90 = self.met[self.met.len() * 9 / 10];
-        let above = 100.0 * self.met.iter().filter(|met| **met > 80.0).count() as f64 / count;
+        self.kv_usage_met.sort_by(f64::total_cmp);
+        let count = self.kv_usage_met.len() as f64;
+        let mean = self.kv_usage_met.iter().sum::<f64>() / count;
+        let p90 = self.kv_usage_met[self.kv_usage_met.len() * 9 / 10];
+        let above =
+            100.0 * self.kv_usage_met.iter().filter(|met| **met > 80.0).count() as f64 / count;
         let allocated = 100.0 * self.allocated / self.seconds;
         println!(
             "| {name} | {mean:.1} | {p90:.1} | {above:.2} % | {} | {allocated:.2} % |",
@@ -73,10 +74,10 @@ impl Tally {
     }
 }
 
-fn run(seed: u64, counting: Counting, tally: &mut Tally) {
+fn run(seed: u64, counting: LoadScoring, tally: &mut Tally) {
     let mut sizes = Random::seeded(seed, 0);
     let mut policy = Policy::default();
-    if counting == Counting::ThreeSteps {
+    if counting == LoadScoring::ThreeSteps {
         policy.telemetry.smoothing = Millis(0);
     }
     let mut fleet = Fleet::new(policy, NODES, |_, _| [16, 24, 32, 48][sizes.below(4)]);
@@ -84,28 +85,30 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
     let mut arrivals = Random::seeded(seed, 1);
     let mut leaving: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for second in 0..SECONDS {
-        fleet.at_second(second);
+        fleet.advance_to_second(second);
         let gone = leaving.remove(&second).unwrap_or_default();
         gone.iter().for_each(|name| fleet.release(name));
-        engines.pass();
+        engines.advance();
         for node in 0..NODES {
-            fleet.report(node, &engines.read(node));
+            fleet.report(node, &engines.readings(node));
         }
         let (gib, priority) = (
             4 + 4 * arrivals.below(4) as u64,
             if arrivals.below(3) == 0 { -10 } else { 0 },
         );
-        let stays = 1 + arrivals.gap(600_000.0).0 / 1000;
+        let stays = 1 + arrivals.exponential(600_000.0).0 / 1000;
         let name = format!("pod-{second}");
         let met = place(&mut fleet, &engines, counting, &name, (gib, priority));
         match met {
             Some(met) => {
                 leaving.entry(second + stays).or_default().push(name);
-                tally.met.extend((second >= WARM_UP).then_some(met));
+                tally
+                    .kv_usage_met
+                    .extend((second >= WARM_UP_SECONDS).then_some(met));
             }
-            None => tally.refused += usize::from(second >= WARM_UP),
+            None => tally.refused += usize::from(second >= WARM_UP_SECONDS),
         }
-        if second >= WARM_UP {
+        if second >= WARM_UP_SECONDS {
             tally.allocated += fleet.cluster.ledger().totals().charged.0 as f64
                 / fleet.cluster.ledger().totals().capacity.0 as f64;
             tally.seconds += 1.0;
@@ -117,7 +120,7 @@ fn run(seed: u64, counting: Counting, tally: &mut Tally) {
 fn place(
     fleet: &mut Fleet,
     engines: &Engines,
-    counting: Counting,
+    counting: LoadScoring,
     name: &str,
     (gib, priority): (u64, i32),
 ) -> Option<f64> {
@@ -127,21 +130,25 @@ fn place(
     let names = || snapshot.nodes().iter().map(|node| node.name.as_str());
     let attempt = ScheduleAttempt::unreserved(&policy);
     let list = match counting {
-        Counting::Degrees => shortlist(&snapshot, &demand, names(), attempt),
-        Counting::ThreeSteps => {
+        LoadScoring::Degrees => shortlist(&snapshot, &demand, names(), attempt),
+        LoadScoring::ThreeSteps => {
             let nodes = snapshot
                 .nodes()
                 .iter()
                 .map(|node| in_three_steps(node, demand.terms))
                 .collect();
-            let snapshot = Snapshot::new(snapshot.generation(), snapshot.epoch(), nodes);
+            let snapshot = Snapshot::new(
+                snapshot.generation(),
+                snapshot.node_list_generation(),
+                nodes,
+            );
             shortlist(&snapshot, &demand, names(), attempt)
         }
     };
     let best = list.best.first()?;
     let gpu = best.gpus.iter().next()?;
-    fleet.bind(name, demand, best.node, &[gpu]);
-    Some(engines.level(best.node, gpu))
+    fleet.bind(name, demand, best.node_index, &[gpu]);
+    Some(engines.level(best.node_index, gpu))
 }
 
 /// The node as versions up to 0.2 saw it: the cost of its steps, of 1,000, was 0, 500 and 1,000, which are those of an idle GPU,
@@ -164,13 +171,13 @@ fn three_steps(load: EngineLoad, terms: ClassTerms) -> EngineLoad {
     let (Some(kv_limit), Some(queue_limit)) = (terms.kv_cache_limit, terms.queue_limit) else {
         return EngineLoad::NONE;
     };
-    if terms.exceeded_by(load) {
+    if terms.is_exceeded_by(load) {
         return load;
     }
     let is_near = |measured: u32, limit: u32| measured * 4 > limit * 3;
     let is_busy = is_near(kv.get().into(), kv_limit.get().into()) || is_near(queue, queue_limit);
     if is_busy {
-        EngineLoad::of(Some(kv_limit), Some(0))
+        EngineLoad::new(Some(kv_limit), Some(0))
     } else {
         EngineLoad::NONE
     }
@@ -198,19 +205,19 @@ impl Engines {
     /// A third nearly idle, half at work, the rest nearly full.
     fn mean(dice: &mut Random) -> f64 {
         match dice.below(6) {
-            0 | 1 => 10.0 * dice.share(),
-            5 => 75.0 + 23.0 * dice.share(),
-            _ => 10.0 + 65.0 * dice.share(),
+            0 | 1 => 10.0 * dice.unit_interval(),
+            5 => 75.0 + 23.0 * dice.unit_interval(),
+            _ => 10.0 + 65.0 * dice.unit_interval(),
         }
     }
 
-    fn pass(&mut self) {
+    fn advance(&mut self) {
         for place in 0..self.caches.len() {
             let (level, mut mean) = self.caches[place];
             if self.dice.below(600) == 0 {
                 mean = Self::mean(&mut self.dice);
             }
-            let level = level + (mean - level) / 20.0 + 3.0 * (self.dice.share() - 0.5);
+            let level = level + (mean - level) / 20.0 + 3.0 * (self.dice.unit_interval() - 0.5);
             self.caches[place] = (level.clamp(0.0, 100.0), mean);
         }
     }
@@ -219,15 +226,16 @@ impl Engines {
         self.caches[node * GPUS + gpu].0
     }
 
-    fn read(&mut self, node: usize) -> [EngineLoad; GPUS] {
+    fn readings(&mut self, node: usize) -> [EngineLoad; GPUS] {
         std::array::from_fn(|gpu| {
-            let read = (self.level(node, gpu) + 12.0 * (self.dice.share() - 0.5)).clamp(0.0, 100.0);
+            let read = (self.level(node, gpu) + 12.0 * (self.dice.unit_interval() - 0.5))
+                .clamp(0.0, 100.0);
             let queue = if read > 90.0 {
                 self.dice.below(40) as u32
             } else {
                 0
             };
-            EngineLoad::of(Percent::from_share(read / 100.0), Some(queue))
+            EngineLoad::new(Percent::from_share(read / 100.0), Some(queue))
         })
     }
 }

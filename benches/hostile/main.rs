@@ -21,7 +21,7 @@ mod samples;
 mod server;
 
 use cluster::BenchCluster;
-use connection::KeptConnection;
+use connection::KeepAliveConnection;
 use peers::{Attack, PeerTally};
 use samples::Samples;
 use server::ServeProcess;
@@ -31,14 +31,17 @@ use std::time::{Duration, Instant};
 
 const NODES: usize = 1000;
 /// Interval of filter requests: that of a busy kube-scheduler.
-const PACE: Duration = Duration::from_millis(5);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(5);
 /// One request in so many uses a new connection.
-const ANEW: usize = 20;
+const REQUESTS_PER_NEW_CONNECTION: usize = 20;
 /// Wait after the attack until its connections have run into their timeouts.
-const CALM: Duration = Duration::from_secs(60);
+const RECOVERY_TIME: Duration = Duration::from_secs(60);
 
 fn main() {
-    let (seconds, connections) = (flag("--seconds", 20), flag("--connections", 2000) as usize);
+    let (seconds, connections) = (
+        number_of_flag("--seconds", 20),
+        number_of_flag("--connections", 2000) as usize,
+    );
     let phase = Duration::from_secs(seconds);
     let folder = tempfile::tempdir().expect("a folder for the dump");
     let (cluster, dump) = (
@@ -67,13 +70,13 @@ fn main() {
     println!(
         "{NODES} nodes, {connections} hostile connections to each address, {seconds} s each part"
     );
-    ask(&stowage, &cluster, Duration::from_secs(2));
+    filter_steadily(&stowage, &cluster, Duration::from_secs(2));
     let memory_before = stowage.resident_mib();
-    let before = ask(&stowage, &cluster, phase);
+    let before = filter_steadily(&stowage, &cluster, phase);
     let dropped_before = dropped(&stowage);
     let (attacked, tally, most) = under_attack(&stowage, &cluster, connections, phase);
-    let after = ask(&stowage, &cluster, phase);
-    std::thread::sleep(CALM);
+    let after = filter_steadily(&stowage, &cluster, phase);
+    std::thread::sleep(RECOVERY_TIME);
     let memory_after = stowage.resident_mib();
     let dropped = dropped(&stowage) - dropped_before;
 
@@ -101,7 +104,7 @@ fn main() {
 }
 
 /// Number after a flag of the command line.
-fn flag(flag: &str, default: u64) -> u64 {
+fn number_of_flag(flag: &str, default: u64) -> u64 {
     let mut arguments = std::env::args()
         .skip_while(|argument| argument != flag)
         .skip(1);
@@ -114,23 +117,27 @@ fn flag(flag: &str, default: u64) -> u64 {
 type RequestSamples = (usize, Samples);
 
 /// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is checked.
-fn ask(stowage: &ServeProcess, cluster: &BenchCluster, phase: Duration) -> RequestSamples {
+fn filter_steadily(
+    stowage: &ServeProcess,
+    cluster: &BenchCluster,
+    phase: Duration,
+) -> RequestSamples {
     let (mut samples, started) = (Samples::default(), Instant::now());
-    let (mut asked, mut kept) = (0, KeptConnection::to(&stowage.addresses[0]));
+    let (mut asked, mut kept) = (0, KeepAliveConnection::connect(&stowage.addresses[0]));
     for round in 0.. {
         if started.elapsed() >= phase {
             break;
         }
         let body = cluster.filter_body(round % 64);
         let begun = Instant::now();
-        if round % ANEW == 0 {
-            kept = KeptConnection::to(&stowage.addresses[0]);
+        if round % REQUESTS_PER_NEW_CONNECTION == 0 {
+            kept = KeepAliveConnection::connect(&stowage.addresses[0]);
         }
         let answer = kept.post("/scheduler/filter", &body, None);
         samples.add(begun.elapsed());
         asked += 1;
         cluster::passed_names(&answer);
-        std::thread::sleep(PACE.saturating_sub(begun.elapsed()));
+        std::thread::sleep(REQUEST_INTERVAL.saturating_sub(begun.elapsed()));
     }
     (asked, samples)
 }
@@ -146,7 +153,11 @@ fn under_attack(
         let attackers: Vec<_> = stowage
             .addresses
             .iter()
-            .zip([peers::SCHEDULER, peers::AGENTS, peers::OPERATORS])
+            .zip([
+                peers::SCHEDULER_REQUEST,
+                peers::AGENTS_REQUEST,
+                peers::OPERATORS_REQUEST,
+            ])
             .map(|(address, asks)| {
                 Attack::new(address.parse().expect("an address"), asks, connections)
             })
@@ -158,7 +169,7 @@ fn under_attack(
                 std::thread::sleep(Duration::from_millis(100));
             }
         });
-        let samples = ask(stowage, cluster, phase);
+        let samples = filter_steadily(stowage, cluster, phase);
         is_over.store(true, Ordering::Relaxed);
         let tallies = attackers
             .into_iter()
@@ -171,7 +182,7 @@ fn under_attack(
 /// The number of connections that the service reports as dropped, over all addresses and reasons but one: an idle connection is
 /// not refused.
 fn dropped(stowage: &ServeProcess) -> u64 {
-    let page = peers::page(&stowage.addresses[2], "/metrics");
+    let page = peers::get_page(&stowage.addresses[2], "/metrics");
     let lines = page
         .lines()
         .filter(|line| line.starts_with("stowage_connections_dropped_total{"));

@@ -8,18 +8,18 @@ use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 /// Requests of the peers that never read the answer, by address.
-pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
-pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n";
-pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n";
+pub const SCHEDULER_REQUEST: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+pub const AGENTS_REQUEST: &str = "GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n";
+pub const OPERATORS_REQUEST: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// Number of source addresses, from 127.0.1.1 on: a single source would only reach its own limit.
 const SOURCES: usize = 20;
 /// Interval of the checks whether a connection is still open; also the timeout of a new connection.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Attack {
     address: SocketAddr,
-    asks: &'static str,
+    request: &'static str,
     connections: usize,
     runtime: Runtime,
     tally: PeerTally,
@@ -49,7 +49,7 @@ impl Attack {
             .expect("a runtime");
         Self {
             address,
-            asks,
+            request: asks,
             connections,
             runtime,
             tally: PeerTally::default(),
@@ -67,7 +67,7 @@ impl Attack {
                     *peer = self.open(number);
                 }
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         let closed = peers
             .iter_mut()
@@ -85,14 +85,14 @@ impl Attack {
             let socket = TcpSocket::new_v4()?;
             socket.set_recv_buffer_size(4096)?;
             socket.bind((source, 0).into())?;
-            tokio::time::timeout(LOOK_EVERY, socket.connect(self.address)).await?
+            tokio::time::timeout(POLL_INTERVAL, socket.connect(self.address)).await?
         };
         let mut stream = self.runtime.block_on(connecting).ok()?.into_std().ok()?;
         self.tally.opened += 1;
         let says = match number % 3 {
             0 => "",
-            1 => &self.asks[..self.asks.len() / 2],
-            _ => self.asks,
+            1 => &self.request[..self.request.len() / 2],
+            _ => self.request,
         };
         // It may be closed already; the next check shows it.
         let _ = stream.write_all(says.as_bytes());
@@ -111,7 +111,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 /// Body of an operators' page.
-pub fn page(address: &str, path: &str) -> String {
+pub fn get_page(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the operators' address answers");
     let asked = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream

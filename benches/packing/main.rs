@@ -103,7 +103,7 @@ impl PackedCluster {
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
             observed: None,
         }));
-        let asked = BindAsked::of(self.ledger.ledger(), &uid, node).expect("it waits");
+        let asked = BindAsked::for_pod(self.ledger.ledger(), &uid, node).expect("it waits");
         if self.ledger.apply(asked).is_ok() {
             let devices = self
                 .ledger
@@ -260,5 +260,5 @@ fn demand(gib: u64) -> Demand {
         service_account: None,
         resources: &Default::default(),
     };
-    Demand::of(&pod, &Policy::default()).expect("a sound request")
+    Demand::from_pod(&pod, &Policy::default()).expect("a sound request")
 }

@@ -24,14 +24,14 @@ use stowage_server::extender::{Extender, filter};
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
 use stowage_server::kubernetes::tick;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 const NODES: usize = 5000;
 const GATED: usize = 50_000;
 const ROUNDS: usize = 10;
 const FILTERS: usize = 120;
 /// Interval of filters: that of a busy kube-scheduler; all of them take longer than the interval between two planner runs.
-const PACE: Duration = Duration::from_millis(10);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
 /// Kinds of pods that wait.
 const KINDS: usize = 20;
 
@@ -44,9 +44,9 @@ pub fn time_filter_beside_planner() {
         ..Planning::default()
     };
     let cluster = BenchCluster::new(NODES, FILTERS);
-    let service = Service::new(policy);
+    let service = ServerState::new(policy);
     let mut index = ClusterIndex::default();
-    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let dump = Dump::from_text(cluster.dump(), Path::new("bench"));
     let control_plane =
         Arc::new(DumpControlPlane::load(&dump, &service, &mut index).expect("the dump is one"));
     drop(dump);
@@ -64,23 +64,23 @@ pub fn time_filter_beside_planner() {
     for round in 0..2 * ROUNDS {
         let samples = if round % 2 == 0 { &mut idle } else { &mut busy };
         if round % 2 == 1 {
-            (0..GATED).for_each(|n| gate(&service, n));
+            (0..GATED).for_each(|n| add_gated_pod(&service, n));
         }
         // Long enough for the planner to be in a run.
         std::thread::sleep(Duration::from_millis(600));
         for n in 0..FILTERS {
             let body = cluster.filter_body(n);
             let start = Instant::now();
-            ask(&extender, &body);
+            filter_once(&extender, &body);
             samples.add(start.elapsed());
-            std::thread::sleep(PACE.saturating_sub(start.elapsed()));
+            std::thread::sleep(REQUEST_INTERVAL.saturating_sub(start.elapsed()));
         }
         if round % 2 == 1 {
             assert!(
                 service.cluster().ledger().pending_count() >= GATED * 9 / 10,
                 "they still wait"
             );
-            (0..GATED).for_each(|n| forget(&service, n));
+            (0..GATED).for_each(|n| release_pod(&service, n));
         }
     }
     let runs = service
@@ -108,9 +108,9 @@ pub fn time_filter_beside_planner() {
     runtime.shutdown_background();
 }
 
-fn ask(extender: &Extender, body: &[u8]) {
+fn filter_once(extender: &Extender, body: &[u8]) {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    let nodes = args.request_nodes().expect("nodes").expect("names");
     let answer = filter::filter(extender, &args, &nodes).expect("an answer");
     requests::passed_names(&answer.to_json());
 }
@@ -120,7 +120,7 @@ fn uid(n: usize) -> PodUid {
 }
 
 /// A pod behind the planner's gate that fits nowhere, and for which no pod may be evicted.
-fn gate(service: &Service, n: usize) {
+fn add_gated_pod(service: &ServerState, n: usize) {
     let vram = ((40u64 << 30) + ((n % KINDS) as u64 * (1 << 28))).to_string();
     let containers = [ContainerRequest {
         vram: Some(&vram),
@@ -132,7 +132,7 @@ fn gate(service: &Service, n: usize) {
     };
     let mut ledger = service.cluster();
     let demand =
-        Demand::of(&request, ledger.ledger().policy()).expect("a pod that can be understood");
+        Demand::from_pod(&request, ledger.ledger().policy()).expect("a pod that can be understood");
     let waiting = ObservedWaiting {
         gate: SchedulingGate::Planned,
         ..ObservedWaiting::default()
@@ -152,6 +152,6 @@ fn gate(service: &Service, n: usize) {
         .apply(FilterPodObserved { uid: uid(n), pod });
 }
 
-fn forget(service: &Service, n: usize) {
+fn release_pod(service: &ServerState, n: usize) {
     service.cluster().apply(PodDeleted(uid(n)));
 }

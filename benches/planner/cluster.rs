@@ -25,11 +25,11 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// Nodes of the largest cluster.
-pub const LARGE: usize = 65_000;
+pub const LARGE_CLUSTER_NODES: usize = 65_000;
 const GPUS: u64 = 8;
 const GIB: u64 = 1 << 30;
 /// Allocatable VRAM of a GPU of 80 GiB, without the headroom, in bytes.
-const CAPACITY: u64 = 72 * GIB;
+const ALLOCATABLE_PER_GPU: u64 = 72 * GIB;
 const NOW: Moment = Moment(1_000_000_000_000);
 
 pub struct FullCluster {
@@ -40,7 +40,7 @@ pub struct FullCluster {
     dice: Random,
 }
 
-pub enum Waits {
+pub enum GroupMembership {
     Alone,
     InAGroupOf(u32),
 }
@@ -55,11 +55,11 @@ impl FullCluster {
             node: u32::MAX,
             tenant: u32::MAX,
         };
-        Self::by(policy, nodes, load, sizes, seed)
+        Self::with_policy(policy, nodes, load, sizes, seed)
     }
 
     /// Cluster with this policy, filled as by [`FullCluster::new`].
-    pub fn by(
+    pub fn with_policy(
         policy: Policy,
         nodes: usize,
         load: u64,
@@ -93,12 +93,12 @@ impl FullCluster {
         (0..nodes).for_each(|node| {
             (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most)))
         });
-        cluster.read_all();
+        cluster.report_all();
         cluster.set_budgets();
         cluster
     }
 
-    pub fn pass(&mut self, time: Millis) {
+    pub fn advance(&mut self, time: Millis) {
         let later = self.ledger.ledger().now() + time;
         self.ledger.apply(Tick {
             now: later,
@@ -107,7 +107,7 @@ impl FullCluster {
     }
 
     fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {
-        let mut left = CAPACITY * load / 100;
+        let mut left = ALLOCATABLE_PER_GPU * load / 100;
         loop {
             let wanted = (least + self.dice.below((most - least + 1) as usize) as u64) * GIB;
             if wanted > left {
@@ -168,7 +168,13 @@ impl FullCluster {
     }
 
     /// Adds a pending pod.
-    pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
+    pub fn add_pending_pod(
+        &mut self,
+        name: usize,
+        vram: Bytes,
+        gpus: u32,
+        priority: i32,
+    ) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
         self.ledger.apply(PodObserved(PodObservation {
@@ -182,15 +188,21 @@ impl FullCluster {
     }
 
     /// Adds a pod with the planner's gate.
-    pub fn gated(&mut self, name: usize, vram: Bytes, priority: i32, waits: Waits) {
+    pub fn add_gated_pod(
+        &mut self,
+        name: usize,
+        vram: Bytes,
+        priority: i32,
+        waits: GroupMembership,
+    ) {
         let demand = self.demand(name, vram.0, 1, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting {
             gate: SchedulingGate::Planned,
             ..ObservedWaiting::default()
         });
         let group_size = match waits {
-            Waits::Alone => None,
-            Waits::InAGroupOf(size) => Some(size),
+            GroupMembership::Alone => None,
+            GroupMembership::InAGroupOf(size) => Some(size),
         };
         let group = group_size.map(|_| GroupKey {
             namespace: "llm".into(),
@@ -230,11 +242,11 @@ impl FullCluster {
             resources: &BTreeSet::from(["stowage.dev/vram"]),
             ..PodRequest::plain("llm", &containers)
         };
-        Demand::of(&request, &self.policy).expect("a pod that can be understood")
+        Demand::from_pod(&request, &self.policy).expect("a pod that can be understood")
     }
 
     /// Reports idle engines, and some models, of each node.
-    fn read_all(&mut self) {
+    fn report_all(&mut self) {
         for (n, name) in self.nodes.clone().iter().enumerate() {
             let gpu = |g| GpuReading {
                 uuid: uuid(n, g),
@@ -267,7 +279,7 @@ impl FullCluster {
 
     fn set_budgets(&mut self) {
         for app in (0..self.residents / 20).step_by(10) {
-            let selector = Selector::All(vec![Requirement::is("app", &format!("app-{app}"))]);
+            let selector = Selector::All(vec![Requirement::equals("app", &format!("app-{app}"))]);
             let name = format!("budget-{app}");
             self.ledger.apply(BudgetObserved(DisruptionBudget {
                 namespace: "llm".into(),

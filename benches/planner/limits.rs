@@ -4,7 +4,7 @@
 //!
 //! And how long one run takes when fifty thousand pods wait, and how many runs a thousand pods of a hundred kinds need.
 
-use crate::cluster::{FullCluster, LARGE, Waits};
+use crate::cluster::{FullCluster, GroupMembership, LARGE_CLUSTER_NODES};
 use crate::queues::kube_filters;
 use crate::samples::Samples;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,46 +21,46 @@ use stowage_scheduling::verbs::wait::{
     NoPlacementFound, PodRequeued, PutBack, ReservePlaces, TakePending,
 };
 
-const FIRST: usize = 30_000_000;
-const PLACES: usize = 256;
+const FIRST_POD: usize = 30_000_000;
+const MAX_PLACEMENTS: usize = 256;
 const PODS_PER_RUN: usize = 2048;
 /// Interval of ticks, as in the service.
-const TICK: Millis = Millis(200);
+const TICK_INTERVAL: Millis = Millis(200);
 
 pub fn time_limits() {
-    refused("64 refused pods, 5,000 nodes, 80,000 pods", 5000, 64, 1, 60);
-    refused("300 refused pods, 2,000 nodes", 2000, 300, 1, 60);
-    refused(
+    time_refused("64 refused pods, 5,000 nodes, 80,000 pods", 5000, 64, 1, 60);
+    time_refused("300 refused pods, 2,000 nodes", 2000, 300, 1, 60);
+    time_refused(
         "300 refused pods of six GPUs, 2,000 nodes",
         2000,
         300,
         6,
         10,
     );
-    many_wait(5000);
+    time_many_waiting(5000);
     place_many_kinds(5000);
 }
 
 /// Times of the limits on a very large cluster.
 pub fn time_large() {
-    refused(
+    time_refused(
         "64 refused pods, 65,000 nodes, a million pods",
-        LARGE,
+        LARGE_CLUSTER_NODES,
         64,
         1,
         60,
     );
-    many_wait(LARGE);
-    place_many_kinds(LARGE);
+    time_many_waiting(LARGE_CLUSTER_NODES);
+    place_many_kinds(LARGE_CLUSTER_NODES);
 }
 
-fn many_wait(nodes: usize) {
+fn time_many_waiting(nodes: usize) {
     run_while_many_wait("of one kind that fit nowhere", nodes, 1, -1000);
     run_while_many_wait("of 100 kinds that fit nowhere", nodes, 100, -1000);
     run_while_many_wait("of 100 kinds for which others could leave", nodes, 100, 100);
 }
 
-fn by_default() -> Policy {
+fn default_policy() -> Policy {
     let mut policy = Policy::default();
     // The bench measures runs: no pod's gate is to be lifted meanwhile.
     policy.planning = Planning {
@@ -79,23 +79,23 @@ fn by_default() -> Policy {
 }
 
 /// Two jobs of 36 GiB on each GPU; one of them is enough for each GPU of a pod.
-fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
-    let mut cluster = FullCluster::by(by_default(), nodes, 100, (36, 36), 51);
+fn time_refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
+    let mut cluster = FullCluster::with_policy(default_policy(), nodes, 100, (36, 36), 51);
     let vram = Bytes::gib(30 * u64::from(gpus));
     let waiting: BTreeSet<PodUid> = (0..pods)
-        .map(|n| cluster.wait(FIRST + n, vram, gpus, 100))
+        .map(|n| cluster.add_pending_pod(FIRST_POD + n, vram, gpus, 100))
         .collect();
     let snapshot = cluster.ledger.snapshot();
     for uid in &waiting {
         cluster.ledger.apply(FilterDecided {
             uid: uid.clone(),
             answer: FilterAnswer::Refused {
-                asked: Some(snapshot.set_of(0..nodes)),
+                asked: Some(snapshot.node_set(0..nodes)),
             },
         });
     }
     drop(snapshot);
-    cluster.pass(Millis::seconds(2));
+    cluster.advance(Millis::seconds(2));
     let kube_filters = kube_filters(&cluster);
     let (mut placed, mut told) = (BTreeSet::new(), BTreeMap::new());
     let (mut evicted, mut runs, mut took) = (0, Samples::default(), Duration::ZERO);
@@ -114,12 +114,12 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
                     placed.extend(places.iter().map(|place| place.uid.clone()));
                 }
                 PlanStep::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
-                PlanStep::Wake { .. } => {}
+                PlanStep::Requeue { .. } => {}
             }
         }
         told.retain(|uid, _| !placed.contains(uid));
-        put_into_force(&mut cluster, &plan);
-        cluster.pass(TICK);
+        apply_plan(&mut cluster, &plan);
+        cluster.advance(TICK_INTERVAL);
     }
     assert!(evicted <= 60, "{evicted} pods are evicted within a minute");
     assert!(
@@ -140,11 +140,11 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
 
 /// Every run of some rounds in which nearly no pod finds a place; and for how long the ledger is locked for it.
 fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
-    let mut cluster = FullCluster::by(by_default(), nodes, 100, (36, 36), 52);
+    let mut cluster = FullCluster::with_policy(default_policy(), nodes, 100, (36, 36), 52);
     for n in 0..50_000 {
         // Of a whole GPU and less; nothing is free.
         let vram = Bytes((40 << 30) + ((n % kinds) as u64 * (1 << 28)));
-        cluster.gated(FIRST + n, vram, priority, Waits::Alone);
+        cluster.add_gated_pod(FIRST_POD + n, vram, priority, GroupMembership::Alone);
     }
     let kube_filters = kube_filters(&cluster);
     let (mut runs, mut locked, mut seen, mut steps) = (
@@ -164,9 +164,9 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
         let plan = plan_within(scratch, &kube_filters, &queue, bounds(nodes));
         runs.add(start.elapsed());
         // Microseconds stand for steps here.
-        steps.add(Duration::from_micros(plan.spent));
+        steps.add(Duration::from_micros(plan.steps_spent));
         assert!(!plan.steps.is_empty() || queue.is_empty());
-        let left_over: BTreeSet<&PodUid> = plan.left_over.iter().collect();
+        let left_over: BTreeSet<&PodUid> = plan.unreached.iter().collect();
         seen.extend(
             queue
                 .iter()
@@ -174,8 +174,8 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
                 .filter(|uid| !left_over.contains(uid))
                 .cloned(),
         );
-        put_into_force(&mut cluster, &plan);
-        cluster.pass(TICK);
+        apply_plan(&mut cluster, &plan);
+        cluster.advance(TICK_INTERVAL);
     }
     println!(
         "50,000 gated pods {what}, {nodes} nodes: a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); ledger locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
@@ -190,13 +190,13 @@ fn run_while_many_wait(what: &str, nodes: usize, kinds: usize, priority: i32) {
 
 /// A thousand pods of a hundred kinds, each of which has a free place: run after run, until all have theirs.
 fn place_many_kinds(nodes: usize) {
-    let mut cluster = FullCluster::by(by_default(), nodes, 50, (14, 18), 45);
+    let mut cluster = FullCluster::with_policy(default_policy(), nodes, 50, (14, 18), 45);
     for n in 0..1000 {
-        cluster.gated(
-            FIRST + n,
+        cluster.add_gated_pod(
+            FIRST_POD + n,
             Bytes::gib(10 + n as u64 % 25),
             n as i32 % 4,
-            Waits::Alone,
+            GroupMembership::Alone,
         );
     }
     let kube_filters = kube_filters(&cluster);
@@ -214,8 +214,8 @@ fn place_many_kinds(nodes: usize) {
             }
         };
         placed += plan.steps.iter().map(places).sum::<usize>();
-        put_into_force(&mut cluster, &plan);
-        cluster.pass(TICK);
+        apply_plan(&mut cluster, &plan);
+        cluster.advance(TICK_INTERVAL);
     }
     println!(
         "1,000 gated pods of 100 kinds, {nodes} nodes: {count} runs, {:.0} ms in all, the longest run {:.0} ms",
@@ -227,9 +227,9 @@ fn place_many_kinds(nodes: usize) {
 fn bounds(nodes: usize) -> PlanBounds<'static> {
     let steps = steps_of_run(nodes);
     PlanBounds {
-        free: steps,
-        evictions: steps,
-        places: PLACES,
+        free_steps: steps,
+        eviction_steps: steps,
+        max_placements: MAX_PLACEMENTS,
         is_stopped: &|| false,
     }
 }
@@ -245,10 +245,10 @@ fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, D
 }
 
 /// Applies the plan as the planner does, without the writes to the API server.
-fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
+fn apply_plan(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
     let generation = ledger.ledger().generation();
-    ledger.apply(PutBack(plan.left_over.clone()));
+    ledger.apply(PutBack(plan.unreached.clone()));
     for step in &plan.steps {
         match step {
             PlanStep::Place(places) => {
@@ -258,7 +258,7 @@ fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
                 });
                 taken.expect("nothing has changed since");
             }
-            PlanStep::Wake { uid, .. } => ledger.apply(PodRequeued(uid.clone())),
+            PlanStep::Requeue { uid, .. } => ledger.apply(PodRequeued(uid.clone())),
             PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound {
                 uid: uid.clone(),
                 generation,

@@ -23,7 +23,7 @@ use std::hint::black_box;
 use std::time::Instant;
 use stowage_scheduling::evicting::{
     BudgetRules, EvictionCost, PreemptionCandidate, SearchEffort, VictimSet, cheapest,
-    cheapest_among, seen,
+    cheapest_among, examined,
 };
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{PotentialVictim, discharge};
@@ -36,7 +36,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 const DECISIONS: usize = 400;
 const COMPARISONS: usize = 100;
 /// Number of the first pending pod, beyond those of resident pods.
-const FIRST_WAITING: usize = 10_000_000;
+const FIRST_PENDING_POD: usize = 10_000_000;
 
 /// What is timed under one name on the command line.
 type BenchGroup = (&'static str, &'static [fn()]);
@@ -90,7 +90,12 @@ fn time_decisions() {
     for n in 0..DECISIONS {
         let vram = Bytes::gib(20 + dice.below(50) as u64);
         let gpus = 1 << dice.below(3);
-        let uid = cluster.wait(FIRST_WAITING + n, vram.times(u64::from(gpus)), gpus, 100);
+        let uid = cluster.add_pending_pod(
+            FIRST_PENDING_POD + n,
+            vram.times(u64::from(gpus)),
+            gpus,
+            100,
+        );
         let demand = cluster
             .ledger
             .ledger()
@@ -109,11 +114,11 @@ fn time_decisions() {
             &demand,
             BudgetRules::Keep,
             SearchEffort::default(),
-            |node: &NodeName| seen(survey.candidate(node)?, &demand),
+            |node: &NodeName| examined(survey.candidate(node)?, &demand),
         );
         let took = start.elapsed();
         if let Some(set) = &set {
-            assert!(can_be_held(&mut cluster, &uid, set), "{set:?}");
+            assert!(can_be_reserved(&mut cluster, &uid, set), "{set:?}");
             found += 1;
         }
         whole.add(took);
@@ -121,7 +126,8 @@ fn time_decisions() {
         prospects_only.add(gathered - claimed);
         searches.add(took - gathered);
         // No pod has a lower priority.
-        let low = cluster.wait(FIRST_WAITING + n, vram.max(Bytes::gib(40)), 1, -1000);
+        let low =
+            cluster.add_pending_pod(FIRST_PENDING_POD + n, vram.max(Bytes::gib(40)), 1, -1000);
         let start = Instant::now();
         assert_eq!(black_box(decide(&cluster, &low)), None);
         hopeless.add(start.elapsed());
@@ -153,11 +159,11 @@ fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
         demand,
         BudgetRules::Keep,
         SearchEffort::default(),
-        |node: &NodeName| seen(survey.candidate(node)?, demand),
+        |node: &NodeName| examined(survey.candidate(node)?, demand),
     )
 }
 
-fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
+fn can_be_reserved(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
     let devices = &cluster
         .ledger
         .ledger()
@@ -197,7 +203,7 @@ fn compare_prices() {
     let (mut sums, mut inexact) = ([0u64; 4], 0);
     for n in 0..COMPARISONS {
         let vram = Bytes::gib(30 + dice.below(40) as u64);
-        let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
+        let uid = cluster.add_pending_pod(FIRST_PENDING_POD + n, vram, 1, 100);
         let demand = cluster
             .ledger
             .ledger()

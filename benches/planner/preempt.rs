@@ -1,6 +1,6 @@
 //! The `preempt` verb without its HTTP: how long it takes, and how long the ledger is locked for it.
 
-use crate::cluster::{FullCluster, LARGE};
+use crate::cluster::{FullCluster, LARGE_CLUSTER_NODES};
 use crate::samples::Samples;
 use std::time::Instant;
 use stowage_scheduling::ids::PodUid;
@@ -13,10 +13,10 @@ use stowage_scheduling::verbs::preempt::{
 use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::wait::ReleaseReservation;
 
-const FIRST: usize = 40_000_000;
+const FIRST_POD: usize = 40_000_000;
 const ROUNDS: usize = 100;
 /// kube-scheduler offers a tenth of the nodes: `minCandidateNodesPercentage` of its plugin DefaultPreemption.
-const OFFERED: usize = 10;
+const OFFERED_PERCENT: usize = 10;
 
 pub fn time_preempt() {
     choose_among(1000);
@@ -25,7 +25,7 @@ pub fn time_preempt() {
 
 /// Times of preempt on a very large cluster.
 pub fn time_large() {
-    choose_among(LARGE);
+    choose_among(LARGE_CLUSTER_NODES);
 }
 
 /// Two jobs of 36 GiB on each GPU; one of them is enough.
@@ -33,9 +33,9 @@ fn choose_among(nodes: usize) {
     let mut cluster = FullCluster::new(nodes, 100, (36, 36), 53);
     let (mut whole, mut asking, mut deciding) =
         (Samples::default(), Samples::default(), Samples::default());
-    let offered = offers(&mut cluster);
+    let offered = offered_nodes(&mut cluster);
     for round in 0..ROUNDS {
-        let uid = cluster.wait(FIRST + round, Bytes::gib(30), 1, 100);
+        let uid = cluster.add_pending_pod(FIRST_POD + round, Bytes::gib(30), 1, 100);
         let state = cluster.ledger.ledger().pod_state(&uid).expect("it waits");
         let request = VerbRequest {
             uid: uid.clone(),
@@ -51,7 +51,7 @@ fn choose_among(nodes: usize) {
             .iter()
             .cycle()
             .skip(first)
-            .take(nodes / OFFERED)
+            .take(nodes / OFFERED_PERCENT)
             .cloned()
             .collect();
         let start = Instant::now();
@@ -79,7 +79,7 @@ fn choose_among(nodes: usize) {
     }
     println!(
         "preempt, {} candidates of {nodes} nodes: p50 {:.1} ms, p99 {:.1} ms; of it the ledger locked {:.2} and {:.2} ms p50, {:.2} and {:.2} ms p99",
-        nodes / OFFERED,
+        nodes / OFFERED_PERCENT,
         whole.percentile(50) / 1000.0,
         whole.percentile(99) / 1000.0,
         asking.percentile(50) / 1000.0,
@@ -90,8 +90,8 @@ fn choose_among(nodes: usize) {
 }
 
 /// kube-scheduler's candidates: each node with an evictable pod, and the first of these pods as victim.
-fn offers(cluster: &mut FullCluster) -> Vec<OfferedNode> {
-    let probe: PodUid = cluster.wait(FIRST - 1, Bytes::gib(30), 1, 100);
+fn offered_nodes(cluster: &mut FullCluster) -> Vec<OfferedNode> {
+    let probe: PodUid = cluster.add_pending_pod(FIRST_POD - 1, Bytes::gib(30), 1, 100);
     let preemptor = cluster.ledger.ledger().preemptor(&probe);
     let candidates = cluster
         .ledger

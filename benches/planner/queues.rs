@@ -1,19 +1,19 @@
 //! Whole plans: a thousand gated pods onto a thousand nodes, a group of 250, and pods that cannot be made to fit; without the
 //! API's part.
 
-use crate::cluster::{FullCluster, LARGE, Waits};
+use crate::cluster::{FullCluster, GroupMembership, LARGE_CLUSTER_NODES};
 use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::kube_filters::{
-    Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements,
+    ClusterFilters, FilterNode, FilterSnapshot, Requirements, ResourceList,
 };
 use stowage_scheduling::planning::{PlanStep, plan};
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::verbs::wait::TakePending;
 
-const FIRST: usize = 20_000_000;
+const FIRST_POD: usize = 20_000_000;
 
 /// How long other threads wait for the lock while a plan's copy of the ledger is made; and the cost of the first changes after
 /// it, which copy what they change.
@@ -21,7 +21,7 @@ pub fn time_copies() {
     for nodes in [500, 1000] {
         let mut cluster = FullCluster::new(nodes, 100, (4, 14), 50);
         for n in 0..1000 {
-            cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
+            cluster.add_gated_pod(FIRST_POD + n, Bytes::gib(30), 0, GroupMembership::Alone);
         }
         let (mut copies, mut changes) = (Samples::default(), Samples::default());
         let mut start = Instant::now();
@@ -30,7 +30,7 @@ pub fn time_copies() {
             copies.add(start.elapsed());
             start = Instant::now();
             for n in 0..100 {
-                cluster.wait(FIRST + 2000 + round * 100 + n, Bytes::gib(30), 1, 0);
+                cluster.add_pending_pod(FIRST_POD + 2000 + round * 100 + n, Bytes::gib(30), 1, 0);
             }
             changes.add(start.elapsed());
             drop(scratch);
@@ -55,15 +55,15 @@ pub fn time_plans() {
 
 /// Times of plans on a very large cluster, with two pods on each GPU.
 pub fn time_large() {
-    one_kind_of_pod(LARGE, (14, 18));
+    one_kind_of_pod(LARGE_CLUSTER_NODES, (14, 18));
 }
 
 fn one_kind_of_pod(nodes: usize, sizes: (u64, u64)) {
     let mut cluster = FullCluster::new(nodes, 50, sizes, 44);
     for n in 0..1000 {
-        cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
+        cluster.add_gated_pod(FIRST_POD + n, Bytes::gib(30), 0, GroupMembership::Alone);
     }
-    told(
+    print_plan_time(
         &format!("1,000 gated pods of one kind, {nodes} nodes"),
         &mut cluster,
         1000,
@@ -73,14 +73,14 @@ fn one_kind_of_pod(nodes: usize, sizes: (u64, u64)) {
 fn many_kinds_of_pods(nodes: usize, sizes: (u64, u64)) {
     let mut cluster = FullCluster::new(nodes, 50, sizes, 45);
     for n in 0..1000 {
-        cluster.gated(
-            FIRST + n,
+        cluster.add_gated_pod(
+            FIRST_POD + n,
             Bytes::gib(10 + n as u64 % 25),
             n as i32 % 4,
-            Waits::Alone,
+            GroupMembership::Alone,
         );
     }
-    told(
+    print_plan_time(
         &format!("1,000 gated pods of 100 kinds, {nodes} nodes"),
         &mut cluster,
         1000,
@@ -90,31 +90,46 @@ fn many_kinds_of_pods(nodes: usize, sizes: (u64, u64)) {
 fn a_group() {
     let mut cluster = FullCluster::new(500, 50, (8, 24), 46);
     for n in 0..250 {
-        cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::InAGroupOf(250));
+        cluster.add_gated_pod(
+            FIRST_POD + n,
+            Bytes::gib(30),
+            0,
+            GroupMembership::InAGroupOf(250),
+        );
     }
-    told("a group of 250, 500 nodes", &mut cluster, 250);
+    print_plan_time("a group of 250, 500 nodes", &mut cluster, 250);
     let mut cluster = FullCluster::new(500, 97, (8, 24), 47);
     for n in 0..250 {
-        cluster.gated(FIRST + n, Bytes::gib(60), 100, Waits::InAGroupOf(250));
+        cluster.add_gated_pod(
+            FIRST_POD + n,
+            Bytes::gib(60),
+            100,
+            GroupMembership::InAGroupOf(250),
+        );
     }
-    told("a group of 250 for which others leave", &mut cluster, 250);
+    print_plan_time("a group of 250 for which others leave", &mut cluster, 250);
 }
 
 fn nothing_fits() {
     let mut cluster = FullCluster::new(500, 97, (8, 24), 48);
     for n in 0..250 {
-        cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::InAGroupOf(250));
+        cluster.add_gated_pod(
+            FIRST_POD + n,
+            Bytes::gib(60),
+            -1000,
+            GroupMembership::InAGroupOf(250),
+        );
     }
-    told("a group of 250 that cannot be made to fit", &mut cluster, 0);
+    print_plan_time("a group of 250 that cannot be made to fit", &mut cluster, 0);
     let mut cluster = FullCluster::new(500, 97, (8, 24), 49);
     for n in 0..250 {
-        cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::Alone);
+        cluster.add_gated_pod(FIRST_POD + n, Bytes::gib(60), -1000, GroupMembership::Alone);
     }
-    told("250 pods that cannot be made to fit", &mut cluster, 0);
+    print_plan_time("250 pods that cannot be made to fit", &mut cluster, 0);
 }
 
 /// Prints the time of a plan, with the copy of the ledger that is made for it under the lock.
-fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
+fn print_plan_time(what: &str, cluster: &mut FullCluster, expected: usize) {
     let kube_filters = kube_filters(cluster);
     cluster.ledger.snapshot();
     let start = Instant::now();
@@ -150,14 +165,14 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
 pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
     for name in &cluster.nodes {
-        view.set_machine(FilterNode {
+        view.set_node(FilterNode {
             name: name.clone(),
             labels: Default::default(),
             taints: [].into(),
-            allocatable: Amounts {
+            allocatable: ResourceList {
                 cpu: MilliCpu(1_000_000),
                 memory: Bytes::gib(4096),
-                ..Amounts::default()
+                ..ResourceList::default()
             },
             pods: 250,
         });
@@ -170,12 +185,12 @@ pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
         .cloned()
         .collect();
     for uid in waiting {
-        let amounts = Amounts {
+        let amounts = ResourceList {
             cpu: MilliCpu(1000),
             memory: Bytes::gib(4),
-            ..Amounts::default()
+            ..ResourceList::default()
         };
-        view.set_waiting(
+        view.set_pending(
             uid,
             Requirements {
                 amounts,

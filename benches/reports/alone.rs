@@ -2,7 +2,7 @@
 //! cold for each as after a second. The fastest round counts, as the one the machine disturbed least.
 
 use crate::cluster::BenchCluster;
-use crate::node::{Caches, ReportingNode};
+use crate::node::{CacheUsage, ReportingNode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use stowage_server::extender::reports::{Sender, reports};
 use stowage_server::extender::request::RequestLimits;
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 const ROUNDS: usize = 8;
 
 pub fn print(cluster: &BenchCluster) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
-    let service = Service::new(Policy::default());
-    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let service = ServerState::new(Policy::default());
+    let dump = Dump::from_text(cluster.dump(), Path::new("bench"));
     let control_plane = Arc::new(
         DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())
             .expect("the dump is one"),
@@ -33,7 +33,7 @@ pub fn print(cluster: &BenchCluster) {
     for _ in 0..ROUNDS {
         let bodies: Vec<Vec<u8>> = nodes
             .iter_mut()
-            .map(|node| node.next(Caches::Mixed))
+            .map(|node| node.next(CacheUsage::Mixed))
             .collect();
         let started = Instant::now();
         for body in &bodies {

@@ -1,6 +1,6 @@
 //! The agents: one a node, each with its own kept-alive connection, each reporting once a second at a moment of its own.
 
-use crate::node::{Caches, ReportingNode};
+use crate::node::{CacheUsage, ReportingNode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-const PERIOD: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All agents, on one thread.
 pub struct Fleet {
-    reporting: watch::Sender<Option<Caches>>,
+    reporting: watch::Sender<Option<CacheUsage>>,
     pub tally: Arc<ReportTally>,
 }
 
@@ -65,7 +65,7 @@ impl Fleet {
         Self { reporting, tally }
     }
 
-    pub fn report(&self, caches: Caches) {
+    pub fn report(&self, caches: CacheUsage) {
         self.reporting.send_replace(Some(caches));
     }
 
@@ -85,11 +85,11 @@ impl FleetAgent {
     async fn run(
         mut self,
         place: usize,
-        mut reporting: watch::Receiver<Option<Caches>>,
+        mut reporting: watch::Receiver<Option<CacheUsage>>,
         tally: Arc<ReportTally>,
     ) {
         let phase = Duration::from_micros(
-            Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64,
+            Random::seeded(place as u64, 0).below(REPORT_INTERVAL.as_micros() as usize) as u64,
         );
         while reporting.wait_for(Option::is_some).await.is_ok() {
             let mut due = Instant::now() + phase;
@@ -100,12 +100,12 @@ impl FleetAgent {
                 };
                 self.report(caches, &tally).await;
                 // One that is late does not make up for it, as the real one does not.
-                due = (due + PERIOD).max(Instant::now());
+                due = (due + REPORT_INTERVAL).max(Instant::now());
             }
         }
     }
 
-    async fn report(&mut self, caches: Caches, tally: &ReportTally) {
+    async fn report(&mut self, caches: CacheUsage, tally: &ReportTally) {
         let body = self.node.next(caches);
         let mut request = format!(
             "POST /v1/reports HTTP/1.1\r\nhost: stowage\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",

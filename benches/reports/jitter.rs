@@ -3,24 +3,24 @@
 
 use crate::cluster::BenchCluster;
 use crate::fleet::Fleet;
-use crate::node::Caches;
+use crate::node::CacheUsage;
 use crate::phase::SteadyScheduler;
 use crate::server::ServeProcess;
 use std::time::Duration;
 
 pub const NODES: usize = 1000;
 const PAIRS: usize = 12;
-const PHASE: Duration = Duration::from_secs(6);
+const PHASE_TIME: Duration = Duration::from_secs(6);
 /// Wait until every node has reported figures of the other kind.
-const SETTLE: Duration = Duration::from_millis(1500);
+const SETTLE_TIME: Duration = Duration::from_millis(1500);
 /// Wait until the moving averages have settled: several time constants.
-const WARM_UP: Duration = Duration::from_secs(60);
+const WARM_UP_TIME: Duration = Duration::from_secs(60);
 
 pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     let fleet = Fleet::connect(cluster.nodes(), server.addresses[1].clone());
     let mut scheduler = SteadyScheduler::new(cluster, &server.addresses[0]);
-    fleet.report(Caches::Jittering);
-    scheduler.ask_for(WARM_UP, server, &fleet.tally);
+    fleet.report(CacheUsage::Jittering);
+    scheduler.measure(WARM_UP_TIME, server, &fleet.tally);
     println!(
         "\n| pair | steady, p50 µs | jittering, p50 µs | ratio | reports/s |\n|---|---|---|---|---|"
     );
@@ -28,16 +28,16 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     for pair in 0..PAIRS {
         let mut measure = |caches| {
             fleet.report(caches);
-            scheduler.ask_for(SETTLE, server, &fleet.tally);
-            scheduler.ask_for(PHASE, server, &fleet.tally)
+            scheduler.measure(SETTLE_TIME, server, &fleet.tally);
+            scheduler.measure(PHASE_TIME, server, &fleet.tally)
         };
         // Each begins every other pair, so that a machine that gets slower or faster favors neither.
         let (steady, jittering) = if pair % 2 == 0 {
-            let steady = measure(Caches::Steady);
-            (steady, measure(Caches::Jittering))
+            let steady = measure(CacheUsage::Steady);
+            (steady, measure(CacheUsage::Jittering))
         } else {
-            let jittering = measure(Caches::Jittering);
-            (measure(Caches::Steady), jittering)
+            let jittering = measure(CacheUsage::Jittering);
+            (measure(CacheUsage::Steady), jittering)
         };
         let (without, with) = (
             steady.filter_percentile(50),
@@ -53,7 +53,7 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     }
     // The server must answer the last reports before it ends.
     fleet.pause();
-    scheduler.ask_for(SETTLE, server, &fleet.tally);
+    scheduler.measure(SETTLE_TIME, server, &fleet.tally);
     ratios.sort_unstable_by(f64::total_cmp);
     let at = |percent: usize| ratios[(ratios.len() - 1) * percent / 100];
     println!(

@@ -30,22 +30,22 @@ mod scrape;
 mod server;
 
 use cluster::BenchCluster;
-use connection::KeptConnection;
+use connection::KeepAliveConnection;
 use cores::OneCore;
 use fleet::Fleet;
-use node::{Caches, ReportingNode};
-use phase::{Measured, SteadyScheduler};
+use node::{CacheUsage, ReportingNode};
+use phase::{PhaseFigures, SteadyScheduler};
 use server::ServeProcess;
 use std::path::Path;
 use std::time::Duration;
 
 /// Number of times that reports begin and cease.
-const TURNS: usize = 3;
-const PHASE: Duration = Duration::from_secs(10);
+const PHASE_PAIRS: usize = 3;
+const PHASE_TIME: Duration = Duration::from_secs(10);
 /// Wait until the reports of all nodes have come in twice.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 /// Wait until the last reports are stale everywhere, which is recorded node by node, and none has expired.
-const FADE: Duration = Duration::from_secs(7);
+const STALE_TIME: Duration = Duration::from_secs(7);
 
 fn main() {
     let is_asked_for = |mode: &str| std::env::args().any(|arg| arg == mode);
@@ -61,10 +61,10 @@ fn main() {
     let folder = tempfile::tempdir().expect("a folder for the dump");
     let dump = folder.path().join("cluster.json");
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
-    let cores = OneCore::take();
+    let cores = OneCore::reserve();
     println!(
         "{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}",
-        cores.say()
+        cores.describe()
     );
     let server = start(&cores, &dump);
     if is_jitter {
@@ -77,23 +77,29 @@ fn main() {
         return scrape::print(&cluster, &server);
     }
     alone::print(&cluster);
-    decides_by_reports(&cluster, &server);
+    assert_reports_take_effect(&cluster, &server);
 
     let fleet = Fleet::connect(nodes, server.addresses[1].clone());
     let mut scheduler = SteadyScheduler::new(&cluster, &server.addresses[0]);
-    phase::header(&scheduler);
-    let (mut without, mut with) = (Measured::default(), Measured::default());
-    scheduler.ask_for(SETTLE, &server, &fleet.tally);
-    without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
-    for _ in 0..TURNS {
-        fleet.report(Caches::Mixed);
-        scheduler.ask_for(SETTLE, &server, &fleet.tally);
-        with.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "with");
+    phase::print_header(&scheduler);
+    let (mut without, mut with) = (PhaseFigures::default(), PhaseFigures::default());
+    scheduler.measure(SETTLE_TIME, &server, &fleet.tally);
+    without.add(
+        scheduler.measure(PHASE_TIME, &server, &fleet.tally),
+        "without",
+    );
+    for _ in 0..PHASE_PAIRS {
+        fleet.report(CacheUsage::Mixed);
+        scheduler.measure(SETTLE_TIME, &server, &fleet.tally);
+        with.add(scheduler.measure(PHASE_TIME, &server, &fleet.tally), "with");
         fleet.pause();
-        scheduler.ask_for(FADE, &server, &fleet.tally);
-        without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
+        scheduler.measure(STALE_TIME, &server, &fleet.tally);
+        without.add(
+            scheduler.measure(PHASE_TIME, &server, &fleet.tally),
+            "without",
+        );
     }
-    phase::conclude(&without, &with);
+    phase::print_summary(&without, &with);
     println!(
         "resident memory of `stowage serve`: {} MiB",
         server.resident_mib()
@@ -131,21 +137,25 @@ fn start_with(cores: &OneCore, dump: &Path, options: &[&str]) -> ServeProcess {
 }
 
 /// A node whose caches are full is refused, and accepted again when they are not: the timed reports take effect.
-fn decides_by_reports(cluster: &BenchCluster, server: &ServeProcess) {
-    let mut scheduler = KeptConnection::to(&server.addresses[0]);
-    let mut agent = KeptConnection::to(&server.addresses[1]);
+fn assert_reports_take_effect(cluster: &BenchCluster, server: &ServeProcess) {
+    let mut scheduler = KeepAliveConnection::connect(&server.addresses[0]);
+    let mut agent = KeepAliveConnection::connect(&server.addresses[1]);
     let mut node = ReportingNode::new(0, 0);
     let mut report_and_ask = |caches| {
         // One reading far from the average does not count; three in a row do.
         (0..3).for_each(|_| drop(agent.post("/v1/reports", &node.next(caches), None)));
-        let answer = scheduler.post("/scheduler/filter", &cluster.filter_body_for(0, 0), None);
+        let answer = scheduler.post(
+            "/scheduler/filter",
+            &cluster.filter_body_for_node(0, 0),
+            None,
+        );
         String::from_utf8(answer).expect("text")
     };
-    let busy = report_and_ask(Caches::Full);
+    let busy = report_and_ask(CacheUsage::Full);
     assert!(
         busy.contains(r#""FailedAndUnresolvableNodes":{"gpu-node-00000":"#),
         "{busy}"
     );
-    let calm = report_and_ask(Caches::Mixed);
+    let calm = report_and_ask(CacheUsage::Mixed);
     assert!(calm.contains(r#""NodeNames":["gpu-node-00000"]"#), "{calm}");
 }

@@ -9,8 +9,8 @@ use stowage_scheduling::units::{Bytes, Millis};
 
 const MIB: u64 = 1 << 20;
 /// The VRAM that a CUDA context uses beyond its pod's allocation, and what a driver keeps.
-const CONTEXT: u64 = 480 * MIB;
-const RESERVED: u64 = 611 * MIB;
+const CUDA_CONTEXT_BYTES: u64 = 480 * MIB;
+const DRIVER_RESERVED_BYTES: u64 = 611 * MIB;
 
 pub struct ReportingNode {
     place: usize,
@@ -19,7 +19,7 @@ pub struct ReportingNode {
 
 /// Usage of the KV caches of a node's engines.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Caches {
+pub enum CacheUsage {
     /// Each engine its own, from idle to full; a node's eight differ, so that each node has a GPU that fits.
     Mixed,
     Full,
@@ -53,22 +53,25 @@ impl ReportingNode {
     }
 
     /// The next report, as the agent would write it.
-    pub fn next(&mut self, caches: Caches) -> Vec<u8> {
+    pub fn next(&mut self, caches: CacheUsage) -> Vec<u8> {
         let report = &mut self.report;
         report.sequence += 1;
         let mut random = Random::seeded(self.place as u64, report.sequence);
         report.age_millis = Millis(3 + random.below(9) as u64);
         for gpu in report.gpus.iter_mut().flatten() {
             gpu.utilization_percent = Some(random.below(101) as u8);
-            let churn = if matches!(caches, Caches::Mixed | Caches::Full) {
-                CHURN
+            let churn = if matches!(caches, CacheUsage::Mixed | CacheUsage::Full) {
+                USED_BYTES_CHANGE
             } else {
                 1
             };
             let processes = gpu.processes.iter_mut().flatten();
             let grown = processes.map(|process| {
                 let used = process.used_bytes.map(|used| {
-                    Bytes(used.0 / CHURN * CHURN + random.below(churn as usize) as u64)
+                    Bytes(
+                        used.0 / USED_BYTES_CHANGE * USED_BYTES_CHANGE
+                            + random.below(churn as usize) as u64,
+                    )
                 });
                 process.used_bytes = used;
                 used.unwrap_or_default()
@@ -76,10 +79,10 @@ impl ReportingNode {
             gpu.used_bytes = Some(grown.sum());
         }
         for (place, engine) in report.engines.iter_mut().enumerate() {
-            let (usage, waiting) = load(caches, self.place * GPUS + place, &mut random);
+            let (usage, waiting) = engine_load(caches, self.place * GPUS + place, &mut random);
             engine.kv_cache_usage = Some(usage);
             engine.waiting = Some(waiting);
-            let running = if caches == Caches::Unchanged {
+            let running = if caches == CacheUsage::Unchanged {
                 100
             } else {
                 random.below(200)
@@ -92,28 +95,28 @@ impl ReportingNode {
 }
 
 /// The KV cache in use of one engine, and the requests that wait for it.
-fn load(caches: Caches, engine: usize, random: &mut Random) -> (f64, u64) {
+fn engine_load(caches: CacheUsage, engine: usize, random: &mut Random) -> (f64, u64) {
     let hundredths = match caches {
-        Caches::Full => 9900,
-        Caches::Mixed => (engine % GPUS * 1250 + random.below(1250)).max(1),
-        Caches::Steady | Caches::Unchanged => mean(engine),
-        Caches::Jittering => mean(engine) - 600 + random.below(1201),
+        CacheUsage::Full => 9900,
+        CacheUsage::Mixed => (engine % GPUS * 1250 + random.below(1250)).max(1),
+        CacheUsage::Steady | CacheUsage::Unchanged => mean_usage(engine),
+        CacheUsage::Jittering => mean_usage(engine) - 600 + random.below(1201),
     };
     let waiting = match caches {
-        Caches::Full | Caches::Mixed => random.below(9),
-        Caches::Steady | Caches::Unchanged => 1,
-        Caches::Jittering => random.below(3),
+        CacheUsage::Full | CacheUsage::Mixed => random.below(9),
+        CacheUsage::Steady | CacheUsage::Unchanged => 1,
+        CacheUsage::Jittering => random.below(3),
     };
     (hundredths as f64 / 1e4, waiting as u64)
 }
 
 /// Mean usage of an engine's cache in hundredths of a percentage point: from 6 to 85 points.
-fn mean(engine: usize) -> usize {
+fn mean_usage(engine: usize) -> usize {
     100 * (6 + engine * 37 % 80)
 }
 
 /// Range within which a process's memory changes from report to report, in bytes.
-const CHURN: u64 = 64 * MIB;
+const USED_BYTES_CHANGE: u64 = 64 * MIB;
 
 fn gpu_uuid(node: usize, gpu: usize) -> String {
     format!("GPU-{node:08x}-7c41-4a53-b3d2-{gpu:012x}")
@@ -132,11 +135,11 @@ fn model(n: usize) -> String {
 fn gpu_report(node: usize, gpu: usize) -> serde_json::Value {
     let process = |second: usize| {
         let (pod, promised) = resident_on(node, gpu, second);
-        json!({ "pid": 40_000 + 100 * gpu + second, "usedBytes": promised + CONTEXT, "pod": pod })
+        json!({ "pid": 40_000 + 100 * gpu + second, "usedBytes": promised + CUDA_CONTEXT_BYTES, "pod": pod })
     };
     json!({
         "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3",
-        "totalBytes": 81_559 * MIB, "reservedBytes": RESERVED, "usedBytes": 0, "utilizationPercent": 0,
+        "totalBytes": 81_559 * MIB, "reservedBytes": DRIVER_RESERVED_BYTES, "usedBytes": 0, "utilizationPercent": 0,
         "health": "healthy", "numaNode": gpu / 4, "nvlinkIsland": 0, "processes": [process(0), process(1)],
     })
 }

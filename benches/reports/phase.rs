@@ -1,7 +1,7 @@
 //! The scheduler's filters at a steady pace, and what a stretch of them measured.
 
 use crate::cluster::{self, BenchCluster};
-use crate::connection::KeptConnection;
+use crate::connection::KeepAliveConnection;
 use crate::fleet::ReportTally;
 use crate::samples::Samples;
 use crate::server::ServeProcess;
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use stowage_scheduling::testkit::random::Random;
 
 /// Mean interval of filters in microseconds: somewhat shorter than the time kube-scheduler needed for a pod at 1,000 nodes.
-const PACE_MICROS: u64 = 10_000;
+const MEAN_REQUEST_INTERVAL_MICROS: u64 = 10_000;
 /// The smaller of the two requests: as many names as pass the scheduler's own filters where it asks about some only.
-const SOME: usize = 1000;
+const SMALLER_NODE_COUNT: usize = 1000;
 
 pub struct SteadyScheduler<'a> {
     cluster: &'a BenchCluster,
-    connection: KeptConnection,
+    connection: KeepAliveConnection,
     round: usize,
     pauses: Random,
 }
 
 /// Times of filters about some of the nodes, and about all.
 #[derive(Default)]
-struct Filters {
+struct FilterSamples {
     some: Samples,
     all: Samples,
 }
 
 /// Figures of one phase, or the sum of several.
 #[derive(Default)]
-pub struct Measured {
-    filters: Filters,
+pub struct PhaseFigures {
+    filters: FilterSamples,
     took: Duration,
     cpu: Duration,
     reports: u64,
@@ -43,33 +43,38 @@ impl<'a> SteadyScheduler<'a> {
     pub fn new(cluster: &'a BenchCluster, address: &str) -> Self {
         Self {
             cluster,
-            connection: KeptConnection::to(address),
+            connection: KeepAliveConnection::connect(address),
             round: 1,
             pauses: Random::seeded(7, 0),
         }
     }
 
     /// Sends filters for this long.
-    pub fn ask_for(
+    pub fn measure(
         &mut self,
         time: Duration,
         server: &ServeProcess,
         tally: &ReportTally,
-    ) -> Measured {
+    ) -> PhaseFigures {
         let (cpu, reports, bytes, micros) =
             (server.cpu(), &tally.reports, &tally.bytes, &tally.micros);
         let [reports_before, bytes_before, micros_before] =
             [reports, bytes, micros].map(|count| count.load(Ordering::Relaxed));
         let started = Instant::now();
-        let mut filters = Filters::default();
+        let mut filters = FilterSamples::default();
         let mut due = started;
         while started.elapsed() < time {
-            due += Duration::from_micros(self.pauses.below(2 * PACE_MICROS as usize) as u64);
+            due += Duration::from_micros(
+                self.pauses.below(2 * MEAN_REQUEST_INTERVAL_MICROS as usize) as u64,
+            );
             let (asked, samples) = match self.round % 2 {
-                0 => (SOME.min(self.cluster.nodes()), &mut filters.some),
+                0 => (
+                    SMALLER_NODE_COUNT.min(self.cluster.nodes()),
+                    &mut filters.some,
+                ),
                 _ => (self.cluster.nodes(), &mut filters.all),
             };
-            let body = self.cluster.filter_body_of(self.round, asked);
+            let body = self.cluster.filter_body_for_nodes(self.round, asked);
             self.round += 1;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             let sent = Instant::now();
@@ -77,7 +82,7 @@ impl<'a> SteadyScheduler<'a> {
             samples.add(sent.elapsed());
             cluster::passed_names(&answer);
         }
-        Measured {
+        PhaseFigures {
             filters,
             took: started.elapsed(),
             cpu: server.cpu() - cpu,
@@ -88,7 +93,7 @@ impl<'a> SteadyScheduler<'a> {
     }
 }
 
-impl Measured {
+impl PhaseFigures {
     /// Prints the figures of a phase and adds them to these.
     pub fn add(&mut self, other: Self, name: &str) {
         other.print(name);
@@ -103,7 +108,7 @@ impl Measured {
 
     /// Percentile over all filters, in microseconds.
     pub fn filter_percentile(&self, percent: usize) -> f64 {
-        Samples::of_both(&self.filters.some, &self.filters.all).percentile(percent)
+        Samples::merged(&self.filters.some, &self.filters.all).percentile(percent)
     }
 
     pub fn reports_per_second(&self) -> f64 {
@@ -126,10 +131,10 @@ impl Measured {
     }
 }
 
-pub fn header(scheduler: &SteadyScheduler<'_>) {
+pub fn print_header(scheduler: &SteadyScheduler<'_>) {
     let nodes = scheduler.cluster.nodes();
     let (some, all) = (
-        format!("filter {}:", SOME.min(nodes)),
+        format!("filter {}:", SMALLER_NODE_COUNT.min(nodes)),
         format!("filter {nodes}:"),
     );
     println!(
@@ -143,11 +148,11 @@ pub fn header(scheduler: &SteadyScheduler<'_>) {
 }
 
 /// Prints the sums of both kinds of phases, and their ratio.
-pub fn conclude(without: &Measured, with: &Measured) {
+pub fn print_summary(without: &PhaseFigures, with: &PhaseFigures) {
     println!("all together");
     without.print("without");
     with.print("with");
-    let ratio = |of: fn(&Measured) -> &Samples, percent| {
+    let ratio = |of: fn(&PhaseFigures) -> &Samples, percent| {
         of(with).percentile(percent) / of(without).percentile(percent)
     };
     println!(
@@ -158,7 +163,7 @@ pub fn conclude(without: &Measured, with: &Measured) {
         ratio(|m| &m.filters.all, 50),
         ratio(|m| &m.filters.all, 99)
     );
-    let share = |m: &Measured| m.cpu.as_secs_f64() / m.took.as_secs_f64();
+    let share = |m: &PhaseFigures| m.cpu.as_secs_f64() / m.took.as_secs_f64();
     println!(
         "CPU a report: {:.1} µs",
         (share(with) - share(without)) / with.reports_per_second() * 1e6

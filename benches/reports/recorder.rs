@@ -4,22 +4,22 @@
 
 use crate::cores::OneCore;
 use crate::fleet::Fleet;
-use crate::node::Caches;
+use crate::node::CacheUsage;
 use crate::server::ServeProcess;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub const NODES: usize = 1000;
-const TURNS: usize = 3;
-const STRETCH: Duration = Duration::from_secs(10);
+const PHASE_PAIRS: usize = 3;
+const PHASE_TIME: Duration = Duration::from_secs(10);
 /// Wait until every node has reported figures of the other kind twice.
-const SETTLE: Duration = Duration::from_secs(3);
-const THREAD: &str = "flight-recorder";
+const SETTLE_TIME: Duration = Duration::from_secs(3);
+const RECORDER_THREAD: &str = "flight-recorder";
 
 /// CPU time of both servers in per cent of one core, by phase.
 #[derive(Default)]
-struct Shares {
+struct CpuShares {
     without: Vec<f64>,
     with: Vec<f64>,
     thread: Vec<f64>,
@@ -39,17 +39,17 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
     println!(
         "\n| reports | CPU without, % | CPU with, % | added | of it the recorder's thread | MB/s written |\n|---|---|---|---|---|---|"
     );
-    let mut all = [Shares::default(), Shares::default()];
-    for turn in 0..TURNS * 2 {
+    let mut all = [CpuShares::default(), CpuShares::default()];
+    for turn in 0..PHASE_PAIRS * 2 {
         let kind = turn % 2;
-        let caches = [Caches::Unchanged, Caches::Mixed][kind];
+        let caches = [CacheUsage::Unchanged, CacheUsage::Mixed][kind];
         fleets.iter().for_each(|fleet| fleet.report(caches));
-        std::thread::sleep(SETTLE);
-        stretch(&mut all[kind], servers, directory.path(), &fleets[1]);
+        std::thread::sleep(SETTLE_TIME);
+        measure_phase(&mut all[kind], servers, directory.path(), &fleets[1]);
     }
     for (name, shares) in ["unchanged", "changing"].iter().zip(&all) {
         let [without, with, thread, bytes] =
-            [&shares.without, &shares.with, &shares.thread, &shares.bytes].map(|of| middle(of));
+            [&shares.without, &shares.with, &shares.thread, &shares.bytes].map(|of| median(of));
         let added: Vec<f64> = shares
             .with
             .iter()
@@ -58,7 +58,7 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
             .collect();
         println!(
             "| {name} | {without:.2} | {with:.2} | {:.2} | {thread:.2} | {bytes:.3} |",
-            middle(&added)
+            median(&added)
         );
     }
     println!(
@@ -70,15 +70,24 @@ pub fn print(nodes: usize, cores: &OneCore, dump: &Path, without: &ServeProcess)
     );
     // The servers must answer the last reports before they end.
     fleets.iter().for_each(Fleet::pause);
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_TIME);
 }
 
-fn stretch(shares: &mut Shares, servers: [&ServeProcess; 2], directory: &Path, fleet: &Fleet) {
+fn measure_phase(
+    shares: &mut CpuShares,
+    servers: [&ServeProcess; 2],
+    directory: &Path,
+    fleet: &Fleet,
+) {
     let cpu = || servers.map(|server| server.cpu());
-    let (before, thread, bytes) = (cpu(), servers[1].cpu_of_threads(THREAD), size_of(directory));
+    let (before, thread, bytes) = (
+        cpu(),
+        servers[1].cpu_of_threads(RECORDER_THREAD),
+        size_of(directory),
+    );
     let reports = fleet.tally.reports.load(Ordering::Relaxed);
     let started = Instant::now();
-    std::thread::sleep(STRETCH);
+    std::thread::sleep(PHASE_TIME);
     let took = started.elapsed().as_secs_f64();
     let after = cpu();
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / took;
@@ -86,7 +95,7 @@ fn stretch(shares: &mut Shares, servers: [&ServeProcess; 2], directory: &Path, f
     shares.with.push(percent(after[1] - before[1]));
     shares
         .thread
-        .push(percent(servers[1].cpu_of_threads(THREAD) - thread));
+        .push(percent(servers[1].cpu_of_threads(RECORDER_THREAD) - thread));
     shares
         .bytes
         .push((size_of(directory) - bytes) as f64 / took / 1e6);
@@ -108,7 +117,7 @@ fn size_of(directory: &Path) -> u64 {
         .sum()
 }
 
-fn middle(of: &[f64]) -> f64 {
+fn median(of: &[f64]) -> f64 {
     let mut sorted = of.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let half = sorted.len() / 2;

@@ -4,8 +4,8 @@
 
 use crate::cluster::BenchCluster;
 use crate::fleet::{Fleet, ReportTally};
-use crate::node::Caches;
-use crate::phase::{Measured, SteadyScheduler};
+use crate::node::CacheUsage;
+use crate::phase::{PhaseFigures, SteadyScheduler};
 use crate::samples::Samples;
 use crate::server::ServeProcess;
 use std::io::{Read, Write};
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 /// Scrapes that are timed one after the other.
 const SCRAPES: usize = 20;
 const PAIRS: usize = 6;
-const PHASE: Duration = Duration::from_secs(6);
+const PHASE_TIME: Duration = Duration::from_secs(6);
 /// Interval of scrapes, shorter than that of a pair of Prometheus servers, which scrape every 15 to 60 s.
-const EVERY: Duration = Duration::from_secs(1);
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 /// Wait until every node has reported twice.
-const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     let fleet = Fleet::connect(cluster.nodes(), server.addresses[1].clone());
     let mut scheduler = SteadyScheduler::new(cluster, &server.addresses[0]);
-    fleet.report(Caches::Mixed);
-    scheduler.ask_for(SETTLE, server, &fleet.tally);
+    fleet.report(CacheUsage::Mixed);
+    scheduler.measure(SETTLE_TIME, server, &fleet.tally);
     fleet.pause();
-    alone(cluster.nodes(), &server.addresses[2]);
+    time_scrapes(cluster.nodes(), &server.addresses[2]);
     beside_filter(server, &mut scheduler, &fleet.tally);
     println!(
         "resident memory of `stowage serve`: {} MiB",
@@ -36,7 +36,7 @@ pub fn print(cluster: &BenchCluster, server: &ServeProcess) {
     );
 }
 
-fn alone(nodes: usize, address: &str) {
+fn time_scrapes(nodes: usize, address: &str) {
     let page = scrape(address);
     let gpus = page
         .lines()
@@ -69,7 +69,7 @@ fn beside_filter(server: &ServeProcess, scheduler: &mut SteadyScheduler<'_>, tal
     );
     let mut ratios = Vec::new();
     for pair in 0..PAIRS {
-        let mut without = || scheduler.ask_for(PHASE, server, tally);
+        let mut without = || scheduler.measure(PHASE_TIME, server, tally);
         let (one, again) = (without(), without());
         let with = beside_scrapes(&server.addresses[2], without);
         let ratio = with.filter_percentile(50)
@@ -93,12 +93,12 @@ fn beside_filter(server: &ServeProcess, scheduler: &mut SteadyScheduler<'_>, tal
     );
 }
 
-fn beside_scrapes(address: &str, measure: impl FnOnce() -> Measured) -> Measured {
+fn beside_scrapes(address: &str, measure: impl FnOnce() -> PhaseFigures) -> PhaseFigures {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                let due = Instant::now() + EVERY;
+                let due = Instant::now() + SCRAPE_INTERVAL;
                 scrape(address);
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
             }
@@ -120,10 +120,10 @@ fn scrape(address: &str) -> String {
         page.starts_with(b"HTTP/1.1 200") && page.ends_with(b"\r\n0\r\n\r\n"),
         "the whole page"
     );
-    unchunked(&page)
+    dechunked(&page)
 }
 
-fn unchunked(answer: &[u8]) -> String {
+fn dechunked(answer: &[u8]) -> String {
     let body = memchr::memmem::find(answer, b"\r\n\r\n").expect("a head") + 4;
     let (mut rest, mut page) = (&answer[body..], Vec::new());
     loop {

@@ -4,7 +4,7 @@
 //! of this size. `/bench/holder/LEASE/NAME` sets the holder of a Lease; `/bench/held/LEASE` says for how many milliseconds it has
 //! had its holder; `/bench/label/VALUE` labels the first namespace. `/bench/written/WHAT` counts what was written.
 
-use crate::cluster::{BenchCluster, NODE_VRAM, ObjectTemplate, node_place};
+use crate::cluster::{BenchCluster, NODE_VRAM, ObjectTemplate, node_index};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Environment variable that makes this program the API server of a cluster: `NODES/PODS/TENANTS/GATED`.
-pub const CLUSTER: &str = "STOWAGE_BENCH_CLUSTER";
+pub const CLUSTER_VARIABLE: &str = "STOWAGE_BENCH_CLUSTER";
 /// Name of the Lease that is renewed all the time.
-pub const KUBE_SCHEDULERS: &str = "kube-scheduler";
+pub const KUBE_SCHEDULER_LEASE: &str = "kube-scheduler";
 /// Interval of the changes of a pod.
-const POD_CHANGES_EVERY: Duration = Duration::from_millis(100);
+const POD_CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 /// The label of namespaces that a policy selects by.
-pub const LABEL: &str = "bench";
+pub const NAMESPACE_LABEL: &str = "bench";
 /// The host name with which `stowage serve` looks for itself in the Lease.
 pub const REPLICA: &str = "bench-0";
 
@@ -123,7 +123,7 @@ impl ApiServer {
         let labels = if label.is_empty() {
             json!({})
         } else {
-            json!({LABEL: *label})
+            json!({NAMESPACE_LABEL: *label})
         };
         json!({
             "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -150,13 +150,13 @@ struct ListQuery {
 }
 
 /// Serves until it is killed.
-pub fn serve(asked: &str) {
-    let sizes: Vec<usize> = asked
+pub fn serve(description: &str) {
+    let sizes: Vec<usize> = description
         .split('/')
         .map(|size| size.parse().expect("a number"))
         .collect();
     let [nodes, pods, tenants, gated] = sizes[..] else {
-        panic!("four numbers: {asked}")
+        panic!("four numbers: {description}")
     };
     let cluster = BenchCluster::new(nodes, 0).with_tenants(tenants);
     let server = Arc::new(ApiServer {
@@ -165,7 +165,7 @@ pub fn serve(asked: &str) {
         cluster,
         pods,
         gated,
-        leases: Mutex::new([(KUBE_SCHEDULERS.to_owned(), kube_schedulers())].into()),
+        leases: Mutex::new([(KUBE_SCHEDULER_LEASE.to_owned(), kube_scheduler_lease())].into()),
         label: watch::Sender::default(),
         started: Instant::now(),
         nodes: Mutex::default(),
@@ -235,7 +235,7 @@ async fn node_status(
     Path(name): Path<String>,
     Json(patch): Json<Value>,
 ) -> Response {
-    let place = node_place(&name).filter(|place| *place < server.cluster.nodes());
+    let place = node_index(&name).filter(|place| *place < server.cluster.nodes());
     let vram = patch["status"]["capacity"]["stowage.dev/vram"]
         .as_str()
         .and_then(|vram| vram.parse().ok());
@@ -248,11 +248,11 @@ async fn node_status(
 async fn pods(State(server): State<Arc<ApiServer>>, Query(query): Query<ListQuery>) -> Response {
     let page = |place: usize, out: &mut Vec<u8>| match place.checked_sub(server.pods) {
         None => server.cluster.write_resident(&server.pod, place, out),
-        Some(0) => out.write_all(too_large().to_string().as_bytes()),
+        Some(0) => out.write_all(oversized_pod().to_string().as_bytes()),
         Some(nth) => out.write_all(server.cluster.gated_pod(nth).to_string().as_bytes()),
     };
     if query.watch == Some(true) {
-        return changing_pod(server.clone());
+        return watch_changing_pod(server.clone());
     }
     list(
         "Pod",
@@ -295,7 +295,7 @@ async fn namespaces(
     Query(query): Query<ListQuery>,
 ) -> Response {
     if query.watch == Some(true) {
-        return labels(server);
+        return watch_namespace_label(server);
     }
     let page =
         |_, out: &mut Vec<u8>| out.write_all(server.first_namespace().to_string().as_bytes());
@@ -303,7 +303,7 @@ async fn namespaces(
 }
 
 /// A watch of namespaces, of which the first shows what it is labelled.
-fn labels(server: Arc<ApiServer>) -> Response {
+fn watch_namespace_label(server: Arc<ApiServer>) -> Response {
     let changes = futures::stream::unfold(server.label.subscribe(), move |mut changes| {
         let server = server.clone();
         async move {
@@ -319,7 +319,7 @@ fn labels(server: Arc<ApiServer>) -> Response {
 }
 
 /// Pod that waits because no GPU is large enough.
-fn too_large() -> Value {
+fn oversized_pod() -> Value {
     let limits = json!({"stowage.dev/vram": "1Ti"});
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -329,9 +329,9 @@ fn too_large() -> Value {
 }
 
 /// A watch of pods, of which one that requests no GPU changes.
-fn changing_pod(server: Arc<ApiServer>) -> Response {
+fn watch_changing_pod(server: Arc<ApiServer>) -> Response {
     let changes = futures::stream::unfold(
-        tokio::time::interval(POD_CHANGES_EVERY),
+        tokio::time::interval(POD_CHANGE_INTERVAL),
         move |mut interval| {
             let server = server.clone();
             async move {
@@ -350,15 +350,15 @@ fn changing_pod(server: Arc<ApiServer>) -> Response {
 }
 
 /// Answers a watch of objects that never change.
-fn silence() -> Response {
+fn watch_nothing() -> Response {
     Body::from_stream(futures::stream::pending::<Result<Bytes, Infallible>>()).into_response()
 }
 
 /// Lease that the replica's kube-scheduler holds.
-fn kube_schedulers() -> HeldLease {
+fn kube_scheduler_lease() -> HeldLease {
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {"name": KUBE_SCHEDULERS, "namespace": "kube-system", "uid": "lease"},
+        "metadata": {"name": KUBE_SCHEDULER_LEASE, "namespace": "kube-system", "uid": "lease"},
         "spec": {"holderIdentity": format!("{REPLICA}_1"), "leaseTransitions": 1, "leaseDurationSeconds": 15},
     });
     HeldLease {
@@ -380,7 +380,7 @@ async fn lease(
         let absent = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
         return (StatusCode::NOT_FOUND, json_of(&absent)).into_response();
     };
-    if name == KUBE_SCHEDULERS {
+    if name == KUBE_SCHEDULER_LEASE {
         // It is renewed all the time.
         lease["spec"]["renewTime"] = json!(jiff::Timestamp::now());
     }
@@ -445,7 +445,7 @@ async fn everything_else(
         .query()
         .is_some_and(|query| query.contains("watch="))
     {
-        return silence();
+        return watch_nothing();
     }
     json_of(
         &json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "100"}, "items": []}),

@@ -1,30 +1,30 @@
 //! Filters about one node, two hundred a second, while something else happens: how long the longest waits for its answer.
 
 use crate::cluster::BenchCluster;
-use crate::connection::KeptConnection;
+use crate::connection::KeepAliveConnection;
 use crate::samples::Samples;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Interval of filters: half of what kube-scheduler needs for a pod on thousands of nodes. Each is about another pod.
-const EVERY: Duration = Duration::from_millis(5);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(5);
 /// Longest time for which a page may delay a filter.
-const HELD_UP: Duration = Duration::from_millis(10);
+const MAX_DELAY: Duration = Duration::from_millis(10);
 
 pub const HEADING: &str = "| what happens | for | filter p50 | p99 | longest, above 10 ms | the same beside nothing |\n|---|---|---|---|---|---|";
 
-pub struct Asking<'a> {
+pub struct FilterLoad<'a> {
     pub cluster: &'a BenchCluster,
     pub address: &'a str,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> FilterLoad<'a> {
     pub fn new(cluster: &'a BenchCluster, address: &'a str) -> Self {
         Self {
             cluster,
             address,
-            asked: AtomicUsize::default(),
+            requests: AtomicUsize::default(),
         }
     }
 
@@ -32,23 +32,26 @@ impl<'a> Asking<'a> {
     pub fn during<R>(&self, happens: impl FnOnce() -> R) -> (R, Samples) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|threads| {
-            let asking = threads.spawn(|| self.until(&is_over));
+            let asking = threads.spawn(|| self.filter_until(&is_over));
             let result = happens();
             is_over.store(true, Ordering::Relaxed);
             (result, asking.join().expect("every filter is answered"))
         })
     }
 
-    fn until(&self, is_over: &AtomicBool) -> Samples {
-        let (mut samples, mut connection) = (Samples::default(), KeptConnection::to(self.address));
+    fn filter_until(&self, is_over: &AtomicBool) -> Samples {
+        let (mut samples, mut connection) = (
+            Samples::default(),
+            KeepAliveConnection::connect(self.address),
+        );
         while !is_over.load(Ordering::Relaxed) {
             let body = self
                 .cluster
-                .one_name_body(self.asked.fetch_add(1, Ordering::Relaxed));
+                .filter_body_of_new_pod(self.requests.fetch_add(1, Ordering::Relaxed));
             let started = Instant::now();
             connection.post("/scheduler/filter", &body, None);
             samples.add(started.elapsed());
-            std::thread::sleep(EVERY.saturating_sub(started.elapsed()));
+            std::thread::sleep(REQUEST_INTERVAL.saturating_sub(started.elapsed()));
         }
         samples
     }
@@ -73,7 +76,7 @@ impl<'a> Asking<'a> {
 
 /// Longest filter, and the number of filters longer than [`MAX_DELAY`].
 fn slowest(samples: &Samples) -> String {
-    let held_up = samples.longer_than(HELD_UP);
+    let held_up = samples.longer_than(MAX_DELAY);
     format!(
         "{:.1} ms, {held_up} of {}",
         samples.longest() / 1e3,

@@ -28,9 +28,9 @@ mod samples;
 mod server;
 
 use cluster::BenchCluster;
-use connection::KeptConnection;
-use filters::Asking;
-use node::{Caches, ReportingNode};
+use connection::KeepAliveConnection;
+use filters::FilterLoad;
+use node::{CacheUsage, ReportingNode};
 use samples::Samples;
 use server::ServeProcess;
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ const PODS: usize = 1_000_000;
 const TENANTS: usize = 40;
 const GATED: usize = 20_000;
 /// Time for which filters are measured while nothing else happens.
-const QUIET: Duration = Duration::from_secs(20);
+const QUIET_TIME: Duration = Duration::from_secs(20);
 /// Pages about the whole cluster.
 const PAGES: [&str; 6] = [
     "/metrics",
@@ -56,21 +56,21 @@ const PAGES: [&str; 6] = [
 ];
 const CHANGES: usize = 3;
 /// Name of a class, and value of the label of the namespaces whose pods belong to it.
-const LABELLED: &str = "labelled";
+const LABELLED_CLASS: &str = "labelled";
 /// Number of agents whose reports are timed one after the other on one connection.
-const REPORTING: usize = 2000;
+const TIMED_AGENTS: usize = 2000;
 /// Reports per second of each agent in a large cluster.
-const REPORTS_PER_AGENT: f64 = 0.1;
+const REPORTS_PER_AGENT_AND_SECOND: f64 = 0.1;
 /// Reports of each agent while all of them are timed.
 const ROUNDS: u32 = 3;
 /// Number of connections that all agents share.
 const CONNECTIONS: usize = 8;
 /// Age at which a reading is stale, for agents that report every ten seconds.
-const STALE: Duration = Duration::from_secs(90);
-const PATIENCE: Duration = Duration::from_secs(600);
+const STALE_TIME: Duration = Duration::from_secs(90);
+const STEP_TIMEOUT: Duration = Duration::from_secs(600);
 
 fn main() {
-    if let Ok(asked) = std::env::var(api_server::CLUSTER) {
+    if let Ok(asked) = std::env::var(api_server::CLUSTER_VARIABLE) {
         return api_server::serve(&asked);
     }
     let asked: Vec<usize> = std::env::args()
@@ -84,7 +84,7 @@ fn main() {
     } else {
         (0, 0)
     };
-    let world = World {
+    let world = ClusterSize {
         nodes,
         pods,
         tenants,
@@ -94,7 +94,7 @@ fn main() {
     // It ends before anything is timed.
     let empty = {
         let replica = Replica::start(
-            World {
+            ClusterSize {
                 pods: 0,
                 gated: 0,
                 ..world
@@ -106,9 +106,9 @@ fn main() {
     let replica = Replica::start(world, LeadWith::KubeScheduler);
     memory(&replica, empty, nodes, pods);
     let cluster = BenchCluster::new(nodes, 0);
-    let asking = Asking::new(&cluster, &replica.process.addresses[0]);
+    let asking = FilterLoad::new(&cluster, &replica.process.addresses[0]);
     println!("\n{}", filters::HEADING);
-    asking.row("nothing", || std::thread::sleep(QUIET));
+    asking.row("nothing", || std::thread::sleep(QUIET_TIME));
     report_once(&replica, &asking);
     all_report(&replica, &asking);
     pages(&replica, &asking);
@@ -134,7 +134,7 @@ fn main() {
 
 /// Size of the cluster that the API server lists.
 #[derive(Debug, Clone, Copy)]
-struct World {
+struct ClusterSize {
     nodes: usize,
     pods: usize,
     tenants: usize,
@@ -158,7 +158,7 @@ impl LeadWith {
 
     fn lease(self) -> &'static str {
         match self {
-            Self::KubeScheduler => api_server::KUBE_SCHEDULERS,
+            Self::KubeScheduler => api_server::KUBE_SCHEDULER_LEASE,
             Self::Lease => "stowage",
         }
     }
@@ -170,13 +170,13 @@ struct Replica {
     api: String,
     _api_server: ServeProcess,
     folder: tempfile::TempDir,
-    world: World,
+    world: ClusterSize,
     lead_with: LeadWith,
 }
 
 impl Replica {
-    fn start(world: World, lead_with: LeadWith) -> Self {
-        let World {
+    fn start(world: ClusterSize, lead_with: LeadWith) -> Self {
+        let ClusterSize {
             nodes,
             pods,
             tenants,
@@ -186,7 +186,7 @@ impl Replica {
         let mut api_server = Command::new(this);
         let api_server = ServeProcess::start(
             api_server.env(
-                api_server::CLUSTER,
+                api_server::CLUSTER_VARIABLE,
                 format!("{nodes}/{pods}/{tenants}/{gated}"),
             ),
             &["API server: http://"],
@@ -235,7 +235,7 @@ impl Replica {
             world,
             lead_with,
         };
-        until(|| replica.is_open());
+        wait_until(|| replica.is_open());
         println!(
             "from its start to the first answer: {:.1} s",
             started.elapsed().as_secs_f64()
@@ -280,21 +280,21 @@ fn memory(replica: &Replica, empty: u64, nodes: usize, pods: usize) {
     );
 }
 
-fn report_once(replica: &Replica, asking: &Asking<'_>) {
-    let nodes = asking.cluster.nodes().min(REPORTING);
+fn report_once(replica: &Replica, asking: &FilterLoad<'_>) {
+    let nodes = asking.cluster.nodes().min(TIMED_AGENTS);
     let mut agents: Vec<ReportingNode> = (0..nodes)
         .map(|place| ReportingNode::new(place, 0))
         .collect();
-    let mut connection = KeptConnection::to(&replica.process.addresses[1]);
+    let mut connection = KeepAliveConnection::connect(&replica.process.addresses[1]);
     // The first reports say what the devices are.
     let first: Vec<Vec<u8>> = agents
         .iter_mut()
-        .map(|agent| agent.next(Caches::Jittering))
+        .map(|agent| agent.next(CacheUsage::Jittering))
         .collect();
     asking.row("first reports", || post_all(&mut connection, &first));
     let next: Vec<Vec<u8>> = agents
         .iter_mut()
-        .map(|agent| agent.next(Caches::Jittering))
+        .map(|agent| agent.next(CacheUsage::Jittering))
         .collect();
     let (before, started) = (replica.process.cpu(), Instant::now());
     post_all(&mut connection, &next);
@@ -305,7 +305,7 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
             &mut connection,
             &agents
                 .iter_mut()
-                .map(|agent| agent.next(Caches::Jittering))
+                .map(|agent| agent.next(CacheUsage::Jittering))
                 .collect::<Vec<_>>(),
         )
     });
@@ -319,26 +319,26 @@ fn report_once(replica: &Replica, asking: &Asking<'_>) {
 
 /// All agents report, each once in ten seconds. They share a few connections: from one address there are no ports for more than
 /// some 28,000.
-fn all_report(replica: &Replica, asking: &Asking<'_>) {
+fn all_report(replica: &Replica, asking: &FilterLoad<'_>) {
     let nodes = asking.cluster.nodes();
     // Their agents have started again since the reports before.
     let mut agents: Vec<ReportingNode> = (0..nodes)
         .map(|place| ReportingNode::new(place, 1))
         .collect();
-    let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT);
+    let round = Duration::from_secs_f64(1.0 / REPORTS_PER_AGENT_AND_SECOND);
     let before = replica.process.resident_mib();
     // Each node's capacity is written once: the agents say another than the nodes. They report on meanwhile, so that no reading
     // is stale when they are timed.
     let mut written = 0;
-    until(|| {
-        report_for(&mut agents, 1, round, &replica.process.addresses[1]);
+    wait_until(|| {
+        report_in_rounds(&mut agents, 1, round, &replica.process.addresses[1]);
         let earlier = std::mem::replace(&mut written, replica.written("node-writes"));
         earlier == written && replica.written("nodes") == nodes
     });
     let after = replica.process.resident_mib();
     let (latencies, cpu, took, reported) = asking.row("all agents report", || {
         let (before, started) = (replica.process.cpu(), Instant::now());
-        let latencies = report_for(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
+        let latencies = report_in_rounds(&mut agents, ROUNDS, round, &replica.process.addresses[1]);
         (
             latencies,
             replica.process.cpu() - before,
@@ -360,14 +360,14 @@ fn all_report(replica: &Replica, asking: &Asking<'_>) {
     // Those that were reported first are stale first. What follows is timed when all of them are.
     let sleep_until =
         |time: Instant| std::thread::sleep(time.saturating_duration_since(Instant::now()));
-    sleep_until(reported + STALE - round);
+    sleep_until(reported + STALE_TIME - round);
     asking.row("all readings become stale", || {
-        sleep_until(reported + STALE + Duration::from_secs(5))
+        sleep_until(reported + STALE_TIME + Duration::from_secs(5))
     });
 }
 
 /// Every agent reports once in each round. How long each answer took from when the report was due.
-fn report_for(
+fn report_in_rounds(
     agents: &mut [ReportingNode],
     rounds: u32,
     round: Duration,
@@ -382,10 +382,10 @@ fn report_for(
             .map(|agents| {
                 threads.spawn(move || {
                     let (mut samples, mut connection) =
-                        (Samples::default(), KeptConnection::to(address));
+                        (Samples::default(), KeepAliveConnection::connect(address));
                     let count = agents.len();
                     for nth in 0..rounds as usize * count {
-                        let report = agents[nth % count].next(Caches::Jittering);
+                        let report = agents[nth % count].next(CacheUsage::Jittering);
                         let due = started + round.mul_f64(nth as f64 / count as f64);
                         std::thread::sleep(due.saturating_duration_since(Instant::now()));
                         post_all(&mut connection, std::slice::from_ref(&report));
@@ -402,7 +402,7 @@ fn report_for(
     all
 }
 
-fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
+fn post_all(connection: &mut KeepAliveConnection, reports: &[Vec<u8>]) {
     for report in reports {
         let answer = connection.post("/v1/reports", report, None);
         assert!(
@@ -413,14 +413,14 @@ fn post_all(connection: &mut KeptConnection, reports: &[Vec<u8>]) {
     }
 }
 
-fn pages(replica: &Replica, asking: &Asking<'_>) {
+fn pages(replica: &Replica, asking: &FilterLoad<'_>) {
     for page in PAGES {
         let bytes = asking.row(page, || read(&replica.process.addresses[2], page));
         assert!(bytes > 100, "{page}");
     }
 }
 
-fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
+fn policy_changes(replica: &Replica, asking: &FilterLoad<'_>) {
     for change in 1..=CHANGES {
         asking.row("a policy change", || {
             let before = in_force(replica);
@@ -428,13 +428,13 @@ fn policy_changes(replica: &Replica, asking: &Asking<'_>) {
                 &replica.folder.path().join("policy.yaml"),
                 &policy(change, replica.world.tenants),
             );
-            until(|| in_force(replica) != before);
+            wait_until(|| in_force(replica) != before);
         });
     }
 }
 
 /// The label decides the class of every pod in the namespace: of all pods, or of a tenant's.
-fn namespace_labels(replica: &Replica, asking: &Asking<'_>) {
+fn namespace_labels(replica: &Replica, asking: &FilterLoad<'_>) {
     let cluster = BenchCluster::new(replica.world.nodes, 0).with_tenants(replica.world.tenants);
     let page = format!(
         "/v1/explain?pod={}/{}",
@@ -445,13 +445,13 @@ fn namespace_labels(replica: &Replica, asking: &Asking<'_>) {
         let explanation: serde_json::Value =
             serde_json::from_str(&get(&replica.process.addresses[2], &page))
                 .expect("the pod is explained");
-        explanation["class"]["name"] == LABELLED
+        explanation["class"]["name"] == LABELLED_CLASS
     };
-    for (value, wanted) in [(LABELLED, true), ("other", false)] {
+    for (value, wanted) in [(LABELLED_CLASS, true), ("other", false)] {
         assert_ne!(is_labelled(), wanted);
         asking.row("another label of a namespace", || {
             request("PUT", &replica.api, &format!("/bench/label/{value}"));
-            until(|| is_labelled() == wanted);
+            wait_until(|| is_labelled() == wanted);
         });
     }
 }
@@ -493,11 +493,11 @@ fn policy(number: usize, tenants: usize) -> String {
         0 => String::new(),
         some => format!("tenants:\n{}", (0..some).map(tenant).collect::<String>()),
     };
-    let (label, preemptible) = (api_server::LABEL, !tenants.is_empty());
-    let stale = STALE.as_secs();
+    let (label, preemptible) = (api_server::NAMESPACE_LABEL, !tenants.is_empty());
+    let stale = STALE_TIME.as_secs();
     format!(
         "telemetry: {{fresh: 30s, stale: {stale}s, smoothing: 45s}}\n\
-         classes:\n  - name: {LABELLED}\n    engine: false\n    match: {{namespaceSelector: {{matchLabels: {{{label}: {LABELLED}}}}}}}\n  \
+         classes:\n  - name: {LABELLED_CLASS}\n    engine: false\n    match: {{namespaceSelector: {{matchLabels: {{{label}: {LABELLED_CLASS}}}}}}}\n  \
          - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
          preemptible: {preemptible}\n  - name: rest\n    engine: false\n{tenants}"
     )
@@ -524,14 +524,14 @@ fn fail_over(replica: &Replica) {
         ))
     };
     hold("another_1");
-    until(|| !replica.is_open());
+    wait_until(|| !replica.is_open());
     if replica.lead_with == LeadWith::KubeScheduler {
         hold(&format!("{}_2", api_server::REPLICA));
     }
-    until(|| replica.readiness().contains("is about to lead"));
-    until(|| !replica.readiness().contains("is about to lead"));
+    wait_until(|| replica.readiness().contains("is about to lead"));
+    wait_until(|| !replica.readiness().contains("is about to lead"));
     let led = replica.held_for();
-    until(|| replica.is_open());
+    wait_until(|| replica.is_open());
     println!(
         "fail-over ({}), from the Lease on: it leads after {led:.1} s, and answers after {:.1} s",
         replica.lead_with.flag(),
@@ -539,10 +539,10 @@ fn fail_over(replica: &Replica) {
     );
 }
 
-fn until(mut is_so: impl FnMut() -> bool) {
+fn wait_until(mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < PATIENCE, "it takes too long");
+        assert!(started.elapsed() < STEP_TIMEOUT, "it takes too long");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -6,11 +6,11 @@
 #[path = "../common/page.rs"]
 mod page;
 
-use page::LINES;
+use page::METRICS_PAGE_LINES;
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stowage_report::engine_metrics::{Engine, read};
+use stowage_report::engine_metrics::{Engine, parse_page};
 
 /// Turns of each parser; the fastest counts, as the machine disturbed it least.
 const TURNS: usize = 200;
@@ -18,9 +18,9 @@ const TURNS: usize = 200;
 const READINGS: u32 = 10;
 
 fn main() {
-    let page = page::page();
-    assert_eq!(page.lines().count(), LINES);
-    let figures = read(page.as_bytes(), None).expect("a page of vLLM");
+    let page = page::metrics_page();
+    assert_eq!(page.lines().count(), METRICS_PAGE_LINES);
+    let figures = parse_page(page.as_bytes(), None).expect("a page of vLLM");
     assert_eq!(
         (figures.engine, figures.kv_cache_usage),
         (Engine::Vllm, Some(0.75))
@@ -34,7 +34,7 @@ fn main() {
     let (mut ours, mut theirs) = (Duration::MAX, Duration::MAX);
     for _ in 0..TURNS {
         ours = ours.min(timed(|| {
-            drop(black_box(read(black_box(page.as_bytes()), None)))
+            drop(black_box(parse_page(black_box(page.as_bytes()), None)))
         }));
         theirs = theirs.min(timed(|| {
             black_box(naive_figures(black_box(&page)));
@@ -42,7 +42,7 @@ fn main() {
     }
     let speed = |time: Duration| page.len() as f64 / time.as_secs_f64() / 1e6;
     println!(
-        "a vLLM page of {LINES} lines, {} bytes, to figures",
+        "a vLLM page of {METRICS_PAGE_LINES} lines, {} bytes, to figures",
         page.len()
     );
     println!(

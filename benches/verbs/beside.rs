@@ -10,7 +10,7 @@
 //! larger. The exit code is 0 if every verb is.
 
 use crate::cluster::{self, BenchCluster};
-use crate::connection::KeptConnection;
+use crate::connection::KeepAliveConnection;
 use crate::samples::Samples;
 use crate::server::ServeProcess;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ const ROUNDS: usize = 20;
 const REQUESTS: usize = 100;
 /// Requests before these, which are not counted.
 const WARM_UP: usize = 20;
-const WITHIN: f64 = 1.05;
+const MAX_RATIO: f64 = 1.05;
 /// Maximum probability that the interval misses the median.
-const MISSES: f64 = 0.05;
+const MAX_MISS_PROBABILITY: f64 = 0.05;
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 
 pub struct BesideArgs {
@@ -36,7 +36,7 @@ pub struct BesideArgs {
 
 impl BesideArgs {
     /// `None` unless the arguments name another build; an error says what is wrong with them.
-    pub fn of(arguments: impl IntoIterator<Item = String>) -> Result<Option<Self>, String> {
+    pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Option<Self>, String> {
         let (mut other, mut rounds, mut sizes) = (None, ROUNDS, Vec::new());
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
@@ -71,7 +71,7 @@ impl BesideArgs {
     pub fn compare(&self) -> ExitCode {
         let twenty: Vec<f64> = (1..=20).map(f64::from).collect();
         assert_eq!(
-            Interval::of(twenty).ends(),
+            Interval::for_median(twenty).ends(),
             (6.0, 15.0),
             "as in any table of the sign test for n = 20"
         );
@@ -103,8 +103,10 @@ impl BesideArgs {
         std::fs::write(dump, cluster.dump()).expect("the dump is written");
         let mut ratios: [[Vec<f64>; 2]; 4] = Default::default();
         for round in 0..self.rounds {
-            for (verb, [to_other, to_itself]) in
-                self.round(round, &cluster, dump).into_iter().enumerate()
+            for (verb, [to_other, to_itself]) in self
+                .run_round(round, &cluster, dump)
+                .into_iter()
+                .enumerate()
             {
                 ratios[verb][0].push(to_other);
                 ratios[verb][1].push(to_itself);
@@ -114,11 +116,11 @@ impl BesideArgs {
             "\n{nodes} nodes × 8 GPUs, {} rounds of {REQUESTS} requests: p50 of this build ÷ p50 of the other, median of the rounds \
              [{}]",
             self.rounds,
-            Interval::of(ratios[0][0].clone()).says()
+            Interval::for_median(ratios[0][0].clone()).describe()
         );
         let classified = VERBS.into_iter().zip(ratios).map(|(verb, [to_other, to_itself])| {
-            let (other, itself) = (Interval::of(to_other), Interval::of(to_itself));
-            let limit = WITHIN.max(itself.high);
+            let (other, itself) = (Interval::for_median(to_other), Interval::for_median(to_itself));
+            let limit = MAX_RATIO.max(itself.high);
             let is_within = other.high <= limit;
             println!(
                 "{verb:<20} beside the other {other}   beside itself {itself}   upper end {} {limit:.3}",
@@ -130,14 +132,14 @@ impl BesideArgs {
     }
 
     /// Ratios of medians for each verb: this build to the other, and this build to itself.
-    fn round(&self, round: usize, cluster: &BenchCluster, dump: &Path) -> [[f64; 2]; 4] {
+    fn run_round(&self, round: usize, cluster: &BenchCluster, dump: &Path) -> [[f64; 2]; 4] {
         let this = Path::new(env!("CARGO_BIN_EXE_stowage"));
         let mut builds = [&*self.other, this, this].map(|binary| Build::start(binary, dump));
         for request in 0..REQUESTS + WARM_UP {
             for verb in 0..VERBS.len() {
                 for turn in 0..builds.len() {
                     let asked = (turn + request + round) % builds.len();
-                    builds[asked].ask(verb, request, cluster);
+                    builds[asked].call_verb(verb, request, cluster);
                 }
             }
         }
@@ -153,7 +155,7 @@ impl BesideArgs {
 struct Build {
     address: String,
     /// Made by the first request: a connection that says nothing while the others start is closed.
-    connection: Option<KeptConnection>,
+    connection: Option<KeepAliveConnection>,
     samples: [Samples; 4],
     /// Answers to the previous verbs, which the next request is about.
     passed: Vec<String>,
@@ -188,7 +190,7 @@ impl Build {
         }
     }
 
-    fn ask(&mut self, verb: usize, request: usize, cluster: &BenchCluster) {
+    fn call_verb(&mut self, verb: usize, request: usize, cluster: &BenchCluster) {
         let (path, body) = match VERBS[verb] {
             "filter" => ("filter", cluster.filter_body(request)),
             "prioritize" => ("prioritize", cluster.prioritize_body(request, &self.passed)),
@@ -197,7 +199,7 @@ impl Build {
         };
         let connection = self
             .connection
-            .get_or_insert_with(|| KeptConnection::to(&self.address));
+            .get_or_insert_with(|| KeepAliveConnection::connect(&self.address));
         let started = Instant::now();
         let answer = connection.post(&format!("/scheduler/{path}"), &body, None);
         let took = started.elapsed();
@@ -219,18 +221,18 @@ struct Interval {
     low: f64,
     high: f64,
     /// Rank of the interval's ends, from either end of the sorted values.
-    place: usize,
+    rank: usize,
     coverage: f64,
     values: usize,
 }
 
 impl Interval {
-    fn of(mut values: Vec<f64>) -> Self {
+    fn for_median(mut values: Vec<f64>) -> Self {
         values.sort_unstable_by(f64::total_cmp);
         let n = values.len();
         // How often no more than `k` of `n` values lie below the median: the tail of a binomial distribution with 1/2.
         let (mut place, mut tail, mut chance) = (0, 0.0, 0.5_f64.powi(n as i32));
-        while place < n / 2 && 2.0 * (tail + chance) <= MISSES {
+        while place < n / 2 && 2.0 * (tail + chance) <= MAX_MISS_PROBABILITY {
             tail += chance;
             chance *= (n - place) as f64 / (place + 1) as f64;
             place += 1;
@@ -242,7 +244,7 @@ impl Interval {
             median,
             low: values[place - 1],
             high: values[n - place],
-            place,
+            rank: place,
             coverage,
             values: n,
         }
@@ -252,8 +254,8 @@ impl Interval {
         (self.low, self.high)
     }
 
-    fn says(&self) -> String {
-        let (place, n, coverage) = (self.place, self.values, 100.0 * self.coverage);
+    fn describe(&self) -> String {
+        let (place, n, coverage) = (self.rank, self.values, 100.0 * self.coverage);
         format!(
             "order statistics {place} and {} of {n}: {coverage:.1} % confidence",
             n + 1 - place

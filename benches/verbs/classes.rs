@@ -23,12 +23,12 @@ const KINDS: usize = CLASSES * 5;
 /// How often the policy is changed to learn what that takes.
 const CHANGES: usize = 5;
 
-pub fn beside_default(cluster: &BenchCluster) {
+pub fn compare_with_default(cluster: &BenchCluster) {
     let default = extender(cluster, Policy::default());
-    let ruled = extender(cluster, ruled());
+    let ruled = extender(cluster, policy_with_classes());
     let (mut by_default, mut by_rules) = (Samples::default(), Samples::default());
     for round in 0..ROUNDS + WARM_UP {
-        let body = cluster.filter_body_with(round, &labels(round % KINDS));
+        let body = cluster.filter_body_with_labels(round, &labels(round % KINDS));
         let time = |extender: &Extender, samples: &mut Samples| {
             let started = Instant::now();
             let answer = ask(extender, &body);
@@ -56,7 +56,7 @@ pub fn beside_default(cluster: &BenchCluster) {
 
 fn ask(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    let nodes = args.request_nodes().expect("nodes").expect("names");
     filter::filter(extender, &args, &nodes)
         .expect("an answer")
         .to_json()
@@ -74,7 +74,7 @@ fn labels(kind: usize) -> BTreeMap<String, String> {
 }
 
 /// Policy with many classes, as an administrator would write it.
-fn ruled() -> Policy {
+fn policy_with_classes() -> Policy {
     let class = |n: usize| {
         let rule =
             format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
@@ -157,7 +157,7 @@ fn report_classifying(extender: &Extender) {
 fn report_change(extender: &Extender, cluster: &BenchCluster) {
     let mut changes = Samples::default();
     let is_over = AtomicBool::new(false);
-    let body = cluster.filter_body_with(0, &labels(0));
+    let body = cluster.filter_body_with_labels(0, &labels(0));
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut longest = Duration::ZERO;
@@ -170,7 +170,7 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
         });
         for change in 0..CHANGES {
             let policy = if change % 2 == 0 {
-                ruled()
+                policy_with_classes()
             } else {
                 Policy::default()
             };

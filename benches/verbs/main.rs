@@ -24,7 +24,7 @@ mod samples;
 mod server;
 
 use cluster::BenchCluster;
-use connection::KeptConnection;
+use connection::KeepAliveConnection;
 use report::VerbRow;
 use samples::Samples;
 use server::ServeProcess;
@@ -39,20 +39,20 @@ use stowage_server::extender::wire::{BindingArgs, ExtenderArgs};
 use stowage_server::extender::{Extender, bind, filter, prioritize};
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 /// Requests of each verb: p99 then rests on twenty of them.
 const ROUNDS: usize = 2000;
 /// Requests before these, not counted: connections open, caches fill, the allocator settles.
 const WARM_UP: usize = 100;
 /// Number of nodes beyond which there are fewer rounds, over loopback only: a request takes tens of milliseconds.
-const LARGE: usize = 5000;
+const LARGE_CLUSTER_NODES: usize = 5000;
 /// Counted and uncounted requests on a large cluster.
-const ROUNDS_OF_LARGE: (usize, usize) = (300, 20);
-const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
+const ROUNDS_ON_LARGE_CLUSTERS: (usize, usize) = (300, 20);
+const FLOOR_VARIABLE: &str = "STOWAGE_BENCH_FLOOR";
 
 fn main() -> ExitCode {
-    if std::env::var_os(FLOOR).is_some() {
+    if std::env::var_os(FLOOR_VARIABLE).is_some() {
         http::serve_floor();
         return ExitCode::SUCCESS;
     }
@@ -64,14 +64,14 @@ fn main() -> ExitCode {
             .skip(1)
             .filter_map(|arg| arg.parse().ok())
             .collect();
-        recorder::beside_none(if asked.is_empty() {
+        recorder::compare_with_none(if asked.is_empty() {
             &[1000, 5000]
         } else {
             &asked
         });
         return ExitCode::SUCCESS;
     }
-    match beside::BesideArgs::of(std::env::args().skip(1)) {
+    match beside::BesideArgs::parse(std::env::args().skip(1)) {
         Ok(Some(asked)) => asked.compare(),
         Ok(None) => {
             beside_floor();
@@ -96,8 +96,8 @@ fn beside_floor() {
     };
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
-        let (rounds, warm_up) = if nodes > LARGE {
-            ROUNDS_OF_LARGE
+        let (rounds, warm_up) = if nodes > LARGE_CLUSTER_NODES {
+            ROUNDS_ON_LARGE_CLUSTERS
         } else {
             (ROUNDS, WARM_UP)
         };
@@ -107,9 +107,9 @@ fn beside_floor() {
             cluster.resident()
         );
         report::header();
-        if nodes <= LARGE {
+        if nodes <= LARGE_CLUSTER_NODES {
             in_process(&cluster).iter().for_each(VerbRow::print);
-            classes::beside_default(&cluster);
+            classes::compare_with_default(&cluster);
         }
         let dump = folder.path().join("cluster.json");
         let file = std::fs::File::create(&dump).expect("the dump is created");
@@ -121,8 +121,8 @@ fn beside_floor() {
 }
 
 fn extender(cluster: &BenchCluster, policy: Policy) -> Extender {
-    let service = Service::new(policy);
-    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let service = ServerState::new(policy);
+    let dump = Dump::from_text(cluster.dump(), Path::new("bench"));
     let control_plane = Arc::new(
         DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())
             .expect("the dump is one"),
@@ -136,14 +136,14 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     let extender = extender(cluster, Policy::default());
     let filter = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-        let nodes = args.asked_nodes().expect("nodes").expect("names");
+        let nodes = args.request_nodes().expect("nodes").expect("names");
         filter::filter(&extender, &args, &nodes)
             .expect("an answer")
             .to_json()
     };
     let prioritize = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-        let nodes = args.asked_nodes().expect("nodes").expect("names");
+        let nodes = args.request_nodes().expect("nodes").expect("names");
         serde_json::to_vec(&prioritize::prioritize(&extender, &args, &nodes).expect("an answer"))
             .expect("JSON")
     };
@@ -172,7 +172,7 @@ fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
             .filter
             .pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let names = cluster::passed_names(&answer);
-        let body = cluster.one_name_body(round);
+        let body = cluster.filter_body_of_new_pod(round);
         rows.one_name
             .pair(counts, || filter(&body), |size| floor_of_args(&body, size));
         let body = cluster.prioritize_body(round, &names);
@@ -211,10 +211,13 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize,
         &["the scheduler: http://"],
     );
     let this = std::env::current_exe().expect("this program has a path");
-    let floor = ServeProcess::start(Command::new(this).env(FLOOR, "1"), &["floor: http://"]);
+    let floor = ServeProcess::start(
+        Command::new(this).env(FLOOR_VARIABLE, "1"),
+        &["floor: http://"],
+    );
     let at_start = stowage.resident_mib();
-    let mut asked = KeptConnection::to(&stowage.addresses[0]);
-    let mut floor = KeptConnection::to(&floor.addresses[0]);
+    let mut asked = KeepAliveConnection::connect(&stowage.addresses[0]);
+    let mut floor = KeepAliveConnection::connect(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
     for round in 0..rounds + warm_up {
         let counts = round >= warm_up;
@@ -229,7 +232,11 @@ fn over_loopback(cluster: &BenchCluster, dump: &Path, (rounds, warm_up): (usize,
         };
         let answer = both(&mut rows.filter, "filter", &cluster.filter_body(round));
         let names = cluster::passed_names(&answer);
-        both(&mut rows.one_name, "filter", &cluster.one_name_body(round));
+        both(
+            &mut rows.one_name,
+            "filter",
+            &cluster.filter_body_of_new_pod(round),
+        );
         let answer = both(
             &mut rows.prioritize,
             "prioritize",

@@ -14,14 +14,14 @@ use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits}
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 const CHECKPOINTS: usize = 20;
-const THREAD: &str = "flight-recorder";
+const RECORDER_THREAD: &str = "flight-recorder";
 /// Limits of the recording, beyond what a run writes.
 const LIMITS: RingLimits = RingLimits {
-    bytes: 4 << 30,
-    age: Duration::from_secs(3600),
+    max_bytes: 4 << 30,
+    max_age: Duration::from_secs(3600),
 };
 
-pub fn beside_none(sizes: &[usize]) {
+pub fn compare_with_none(sizes: &[usize]) {
     for nodes in sizes {
         let cluster = BenchCluster::new(*nodes, ROUNDS + WARM_UP);
         compare(&cluster);
@@ -45,14 +45,14 @@ fn compare(cluster: &BenchCluster) {
     let is_recording = || {
         both[1]
             .service
-            .recording()
+            .recording_tap()
             .is_some_and(|tap| tap.is_recording())
     };
     while !is_recording() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut samples: [[Samples; 2]; 4] = Default::default();
-    let cpu = || cpu_of_threads("self", THREAD);
+    let cpu = || cpu_of_threads("self", RECORDER_THREAD);
     let mut cpu_before = cpu();
     for round in 0..ROUNDS + WARM_UP {
         if round == WARM_UP {
@@ -95,7 +95,7 @@ fn compare(cluster: &BenchCluster) {
     // What is in the queue is written within that.
     std::thread::sleep(Duration::from_secs(2));
     let cpu = (cpu() - cpu_before).as_secs_f64() * 1e6 / ROUNDS as f64;
-    let checkpoints = checkpoints(&both[1]);
+    let checkpoints = time_checkpoints(&both[1]);
     recorder.stop();
     print(cluster, &samples);
     println!(
@@ -110,7 +110,7 @@ fn compare(cluster: &BenchCluster) {
 }
 
 /// Times of checkpoints, each begun when the one before is written: until then changes copy what it shares.
-fn checkpoints(extender: &Extender) -> Samples {
+fn time_checkpoints(extender: &Extender) -> Samples {
     let service = &extender.service;
     let written = || service.metrics.recording.bytes.get();
     let mut samples = Samples::default();
@@ -148,7 +148,7 @@ fn print(cluster: &BenchCluster, samples: &[[Samples; 2]; 4]) {
 
 fn ask_filter(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    let nodes = args.request_nodes().expect("nodes").expect("names");
     filter::filter(extender, &args, &nodes)
         .expect("an answer")
         .to_json()
@@ -156,7 +156,7 @@ fn ask_filter(extender: &Extender, body: &[u8]) -> Vec<u8> {
 
 fn ask_prioritize(extender: &Extender, body: &[u8]) -> Vec<u8> {
     let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
-    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    let nodes = args.request_nodes().expect("nodes").expect("names");
     serde_json::to_vec(&prioritize::prioritize(extender, &args, &nodes).expect("an answer"))
         .expect("JSON")
 }

@@ -49,7 +49,7 @@ const PODS: u8 = 16;
 const NODES: u8 = 4;
 const REPLICAS: usize = 2;
 /// Number of steps between two checks of the pages; they are also checked at the end.
-const PAGES_EVERY: usize = 16;
+const STEPS_PER_CHECK: usize = 16;
 
 /// All have the default headroom, so that an allocation under one policy is not too much under another.
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
@@ -69,7 +69,7 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
 });
 
 /// Write that a replica has sent and the API server has not committed yet.
-enum Write {
+enum PendingWrite {
     Binding {
         by: usize,
         term: i32,
@@ -77,14 +77,14 @@ enum Write {
         annotations: BTreeMap<String, String>,
         node: NodeName,
     },
-    Hold {
+    Reserve {
         term: i32,
         uid: PodUid,
         reservation: Reservation,
     },
 }
 
-struct LedgerRace {
+struct FuzzedControlPlane {
     now: Moment,
     policy: usize,
     /// Number of deletions of each pod number: no UID is used again.
@@ -93,24 +93,24 @@ struct LedgerRace {
     pods: BTreeMap<PodUid, (ApiPod, Option<Reservation>)>,
     nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
     budget: Option<DisruptionBudget>,
-    writes: VecDeque<Write>,
+    writes: VecDeque<PendingWrite>,
     oracle: Oracle,
     replicas: [FuzzedReplica; REPLICAS],
     /// Index of the leader; the term counts its changes.
-    acting: usize,
+    leader: usize,
     term: i32,
     /// Whether a write was in flight when another replica began to lead.
-    promises_may_be_broken: bool,
+    may_over_allocate: bool,
 }
 
 /// Applies the data, four bytes a step.
 pub fn ledger(data: &[u8]) {
-    let mut world = LedgerRace::new();
+    let mut world = FuzzedControlPlane::new();
     for (nth, step) in data.chunks_exact(4).enumerate() {
         world.apply([step[0], step[1], step[2], step[3]]);
         for replica in &mut world.replicas {
             let mut violations = audit(replica.ledger.ledger());
-            if world.promises_may_be_broken {
+            if world.may_over_allocate {
                 violations.retain(|one| {
                     !matches!(
                         one,
@@ -121,21 +121,21 @@ pub fn ledger(data: &[u8]) {
             assert!(violations.is_empty(), "{step:?}: {violations:?}");
             let _ = replica.ledger.snapshot();
         }
-        if !world.promises_may_be_broken {
-            assert_eq!(world.oracle.broken(), [], "{step:?}");
+        if !world.may_over_allocate {
+            assert_eq!(world.oracle.broken_invariants(), [], "{step:?}");
         }
-        if nth % PAGES_EVERY == PAGES_EVERY - 1 {
-            world.read_pages();
+        if nth % STEPS_PER_CHECK == STEPS_PER_CHECK - 1 {
+            world.check_pages();
         }
     }
-    world.read_pages();
+    world.check_pages();
 }
 
 fn node_name(number: u8) -> NodeName {
     NodeName::parse(&format!("node-{}", number % NODES)).expect("a name")
 }
 
-impl LedgerRace {
+impl FuzzedControlPlane {
     fn new() -> Self {
         let replica = || FuzzedReplica {
             ledger: Cluster::new(Arc::new(POLICIES[0].clone())),
@@ -149,7 +149,7 @@ impl LedgerRace {
             let all = (0..4).flat_map(|machine| (0..4).map(move |index| (machine, index)));
             let gpus = all.map(|(machine, index)| device(node, machine, index, 0).uuid);
             let gpus = gpus.map(|gpu| (gpu, Bytes::gib(72)));
-            oracle.show_node(&node_name(node), gpus);
+            oracle.set_node(&node_name(node), gpus);
         }
         Self {
             oracle,
@@ -161,9 +161,9 @@ impl LedgerRace {
             budget: None,
             writes: VecDeque::new(),
             replicas: [first, replica()],
-            acting: 0,
+            leader: 0,
             term: 0,
-            promises_may_be_broken: false,
+            may_over_allocate: false,
         }
     }
 
@@ -180,14 +180,14 @@ impl LedgerRace {
     fn apply(&mut self, [verb, pod, node, amount]: [u8; 4]) {
         let uid = self.uid(pod);
         let name = node_name(node);
-        let (now, acting) = (self.now, self.acting);
+        let (now, acting) = (self.now, self.leader);
         self.replicas
             .iter_mut()
             .for_each(|replica| replica.ledger.apply(ClockAdvanced(now)));
         match verb {
             220..=237 => {
                 return self.plan(1 + usize::from(pod % 4), |race| {
-                    race.land(usize::from(node), amount)
+                    race.commit_write(usize::from(node), amount)
                 });
             }
             238.. => return self.preempt(&uid),
@@ -197,20 +197,20 @@ impl LedgerRace {
         match verb % 22 {
             0 | 1 => self.arrive(pod, amount),
             2..=4 => self.assume(&uid, &name),
-            5 | 6 => self.land(usize::from(pod), amount),
-            7 => self.lose(usize::from(pod)),
+            5 | 6 => self.commit_write(usize::from(pod), amount),
+            7 => self.drop_write(usize::from(pod)),
             8 => self.reserve(&uid, &name),
             9 => {
                 self.pods.remove(&uid);
                 self.oracle.end(&uid);
                 self.deleted[usize::from(pod % PODS)] += 1;
-                self.tell(FuzzedEvent::Gone(uid));
+                self.broadcast(FuzzedEvent::Gone(uid));
             }
-            10 => self.pass(Millis(u64::from(amount) * 500)),
-            11 | 12 => self.describe(name, node, amount),
-            13 => self.reload(usize::from(amount)),
-            14 => self.read(&name, pod, amount),
-            15 => self.show(&uid, node, amount),
+            10 => self.advance(Millis(u64::from(amount) * 500)),
+            11 | 12 => self.set_node(name, node, amount),
+            13 => self.set_policy(usize::from(amount)),
+            14 => self.report_reading(&name, pod, amount),
+            15 => self.edit_pod(&uid, node, amount),
             16 => self.set_budget(amount),
             17 => self.restart(usize::from(amount) % REPLICAS),
             18 => self.hand_over(amount),
@@ -232,7 +232,7 @@ impl LedgerRace {
                     .filter(|view| !view.devices.is_empty())
                 {
                     let place = usize::from(amount) % view.devices.len();
-                    let (node, devices) = (view.name.clone(), view.uuids(GpuSet::one(place)));
+                    let (node, devices) = (view.name.clone(), view.uuids(GpuSet::single(place)));
                     let answer = FilterAnswer::Offered { node, devices };
                     ledger.apply(FilterDecided { uid, answer });
                 }
@@ -249,18 +249,18 @@ impl LedgerRace {
         if let Some((_, reservation)) = self.pods.get_mut(uid) {
             *reservation = None;
         }
-        self.tell_pod(uid);
+        self.broadcast_pod(uid);
     }
 
-    fn tell(&mut self, event: FuzzedEvent) {
+    fn broadcast(&mut self, event: FuzzedEvent) {
         self.replicas
             .iter_mut()
             .for_each(|replica| replica.events.push_back(event.clone()));
     }
 
-    fn tell_pod(&mut self, uid: &PodUid) {
+    fn broadcast_pod(&mut self, uid: &PodUid) {
         if let Some((pod, reservation)) = self.pods.get(uid) {
-            self.tell(FuzzedEvent::Pod(Box::new(pod.clone()), reservation.clone()));
+            self.broadcast(FuzzedEvent::Pod(Box::new(pod.clone()), reservation.clone()));
         }
     }
 
@@ -271,18 +271,18 @@ impl LedgerRace {
         }
         self.pods
             .insert(uid.clone(), (pod(uid.as_str(), number, amount), None));
-        self.tell_pod(&uid);
+        self.broadcast_pod(&uid);
         // A filter request brings it to the one that acts before its watch does.
         if amount >= 128 {
             let (pod, reservation) = &self.pods[&uid];
-            self.replicas[self.acting].see(pod, reservation.clone());
+            self.replicas[self.leader].observe_pod(pod, reservation.clone());
         }
     }
 
     fn assume(&mut self, uid: &PodUid, node: &NodeName) {
-        let (by, term) = (self.acting, self.term);
+        let (by, term) = (self.leader, self.term);
         let ledger = &mut self.replicas[by].ledger;
-        let Some(asked) = BindAsked::of(ledger.ledger(), uid, node) else {
+        let Some(asked) = BindAsked::for_pod(ledger.ledger(), uid, node) else {
             return;
         };
         let Ok(BindAnswer::Write(BindDecision {
@@ -305,7 +305,7 @@ impl LedgerRace {
         );
         let annotations = binding.metadata.annotations.unwrap_or_default();
         let (uid, node) = (uid.clone(), node.clone());
-        self.writes.push_back(Write::Binding {
+        self.writes.push_back(PendingWrite::Binding {
             by,
             term,
             uid,
@@ -316,7 +316,7 @@ impl LedgerRace {
 
     fn reserve(&mut self, uid: &PodUid, node: &NodeName) {
         let (now, term) = (self.now, self.term);
-        let ledger = &mut self.replicas[self.acting].ledger;
+        let ledger = &mut self.replicas[self.leader].ledger;
         let Some(demand) = ledger
             .ledger()
             .pod_state(uid)
@@ -359,7 +359,7 @@ impl LedgerRace {
             })
             .is_ok()
         {
-            self.writes.push_back(Write::Hold {
+            self.writes.push_back(PendingWrite::Reserve {
                 term,
                 uid: uid.clone(),
                 reservation,
@@ -368,18 +368,18 @@ impl LedgerRace {
     }
 
     /// Commits a write. Its answer reaches the process that sent it, if that still runs and `amount` is even.
-    fn land(&mut self, place: usize, amount: u8) {
+    fn commit_write(&mut self, index: usize, amount: u8) {
         if self.writes.is_empty() {
             return;
         }
         let write = self
             .writes
-            .remove(place % self.writes.len())
+            .remove(index % self.writes.len())
             .expect("there is one");
-        let (Write::Binding { term, .. } | Write::Hold { term, .. }) = &write;
+        let (PendingWrite::Binding { term, .. } | PendingWrite::Reserve { term, .. }) = &write;
         let is_late = *term != self.term;
         match write {
-            Write::Hold {
+            PendingWrite::Reserve {
                 uid, reservation, ..
             } => {
                 let Some((pod, held)) = self.pods.get_mut(&uid) else {
@@ -392,9 +392,9 @@ impl LedgerRace {
                 {
                     *held = Some(reservation);
                 }
-                self.tell_pod(&uid);
+                self.broadcast_pod(&uid);
             }
-            Write::Binding {
+            PendingWrite::Binding {
                 by,
                 uid,
                 annotations,
@@ -404,19 +404,19 @@ impl LedgerRace {
                 if let Some((pod, reservation)) = self.pods.get_mut(&uid) {
                     bind(pod, reservation, &node, annotations);
                     let key = objects::identity(pod).expect("it has names").1;
-                    let bound = objects::observed_binding(pod, &key).expect("it has a node");
-                    self.oracle.see(&uid, bound);
+                    let bound = objects::audited_binding(pod, &key).expect("it has a node");
+                    self.oracle.observe(&uid, bound);
                 }
-                self.tell_pod(&uid);
+                self.broadcast_pod(&uid);
                 if amount.is_multiple_of(2) && !is_late {
-                    self.answer(by, &uid);
+                    self.answer_binding(by, &uid);
                 }
             }
         }
     }
 
     /// Answers a Binding, or a read of its pod: bound here, bound elsewhere, or gone.
-    fn answer(&mut self, by: usize, uid: &PodUid) {
+    fn answer_binding(&mut self, by: usize, uid: &PodUid) {
         let ledger = &mut self.replicas[by].ledger;
         let bound = self.pods.get(uid).map(|(pod, _)| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
@@ -436,20 +436,20 @@ impl LedgerRace {
     }
 
     /// Drops a write. The process that sent it learns so, if it still runs.
-    fn lose(&mut self, place: usize) {
+    fn drop_write(&mut self, index: usize) {
         if self.writes.is_empty() {
             return;
         }
         match self
             .writes
-            .remove(place % self.writes.len())
+            .remove(index % self.writes.len())
             .expect("there is one")
         {
-            Write::Binding { by, term, uid, .. } if term == self.term => {
+            PendingWrite::Binding { by, term, uid, .. } if term == self.term => {
                 self.replicas[by].ledger.apply(BindingFailed(uid.clone()))
             }
-            Write::Hold { term, uid, .. } if term == self.term => {
-                self.replicas[self.acting]
+            PendingWrite::Reserve { term, uid, .. } if term == self.term => {
+                self.replicas[self.leader]
                     .ledger
                     .apply(ReleaseReservation(uid.clone()));
             }
@@ -457,16 +457,16 @@ impl LedgerRace {
         }
     }
 
-    fn pass(&mut self, time: Millis) {
+    fn advance(&mut self, time: Millis) {
         self.now = self.now + time;
-        let ledger = &mut self.replicas[self.acting].ledger;
+        let ledger = &mut self.replicas[self.leader].ledger;
         let mut ended = ledger.apply(Tick {
             now: self.now,
             is_leading: true,
         });
         // A reservation of another leader that this one did not adopt is ended by a write.
         ended.extend(ledger.apply(TakeUnknownReservations));
-        self.replicas[(self.acting + 1) % REPLICAS]
+        self.replicas[(self.leader + 1) % REPLICAS]
             .ledger
             .apply(Tick {
                 now: self.now,
@@ -475,7 +475,7 @@ impl LedgerRace {
         ended.iter().for_each(|uid| self.end_reservation(uid));
     }
 
-    fn describe(&mut self, name: NodeName, number: u8, amount: u8) {
+    fn set_node(&mut self, name: NodeName, number: u8, amount: u8) {
         if amount == 0 {
             self.nodes.remove(&name);
             self.replicas
@@ -496,11 +496,11 @@ impl LedgerRace {
         self.nodes
             .insert(name.clone(), (identity.clone(), devices.clone()));
         for replica in &mut self.replicas {
-            replica.describe(&name, identity.clone(), devices.clone());
+            replica.observe_node(&name, identity.clone(), devices.clone());
         }
     }
 
-    fn reload(&mut self, policy: usize) {
+    fn set_policy(&mut self, policy: usize) {
         self.policy = policy % POLICIES.len();
         for replica in &mut self.replicas {
             replica.ledger.apply(PolicySet {
@@ -510,7 +510,7 @@ impl LedgerRace {
         }
     }
 
-    fn read(&mut self, name: &NodeName, pod: u8, amount: u8) {
+    fn report_reading(&mut self, name: &NodeName, pod: u8, amount: u8) {
         let Some((_, devices)) = self.nodes.get(name) else {
             return;
         };
@@ -519,7 +519,7 @@ impl LedgerRace {
             uuid: device.uuid.clone(),
             used: (!amount.is_multiple_of(7)).then(|| Bytes::gib(u64::from(amount % 90))),
             attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
-            engine_load: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
+            engine_load: EngineLoad::new(Percent::new(amount % 101), Some(u32::from(amount))),
         };
         let reading = NodeReading {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
@@ -543,7 +543,7 @@ impl LedgerRace {
     }
 
     /// Edits the mutable parts of the pod, as its owner would.
-    fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
+    fn edit_pod(&mut self, uid: &PodUid, group: u8, amount: u8) {
         let Some((pod, _)) = self.pods.get_mut(uid) else {
             return;
         };
@@ -565,11 +565,11 @@ impl LedgerRace {
         if amount >= 200 {
             pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
         }
-        self.tell_pod(uid);
+        self.broadcast_pod(uid);
     }
 
     fn set_budget(&mut self, amount: u8) {
-        let selector = Selector::All(vec![Requirement::is("app", "a1")]);
+        let selector = Selector::All(vec![Requirement::equals("app", "a1")]);
         let allowed = u32::from(amount % 3);
         let budget = DisruptionBudget {
             namespace: "default".into(),
@@ -595,40 +595,40 @@ impl LedgerRace {
         let replica = &mut self.replicas[place];
         replica.ledger = Cluster::new(Arc::new(POLICIES[self.policy].clone()));
         replica.ledger.apply(ClockAdvanced(self.now));
-        self.list(place);
-        if place == self.acting {
+        self.relist(place);
+        if place == self.leader {
             // It acts again, and nothing of the process before it may land.
-            self.begin_to_act(place, 0);
+            self.begin_leading(place, 0);
         }
     }
 
     /// Makes the other replica the leader, after it has relisted. By the write times, no write of its predecessor is in flight any
     /// more; `amount` may override that.
     fn hand_over(&mut self, amount: u8) {
-        self.begin_to_act((self.acting + 1) % REPLICAS, amount);
+        self.begin_leading((self.leader + 1) % REPLICAS, amount);
     }
 
-    fn begin_to_act(&mut self, place: usize, amount: u8) {
+    fn begin_leading(&mut self, place: usize, amount: u8) {
         while amount < 128 && !self.writes.is_empty() {
             match amount % 2 {
-                0 => self.land(0, 1),
+                0 => self.commit_write(0, 1),
                 _ => drop(self.writes.pop_front()),
             }
         }
         // While a write of its predecessor is pending, its result is unknown.
-        self.promises_may_be_broken |= !self.writes.is_empty();
-        self.settle(self.acting);
-        self.replicas[self.acting].ledger.apply(LeadershipEnded);
-        self.acting = place;
+        self.may_over_allocate |= !self.writes.is_empty();
+        self.settle_bindings(self.leader);
+        self.replicas[self.leader].ledger.apply(LeadershipEnded);
+        self.leader = place;
         self.term += 1;
-        self.list(place);
+        self.relist(place);
         self.replicas[place]
             .ledger
             .apply(LeadershipBegan(epoch(self.term)));
     }
 
     /// Lets a former leader read the outcome of the Bindings that it sent.
-    fn settle(&mut self, place: usize) {
+    fn settle_bindings(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
         let assumed = ledger
             .ledger()
@@ -636,7 +636,7 @@ impl LedgerRace {
             .into_iter()
             .filter(|(_, entry)| entry.is_assumed());
         for uid in assumed.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.answer(place, &uid);
+            self.answer_binding(place, &uid);
             self.replicas[place]
                 .ledger
                 .apply(BindingFailed(uid.clone()));
@@ -644,7 +644,7 @@ impl LedgerRace {
     }
 
     /// Relists into a ledger that may know some of it: what is not listed is gone.
-    fn list(&mut self, place: usize) {
+    fn relist(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();
         let known: Vec<PodUid> = replica
@@ -658,10 +658,10 @@ impl LedgerRace {
             replica.ledger.apply(PodReleased(uid.clone()));
         }
         for (name, (identity, devices)) in &self.nodes {
-            replica.describe(name, identity.clone(), devices.clone());
+            replica.observe_node(name, identity.clone(), devices.clone());
         }
         for (pod, reservation) in self.pods.values() {
-            replica.see(pod, reservation.clone());
+            replica.observe_pod(pod, reservation.clone());
         }
         self.budget
             .iter()
@@ -676,7 +676,7 @@ impl LedgerRace {
             .collect::<Vec<_>>()
         {
             match event {
-                FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
+                FuzzedEvent::Pod(pod, reservation) => replica.observe_pod(&pod, reservation),
                 FuzzedEvent::Gone(uid) => replica.ledger.apply(PodReleased(uid.clone())),
             }
         }

@@ -20,10 +20,10 @@ use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
 
 /// A small cluster to which happens what each two bytes choose: no promise is broken, as an oracle beside it counts.
 pub fn decisions(data: &[u8]) {
-    let mut recorded = RecordedCluster::of_three_nodes();
+    let mut recorded = RecordedCluster::with_three_nodes();
     for word in data.chunks_exact(2) {
         let word = u16::from_le_bytes([word[0], word[1]]);
-        recorded.happens(&OutsideEvent::drawn(word.into()));
+        recorded.apply_event(&OutsideEvent::from_word(word.into()));
     }
 }
 
@@ -38,7 +38,7 @@ pub fn wire(data: &[u8]) {
         let _ = stowage_kubernetes_objects::demand(&args.pod, &policy);
         let _ =
             stowage_kubernetes_objects::observation(&args.pod, &policy, None, Default::default());
-        if let Some(Ok(nodes)) = args.asked_nodes() {
+        if let Some(Ok(nodes)) = args.request_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }
     }
@@ -80,7 +80,7 @@ pub fn policy(data: &[u8]) {
             }
             for pod in hostile::pods(data) {
                 let classified = loaded.policy.classify(&pod);
-                assert!(classified.class.place() < loaded.policy.classes().len());
+                assert!(classified.class.index() < loaded.policy.classes().len());
                 assert_eq!(classified, again.policy.classify(&pod));
                 // The namespace's labels may be as hostile as the pod's.
                 let known = [(
@@ -88,8 +88,8 @@ pub fn policy(data: &[u8]) {
                     std::sync::Arc::new(pod.labels.clone()),
                 )]
                 .into();
-                let selecting = again.policy.clone().with_namespaces(&known);
-                assert!(selecting.classify(&pod).class.place() <= classified.class.place());
+                let selecting = again.policy.clone().with_namespace_labels(&known);
+                assert!(selecting.classify(&pod).class.index() <= classified.class.index());
             }
         }
         (Err(found), Err(_)) => {
@@ -118,11 +118,11 @@ pub fn quantity(data: &[u8]) {
 
 /// An engine's metrics page, after one byte that chooses the declared engine: whatever the page says, the figures are possible.
 pub fn engine_page(data: &[u8]) {
-    use stowage_report::engine_metrics::{Engine, read};
+    use stowage_report::engine_metrics::{Engine, parse_page};
     let Some((&soft_reservation, page)) = data.split_first() else {
         return;
     };
-    let Ok(figures) = read(
+    let Ok(figures) = parse_page(
         page,
         Engine::ALL.get(usize::from(soft_reservation)).copied(),
     ) else {

@@ -2,9 +2,9 @@
 
 use crate::small_cluster::{self, NOW};
 use std::sync::{Arc, LazyLock};
-use stowage_recording::answer::{Answer, Asked, Decision, KeptAnswer};
-use stowage_recording::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use stowage_recording::frame::{self, FRAME_BYTES};
+use stowage_recording::answer::{Answer, AnsweredInput, Decision, KeptAnswer};
+use stowage_recording::entry::{Checkpoint, Entry, Gap, NumberedInput, SegmentHeader};
+use stowage_recording::frame::{self, MAX_FRAME_TEXT_BYTES};
 use stowage_recording::read::{ReadError, Reader};
 use stowage_recording::replay::Replay;
 use stowage_recording::write::SegmentWriter;
@@ -14,7 +14,7 @@ use stowage_scheduling::verbs::filter::{FilterAsked, filter};
 use stowage_scheduling::verbs::{Cluster, Input};
 
 /// A valid recording, and its text.
-static SOUND: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
+static VALID_RECORDING: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
     let header = SegmentHeader {
         stowage: "0.0.0".into(),
         wall_ms: 1_700_000_000_000,
@@ -35,11 +35,11 @@ pub fn recording(data: &[u8]) {
     let Some((&kind, rest)) = data.split_first() else {
         return;
     };
-    let (bytes, text) = &*SOUND;
+    let (bytes, text) = &*VALID_RECORDING;
     match kind % 3 {
         0 => replay(rest),
-        1 => replay(&edited(bytes, rest)),
-        _ => replay(&framed(&edited(text, rest))),
+        1 => replay(&mutated(bytes, rest)),
+        _ => replay(&framed(&mutated(text, rest))),
     }
 }
 
@@ -51,7 +51,7 @@ fn replay(bytes: &[u8]) {
             Ok(Err(why)) => return assert!(!why.to_string().is_empty()),
             Err(why) => {
                 return assert!(
-                    place(&why).is_none_or(|at| at <= bytes.len() as u64),
+                    byte_of(&why).is_none_or(|at| at <= bytes.len() as u64),
                     "{why}"
                 );
             }
@@ -63,7 +63,7 @@ fn replay(bytes: &[u8]) {
 }
 
 /// Byte that an error names.
-fn place(why: &ReadError) -> Option<u64> {
+fn byte_of(why: &ReadError) -> Option<u64> {
     match why {
         ReadError::NotARecording | ReadError::Empty => None,
         ReadError::OtherFormat { at, .. }
@@ -88,7 +88,7 @@ fn entries() -> Vec<Entry> {
     let inputs = small_cluster::inputs();
     let asked = inputs.len();
     for (number, input) in inputs.into_iter().enumerate() {
-        entries.push(Entry::Input(Numbered {
+        entries.push(Entry::Input(NumberedInput {
             number: number as u64,
             input: input.clone(),
         }));
@@ -96,7 +96,7 @@ fn entries() -> Vec<Entry> {
     }
     let waits = small_cluster::request(&cluster, &small_cluster::uid(5)).expect("it waits");
     let question = FilterAsked(waits);
-    entries.push(Entry::Input(Numbered {
+    entries.push(Entry::Input(NumberedInput {
         number: asked as u64,
         input: Input::from(question.clone()),
     }));
@@ -109,20 +109,20 @@ fn entries() -> Vec<Entry> {
         .map(|node| node.name.as_str())
         .collect();
     let list = filter(&view, names.into_iter(), &mut scores);
-    let asked_at = Asked {
+    let asked_at = AnsweredInput {
         number: asked as u64,
         generation: cluster.ledger().generation(),
     };
     entries.push(Entry::Answer(Answer {
-        asked: asked_at,
-        answer: KeptAnswer::of(Decision::Filter(list)),
+        input: asked_at,
+        answer: KeptAnswer::from_decision(Decision::Filter(list)),
     }));
     entries.push(checkpoint(asked + 1, Gap::None, &cluster));
     entries
 }
 
 /// Four bytes a change: what is done, where, and with which byte.
-fn edited(sound: &[u8], changes: &[u8]) -> Vec<u8> {
+fn mutated(sound: &[u8], changes: &[u8]) -> Vec<u8> {
     let mut bytes = sound.to_vec();
     for change in changes.chunks_exact(4).take(64) {
         let place = usize::from(u16::from_be_bytes([change[1], change[2]])) * bytes.len() / 65_536;
@@ -163,7 +163,7 @@ fn edited(sound: &[u8], changes: &[u8]) -> Vec<u8> {
 
 fn framed(text: &[u8]) -> Vec<u8> {
     let mut bytes = frame::preface().to_vec();
-    let mut frames = text.chunks(FRAME_BYTES).peekable();
+    let mut frames = text.chunks(MAX_FRAME_TEXT_BYTES).peekable();
     while let Some(frame) = frames.next() {
         bytes.extend(frame::encode(frame, frames.peek().is_none()));
     }
@@ -174,7 +174,7 @@ fn text_of(mut bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     bytes = &bytes[frame::PREFACE_BYTES..];
     while let Some((head, rest)) = bytes.split_first_chunk() {
-        let head = frame::FrameHead::read(head).expect("it was just written");
+        let head = frame::FrameHeader::read(head).expect("it was just written");
         let (stored, rest) = rest.split_at(head.stored);
         text.extend(head.text(stored).expect("it was just written"));
         bytes = rest;
@@ -189,17 +189,17 @@ mod tests {
     #[test]
     fn the_sound_recording_replays_with_its_answer_and_its_checkpoint() {
         let mut replay = Replay::default();
-        for part in Reader::new(&SOUND.0[..]) {
+        for part in Reader::new(&VALID_RECORDING.0[..]) {
             replay.step(part.unwrap()).unwrap();
         }
         assert_eq!(
             (replay.progress.answers, replay.progress.checkpoints),
             (1, 1)
         );
-        let text = framed(&SOUND.1);
+        let text = framed(&VALID_RECORDING.1);
         assert_eq!(
             Reader::new(&text[..]).filter(Result::is_ok).count(),
-            Reader::new(&SOUND.0[..]).count()
+            Reader::new(&VALID_RECORDING.0[..]).count()
         );
     }
 }

@@ -20,7 +20,7 @@ pub fn reload(data: &[u8]) {
             policy,
             prepared: None,
         });
-        small_cluster::check(&mut cluster, true);
+        small_cluster::decide_and_audit(&mut cluster, true);
     }
 }
 
@@ -68,6 +68,6 @@ pub fn report(data: &[u8]) {
             ),
         }
         // GPUs that shrink or go have what was bound there.
-        small_cluster::check(&mut cluster, true);
+        small_cluster::decide_and_audit(&mut cluster, true);
     }
 }

@@ -26,7 +26,7 @@ pub const NOW: Moment = Moment(1_000_000);
 const GPUS: u32 = 2;
 /// Number of pods. Those before the first waiting one are bound.
 const PODS: u8 = 6;
-const WAITS: u8 = 4;
+const FIRST_WAITING_POD: u8 = 4;
 
 /// Inputs that build the cluster, which leads.
 pub fn inputs() -> Vec<Input> {
@@ -49,7 +49,7 @@ pub fn inputs() -> Vec<Input> {
     for number in 0..PODS {
         let mut pod = pod(uid(number).as_str(), number, 10 + number);
         let gpu = device(number % 2, 0, u32::from(number / 2) % GPUS, 0).uuid;
-        if number < WAITS {
+        if number < FIRST_WAITING_POD {
             let record = [("stowage.dev/devices".to_owned(), gpu.to_string())].into();
             bind(&mut pod, &mut None, &name(number % 2), record);
         }
@@ -90,7 +90,7 @@ pub fn request(cluster: &Cluster, uid: &PodUid) -> Option<VerbRequest> {
 
 /// Filters and binds every pod, takes the pending ones and audits the ledger. `may_overcommit`: earlier allocations may exceed
 /// what the current policy allows.
-pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
+pub fn decide_and_audit(cluster: &mut Cluster, may_overcommit: bool) {
     for number in 0..PODS {
         let uid = uid(number);
         let Some(request) = request(cluster, &uid) else {
@@ -108,9 +108,10 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
         let best = filter(&view, names.into_iter(), &mut scores)
             .best
             .first()
-            .map(|best| best.node);
+            .map(|best| best.node_index);
         let node = best.map(|place| view.snapshot.nodes()[place].name.clone());
-        if let Some(asked) = node.and_then(|node| BindAsked::of(cluster.ledger(), &uid, &node)) {
+        if let Some(asked) = node.and_then(|node| BindAsked::for_pod(cluster.ledger(), &uid, &node))
+        {
             drop(cluster.apply(asked));
         }
     }
@@ -121,13 +122,13 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
     }));
     let mut violations = audit(cluster.ledger());
     if may_overcommit {
-        let is_of_the_past = |one: &Violation| {
+        let may_be_older = |one: &Violation| {
             matches!(
                 one,
                 Violation::OverPromised { .. } | Violation::ExclusiveShared { .. }
             )
         };
-        violations.retain(|one| !is_of_the_past(one));
+        violations.retain(|one| !may_be_older(one));
     }
     assert!(violations.is_empty(), "{violations:?}");
 }
@@ -135,7 +136,7 @@ pub fn check(cluster: &mut Cluster, may_overcommit: bool) {
 /// Reading of a node's agent: bound pods run, and one engine sleeps.
 fn reading(number: u8) -> ReadingReported {
     let devices: Vec<_> = (0..GPUS).map(|index| device(number, 0, index, 0)).collect();
-    let runs: BTreeMap<u32, PodUid> = (0..WAITS)
+    let runs: BTreeMap<u32, PodUid> = (0..FIRST_WAITING_POD)
         .filter(|pod| pod % 2 == number)
         .map(|pod| (u32::from(pod / 2) % GPUS, uid(pod)))
         .collect();
@@ -147,7 +148,7 @@ fn reading(number: u8) -> ReadingReported {
             .map(|pod| (pod.clone(), Bytes::gib(11)))
             .into_iter()
             .collect(),
-        engine_load: EngineLoad::of(Percent::new(40), Some(2)),
+        engine_load: EngineLoad::new(Percent::new(40), Some(2)),
     };
     let reading = NodeReading {
         sampled: NOW,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Calls a source that may block, one call at a time.
-pub(crate) struct Blocking<T> {
-    questions: SyncSender<()>,
+pub(crate) struct BlockingSource<T> {
+    requests: SyncSender<()>,
     answers: mpsc::Receiver<T>,
     /// A call is in progress.
-    is_asked: bool,
+    is_pending: bool,
 }
 
 /// The result of a call.
@@ -17,52 +17,52 @@ pub(crate) struct Blocking<T> {
 pub(crate) enum BlockingResult<T> {
     Answer(T),
     /// Still in progress.
-    Hangs,
+    TimedOut,
     /// Its thread has ended.
-    Gone,
+    ThreadEnded,
 }
 
-impl<T: Send + 'static> Blocking<T> {
+impl<T: Send + 'static> BlockingSource<T> {
     /// Starts the thread that calls the source. It ends after its current call once this is dropped.
     pub fn start(
         name: &str,
-        mut answer: impl FnMut() -> T + Send + 'static,
+        mut source: impl FnMut() -> T + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (questions, asked) = sync_channel::<()>(1);
-        let (answers, answered) = mpsc::channel(1);
+        let (requests, request_receiver) = sync_channel::<()>(1);
+        let (answers, answer_receiver) = mpsc::channel(1);
         std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
-                while asked.recv().is_ok() {
-                    if answers.blocking_send(answer()).is_err() {
+                while request_receiver.recv().is_ok() {
+                    if answers.blocking_send(source()).is_err() {
                         return;
                     }
                 }
             })?;
         Ok(Self {
-            questions,
-            answers: answered,
-            is_asked: false,
+            requests,
+            answers: answer_receiver,
+            is_pending: false,
         })
     }
 
     /// Calls the source, and waits at most this long. A later answer is returned by the next call.
-    pub async fn ask(&mut self, patience: Duration) -> BlockingResult<T> {
-        if !self.is_asked {
-            match self.questions.try_send(()) {
-                Ok(()) => self.is_asked = true,
+    pub async fn call(&mut self, limit: Duration) -> BlockingResult<T> {
+        if !self.is_pending {
+            match self.requests.try_send(()) {
+                Ok(()) => self.is_pending = true,
                 Err(TrySendError::Full(())) | Err(TrySendError::Disconnected(())) => {
-                    return BlockingResult::Gone;
+                    return BlockingResult::ThreadEnded;
                 }
             }
         }
-        match tokio::time::timeout(patience, self.answers.recv()).await {
+        match tokio::time::timeout(limit, self.answers.recv()).await {
             Ok(Some(answer)) => {
-                self.is_asked = false;
+                self.is_pending = false;
                 BlockingResult::Answer(answer)
             }
-            Ok(None) => BlockingResult::Gone,
-            Err(_) => BlockingResult::Hangs,
+            Ok(None) => BlockingResult::ThreadEnded,
+            Err(_) => BlockingResult::TimedOut,
         }
     }
 }
@@ -76,25 +76,25 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_source_that_hangs_is_given_up_for_now_and_heard_later() {
+    async fn a_source_that_times_out_answers_a_later_call() {
         let (release, released) = channel::<u32>();
-        let mut source = Blocking::start("test", move || released.recv().unwrap()).unwrap();
-        assert_eq!(source.ask(SHORT).await, BlockingResult::Hangs);
+        let mut source = BlockingSource::start("test", move || released.recv().unwrap()).unwrap();
+        assert_eq!(source.call(SHORT).await, BlockingResult::TimedOut);
         assert_eq!(
-            source.ask(SHORT).await,
-            BlockingResult::Hangs,
+            source.call(SHORT).await,
+            BlockingResult::TimedOut,
             "it is not asked twice"
         );
         release.send(7).unwrap();
-        assert_eq!(source.ask(LONG).await, BlockingResult::Answer(7));
+        assert_eq!(source.call(LONG).await, BlockingResult::Answer(7));
         release.send(8).unwrap();
-        assert_eq!(source.ask(LONG).await, BlockingResult::Answer(8));
+        assert_eq!(source.call(LONG).await, BlockingResult::Answer(8));
     }
 
     #[tokio::test]
     async fn a_source_that_panics_is_gone() {
-        let mut source = Blocking::<u32>::start("test", || panic!("on purpose")).unwrap();
-        assert_eq!(source.ask(LONG).await, BlockingResult::Gone);
-        assert_eq!(source.ask(LONG).await, BlockingResult::Gone);
+        let mut source = BlockingSource::<u32>::start("test", || panic!("on purpose")).unwrap();
+        assert_eq!(source.call(LONG).await, BlockingResult::ThreadEnded);
+        assert_eq!(source.call(LONG).await, BlockingResult::ThreadEnded);
     }
 }

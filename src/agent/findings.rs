@@ -10,11 +10,11 @@ use stowage_scheduling::units::Bytes;
 
 /// What a process has on a GPU beyond its engine's request: the CUDA context and its kernels. Half a GiB is usual, and the
 /// headroom of every GPU covers it.
-const CONTEXT: Bytes = Bytes::mib(512);
+const CUDA_CONTEXT: Bytes = Bytes::mib(512);
 
 /// All deviations, in order of the pods.
 pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
-    let used = used_by_pod(gpus);
+    let used = usage_by_pod(gpus);
     let found = pods
         .iter()
         .filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
@@ -28,8 +28,8 @@ pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
 }
 
 /// Pods that use GPUs and record none, in order.
-pub fn unrecorded(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<UnrecordedPod> {
-    let used = used_by_pod(gpus);
+pub fn unrecorded_pods(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<UnrecordedPod> {
+    let used = usage_by_pod(gpus);
     let unrecorded = pods
         .iter()
         .filter(|pod| pod.devices.is_none())
@@ -50,13 +50,13 @@ pub fn unrecorded(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<UnrecordedPod> 
 
 /// One pod's use of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
-struct Used {
+struct GpuUsage {
     bytes: Bytes,
     processes: u64,
 }
 
-fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>> {
-    let mut used: BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>> = BTreeMap::new();
+fn usage_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, GpuUsage>> {
+    let mut used: BTreeMap<&PodUid, BTreeMap<&GpuUuid, GpuUsage>> = BTreeMap::new();
     for gpu in gpus {
         for process in gpu.processes.iter().flatten() {
             if let Some(pod) = &process.pod {
@@ -71,7 +71,7 @@ fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>
 
 fn drift(
     pod: &PodOnNode,
-    used: &BTreeMap<&GpuUuid, Used>,
+    used: &BTreeMap<&GpuUuid, GpuUsage>,
     gpus: &[GpuReport],
 ) -> Option<ReportFinding> {
     let recorded = pod.devices.as_ref()?;
@@ -92,10 +92,10 @@ fn drift(
     })
 }
 
-fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>) -> Option<ReportFinding> {
-    let granted_bytes = pod.granted?;
+fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, GpuUsage>) -> Option<ReportFinding> {
+    let granted_bytes = pod.granted_vram?;
     let used_bytes: Bytes = used.values().map(|used| used.bytes).sum();
-    let contexts = CONTEXT.times(used.values().map(|used| used.processes).sum());
+    let contexts = CUDA_CONTEXT.times(used.values().map(|used| used.processes).sum());
     (used_bytes > granted_bytes + contexts).then(|| ReportFinding::OverGrant {
         pod: pod.uid.clone(),
         granted_bytes,
@@ -118,16 +118,16 @@ mod tests {
             annotations: BTreeMap::new(),
             ports: vec![],
             containers: BTreeMap::new(),
-            is_beyond_bound: false,
+            is_too_large: false,
             devices: Some(
                 devices
                     .iter()
                     .map(|uuid| GpuUuid::parse(uuid).unwrap())
                     .collect(),
             ),
-            granted: Some(Bytes::gib(granted_gib)),
+            granted_vram: Some(Bytes::gib(granted_gib)),
             wants_gpu: true,
-            is_leaving: false,
+            is_terminating: false,
             is_ready: true,
         }
     }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_where_it_was_put_and_within_its_grant_is_no_news() {
+    fn a_pod_on_its_gpus_within_its_grant_has_no_finding() {
         assert_eq!(findings(&[pod(&["GPU-a"], 20)], &gpus(&[10, 10], &[])), []);
         assert_eq!(findings(&[pod(&["index-0"], 20)], &gpus(&[20], &[])), []);
         assert_eq!(
@@ -175,11 +175,11 @@ mod tests {
     fn a_pod_that_uses_gpus_without_a_record_is_listed_with_all_of_them() {
         let without = PodOnNode {
             devices: None,
-            granted: None,
+            granted_vram: None,
             ..pod(&[], 0)
         };
         let gpus = gpus(&[1], &[2]);
-        let [found] = &unrecorded(std::slice::from_ref(&without), &gpus)[..] else {
+        let [found] = &unrecorded_pods(std::slice::from_ref(&without), &gpus)[..] else {
             panic!("one pod")
         };
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
         );
         assert_eq!(findings(&[without], &gpus), [], "nothing to compare with");
         assert_eq!(
-            unrecorded(&[pod(&["GPU-a"], 20)], &gpus),
+            unrecorded_pods(&[pod(&["GPU-a"], 20)], &gpus),
             [],
             "it has drifted"
         );

@@ -24,15 +24,15 @@ use tokio::sync::Semaphore;
 use tracing::debug;
 
 /// Connections at a time: two Prometheus servers, and a person with curl.
-const CONNECTIONS: usize = 4;
+const MAX_CONNECTIONS: usize = 4;
 /// A connection is over by then, whatever it does: a page has some kilobytes.
-const LONGEST: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection waits for its turn before it is closed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that wait for their turn. Further ones are closed at once.
-const WAITING: usize = 16;
+const MAX_QUEUED_CONNECTIONS: usize = 16;
 /// Pause after a failed accept: if the process has no descriptor left, one is free once a connection has ended.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the page shows.
 #[derive(Default)]
@@ -40,7 +40,7 @@ pub(crate) struct MetricsPage {
     metrics: AgentMetrics,
     latest: Mutex<Option<Arc<LatestRound>>>,
     /// The reports counted for each replica: accepted, and failed.
-    counted: Mutex<BTreeMap<String, (u64, u64)>>,
+    report_counts: Mutex<BTreeMap<String, (u64, u64)>>,
 }
 
 struct LatestRound {
@@ -50,7 +50,7 @@ struct LatestRound {
 
 impl MetricsPage {
     /// Records the report of a finished round.
-    pub(crate) fn note_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
+    pub(crate) fn record_round(&self, report: &NodeReport, sensors: GpuSensors, took: Duration) {
         self.metrics.round_seconds.observe(took.as_secs_f64());
         *self.latest.lock() = Some(Arc::new(LatestRound {
             report: report.clone(),
@@ -59,8 +59,8 @@ impl MetricsPage {
     }
 
     /// Counts how each replica answered its latest report.
-    pub fn note_published(&self, state: &PublishState) {
-        let mut counted = self.counted.lock();
+    pub fn record_published(&self, state: &PublishState) {
+        let mut counted = self.report_counts.lock();
         for (name, replica) in &state.replicas {
             let now = (replica.accepted, replica.failed);
             // A replica that did not have its turn yet has no news.
@@ -81,7 +81,7 @@ impl MetricsPage {
         counted.retain(|name, _| state.replicas.contains_key(name));
     }
 
-    fn answer(&self) -> Response {
+    fn render_response(&self) -> Response {
         let latest = self.latest.lock().clone();
         let text = self.metrics.render(
             latest
@@ -95,7 +95,10 @@ impl MetricsPage {
 /// Serves the metrics page until the future is dropped.
 pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
     let router = Router::new()
-        .route("/metrics", get(move || async move { page.answer() }))
+        .route(
+            "/metrics",
+            get(move || async move { page.render_response() }),
+        )
         .fallback(|| async {
             (
                 StatusCode::NOT_FOUND,
@@ -103,38 +106,39 @@ pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
             )
         });
     let router = match listener.local_addr() {
-        Ok(address) => listening::guarded(router, address.ip()),
+        Ok(address) => listening::with_browser_guard(router, address.ip()),
         Err(_) => router,
     };
-    let (turns, waiting) = (
-        Arc::new(Semaphore::new(CONNECTIONS)),
-        Arc::new(Semaphore::new(WAITING)),
+    let (connection_permits, queue_permits) = (
+        Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        Arc::new(Semaphore::new(MAX_QUEUED_CONNECTIONS)),
     );
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 debug!(%error, "no connection for metrics");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                 continue;
             }
         };
-        let Ok(queued) = waiting.clone().try_acquire_owned() else {
+        let Ok(queued) = queue_permits.clone().try_acquire_owned() else {
             continue;
         };
-        let (turns, router) = (turns.clone(), router.clone());
+        let (turns, router) = (connection_permits.clone(), router.clone());
         tokio::spawn(async move {
-            let turn = tokio::time::timeout(PATIENCE, turns.acquire_owned()).await;
+            let turn = tokio::time::timeout(QUEUE_TIMEOUT, turns.acquire_owned()).await;
             drop(queued);
             if let Ok(Ok(_turn)) = turn {
                 // A client that is late loses its connection, and learns so.
-                let _ = tokio::time::timeout(LONGEST, one_request(stream, router)).await;
+                let _ = tokio::time::timeout(CONNECTION_TIMEOUT, serve_one_request(stream, router))
+                    .await;
             }
         });
     }
 }
 
-async fn one_request(stream: TcpStream, router: Router) {
+async fn serve_one_request(stream: TcpStream, router: Router) {
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(false)
@@ -172,10 +176,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_says_nothing_keeps_no_other_from_the_page() {
+    async fn a_silent_client_does_not_block_other_scrapes() {
         let (address, _page) = started().await;
         let mut silent = Vec::new();
-        for _ in 0..CONNECTIONS - 1 {
+        for _ in 0..MAX_CONNECTIONS - 1 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         for _ in 0..100 {
@@ -193,7 +197,7 @@ mod tests {
     async fn connections_beyond_the_limit_are_closed() {
         let (address, _page) = started().await;
         let mut silent = Vec::new();
-        for _ in 0..CONNECTIONS + WAITING {
+        for _ in 0..MAX_CONNECTIONS + MAX_QUEUED_CONNECTIONS {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         // Which of them is accepted first is the kernel's choice: one more finds no turn.
@@ -220,10 +224,10 @@ mod tests {
             .into(),
             ..PublishState::default()
         };
-        page.note_published(&state(PublishOutcome::Accepted, 1, 0));
+        page.record_published(&state(PublishOutcome::Accepted, 1, 0));
         assert!(page.metrics.last_accepted.get() > 0.0);
-        page.note_published(&state(PublishOutcome::Accepted, 1, 0));
-        page.note_published(&state(
+        page.record_published(&state(PublishOutcome::Accepted, 1, 0));
+        page.record_published(&state(
             PublishOutcome::Unreachable {
                 reason: "gone".into(),
             },

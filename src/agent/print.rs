@@ -15,8 +15,8 @@ use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 
 /// The report, with the names of pods in place of their UIDs.
-pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
-    let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
+pub fn render_tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
+    let names: PodNames<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
     let mut text = format!("Node {}\n", report.node);
     match report.gpus.as_deref() {
         Some([]) => text += "\nNo GPU.\n",
@@ -43,7 +43,7 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
             "\nNo engine of {pod} can be read: {}\n",
             unread.reason
         )
-        .expect(TAKES_TEXT);
+        .expect(WRITE_NEVER_FAILS);
     }
     if !report.models.is_empty() {
         text += &section("Models", &model_table(&report.models));
@@ -54,17 +54,17 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
             "\nNot as it was meant: {}\n",
             finding_line(finding, &names)
         )
-        .expect(TAKES_TEXT);
+        .expect(WRITE_NEVER_FAILS);
     }
     for missing in &report.missing {
-        write!(text, "\nMissing: {}\n", missing_line(missing)).expect(TAKES_TEXT);
+        write!(text, "\nMissing: {}\n", missing_line(missing)).expect(WRITE_NEVER_FAILS);
     }
     text
 }
 
-type Names<'a> = BTreeMap<&'a PodUid, &'a PodOnNode>;
+type PodNames<'a> = BTreeMap<&'a PodUid, &'a PodOnNode>;
 
-const TAKES_TEXT: &str = "a String takes any text";
+const WRITE_NEVER_FAILS: &str = "a String takes any text";
 
 fn section(title: &str, table: &Table) -> String {
     // Cells are padded to their column's width, the last one too.
@@ -76,15 +76,15 @@ fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_header(header);
-    for place in right {
-        if let Some(column) = table.column_mut(*place) {
+    for column_index in right {
+        if let Some(column) = table.column_mut(*column_index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table
 }
 
-fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
+fn gpu_table(gpus: &[GpuReport], names: &PodNames<'_>) -> Table {
     let header = [
         "#",
         "GPU",
@@ -110,16 +110,16 @@ fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
                 gpu.utilization_percent
                     .map(|percent| format!("{percent} %")),
             ),
-            health(gpu).into(),
+            health_text(gpu).into(),
             or_unknown(gpu.numa_node),
             or_unknown(gpu.nvlink_island),
-            processes(gpu.processes.as_deref(), names),
+            processes_text(gpu.processes.as_deref(), names),
         ]);
     }
     table
 }
 
-fn health(gpu: &GpuReport) -> &'static str {
+fn health_text(gpu: &GpuReport) -> &'static str {
     match gpu.health {
         Health::Healthy => "healthy",
         Health::Draining => "draining",
@@ -130,10 +130,14 @@ fn health(gpu: &GpuReport) -> &'static str {
 /// Reasons are sentences, and would make a table wider than any terminal.
 fn health_line(gpu: &GpuReport) -> Option<String> {
     let reason = gpu.health_reason.as_ref()?;
-    Some(format!("\n{} is {}: {reason}\n", gpu.uuid, health(gpu)))
+    Some(format!(
+        "\n{} is {}: {reason}\n",
+        gpu.uuid,
+        health_text(gpu)
+    ))
 }
 
-fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
+fn problem_line(engine: &EngineReport, names: &PodNames<'_>) -> Option<String> {
     Some(format!(
         "\nThe engine of {}: {}\n",
         pod_name(&engine.pod, names),
@@ -142,7 +146,7 @@ fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
 }
 
 /// `team-a/llama 12.0 GiB, no pod 0.3 GiB`
-fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
+fn processes_text(processes: Option<&[ProcessReport]>, names: &PodNames<'_>) -> String {
     let Some(processes) = processes else {
         return UNKNOWN.into();
     };
@@ -161,7 +165,7 @@ fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
     owners.collect::<Vec<_>>().join(", ")
 }
 
-fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
+fn engine_table(engines: &[EngineReport], names: &PodNames<'_>) -> Table {
     let header = [
         "Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age",
     ];
@@ -171,7 +175,7 @@ fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
             pod_name(&engine.pod, names),
             engine.engine.clone(),
             or_unknown(engine.model.as_ref()),
-            state(engine),
+            state_text(engine),
             or_unknown(
                 engine
                     .kv_cache_usage
@@ -180,13 +184,13 @@ fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
             or_unknown(engine.kv_cache_tokens),
             or_unknown(engine.waiting),
             or_unknown(engine.running),
-            seconds(engine.age_millis),
+            age_text(engine.age_millis),
         ]);
     }
     table
 }
 
-fn state(engine: &EngineReport) -> String {
+fn state_text(engine: &EngineReport) -> String {
     match (engine.state, engine.sleep_level) {
         (EngineState::Sleeping, Some(level)) => format!("sleeping, level {level}"),
         (EngineState::Other, _) => UNKNOWN.into(),
@@ -200,7 +204,7 @@ fn model_table(models: &[ModelReport]) -> Table {
         let size = Some(model.bytes).filter(|bytes| *bytes > Bytes::ZERO);
         table.add_row([
             model.model.to_string(),
-            tier(model.tier).into(),
+            tier_text(model.tier).into(),
             or_unknown(size),
             model.source.clone(),
         ]);
@@ -208,7 +212,7 @@ fn model_table(models: &[ModelReport]) -> Table {
     table
 }
 
-fn tier(tier: ModelTier) -> &'static str {
+fn tier_text(tier: ModelTier) -> &'static str {
     match tier {
         ModelTier::Partial => "on disk, in part",
         ModelTier::Disk => "on disk",
@@ -219,7 +223,7 @@ fn tier(tier: ModelTier) -> &'static str {
     }
 }
 
-fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
+fn finding_line(finding: &ReportFinding, names: &PodNames<'_>) -> String {
     let list = |uuids: &[stowage_scheduling::ids::GpuUuid]| {
         uuids
             .iter()
@@ -255,11 +259,11 @@ fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
 
 /// What is missing, and why.
 pub(crate) fn missing_line(missing: &MissingPart) -> String {
-    format!("{}: {}", part(missing.part), missing.reason)
+    format!("{}: {}", part_name(missing.part), missing.reason)
 }
 
 /// The name of a report's part.
-pub fn part(part: ReportPart) -> &'static str {
+pub fn part_name(part: ReportPart) -> &'static str {
     match part {
         ReportPart::Gpus => "GPUs",
         ReportPart::Processes => "processes on the GPUs",
@@ -271,7 +275,7 @@ pub fn part(part: ReportPart) -> &'static str {
     }
 }
 
-fn pod_name(pod: &PodUid, names: &Names<'_>) -> String {
+fn pod_name(pod: &PodUid, names: &PodNames<'_>) -> String {
     names
         .get(pod)
         .map_or_else(|| format!("pod {pod}"), |pod| pod.key.to_string())
@@ -283,7 +287,7 @@ fn or_unknown(figure: Option<impl ToString>) -> String {
     figure.map_or_else(|| UNKNOWN.into(), |figure| figure.to_string())
 }
 
-fn seconds(age: Millis) -> String {
+fn age_text(age: Millis) -> String {
     format!("{}.{} s", age.0 / 1000, age.0 % 1000 / 100)
 }
 
@@ -306,7 +310,7 @@ mod tests {
             "missing": [{ "part": "pods", "reason": "no cluster" }],
         }))
         .unwrap();
-        let text = tables(&report, &[]);
+        let text = render_tables(&report, &[]);
         for part in [
             "Node node-a",
             "13.0 GiB",

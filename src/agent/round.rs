@@ -3,13 +3,13 @@
 //! Each source may fail alone; the report then says which part is missing and why. Sources that can hang get a part of the
 //! round's second.
 
-use super::blocking::{Blocking, BlockingResult};
+use super::blocking::{BlockingResult, BlockingSource};
 use super::engines::{EngineRound, EngineWatcher};
-use super::findings::{findings, unrecorded};
+use super::findings::{findings, unrecorded_pods};
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
-use super::ownership::dual_pods::give_to_requesters;
+use super::ownership::dual_pods::attribute_to_requesters;
 use super::pods::{PodOnNode, PodSource};
 use std::io;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::units::Millis;
 
 /// NVML answers in milliseconds; the report does not wait for a driver that takes longer.
-const GPU_PATIENCE: Duration = Duration::from_millis(300);
+const GPU_TIMEOUT: Duration = Duration::from_millis(300);
 /// Files on disk change slowly, and the last scan's result is available at once.
-const MODEL_PATIENCE: Duration = Duration::from_millis(50);
+const MODEL_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The sources of the figures.
 pub struct ReportSources {
@@ -32,17 +32,17 @@ pub struct ReportSources {
 }
 
 /// One node, sampled round after round.
-pub struct Rounds {
+pub struct NodeSampler {
     node: NodeName,
     boot_id: String,
     sequence: u64,
-    pub legacy_runtime: bool,
-    gpus: Blocking<Result<GpuSample, String>>,
+    pub is_legacy_runtime: bool,
+    gpus: BlockingSource<Result<GpuSample, String>>,
     owners: Box<dyn OwnerSource>,
     pods: Box<dyn PodSource>,
-    models: Blocking<ModelScan>,
+    models: BlockingSource<ModelScan>,
     /// The last scan's result.
-    scanned: ModelScan,
+    last_scan: ModelScan,
     engines: EngineWatcher,
 }
 
@@ -56,7 +56,7 @@ pub struct Round {
     pub pods: Vec<PodOnNode>,
 }
 
-impl Rounds {
+impl NodeSampler {
     /// `boot_id` must differ at each start.
     pub fn new(node: NodeName, boot_id: String, sources: ReportSources) -> io::Result<Self> {
         let ReportSources {
@@ -70,49 +70,49 @@ impl Rounds {
             node,
             boot_id,
             sequence: 0,
-            legacy_runtime: false,
-            gpus: Blocking::start("nvml", move || gpus.sample())?,
+            is_legacy_runtime: false,
+            gpus: BlockingSource::start("nvml", move || gpus.sample())?,
             owners,
             pods,
-            models: Blocking::start("models", move || models.models())?,
-            scanned: ModelScan::default(),
+            models: BlockingSource::start("models", move || models.models())?,
+            last_scan: ModelScan::default(),
             engines,
         })
     }
 
-    pub async fn next(&mut self) -> Round {
+    pub async fn run_round(&mut self) -> Round {
         let mut missing = Vec::new();
         let pods = self.pods(&mut missing);
-        let sample = self.sample(&mut missing).await;
+        let sample = self.sample_gpus(&mut missing).await;
         let (mut gpus, sensors, taken) = match sample {
-            Some(sample) => (Some(sample.gpus), sample.sensors, Some(sample.taken)),
+            Some(sample) => (Some(sample.gpus), sample.sensors, Some(sample.taken_at)),
             None => (None, GpuSensors::new(), None),
         };
-        let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
-        missing.extend(self.owners.owners(listed, &pods).await);
-        let EngineRound { engines, unread } = self.engines.round(&pods, listed).await;
+        let gpu_reports: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
+        missing.extend(self.owners.owners(gpu_reports, &pods).await);
+        let EngineRound { engines, unread } = self.engines.round(&pods, gpu_reports).await;
         // An engine is probed where it runs, and counted for the pod that it runs for.
-        give_to_requesters(listed, &pods);
-        let findings = findings(&pods, listed);
-        let unrecorded = unrecorded(&pods, listed);
-        self.scan(&mut missing).await;
+        attribute_to_requesters(gpu_reports, &pods);
+        let findings = findings(&pods, gpu_reports);
+        let unrecorded = unrecorded_pods(&pods, gpu_reports);
+        self.scan_models(&mut missing).await;
         self.sequence += 1;
-        let scanned = self.scanned.models.iter().cloned();
+        let scanned = self.last_scan.models.iter().cloned();
         let mut report = NodeReport {
             node: self.node.clone(),
             boot_id: self.boot_id.clone(),
             sequence: self.sequence,
-            age_millis: age(taken),
-            models: models::merged(scanned.chain(models::held_by_engines(&engines))),
+            age_millis: age_since(taken),
+            models: models::merge_models(scanned.chain(models::loaded_by_engines(&engines))),
             gpus,
             engines,
             unread,
             findings,
             unrecorded,
-            legacy_runtime: self.legacy_runtime,
+            legacy_runtime: self.is_legacy_runtime,
             missing,
         };
-        report.keep_to_limits();
+        report.truncate_to_limits();
         Round {
             report,
             sensors,
@@ -123,11 +123,14 @@ impl Rounds {
 
     /// The latest round, for a single sample. If no process was there to find the owner of, it also says what would have
     /// prevented finding it.
-    pub async fn look(&mut self) -> Round {
-        let mut round = self.next().await;
+    pub async fn single_sample(&mut self) -> Round {
+        let mut round = self.run_round().await;
         let mut gpus = round.report.gpus.iter().flatten();
         if gpus.all(|gpu| gpu.processes.as_ref().is_none_or(Vec::is_empty)) {
-            round.report.missing.extend(self.owners.lacks());
+            round
+                .report
+                .missing
+                .extend(self.owners.missing_prerequisites());
         }
         round
     }
@@ -142,18 +145,18 @@ impl Rounds {
         })
     }
 
-    async fn sample(&mut self, missing: &mut Vec<MissingPart>) -> Option<GpuSample> {
-        let reason = match self.gpus.ask(GPU_PATIENCE).await {
+    async fn sample_gpus(&mut self, missing: &mut Vec<MissingPart>) -> Option<GpuSample> {
+        let reason = match self.gpus.call(GPU_TIMEOUT).await {
             BlockingResult::Answer(Ok(sample)) => {
                 missing.extend(sample.missing.iter().cloned());
                 return Some(sample);
             }
             BlockingResult::Answer(Err(reason)) => reason,
             // Without the duration: a changed reason is logged, and this would change each time.
-            BlockingResult::Hangs => {
+            BlockingResult::TimedOut => {
                 "the driver does not answer; if it stays so, the node's kernel log says more".into()
             }
-            BlockingResult::Gone => {
+            BlockingResult::ThreadEnded => {
                 "the thread that asks the driver has failed; restart the agent".into()
             }
         };
@@ -164,16 +167,16 @@ impl Rounds {
         None
     }
 
-    async fn scan(&mut self, missing: &mut Vec<MissingPart>) {
-        match self.models.ask(MODEL_PATIENCE).await {
-            BlockingResult::Answer(scan) => self.scanned = scan,
+    async fn scan_models(&mut self, missing: &mut Vec<MissingPart>) {
+        match self.models.call(MODEL_TIMEOUT).await {
+            BlockingResult::Answer(scan) => self.last_scan = scan,
             // The first scan of a large disk takes a while.
-            BlockingResult::Hangs => {}
-            BlockingResult::Gone => {
-                self.scanned.problems = vec!["the thread that looks for models has failed".into()]
+            BlockingResult::TimedOut => {}
+            BlockingResult::ThreadEnded => {
+                self.last_scan.problems = vec!["the thread that looks for models has failed".into()]
             }
         }
-        let problems = self.scanned.problems.iter();
+        let problems = self.last_scan.problems.iter();
         missing.extend(problems.map(|reason| MissingPart {
             part: ReportPart::Models,
             reason: reason.clone(),
@@ -183,10 +186,10 @@ impl Rounds {
 
 /// Whether NVIDIA's container runtime gave this container its GPUs by the hook of its legacy mode, which leaves
 /// `NVIDIA_VISIBLE_DEVICES` as it is: with CDI, in whichever mode, it becomes `void`.
-pub fn is_of_legacy_runtime(visible_devices: Option<&str>) -> bool {
+pub fn is_legacy_runtime(visible_devices: Option<&str>) -> bool {
     !matches!(visible_devices, None | Some("" | "void" | "none"))
 }
 
-fn age(taken: Option<Instant>) -> Millis {
+fn age_since(taken: Option<Instant>) -> Millis {
     Millis(taken.map_or(0, |taken| taken.elapsed().as_millis() as u64))
 }

@@ -9,7 +9,7 @@ use super::ownership::OwnerSource;
 use super::pods::PodSource;
 use super::print;
 use super::publish::{PublishOutcome, PublishState, Publisher};
-use super::round::{ReportSources, Round, Rounds, is_of_legacy_runtime};
+use super::round::{NodeSampler, ReportSources, Round, is_legacy_runtime};
 use super::turns;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
@@ -27,9 +27,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 /// Rounds of a single sample (`--once`), and the pause between two: the list of pods and an engine's first answer need a few.
-const LOOK: (u32, Duration) = (6, Duration::from_millis(250));
+const SINGLE_SAMPLE_ROUNDS: (u32, Duration) = (6, Duration::from_millis(250));
 /// A replica's share of the second between two reports; the round needs the rest.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PUBLISH_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub struct AgentOptions {
     pub node: NodeName,
@@ -47,7 +47,7 @@ pub struct AgentOptions {
 
 /// What a single sample prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Print {
+pub enum OutputFormat {
     Tables,
     Json,
 }
@@ -60,23 +60,23 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
     let _served = options
         .metrics
         .take()
-        .map(|listener| served(listener, &page))
+        .map(|listener| serve_metrics(listener, &page))
         .transpose()?;
     let turns = options
         .turns
         .take()
         .map(|(socket, proc)| turns::serve(&socket, proc))
         .transpose()?;
-    let (mut rounds, publisher) = start(options)?;
+    let (mut sampler, publisher) = start_sampler(options)?;
     let publisher =
         publisher.context("no extender to report to: give --extender https://HOST:PORT")?;
-    let mut publisher = publisher.with_patience(PATIENCE);
+    let mut publisher = publisher.with_replica_timeout(PUBLISH_TIMEOUT);
     // Once for all turns: a signal between two of them would be lost on a listener that each turn makes anew.
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("no signal handler")?;
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = Vec::new();
+    let mut last_missing = Vec::new();
     info!(%node, "reporting every {} ms", interval.as_millis());
     loop {
         let stop = async {
@@ -85,7 +85,7 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
                 _ = interrupt.recv() => {}
             }
         };
-        let turn = async {
+        let round = async {
             ticks.tick().await;
             let begun = Instant::now();
             let Round {
@@ -93,17 +93,17 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
                 as_of,
                 sensors,
                 pods,
-            } = rounds.next().await;
+            } = sampler.run_round().await;
             if let Some((turns, _)) = &turns {
-                turns.lock().round(&pods, Instant::now());
+                turns.lock().advance(&pods, Instant::now());
             }
-            page.note_round(&report, sensors, begun.elapsed());
-            tell_news(&report.missing, &mut known);
+            page.record_round(&report, sensors, begun.elapsed());
+            log_changes(&report.missing, &mut last_missing);
             publisher.publish(report, as_of).await;
-            page.note_published(&publisher.state());
+            page.record_published(&publisher.state());
         };
         tokio::select! {
-            () = turn => {}
+            () = round => {}
             () = stop => break,
         }
     }
@@ -112,17 +112,17 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
 }
 
 /// Samples once, prints, and reports the result if a destination is given; an error if no replica accepts it.
-pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
-    let (mut rounds, publisher) = start(options)?;
-    let (times, pause) = LOOK;
+pub async fn sample_once(options: AgentOptions, output_format: OutputFormat) -> Result<()> {
+    let (mut rounds, publisher) = start_sampler(options)?;
+    let (times, pause) = SINGLE_SAMPLE_ROUNDS;
     for _ in 1..times {
-        rounds.next().await;
+        rounds.run_round().await;
         tokio::time::sleep(pause).await;
     }
-    let round = rounds.look().await;
-    let text = match how {
-        Print::Tables => print::tables(&round.report, &round.pods),
-        Print::Json => {
+    let round = rounds.single_sample().await;
+    let text = match output_format {
+        OutputFormat::Tables => print::render_tables(&round.report, &round.pods),
+        OutputFormat::Json => {
             serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n"
         }
     };
@@ -130,13 +130,13 @@ pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
         .write_all(text.as_bytes())
         .context("stdout")?;
     match publisher {
-        Some(publisher) => tell(publisher, round).await,
+        Some(publisher) => report_once(publisher, round).await,
         None => Ok(()),
     }
 }
 
 /// Reports once, and prints the result on stderr.
-async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
+async fn report_once(mut publisher: Publisher, round: Round) -> Result<()> {
     publisher.publish(round.report, round.as_of).await;
     let PublishState { replicas, problems } = publisher.state();
     let lines: Vec<String> = replicas
@@ -151,14 +151,14 @@ async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
         // If nobody reads standard error, the exit code still says it.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
-    let is_taken = replicas
+    let is_accepted = replicas
         .values()
         .any(|replica| replica.latest == PublishOutcome::Accepted);
-    ensure!(is_taken, "no extender accepted the report");
+    ensure!(is_accepted, "no extender accepted the report");
     Ok(())
 }
 
-fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
+fn start_sampler(options: AgentOptions) -> Result<(NodeSampler, Option<Publisher>)> {
     let AgentOptions {
         node,
         gpus,
@@ -176,13 +176,13 @@ fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
         models,
         engines,
     };
-    let mut rounds = Rounds::new(node, boot_id(), sources).context("no thread")?;
-    rounds.legacy_runtime =
-        is_of_legacy_runtime(std::env::var("NVIDIA_VISIBLE_DEVICES").ok().as_deref());
-    Ok((rounds, publisher))
+    let mut sampler = NodeSampler::new(node, boot_id(), sources).context("no thread")?;
+    sampler.is_legacy_runtime =
+        is_legacy_runtime(std::env::var("NVIDIA_VISIBLE_DEVICES").ok().as_deref());
+    Ok((sampler, publisher))
 }
 
-fn served(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {
+fn serve_metrics(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {
     info!("metrics: http://{}/metrics", listener.local_addr()?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(AbortOnDropHandle::new(tokio::spawn(metrics_page::serve(
@@ -199,15 +199,18 @@ fn boot_id() -> String {
 }
 
 /// Logs what is missing when that changes, not each second.
-fn tell_news(missing: &[MissingPart], known: &mut Vec<MissingPart>) {
-    for news in missing.iter().filter(|missing| !known.contains(missing)) {
+fn log_changes(missing: &[MissingPart], last_missing: &mut Vec<MissingPart>) {
+    for news in missing
+        .iter()
+        .filter(|missing| !last_missing.contains(missing))
+    {
         warn!("missing: {}", print::missing_line(news));
     }
     let parts = |list: &[MissingPart]| -> BTreeSet<ReportPart> {
         list.iter().map(|missing| missing.part).collect()
     };
-    for part in parts(known).difference(&parts(missing)) {
-        info!("no longer missing: {}", print::part(*part));
+    for part in parts(last_missing).difference(&parts(missing)) {
+        info!("no longer missing: {}", print::part_name(*part));
     }
-    *known = missing.to_vec();
+    *last_missing = missing.to_vec();
 }

@@ -21,13 +21,13 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
 /// A pod that is not ready by then holds no other one up; as long as a policy's `startGate.max` by default.
-const LONGEST_TURN: Duration = Duration::from_secs(600);
+const MAX_TURN: Duration = Duration::from_secs(600);
 /// After this, a pod that the API server has not shown starts without a turn.
-const UNKNOWN_POD: Duration = Duration::from_secs(30);
+const UNKNOWN_POD_TIMEOUT: Duration = Duration::from_secs(30);
 /// More than a node has pods. What asks beyond starts at once.
 const MAX_TURNS: usize = 512;
 /// Pause between two attempts to reach the agent, and after a failed accept: an agent restarts within seconds.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The pods that start and those that wait, in the order in which they asked: none waits for one behind it.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub struct Turns(Vec<Turn>);
 struct Turn {
     pod: PodUid,
     /// When it asked, or was let go.
-    since: Instant,
+    asked_or_started_at: Instant,
     /// While it waits. Nothing is sent on it; that it is closed is the answer.
     connection: Option<UnixStream>,
     /// The pod was seen not to be ready since it started: after a boot the API server shows for a while how it was before.
@@ -46,7 +46,7 @@ struct Turn {
 
 impl Turns {
     /// Adds a pod at the end of the queue; a pod that asks again loses its earlier place.
-    fn ask(&mut self, pod: PodUid, connection: UnixStream) {
+    fn enqueue(&mut self, pod: PodUid, connection: UnixStream) {
         let before = self.0.len();
         self.0.retain(|turn| turn.pod != pod);
         let is_new = self.0.len() == before;
@@ -58,7 +58,7 @@ impl Turns {
             let (since, connection) = (Instant::now(), Some(connection));
             self.0.push(Turn {
                 pod,
-                since,
+                asked_or_started_at: since,
                 connection,
                 was_unready: false,
             });
@@ -66,29 +66,30 @@ impl Turns {
     }
 
     /// Ends turns, and lets those start whose GPUs are free then.
-    pub fn round(&mut self, pods: &[PodOnNode], now: Instant) {
-        let mut taken: Vec<&GpuUuid> = Vec::new();
+    pub fn advance(&mut self, pods: &[PodOnNode], now: Instant) {
+        let mut busy_gpus: Vec<&GpuUuid> = Vec::new();
         self.0.retain_mut(|turn| {
-            let lasted = now.duration_since(turn.since);
+            let elapsed = now.duration_since(turn.asked_or_started_at);
             let Some(pod) = pods
                 .iter()
-                .find(|pod| pod.uid == turn.pod && !pod.is_leaving)
+                .find(|pod| pod.uid == turn.pod && !pod.is_terminating)
             else {
-                return turn.connection.is_some() && lasted < UNKNOWN_POD;
+                return turn.connection.is_some() && elapsed < UNKNOWN_POD_TIMEOUT;
             };
             let gpus = || pod.devices.iter().flatten();
             match &turn.connection {
                 // It has given up.
                 Some(connection) if matches!(connection.try_read(&mut [0]), Ok(0)) => return false,
-                Some(_) if gpus().any(|gpu| taken.contains(&gpu)) => {}
+                Some(_) if gpus().any(|gpu| busy_gpus.contains(&gpu)) => {}
                 Some(_) => {
                     info!(pod = %pod.key, "starts: it is its turn");
-                    (turn.connection, turn.since, turn.was_unready) = (None, now, !pod.is_ready);
+                    (turn.connection, turn.asked_or_started_at, turn.was_unready) =
+                        (None, now, !pod.is_ready);
                 }
-                None if turn.was_unready && pod.is_ready || lasted >= LONGEST_TURN => return false,
+                None if turn.was_unready && pod.is_ready || elapsed >= MAX_TURN => return false,
                 None => turn.was_unready |= !pod.is_ready,
             }
-            taken.extend(gpus());
+            busy_gpus.extend(gpus());
             true
         });
     }
@@ -103,7 +104,7 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
     // Init containers run as any user.
     std::fs::set_permissions(socket, Permissions::from_mode(0o666)).with_context(at)?;
     let turns = Arc::new(Mutex::new(Turns::default()));
-    let (asked, mut cgroups) = (turns.clone(), Cgroups::new(proc));
+    let (queue, mut cgroups) = (turns.clone(), Cgroups::new(proc));
     let serving = tokio::spawn(async move {
         loop {
             match listener.accept().await {
@@ -113,14 +114,15 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
                         .ok()
                         .and_then(|peer| u32::try_from(peer.pid()?).ok());
                     // A node inside another node's pod names that pod first.
-                    if let Some(Ok(ProcessOwner::Pod(pods, _))) = pid.map(|pid| cgroups.place(pid))
+                    if let Some(Ok(ProcessOwner::Pod(pods, _))) =
+                        pid.map(|pid| cgroups.owner_of(pid))
                         && let Some(pod) = pods.last()
                     {
-                        asked.lock().ask(pod.clone(), connection);
+                        queue.lock().enqueue(pod.clone(), connection);
                     }
                 }
                 // Too many open files, for one.
-                Err(_) => sleep(TRY_AGAIN).await,
+                Err(_) => sleep(RETRY_INTERVAL).await,
             }
         }
     });
@@ -128,12 +130,12 @@ pub fn serve(socket: &Path, proc: PathBuf) -> Result<(Arc<Mutex<Turns>>, AbortOn
 }
 
 /// Waits for the turn of the pod that this process belongs to. Returns how that ended; whatever fails lets the pod start.
-pub async fn wait(socket: &Path, limit: Duration, agent_limit: Duration) -> &'static str {
+pub async fn wait_for_turn(socket: &Path, limit: Duration, agent_limit: Duration) -> &'static str {
     let connected = async {
         loop {
             match UnixStream::connect(socket).await {
                 Ok(agent) => return agent,
-                Err(_) => sleep(TRY_AGAIN).await,
+                Err(_) => sleep(RETRY_INTERVAL).await,
             }
         }
     };
@@ -165,7 +167,7 @@ mod tests {
             "spec": { "containers": [] },
             "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }] },
         });
-        PodOnNode::of(&serde_json::from_value(pod).unwrap()).unwrap()
+        PodOnNode::from_pod(&serde_json::from_value(pod).unwrap()).unwrap()
     }
 
     /// Asks for a pod; the other end of the connection.
@@ -174,7 +176,7 @@ mod tests {
         [&there, &here]
             .into_iter()
             .for_each(|end| end.set_nonblocking(true).unwrap());
-        turns.ask(
+        turns.enqueue(
             PodUid::parse(name).unwrap(),
             UnixStream::from_std(there).unwrap(),
         );
@@ -198,22 +200,22 @@ mod tests {
             .map(|(name, devices)| pod(name, devices, ready.contains(&name)))
         };
         let asked = ["one", "two", "three", "four"].map(|name| ask(&mut turns, name));
-        turns.round(&all(&[]), now);
+        turns.advance(&all(&[]), now);
         // `three` could start, but `two` would then wait for ever on a busy node.
         assert_eq!(asked.each_ref().map(waits), [false, true, true, false]);
-        turns.round(&all(&["one"]), now);
+        turns.advance(&all(&["one"]), now);
         assert_eq!(asked.each_ref().map(waits), [false, false, true, false]);
-        turns.round(&all(&["one", "two"]), now);
+        turns.advance(&all(&["one", "two"]), now);
         assert_eq!(asked.each_ref().map(waits), [false; 4]);
     }
 
     #[tokio::test]
-    async fn a_readiness_from_before_the_boot_ends_no_turn() {
+    async fn readiness_from_before_a_boot_does_not_end_a_turn() {
         let (mut turns, now) = (Turns::default(), Instant::now());
         let _one = ask(&mut turns, "one");
         let two = ask(&mut turns, "two");
         for (is_ready, still_waits) in [(true, true), (true, true), (false, true), (true, false)] {
-            turns.round(
+            turns.advance(
                 &[pod("one", "GPU-a", is_ready), pod("two", "GPU-a", false)],
                 now,
             );
@@ -225,28 +227,28 @@ mod tests {
     async fn a_pod_that_is_never_ready_or_gone_holds_no_other_up_for_long() {
         let begun = Instant::now();
         for (pods, later) in [
-            (["one", "two"].as_slice(), LONGEST_TURN),
+            (["one", "two"].as_slice(), MAX_TURN),
             (&["two"], Duration::ZERO),
         ] {
             let mut turns = Turns::default();
             let _one = ask(&mut turns, "one");
             let two = ask(&mut turns, "two");
-            turns.round(&["one", "two"].map(|name| pod(name, "GPU-a", false)), begun);
+            turns.advance(&["one", "two"].map(|name| pod(name, "GPU-a", false)), begun);
             assert!(waits(&two));
             let pods: Vec<PodOnNode> = pods.iter().map(|name| pod(name, "GPU-a", false)).collect();
-            turns.round(&pods, begun + later);
+            turns.advance(&pods, begun + later);
             assert!(!waits(&two));
         }
     }
 
     #[tokio::test]
-    async fn a_pod_that_asks_again_takes_no_second_turn_and_one_that_gave_up_none() {
+    async fn a_pod_has_one_turn_however_often_it_asks_and_none_after_it_disconnects() {
         let (mut turns, now) = (Turns::default(), Instant::now());
         let pods = ["one", "two", "three"].map(|name| pod(name, "GPU-a", false));
         let again = [ask(&mut turns, "one"), ask(&mut turns, "one")];
         let two = ask(&mut turns, "two");
         let three = ask(&mut turns, "three");
-        turns.round(&pods, now);
+        turns.advance(&pods, now);
         assert_eq!(
             (again.each_ref().map(waits), waits(&two)),
             ([false; 2], true)
@@ -254,17 +256,17 @@ mod tests {
         drop(two);
         // The runtime looks at its connections.
         tokio::task::yield_now().await;
-        turns.round(&pods[1..], now);
+        turns.advance(&pods[1..], now);
         assert!(!waits(&three));
     }
 
     #[tokio::test]
-    async fn a_pod_of_which_nothing_is_known_starts_in_the_end_and_one_without_gpus_at_once() {
+    async fn an_unknown_pod_starts_after_a_timeout_and_one_without_gpus_at_once() {
         let (mut turns, asked) = (Turns::default(), Instant::now());
         let (unknown, without) = (ask(&mut turns, "unknown"), ask(&mut turns, "without"));
-        turns.round(&[pod("without", "", false)], asked);
+        turns.advance(&[pod("without", "", false)], asked);
         assert_eq!((waits(&unknown), waits(&without)), (true, false));
-        turns.round(&[], asked + UNKNOWN_POD + Duration::from_secs(1));
+        turns.advance(&[], asked + UNKNOWN_POD_TIMEOUT + Duration::from_secs(1));
         assert!(!waits(&unknown));
     }
 }

@@ -39,7 +39,7 @@ pub struct AccessArgs {
 pub struct Access {
     pub authorization: Option<HeaderValue>,
     tls: ClientConfig,
-    name: Option<ServerName<'static>>,
+    server_name: Option<ServerName<'static>>,
 }
 
 impl AccessArgs {
@@ -80,7 +80,7 @@ impl AccessArgs {
         Ok(Access {
             authorization,
             tls: ClientConfig::clone(&trust.config),
-            name,
+            server_name: name,
         })
     }
 }
@@ -96,7 +96,7 @@ impl Access {
         let builder = HttpsConnectorBuilder::new()
             .with_tls_config(self.tls.clone())
             .https_or_http();
-        match &self.name {
+        match &self.server_name {
             Some(name) => builder
                 .with_server_name_resolver(FixedServerNameResolver::new(name.clone()))
                 .enable_http1()

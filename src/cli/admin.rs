@@ -83,7 +83,7 @@ impl AdminArgs {
         Ok(AdminOptions {
             listen,
             tls,
-            asks_for_tokens: auth == AdminAuth::Token,
+            requires_tokens: auth == AdminAuth::Token,
             gpu_series,
         })
     }

@@ -74,21 +74,21 @@ struct KeptCertificateArgs {
 
     /// How long that certificate lasts; it is renewed after two thirds
     #[arg(
-        long, value_name = "DURATION", default_value = certificates::LIFETIME, value_parser = lifetime,
+        long, value_name = "DURATION", default_value = certificates::DEFAULT_LIFETIME, value_parser = lifetime,
         requires = "agents_tls_secret",
     )]
     agents_certificate_lifetime: Duration,
 
     /// How long its CA lasts; it is replaced after two thirds
     #[arg(
-        long, value_name = "DURATION", default_value = certificates::CA_LIFETIME, value_parser = lifetime,
+        long, value_name = "DURATION", default_value = certificates::DEFAULT_CA_LIFETIME, value_parser = lifetime,
         requires = "agents_tls_secret",
     )]
     agents_ca_lifetime: Duration,
 
     /// How long a new CA is published before it signs: the time in which every kubelet has brought it to its agent
     #[arg(
-        long, value_name = "DURATION", default_value = certificates::PUBLICATION_DELAY, value_parser = lifetime,
+        long, value_name = "DURATION", default_value = certificates::DEFAULT_PUBLICATION_DELAY, value_parser = lifetime,
         requires = "agents_tls_secret",
     )]
     ca_publication_delay: Duration,
@@ -166,17 +166,17 @@ impl KeptCertificateArgs {
         }
         let names = certificates::service_names(&self.agents_service, &secret.namespace);
         let settings = CertificateSettings {
-            names,
+            dns_names: names,
             lifetime,
             ca_lifetime,
             publication_delay: delay,
         };
-        let look_every = certificates::LOOK_EVERY;
+        let look_every = certificates::CERTIFICATE_READ_INTERVAL;
         Ok(Some(CertificateOptions {
             secret,
             config_map,
             settings,
-            look_every,
+            read_interval: look_every,
         }))
     }
 }

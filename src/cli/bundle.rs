@@ -4,7 +4,7 @@
 use super::access::AccessArgs;
 use super::duration;
 use super::operators_client;
-use super::standard_input::shown;
+use super::standard_input::display_name;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs::OpenOptions;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 use stowage_recording::frame::MAGIC;
 use stowage_scheduling::units::plural;
-use stowage_server::flight_recorder::{LeftOut, write_bundle_of};
+use stowage_server::flight_recorder::{LeftOut, write_recording_bundle};
 use stowage_server::service::BundleNames;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -63,21 +63,21 @@ struct BundleOut {
     out: BufWriter<Box<dyn Write + Send>>,
     bytes: u64,
     /// Why it could not be written, which is not the recording's fault.
-    failed: Option<io::Error>,
+    write_error: Option<io::Error>,
 }
 
 /// A file that is not whole yet. It has a name that no other file has, because `--from` may read any, and goes away if it does not
 /// become whole.
 struct PartFile {
     path: PathBuf,
-    interrupted: JoinHandle<()>,
+    signal_task: JoinHandle<()>,
 }
 
 impl BundleArgs {
     pub async fn run(self) -> Result<ExitCode> {
         if self.file == Path::new("-") {
             let (_, left_out) = self.write_to(Box::new(io::stdout())).await?;
-            return Ok(warned_of(&left_out));
+            return Ok(warn_left_out(&left_out));
         }
         let unwritten = || format!("the bundle {} cannot be written", self.file.display());
         // A pipe or a device takes it as it comes.
@@ -87,15 +87,15 @@ impl BundleArgs {
                 .open(&self.file)
                 .with_context(unwritten)?;
             let (_, left_out) = self.write_to(Box::new(out)).await?;
-            return Ok(warned_of(&left_out));
+            return Ok(warn_left_out(&left_out));
         }
         // What a link names is replaced, and not the link.
         let whole = std::fs::canonicalize(&self.file).unwrap_or_else(|_| self.file.clone());
-        let (part, out) = PartFile::beside(&whole).with_context(unwritten)?;
+        let (part, out) = PartFile::create_beside(&whole).with_context(unwritten)?;
         let (bytes, left_out) = self.write_to(Box::new(out)).await?;
-        part.becomes(&whole).with_context(unwritten)?;
+        part.rename_to(&whole).with_context(unwritten)?;
         let file = self.file.display();
-        let code = warned_of(&left_out);
+        let code = warn_left_out(&left_out);
         writeln!(
             io::stdout(),
             "{file}: {}. Replay it with `stowage replay {file}`",
@@ -109,12 +109,12 @@ impl BundleArgs {
         let mut out = BundleOut {
             out: BufWriter::new(out),
             bytes: 0,
-            failed: None,
+            write_error: None,
         };
         let written = self.write_parts(&mut out).await;
         let written =
             written.and_then(|left_out| out.flush().map(|()| left_out).map_err(Into::into));
-        if let Some(error) = out.failed {
+        if let Some(error) = out.write_error {
             return Err(error)
                 .with_context(|| format!("the bundle {} cannot be written", self.file.display()));
         }
@@ -127,7 +127,7 @@ impl BundleArgs {
                 let why = left_out
                     .first()
                     .map_or(String::new(), |LeftOut { end, .. }| format!(": it {end}"));
-                bail!("{} has no recording{why}", shown(from))
+                bail!("{} has no recording{why}", display_name(from))
             }
             None => bail!(
                 "nothing was recorded in the last {} min. Ask for more with --last. If stowage_recorder_recording is 0 on its \
@@ -144,7 +144,7 @@ impl BundleArgs {
             } else {
                 BundleNames::AsRecorded
             };
-            return Ok(write_bundle_of(from, names, out)?);
+            return Ok(write_recording_bundle(from, names, out)?);
         }
         let access = self.access.read(&self.server).await?;
         let redact = if self.redact { "&redact=true" } else { "" };
@@ -156,27 +156,30 @@ impl BundleArgs {
 
 impl Write for BundleOut {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.out.write(bytes).map_err(|error| self.fail(error))?;
+        let written = self
+            .out
+            .write(bytes)
+            .map_err(|error| self.record_error(error))?;
         self.bytes += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush().map_err(|error| self.fail(error))
+        self.out.flush().map_err(|error| self.record_error(error))
     }
 }
 
 impl BundleOut {
     /// The reader of the recording gets the error, too, and may take it for its own.
-    fn fail(&mut self, error: io::Error) -> io::Error {
-        let same = io::Error::from(error.kind());
-        self.failed.get_or_insert(error);
-        same
+    fn record_error(&mut self, error: io::Error) -> io::Error {
+        let copy = io::Error::from(error.kind());
+        self.write_error.get_or_insert(error);
+        copy
     }
 }
 
 impl PartFile {
-    fn beside(whole: &Path) -> io::Result<(Self, std::fs::File)> {
+    fn create_beside(whole: &Path) -> io::Result<(Self, std::fs::File)> {
         let name = whole
             .file_name()
             .ok_or(io::ErrorKind::IsADirectory)?
@@ -206,26 +209,32 @@ impl PartFile {
             let _ = std::fs::remove_file(unfinished);
             std::process::exit(code);
         });
-        Ok((Self { path, interrupted }, file))
+        Ok((
+            Self {
+                path,
+                signal_task: interrupted,
+            },
+            file,
+        ))
     }
 
-    fn becomes(self, whole: &Path) -> io::Result<()> {
+    fn rename_to(self, whole: &Path) -> io::Result<()> {
         std::fs::rename(&self.path, whole)
     }
 }
 
 impl Drop for PartFile {
     fn drop(&mut self) {
-        self.interrupted.abort();
+        self.signal_task.abort();
         // There is none any more once it is whole.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// 1 if something is not in the bundle: it replays as a whole one does.
-fn warned_of(left_out: &[LeftOut]) -> ExitCode {
+fn warn_left_out(left_out: &[LeftOut]) -> ExitCode {
     for LeftOut { path, end, bytes } in left_out {
-        let path = shown(path);
+        let path = display_name(path);
         let rest = bytes.map_or("the rest".to_owned(), |bytes| plural(bytes, "byte"));
         // A reader of the warnings that has gone does not take the bundle with it.
         let _ = writeln!(

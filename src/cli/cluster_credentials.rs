@@ -11,7 +11,7 @@ use kube::client::{Body, ConfigExt};
 use kube::{Api, Client, Config};
 use std::path::Path;
 use stowage_kubernetes_objects::port::WriteTimes;
-use stowage_kubernetes_objects::pruning::Answers;
+use stowage_kubernetes_objects::pruning::ResponseMode;
 use stowage_server::kubernetes::connect::{self, ConnectError};
 use stowage_telemetry::trust::Trust;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
@@ -25,7 +25,7 @@ const CA_KEY: &str = "ca.crt";
 pub const SERVER_NAME: &str = "stowage-agents.kube-system.svc";
 
 /// Enough for one page; the API server gives no shorter one.
-const TOKEN_SECONDS: i64 = 600;
+const TOKEN_LIFETIME_SECONDS: i64 = 600;
 
 /// What a kubeconfig's current context gives access with.
 pub struct ClusterCredentials {
@@ -37,18 +37,18 @@ impl ClusterCredentials {
     /// Without a path the usual places are looked at; `None` if nothing is there.
     pub async fn find(kubeconfig: Option<&Path>) -> Result<Option<Self>> {
         let config = match connect::config(kubeconfig).await {
-            Err(ConnectError::Nowhere) => return Ok(None),
+            Err(ConnectError::NoConfig) => return Ok(None),
             config => config.context("--kubeconfig")?,
         };
-        let client = connect::client(config.clone(), WriteTimes::default(), Answers::Pruned)?;
+        let client = connect::client(config.clone(), WriteTimes::default(), ResponseMode::Pruned)?;
         Ok(Some(Self { config, client }))
     }
 
     /// The `Authorization` header for Stowage, which asks the API server whose it is.
     pub async fn authorization(&self) -> Result<HeaderValue> {
-        let mut value = match self.of_kubeconfig().await? {
+        let mut value = match self.kubeconfig_authorization().await? {
             Some(value) => value,
-            None => self.of_viewer().await?,
+            None => self.viewer_authorization().await?,
         };
         value.set_sensitive(true);
         Ok(value)
@@ -56,23 +56,23 @@ impl ClusterCredentials {
 
     /// The CA of Stowage's certificate, from the ConfigMap in which agents find it.
     pub async fn trust(&self) -> Result<Trust> {
-        let where_it_is = || format!("the ConfigMap {NAMESPACE}/{CA_CONFIG_MAP}");
+        let config_map_name = || format!("the ConfigMap {NAMESPACE}/{CA_CONFIG_MAP}");
         let instead = "give its CA with --ca FILE";
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), NAMESPACE);
         let map = maps
             .get(CA_CONFIG_MAP)
             .await
-            .with_context(|| format!("{}: {instead}", where_it_is()))?;
+            .with_context(|| format!("{}: {instead}", config_map_name()))?;
         let text = map
             .data
             .unwrap_or_default()
             .remove(CA_KEY)
             .unwrap_or_default();
-        Trust::of_text(text.as_bytes(), &where_it_is()).with_context(|| instead.to_owned())
+        Trust::from_pem(text.as_bytes(), &config_map_name()).with_context(|| instead.to_owned())
     }
 
     /// What the library's own client would send: a token, a token from a file, or what an exec plugin prints.
-    async fn of_kubeconfig(&self) -> Result<Option<HeaderValue>> {
+    async fn kubeconfig_authorization(&self) -> Result<Option<HeaderValue>> {
         let Some(layer) = self.config.auth_layer()? else {
             return Ok(None);
         };
@@ -89,10 +89,10 @@ impl ClusterCredentials {
         Ok(value.filter(|value| value.as_bytes().starts_with(b"Bearer ")))
     }
 
-    async fn of_viewer(&self) -> Result<HeaderValue> {
+    async fn viewer_authorization(&self) -> Result<HeaderValue> {
         let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), NAMESPACE);
         let spec = TokenRequestSpec {
-            expiration_seconds: Some(TOKEN_SECONDS),
+            expiration_seconds: Some(TOKEN_LIFETIME_SECONDS),
             ..Default::default()
         };
         let request = TokenRequest {

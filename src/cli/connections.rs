@@ -67,14 +67,14 @@ impl ConnectionArgs {
 }
 
 /// The longest time limit, a year: a longer one is none.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_TIME_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn time_limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => {
             Err("no connection is served in no time; write a time such as 10s".into())
         }
-        longer if longer > LONGEST => Err("longer than a year".into()),
+        longer if longer > MAX_TIME_LIMIT => Err("longer than a year".into()),
         limit => Ok(limit),
     }
 }

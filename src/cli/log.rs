@@ -26,9 +26,9 @@ impl LogArgs {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
         if let Some(word) = std::env::var("RUST_LOG")
             .ok()
-            .and_then(|levels| no_level(&levels))
+            .and_then(|levels| unknown_level(&levels))
         {
-            super::note(format_args!(
+            super::print_to_stderr(format_args!(
                 "warning: RUST_LOG says {word:?}, which is no level (error, warn, info, debug, trace, off) and no module of stowage"
             ));
         }
@@ -48,7 +48,7 @@ impl LogArgs {
 }
 
 /// A word that stands where a level should, and would turn the log off.
-fn no_level(levels: &str) -> Option<String> {
+fn unknown_level(levels: &str) -> Option<String> {
     const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
     let is_level = |word: &str| {
         LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
@@ -71,7 +71,7 @@ fn no_level(levels: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::no_level;
+    use super::unknown_level;
 
     #[test]
     fn a_misspelt_level_is_named() {
@@ -83,17 +83,20 @@ mod tests {
             "hyper=off",
             "",
         ] {
-            assert_eq!(no_level(fine), None, "{fine}");
+            assert_eq!(unknown_level(fine), None, "{fine}");
         }
-        assert_eq!(no_level("debgu").as_deref(), Some("debgu"));
-        assert_eq!(no_level("stowage=debgu").as_deref(), Some("stowage=debgu"));
-        assert_eq!(no_level("2"), None);
+        assert_eq!(unknown_level("debgu").as_deref(), Some("debgu"));
+        assert_eq!(
+            unknown_level("stowage=debgu").as_deref(),
+            Some("stowage=debgu")
+        );
+        assert_eq!(unknown_level("2"), None);
         let former = "stowage::agent=debug";
         assert_eq!(
-            no_level(former).as_deref(),
+            unknown_level(former).as_deref(),
             Some(former),
             "it would match nothing"
         );
-        assert_eq!(no_level("stowage=info,wran").as_deref(), Some("wran"));
+        assert_eq!(unknown_level("stowage=info,wran").as_deref(), Some("wran"));
     }
 }

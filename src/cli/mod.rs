@@ -43,7 +43,7 @@ use explain::ExplainArgs;
 use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
-use output::lines;
+use output::table_lines;
 use plan::PlanArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use recording::RecordArgs;
@@ -60,7 +60,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
 #[cfg(feature = "lab")]
-use stowage_lab::demo::{self, Show};
+use stowage_lab::demo::{self, DemoMode};
 use stowage_policy_file::format;
 use stowage_report::NodeReport;
 use stowage_server::extender::request::RequestLimits;
@@ -261,13 +261,16 @@ struct DemoArgs {
 
 impl Cli {
     /// Parses the command line, as `stowage` or as the plugin of kubectl; a mistake ends the process.
-    pub fn parsed() -> Self {
+    pub fn from_command_line() -> Self {
         if !plugin::is_plugin(std::env::args_os().next().as_deref()) {
             return Self::parse();
         }
         let mut command = plugin::command();
         let found = command.get_matches_mut();
-        if let Some(name) = found.subcommand_name().filter(|name| !plugin::has(name)) {
+        if let Some(name) = found
+            .subcommand_name()
+            .filter(|name| !plugin::has_command(name))
+        {
             let text = format!("`{name}` is no command of the plugin; it is one of `stowage`");
             command.error(ErrorKind::InvalidSubcommand, text).exit();
         }
@@ -283,17 +286,17 @@ impl Cli {
         let runtime = runtime.enable_all().build().context("no threads")?;
         match self.command {
             Command::Serve(args) => {
-                args.log.to_stderr(LOG_OF_SERVE);
+                args.log.to_stderr(SERVE_LOG_FILTER);
                 let outcome = runtime.block_on(serve::serve(args.validate()?));
                 // All orderly work is finished. A thread that still runs does nothing that is needed.
-                runtime.shutdown_timeout(LEFT_TO_THREADS);
+                runtime.shutdown_timeout(THREAD_SHUTDOWN_TIMEOUT);
                 outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
-                args.log.to_stderr(if args.is_look() {
-                    LOG_OF_LOOK
+                args.log.to_stderr(if args.is_single_sample() {
+                    SINGLE_SAMPLE_LOG_FILTER
                 } else {
-                    LOG_OF_AGENT
+                    AGENT_LOG_FILTER
                 });
                 let outcome = runtime.block_on(args.run());
                 // A driver or a name server that hangs has a thread of its own, and the exit does not wait for it.
@@ -367,7 +370,7 @@ impl Cli {
 }
 
 /// Whether the reader of standard output, such as `head`, has read enough.
-pub fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
@@ -378,34 +381,34 @@ pub const NO_ANSWER: u8 = 2;
 
 /// Prints a line on standard error. If its reader has gone, as in `stowage ... 2>&1 | head`, it is not printed; `eprintln!` would
 /// panic.
-pub fn note(line: std::fmt::Arguments<'_>) {
+pub fn print_to_stderr(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Prints the error and returns the exit code for "no answer"; a broken pipe stays an error.
-pub fn no_answer(error: anyhow::Error) -> Result<ExitCode> {
-    if is_of_broken_pipe(&error) {
+pub fn exit_without_answer(error: anyhow::Error) -> Result<ExitCode> {
+    if is_broken_pipe(&error) {
         return Err(error);
     }
-    note(format_args!("error: {error:#}"));
+    print_to_stderr(format_args!("error: {error:#}"));
     Ok(NO_ANSWER.into())
 }
 
 /// How long the exit waits for threads that still run: they were told to stop, and check for it at every node.
-const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
+const THREAD_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The client's own log repeats at each attempt what Stowage logs once.
-const LOG_OF_SERVE: &str = "info,kube_runtime::watcher=off";
-const LOG_OF_AGENT: &str = "info,kube_client=off";
-const LOG_OF_LOOK: &str = "error,kube_client=off";
+const SERVE_LOG_FILTER: &str = "info,kube_runtime::watcher=off";
+const AGENT_LOG_FILTER: &str = "info,kube_client=off";
+const SINGLE_SAMPLE_LOG_FILTER: &str = "error,kube_client=off";
 
 #[cfg(feature = "lab")]
 impl DemoArgs {
-    fn show(&self) -> Show {
+    fn show(&self) -> DemoMode {
         match (self.json, self.once) {
-            (true, _) => Show::Json,
-            (false, true) => Show::Once,
-            (false, false) => Show::Stay,
+            (true, _) => DemoMode::Json,
+            (false, true) => DemoMode::Once,
+            (false, false) => DemoMode::Stay,
         }
     }
 }
@@ -430,10 +433,10 @@ impl ServeArgs {
         let agents = self
             .agents
             .validate(self.cluster.is_some(), self.insecure)?;
-        let is_kept = matches!(agents.tls, Some(AgentsTls::Secret(_)));
-        let admin = self
-            .admin
-            .validate(self.cluster.is_some(), self.insecure, is_kept)?;
+        let has_kept_certificate = matches!(agents.tls, Some(AgentsTls::Secret(_)));
+        let admin =
+            self.admin
+                .validate(self.cluster.is_some(), self.insecure, has_kept_certificate)?;
         let identity = self.identity.filter(|name| !name.is_empty());
         let instance = identity
             .clone()
@@ -449,7 +452,7 @@ impl ServeArgs {
                 lead_with: lead_with(self.lead_with, self.lease.as_deref(), identity.as_deref())?,
                 identity: identity.unwrap_or_else(|| "stowage".into()),
                 cdi_kind: self.cdi_kind,
-                times: WriteTimes::of(self.write_deadline),
+                times: WriteTimes::from_deadline(self.write_deadline),
             },
         };
         let body = usize::from(self.body_limit) << 20;
@@ -484,11 +487,11 @@ fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<
     Ok(match lead {
         Lead::Always => LeadWith::Always,
         Lead::KubeScheduler => LeadWith::KubeScheduler {
-            lease: lease.unwrap_or_else(LeaseName::of_kube_scheduler),
+            lease: lease.unwrap_or_else(LeaseName::for_kube_scheduler),
             hostname: identity()?,
         },
         Lead::Lease => LeadWith::Lease {
-            lease: lease.unwrap_or_else(|| LeaseName::own("kube-system")),
+            lease: lease.unwrap_or_else(|| LeaseName::for_stowage("kube-system")),
             identity: identity()?,
         },
     })
@@ -540,7 +543,7 @@ fn cdi_kind(text: &str) -> Result<String, String> {
 
 /// A duration as policies write it.
 fn duration(text: &str) -> Result<Duration, String> {
-    format::duration(text)
+    format::parse_duration(text)
         .map(|millis| Duration::from_millis(millis.0))
         .map_err(|malformed| malformed.to_string())
 }

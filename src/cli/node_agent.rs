@@ -8,13 +8,15 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 use stowage_agent::models::images::NodeImages;
-use stowage_agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
+use stowage_agent::models::{
+    CombinedModelSources, ModelSource, NodeModels, default_hugging_face_caches,
+};
 use stowage_agent::nvml::{Nvml, NvmlOptions};
 use stowage_agent::ownership::Owners;
 use stowage_agent::pods::watched::WatchedPods;
 use stowage_agent::pods::{NoPods, PodSource};
 use stowage_agent::publish::{Destination, Publisher};
-use stowage_agent::run::{self, AgentOptions, Print};
+use stowage_agent::run::{self, AgentOptions, OutputFormat};
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::units::Bytes;
@@ -119,7 +121,7 @@ fn quantity(text: &str) -> Result<Bytes, String> {
 
 impl AgentArgs {
     /// Whether it samples only once: missing parts are then printed, not logged.
-    pub fn is_look(&self) -> bool {
+    pub fn is_single_sample(&self) -> bool {
         self.once
     }
 
@@ -128,8 +130,8 @@ impl AgentArgs {
         let options = self.options().await?;
         match (once, json) {
             (false, _) => run::run(options).await,
-            (true, false) => run::look(options, Print::Tables).await,
-            (true, true) => run::look(options, Print::Json).await,
+            (true, false) => run::sample_once(options, OutputFormat::Tables).await,
+            (true, true) => run::sample_once(options, OutputFormat::Json).await,
         }
     }
 
@@ -140,7 +142,7 @@ impl AgentArgs {
             false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
         };
         let hf_caches = match self.hf_cache.is_empty() {
-            true => usual_hugging_face_caches(|variable| std::env::var_os(variable)),
+            true => default_hugging_face_caches(|variable| std::env::var_os(variable)),
             false => self.hf_cache,
         };
         let nvml = NvmlOptions {
@@ -170,7 +172,7 @@ impl AgentArgs {
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
             pods,
-            models: Box::new(Together(models)),
+            models: Box::new(CombinedModelSources(models)),
             publisher,
             node,
         })

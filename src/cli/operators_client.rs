@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Why there is no answer. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum OperatorsClientError {
     #[error("{0}")]
     NotFound(String),
     #[error(
@@ -80,11 +80,11 @@ pub enum NoAnswer {
 }
 
 /// Maximum answer: every node of a large cluster in detail is some ten megabytes.
-const LARGEST_ANSWER: usize = 256 << 20;
+const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Timeout of a request: a page of 5,000 nodes takes a fraction of a second, and a port-forward some more.
-const PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout between two pieces of a large file: a redacted bundle is read to its end before its first byte comes.
-const PATIENCE_WITH_FILES: Duration = Duration::from_secs(300);
+const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Fetches and parses the page at a path and query; `what` is its name in errors.
 pub async fn get<T: DeserializeOwned>(
@@ -92,26 +92,28 @@ pub async fn get<T: DeserializeOwned>(
     access: &Access,
     path: &str,
     what: &'static str,
-) -> Result<T, NoAnswer> {
-    let fetched = async {
+) -> Result<T, OperatorsClientError> {
+    let request = async {
         let answer = fetch(server, access, uri(server, path, access)?).await?;
         let status = answer.status();
-        Ok((status, whole(server, answer).await?))
+        Ok((status, read_body(server, answer).await?))
     };
-    let answer = tokio::time::timeout(PATIENCE, fetched).await;
+    let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await;
     let (status, body) = answer.unwrap_or_else(|_| {
-        Err(NoAnswer::TooSlow {
+        Err(OperatorsClientError::TooSlow {
             server: server.into(),
-            after: PATIENCE,
+            after: REQUEST_TIMEOUT,
         })
     })?;
     match status {
-        StatusCode::OK => serde_json::from_slice(&body).map_err(|error| NoAnswer::NotUnderstood {
-            server: server.into(),
-            what,
-            error,
-        }),
-        status => Err(refusal(server, status, &body)),
+        StatusCode::OK => {
+            serde_json::from_slice(&body).map_err(|error| OperatorsClientError::NotUnderstood {
+                server: server.into(),
+                what,
+                error,
+            })
+        }
+        status => Err(error_for_status(server, status, &body)),
     }
 }
 
@@ -122,27 +124,31 @@ pub async fn download(
     path: &str,
     (what, beginning): (&'static str, &[u8]),
     out: &mut (dyn Write + Send),
-) -> Result<(), NoAnswer> {
-    let too_slow = |_| NoAnswer::TooSlow {
+) -> Result<(), OperatorsClientError> {
+    let too_slow = |_| OperatorsClientError::TooSlow {
         server: server.into(),
-        after: PATIENCE_WITH_FILES,
+        after: DOWNLOAD_TIMEOUT,
     };
-    let asked = fetch(server, access, uri(server, path, access)?);
-    let answer = tokio::time::timeout(PATIENCE_WITH_FILES, asked)
+    let response = fetch(server, access, uri(server, path, access)?);
+    let answer = tokio::time::timeout(DOWNLOAD_TIMEOUT, response)
         .await
         .map_err(too_slow)??;
     if answer.status() != StatusCode::OK {
         let status = answer.status();
-        return Err(refusal(server, status, &whole(server, answer).await?));
+        return Err(error_for_status(
+            server,
+            status,
+            &read_body(server, answer).await?,
+        ));
     }
     let (mut body, mut bytes) = (answer.into_body(), 0);
-    while let Some(frame) = tokio::time::timeout(PATIENCE_WITH_FILES, body.frame())
+    while let Some(frame) = tokio::time::timeout(DOWNLOAD_TIMEOUT, body.frame())
         .await
         .map_err(too_slow)?
     {
         let frame = frame.map_err(|error| {
-            let (server, cause) = (server.into(), deepest(&error));
-            NoAnswer::BrokeOff {
+            let (server, cause) = (server.into(), root_cause(&error));
+            OperatorsClientError::BrokeOff {
                 server,
                 what,
                 bytes,
@@ -152,30 +158,31 @@ pub async fn download(
         if let Some(data) = frame.data_ref() {
             let due = beginning.get(bytes as usize..).unwrap_or_default();
             if due.iter().zip(data).any(|(due, came)| due != came) {
-                return Err(NoAnswer::SomethingElse {
+                return Err(OperatorsClientError::SomethingElse {
                     server: server.into(),
                     what,
                 });
             }
-            out.write_all(data).map_err(NoAnswer::Unwritten)?;
+            out.write_all(data)
+                .map_err(OperatorsClientError::Unwritten)?;
             bytes += data.len() as u64;
         }
     }
     Ok(())
 }
 
-fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
+fn error_for_status(server: &str, status: StatusCode, body: &[u8]) -> OperatorsClientError {
     let (server, text) = (
         server.into(),
         String::from_utf8_lossy(body).trim().to_owned(),
     );
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => NoAnswer::NotAllowed {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => OperatorsClientError::NotAllowed {
             server,
-            text: error_of(body),
+            text: error_message(body),
         },
-        StatusCode::NOT_FOUND if !body.is_empty() => NoAnswer::NotFound(text),
-        status => NoAnswer::Refused {
+        StatusCode::NOT_FOUND if !body.is_empty() => OperatorsClientError::NotFound(text),
+        status => OperatorsClientError::Refused {
             server,
             status,
             text,
@@ -184,18 +191,18 @@ fn refusal(server: &str, status: StatusCode, body: &[u8]) -> NoAnswer {
 }
 
 /// The page's address. No token goes there in the clear.
-fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, NoAnswer> {
+fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, OperatorsClientError> {
     let uri = page_uri(server, path)?;
     if access.authorization.is_some() && uri.scheme_str() == Some("http") {
-        return Err(NoAnswer::InTheClear {
+        return Err(OperatorsClientError::InTheClear {
             text: server.into(),
         });
     }
     Ok(uri)
 }
 
-fn page_uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
-    let bad = |problem: String| NoAnswer::BadServer {
+fn page_uri(server: &str, path: &str) -> Result<Uri, OperatorsClientError> {
+    let bad = |problem: String| OperatorsClientError::BadServer {
         text: server.into(),
         problem,
     };
@@ -209,7 +216,7 @@ fn page_uri(server: &str, path: &str) -> Result<Uri, NoAnswer> {
 }
 
 /// The message of an error answer; all of it, if Stowage did not write it.
-fn error_of(body: &[u8]) -> String {
+fn error_message(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Refusal {
@@ -220,7 +227,7 @@ fn error_of(body: &[u8]) -> String {
 }
 
 /// Encoded as a value in a query.
-pub fn escaped(text: &str) -> String {
+pub fn escape_query_value(text: &str) -> String {
     let one = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => {
             char::from(byte).to_string()
@@ -230,7 +237,11 @@ pub fn escaped(text: &str) -> String {
     text.bytes().map(one).collect()
 }
 
-async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incoming>, NoAnswer> {
+async fn fetch(
+    server: &str,
+    access: &Access,
+    uri: Uri,
+) -> Result<Response<Incoming>, OperatorsClientError> {
     let client: Client<_, Empty<Bytes>> =
         Client::builder(TokioExecutor::new()).build(access.connector());
     let mut request = Request::get(uri)
@@ -242,12 +253,12 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
             .insert(header::AUTHORIZATION, authorization.clone());
     }
     client.request(request).await.map_err(|error| {
-        let cause = deepest(&error);
+        let cause = root_cause(&error);
         if let Some(rest) = server
             .strip_prefix("https://")
-            .filter(|_| is_no_tls(&error))
+            .filter(|_| is_not_tls(&error))
         {
-            return NoAnswer::SpeaksPlain {
+            return OperatorsClientError::SpeaksPlain {
                 server: server.into(),
                 plain: format!("http://{rest}"),
                 cause,
@@ -255,9 +266,9 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
         }
         match server
             .strip_prefix("http://")
-            .filter(|_| is_no_http(&error))
+            .filter(|_| is_not_http(&error))
         {
-            Some(rest) => NoAnswer::SpeaksTls {
+            Some(rest) => OperatorsClientError::SpeaksTls {
                 server: server.into(),
                 tls: format!("https://{rest}"),
                 cause,
@@ -268,7 +279,7 @@ async fn fetch(server: &str, access: &Access, uri: Uri) -> Result<Response<Incom
 }
 
 /// Whether something answered, and not in HTTP: a server with TLS sends an alert.
-fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_not_http(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes
         .filter_map(|error| error.downcast_ref::<hyper::Error>())
@@ -276,7 +287,7 @@ fn is_no_http(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Whether something answered, and not with TLS: an answer in plain HTTP is none of its messages.
-fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| {
         match error.downcast_ref::<std::io::Error>() {
             // Its source is that of the error inside, and not that itself.
@@ -290,24 +301,27 @@ fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     of_tls.any(|error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
 
-async fn whole(server: &str, answer: Response<Incoming>) -> Result<Bytes, NoAnswer> {
-    let body = Limited::new(answer.into_body(), LARGEST_ANSWER)
+async fn read_body(
+    server: &str,
+    answer: Response<Incoming>,
+) -> Result<Bytes, OperatorsClientError> {
+    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()
         .await;
     Ok(body
-        .map_err(|error| unreachable(server, deepest(error.as_ref())))?
+        .map_err(|error| unreachable(server, root_cause(error.as_ref())))?
         .to_bytes())
 }
 
-fn unreachable(server: &str, cause: String) -> NoAnswer {
-    NoAnswer::Unreachable {
+fn unreachable(server: &str, cause: String) -> OperatorsClientError {
+    OperatorsClientError::Unreachable {
         server: server.into(),
         cause,
     }
 }
 
 /// The innermost cause: `Connection refused` rather than `client error`.
-fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -323,13 +337,13 @@ mod tests {
     fn a_page_of_a_server_without_a_scheme_is_refused_and_values_are_escaped() {
         let page = page_uri(
             "http://h:1/",
-            &format!("/v1/models?model={}", escaped("a/b&c?d")),
+            &format!("/v1/models?model={}", escape_query_value("a/b&c?d")),
         )
         .unwrap();
         assert_eq!(page.to_string(), "http://h:1/v1/models?model=a/b%26c%3Fd");
         assert!(matches!(
             page_uri("h:1", "/"),
-            Err(NoAnswer::BadServer { .. })
+            Err(OperatorsClientError::BadServer { .. })
         ));
     }
 }

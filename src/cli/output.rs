@@ -46,7 +46,11 @@ impl OutputArgs {
 }
 
 /// A table without lines between its cells; `right` are the columns of numbers.
-pub fn lines(header: &[&str], rows: impl Iterator<Item = Vec<String>>, right: &[usize]) -> String {
+pub fn table_lines(
+    header: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+    right: &[usize],
+) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);

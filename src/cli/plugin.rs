@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
-const NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
+const PROGRAM_NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
 /// The commands that the plugin has.
 const COMMANDS: [&str; 10] = [
     "bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version",
@@ -16,7 +16,7 @@ const COMMANDS: [&str; 10] = [
 /// Whether the process was started under the plugin's name.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {
     let name = program.map(Path::new).and_then(Path::file_stem);
-    name.is_some_and(|name| NAMES.iter().any(|known| name == *known))
+    name.is_some_and(|name| PROGRAM_NAMES.iter().any(|known| name == *known))
 }
 
 /// The command line of the plugin.
@@ -40,6 +40,6 @@ pub fn command() -> Command {
 }
 
 /// Whether the plugin has this command.
-pub fn has(command: &str) -> bool {
+pub fn has_command(command: &str) -> bool {
     COMMANDS.contains(&command)
 }

@@ -50,8 +50,9 @@ pub fn pod_key(pod: &str, namespace: Option<&str>) -> Result<PodKey> {
     if namespace.is_some() && OWNERS.contains(&before) {
         bail!("{pod:?} is not a pod: name one of its pods, as kubectl get pods prints them");
     }
-    let written = Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
-    let namespace = match (written, namespace) {
+    let named_namespace =
+        Some(before).filter(|before| !before.is_empty() && !KINDS.contains(before));
+    let namespace = match (named_namespace, namespace) {
         (Some(written), Some(namespace)) if written != namespace => {
             bail!("POD is {pod:?} and --namespace is {namespace:?}: name one namespace")
         }

@@ -26,8 +26,8 @@ pub struct RecordArgs {
 impl RecordArgs {
     pub fn options(self) -> Option<RecordOptions> {
         let limits = RingLimits {
-            bytes: u64::from(self.record_size) << 20,
-            age: self.record_age,
+            max_bytes: u64::from(self.record_size) << 20,
+            max_age: self.record_age,
         };
         self.record
             .map(|directory| RecordOptions { directory, limits })

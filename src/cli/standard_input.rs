@@ -13,7 +13,7 @@ pub fn is_standard_input(path: &Path) -> bool {
 }
 
 /// The name of a file in messages.
-pub fn shown(path: &Path) -> String {
+pub fn display_name(path: &Path) -> String {
     if is_standard_input(path) {
         "standard input".into()
     } else {
@@ -22,7 +22,9 @@ pub fn shown(path: &Path) -> String {
 }
 
 /// Refuses a command line that names standard input twice: the second reader would get nothing.
-pub fn once<'a>(arguments: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
+pub fn check_named_once<'a>(
+    arguments: impl IntoIterator<Item = (&'a str, &'a Path)>,
+) -> Result<()> {
     let given = arguments
         .into_iter()
         .filter(|(_, path)| is_standard_input(path));
@@ -44,8 +46,8 @@ mod tests {
     #[test]
     fn standard_input_is_named_once() {
         let (input, file) = (Path::new("-"), Path::new("file"));
-        assert!(once([("--cluster", input), ("--policy", file)]).is_ok());
-        let error = once([("--cluster", input), ("--policy", input)])
+        assert!(check_named_once([("--cluster", input), ("--policy", file)]).is_ok());
+        let error = check_named_once([("--cluster", input), ("--policy", input)])
             .unwrap_err()
             .to_string();
         assert!(

@@ -35,11 +35,11 @@ impl TraceArgs {
                 .map(|text| text.trim().to_owned())
                 .filter(|text| !text.is_empty())
         };
-        let is = |name: &str, value: &str| {
+        let is_set_to = |name: &str, value: &str| {
             set(name).is_some_and(|text| text.eq_ignore_ascii_case(value))
         };
-        let of_variables = || {
-            if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+        let from_environment = || {
+            if is_set_to("OTEL_SDK_DISABLED", "true") || is_set_to("OTEL_TRACES_EXPORTER", "none") {
                 return Ok(None);
             }
             let (own, all) = (
@@ -48,14 +48,14 @@ impl TraceArgs {
             );
             match (set(own), set(all)) {
                 // As it is: OpenTelemetry's rule for the variable of one signal.
-                (Some(url), _) => endpoint(own, &url, Path::AsItIs).map(Some),
-                (None, Some(url)) => endpoint(all, &url, Path::Base).map(Some),
+                (Some(url), _) => endpoint(own, &url, EndpointPath::Verbatim).map(Some),
+                (None, Some(url)) => endpoint(all, &url, EndpointPath::Base).map(Some),
                 (None, None) => Ok(None),
             }
         };
         let endpoint = match &self.otlp_endpoint {
-            Some(url) => Some(endpoint("--otlp-endpoint", url, Path::Base)?),
-            None => of_variables()?,
+            Some(url) => Some(endpoint("--otlp-endpoint", url, EndpointPath::Base)?),
+            None => from_environment()?,
         };
         let Some(endpoint) = endpoint else {
             return Ok(None);
@@ -76,16 +76,16 @@ impl TraceArgs {
     }
 }
 
-enum Path {
+enum EndpointPath {
     /// The URL is a base: the path for traces is added to it.
     Base,
-    AsItIs,
+    Verbatim,
 }
 
-fn endpoint(from: &str, url: &str, path: Path) -> Result<Uri> {
+fn endpoint(from: &str, url: &str, path: EndpointPath) -> Result<Uri> {
     let form = "write http://HOST:PORT or https://HOST:PORT, such as http://localhost:4318";
     let whole = match path {
-        Path::Base if !url.trim_end_matches('/').ends_with(TRACES) => {
+        EndpointPath::Base if !url.trim_end_matches('/').ends_with(TRACES) => {
             format!("{}{TRACES}", url.trim_end_matches('/'))
         }
         _ => url.to_owned(),

@@ -46,12 +46,12 @@ pub struct UiArgs {
 }
 
 /// Headers of a request that are passed on; [`FORWARDED_RESPONSE_HEADERS`] are those of a response.
-const ASKED: [HeaderName; 3] = [
+const FORWARDED_REQUEST_HEADERS: [HeaderName; 3] = [
     header::ACCEPT,
     header::IF_NONE_MATCH,
     HeaderName::from_static("last-event-id"),
 ];
-const ANSWERED: [HeaderName; 8] = [
+const FORWARDED_RESPONSE_HEADERS: [HeaderName; 8] = [
     header::CONTENT_TYPE,
     header::ETAG,
     header::CACHE_CONTROL,
@@ -64,7 +64,7 @@ const ANSWERED: [HeaderName; 8] = [
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The pages that the page in a browser reads.
-const PAGES: [&str; 5] = [
+const PROXIED_PATHS: [&str; 5] = [
     "/",
     "/v1/fleet",
     "/v1/fleet/events",
@@ -74,9 +74,9 @@ const PAGES: [&str; 5] = [
 const ASSETS: &str = "/assets/";
 
 /// Timeout until a response begins: a page of 5,000 nodes takes a fraction of a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum time between two token renewals: an account that may not see the page is refused each time.
-const TOKEN_EVERY: Duration = Duration::from_secs(5);
+const TOKEN_RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
 /// As long as a key for symmetric encryption.
 const KEY_BYTES: usize = 16;
 
@@ -91,10 +91,10 @@ impl UiArgs {
         let listener =
             TcpListener::bind(self.listen).with_context(|| format!("--listen {}", self.listen))?;
         listener.set_nonblocking(true)?;
-        let own = listener.local_addr()?;
-        let prefix = format!("/{}", key()?);
+        let own_address = listener.local_addr()?;
+        let prefix = format!("/{}", random_key()?);
         let upstream = Upstream::read(&self.access, &self.server).await?;
-        let url = format!("http://{own}{prefix}/");
+        let url = format!("http://{own_address}{prefix}/");
         writeln!(
             std::io::stdout(),
             "Open {url}\nCtrl-C ends it. The address is a key: it gives your access to Stowage's pages."
@@ -102,7 +102,7 @@ impl UiArgs {
         let proxy = Proxy {
             server: self.server,
             access: self.access,
-            own,
+            own_address,
             prefix,
             upstream: Mutex::new(upstream),
         };
@@ -117,7 +117,7 @@ impl UiArgs {
     }
 }
 
-fn key() -> Result<String> {
+fn random_key() -> Result<String> {
     let mut bytes = [0; KEY_BYTES];
     let drawn = rustls::crypto::ring::default_provider()
         .secure_random
@@ -129,7 +129,7 @@ fn key() -> Result<String> {
 struct Proxy {
     server: String,
     access: AccessArgs,
-    own: SocketAddr,
+    own_address: SocketAddr,
     /// The path that the key opens.
     prefix: String,
     upstream: Mutex<Upstream>,
@@ -140,7 +140,7 @@ struct Proxy {
 struct Upstream {
     client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
     authorization: Option<HeaderValue>,
-    since: Instant,
+    read_at: Instant,
 }
 
 impl Upstream {
@@ -155,14 +155,14 @@ impl Upstream {
         Ok(Self {
             client,
             authorization: access.authorization,
-            since: Instant::now(),
+            read_at: Instant::now(),
         })
     }
 }
 
 async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let (head, _) = request.into_parts();
-    let path = match proxy.page(&head.method, head.uri.path(), &head.headers) {
+    let path = match proxy.allowed_path(&head.method, head.uri.path(), &head.headers) {
         Ok(path) => path,
         Err(refused) => return *refused,
     };
@@ -171,7 +171,7 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
         .query()
         .map_or(path.to_owned(), |query| format!("{path}?{query}"));
     proxy
-        .fetched(&page, &head.headers)
+        .fetch_with_renewal(&page, &head.headers)
         .await
         .unwrap_or_else(|error| {
             let text = format!(
@@ -184,7 +184,7 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
 
 impl Proxy {
     /// The page that is asked for, if the request is from the page that this proxy served.
-    fn page<'a>(
+    fn allowed_path<'a>(
         &self,
         method: &Method,
         path: &'a str,
@@ -201,8 +201,8 @@ impl Proxy {
         }
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let hosts = [
-            self.own.to_string(),
-            format!("localhost:{}", self.own.port()),
+            self.own_address.to_string(),
+            format!("localhost:{}", self.own_address.port()),
         ];
         if !text(header::HOST).is_some_and(|host| hosts.iter().any(|own| own == host)) {
             return Err(refused(
@@ -218,7 +218,7 @@ impl Proxy {
             return Err(refused(StatusCode::NOT_FOUND, text));
         };
         match page {
-            page if PAGES.contains(&page) => Ok(page),
+            page if PROXIED_PATHS.contains(&page) => Ok(page),
             page if page
                 .strip_prefix(ASSETS)
                 .is_some_and(|name| !name.contains(['/', '%'])) =>
@@ -237,28 +237,30 @@ impl Proxy {
     }
 
     /// The server's answer; with a new token, if the one before is not accepted any more.
-    async fn fetched(&self, page: &str, headers: &HeaderMap) -> Result<Response> {
+    async fn fetch_with_renewal(&self, page: &str, headers: &HeaderMap) -> Result<Response> {
         let upstream = self.upstream.lock().await.clone();
-        let answer = self.asked(&upstream, page, headers).await?;
+        let answer = self.fetch(&upstream, page, headers).await?;
         if answer.status() != StatusCode::UNAUTHORIZED {
             return Ok(answer);
         }
         let renewed = {
             let mut current = self.upstream.lock().await;
-            if current.since == upstream.since && current.since.elapsed() > TOKEN_EVERY {
+            if current.read_at == upstream.read_at
+                && current.read_at.elapsed() > TOKEN_RENEWAL_INTERVAL
+            {
                 let reading = Upstream::read(&self.access, &self.server);
                 // An exec plugin may take a while, and its future stays on one thread.
                 *current = tokio::task::block_in_place(|| Handle::current().block_on(reading))?;
             }
             current.clone()
         };
-        match renewed.since == upstream.since {
+        match renewed.read_at == upstream.read_at {
             true => Ok(answer),
-            false => self.asked(&renewed, page, headers).await,
+            false => self.fetch(&renewed, page, headers).await,
         }
     }
 
-    async fn asked(
+    async fn fetch(
         &self,
         upstream: &Upstream,
         page: &str,
@@ -268,21 +270,24 @@ impl Proxy {
         let mut request = http::Request::get(&uri)
             .body(Empty::new())
             .with_context(|| format!("--server: {uri}"))?;
-        let taken = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
+        let forwarded = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
             names
                 .iter()
                 .filter_map(|name| Some((name.clone(), from.get(name)?.clone())))
                 .collect()
         };
-        *request.headers_mut() = taken(headers, &ASKED);
+        *request.headers_mut() = forwarded(headers, &FORWARDED_REQUEST_HEADERS);
         if let Some(authorization) = &upstream.authorization {
             request
                 .headers_mut()
                 .insert(header::AUTHORIZATION, authorization.clone());
         }
-        let answer = tokio::time::timeout(PATIENCE, upstream.client.request(request)).await;
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, upstream.client.request(request)).await;
         let answer = answer.context("it takes too long")??;
-        let (status, headers) = (answer.status(), taken(answer.headers(), &ANSWERED));
+        let (status, headers) = (
+            answer.status(),
+            forwarded(answer.headers(), &FORWARDED_RESPONSE_HEADERS),
+        );
         Ok((status, headers, Body::new(answer.into_body())).into_response())
     }
 }
@@ -293,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_key_is_another_one_each_time_and_long() {
-        let (one, other) = (key().unwrap(), key().unwrap());
+        let (one, other) = (random_key().unwrap(), random_key().unwrap());
         assert_ne!(one, other);
         assert_eq!(one.len(), 2 * KEY_BYTES);
     }

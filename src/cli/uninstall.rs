@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 if nothing is left to be taken off (with `--dry-run`: even if there is), 1 otherwise.
 
-use crate::cli::note;
+use crate::cli::print_to_stderr;
 use anyhow::Result;
 use clap::Args;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes;
-use stowage_server::kubernetes::uninstall::{self, Failure, Leftovers};
+use stowage_server::kubernetes::uninstall::{self, Leftovers, WriteFailure};
 
 const EXIT_CODES: &str = "Exit codes: 0 if nothing is left (with --dry-run: even if something is), 1 if something is, 2 for invalid \
                           arguments.";
@@ -35,22 +35,22 @@ const DELETE_OBJECTS: &str = "kubectl -n kube-system delete configmaps,poddisrup
                               -l app.kubernetes.io/part-of=stowage";
 
 /// The most failures that are printed.
-const SHOWN: usize = 10;
+const MAX_FAILURES_SHOWN: usize = 10;
 
 impl UninstallArgs {
     pub async fn run(self) -> Result<ExitCode> {
         let client = kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await?;
         let found = uninstall::find(&client).await?;
         let mut out = std::io::stdout().lock();
-        write!(out, "{}", what_is_taken_off(&found, self.dry_run))?;
+        write!(out, "{}", removal_text(&found, self.dry_run))?;
         let failures = if self.dry_run {
             Vec::new()
         } else {
             uninstall::remove(&client, &found).await
         };
-        write!(out, "{}", what_stays(&found))?;
-        for Failure { object, error } in failures.iter().take(SHOWN) {
-            note(format_args!("error: {object}: {error}"));
+        write!(out, "{}", remaining_text(&found))?;
+        for WriteFailure { object, error } in failures.iter().take(MAX_FAILURES_SHOWN) {
+            print_to_stderr(format_args!("error: {object}: {error}"));
         }
         if self.dry_run || found.is_empty() {
             return Ok(ExitCode::SUCCESS);
@@ -59,14 +59,14 @@ impl UninstallArgs {
         if failures.is_empty() && uninstall::find(&client).await?.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        note(format_args!(
+        print_to_stderr(format_args!(
             "error: something is left. It is found again: repeat the command."
         ));
         Ok(ExitCode::FAILURE)
     }
 }
 
-fn what_is_taken_off(found: &Leftovers, dry_run: bool) -> String {
+fn removal_text(found: &Leftovers, dry_run: bool) -> String {
     if found.is_empty() {
         return "Nothing of Stowage is left on nodes and pods.\n".into();
     }
@@ -97,7 +97,7 @@ fn what_is_taken_off(found: &Leftovers, dry_run: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-fn what_stays(found: &Leftovers) -> String {
+fn remaining_text(found: &Leftovers) -> String {
     let mut lines = Vec::new();
     if !found.running.is_empty() {
         lines.push(format!(
@@ -149,10 +149,10 @@ mod tests {
     fn an_empty_cluster_needs_one_line() {
         let found = Leftovers::default();
         assert_eq!(
-            what_is_taken_off(&found, false),
+            removal_text(&found, false),
             "Nothing of Stowage is left on nodes and pods.\n"
         );
-        assert_eq!(what_stays(&found), "");
+        assert_eq!(remaining_text(&found), "");
     }
 
     #[test]
@@ -167,10 +167,10 @@ mod tests {
         found.running = [("team-a".to_owned(), 2), ("team-b".to_owned(), 1)].into();
         found.pending = [("team-b".to_owned(), 1)].into();
         assert_eq!(
-            what_is_taken_off(&found, true),
+            removal_text(&found, true),
             "Would remove:\n  stowage.dev/vram of 1 node\n  the Lease kube-system/stowage-scheduler\n"
         );
-        let stays = what_stays(&found);
+        let stays = remaining_text(&found);
         assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
         assert!(
             stays.contains("no scheduler will place them: 1 pod (team-b: 1)"),
@@ -185,7 +185,7 @@ mod tests {
             "poddisruptionbudgets/stowage".into(),
             "configmaps/stowage-policy".into(),
         ];
-        let stays = what_stays(&found);
+        let stays = remaining_text(&found);
         assert!(
             stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."),
             "{stays}"

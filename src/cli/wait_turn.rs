@@ -1,6 +1,6 @@
 //! `stowage wait-turn`: what an init container runs before its pod's engine starts.
 
-use super::{duration, note};
+use super::{duration, print_to_stderr};
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,9 +27,9 @@ pub struct WaitTurnArgs {
 
 impl WaitTurnArgs {
     pub async fn run(self) -> ExitCode {
-        note(format_args!(
+        print_to_stderr(format_args!(
             "{}",
-            turns::wait(&self.socket, self.limit, self.agent_limit).await
+            turns::wait_for_turn(&self.socket, self.limit, self.agent_limit).await
         ));
         ExitCode::SUCCESS
     }

@@ -2,13 +2,13 @@
 //! state of the pod is not used.
 
 use super::{
-    ReservationMessage, annotation, asks_device_plugin, classified_demand, granted,
-    granted_exclusive, is_mirror, recorded_devices, written,
+    ReservationMessage, annotation, asks_device_plugin, binding_annotations, classified_demand,
+    granted, granted_exclusive, is_mirror, recorded_devices,
 };
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::Arc;
-use stowage_scheduling::audit::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
+use stowage_scheduling::audit::conflicts::{AuditedPod, BindTimes, GpuShare, Grant, ReservedShare};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey};
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::vocabulary::classification::{Classification, PodTraits};
@@ -16,7 +16,7 @@ use stowage_scheduling::vocabulary::demand::{MAX_GPUS, Sharing};
 use stowage_scheduling::vocabulary::memory_fraction::MemoryFraction;
 
 /// A bound pod; `None` if it has no node. A pod without a readable record has no GPUs.
-pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
+pub fn audited_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     let node = pod
         .spec
         .as_ref()?
@@ -35,23 +35,23 @@ pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
         per_gpu: granted.split((gpus.len() as u32).max(1)),
         sharing: granted_sharing(pod),
         fraction: fraction(pod).unwrap_or_default(),
-        started: has_started(pod),
-        leaving: pod.metadata.deletion_timestamp.is_some(),
+        has_started: has_started(pod),
+        is_leaving: pod.metadata.deletion_timestamp.is_some(),
         is_static: is_mirror(pod),
         borrows: super::borrows(pod),
-        since: since(pod),
+        bind_times: bound_and_created(pod),
     };
     Some(AuditedPod {
         key: key.clone(),
         node,
         gpus,
-        part: GpuClaim::Bound(grant),
+        share: GpuShare::Bound(grant),
     })
 }
 
 /// The GPUs of a pending pod's reservation; `None` if it has no active one, or the pod's request is invalid. `moment` converts
 /// a wall time.
-pub fn observed_reservation(
+pub fn audited_reservation(
     pod: &Pod,
     key: &PodKey,
     classify: impl FnOnce(&PodTraits) -> Classification,
@@ -66,12 +66,12 @@ pub fn observed_reservation(
     } = ReservationMessage::read(pod)?;
     let demand = classified_demand(pod, classify)
         .ok()
-        .filter(|demand| !demand.asks_plugin())?;
+        .filter(|demand| !demand.is_allocated_externally())?;
     let gpus = devices
         .get(..devices.len().min(MAX_GPUS as usize))
         .map(Arc::from)?;
     let (per_gpu, sharing) = (demand.per_gpu, demand.sharing);
-    let kept = ReservedShare {
+    let reserved = ReservedShare {
         per_gpu,
         sharing,
         victims,
@@ -81,7 +81,7 @@ pub fn observed_reservation(
         key: key.clone(),
         node,
         gpus,
-        part: GpuClaim::Holds(Box::new(kept)),
+        share: GpuShare::Reserved(Box::new(reserved)),
     })
 }
 
@@ -94,7 +94,7 @@ fn granted_sharing(pod: &Pod) -> Sharing {
 }
 
 fn fraction(pod: &Pod) -> Option<MemoryFraction> {
-    MemoryFraction::parse(annotation(pod, written::MEMORY_FRACTION)?)
+    MemoryFraction::parse(annotation(pod, binding_annotations::MEMORY_FRACTION)?)
 }
 
 /// Whether a container of the pod runs or has run. Init containers do not count: a pod that still downloads its model has
@@ -127,7 +127,7 @@ fn has_run(container: &ContainerStatus) -> bool {
     now || before || container.ready || container.restart_count > 0
 }
 
-fn since(pod: &Pod) -> Since {
+fn bound_and_created(pod: &Pod) -> BindTimes {
     let seconds = |time: &Time| time.0.as_second();
     let created = pod
         .metadata
@@ -144,7 +144,7 @@ fn since(pod: &Pod) -> Since {
     let bound = bound
         .and_then(|condition| condition.last_transition_time.as_ref())
         .map(seconds);
-    Since {
+    BindTimes {
         bound: bound.unwrap_or(created),
         created,
     }
@@ -167,12 +167,12 @@ mod tests {
     }
 
     fn observed(annotations: Value, status: Value) -> (Vec<String>, Grant) {
-        let observed = observed_binding(
+        let observed = audited_binding(
             &pod(annotations, status),
             &PodKey::parse("default", "p").unwrap(),
         )
         .unwrap();
-        let GpuClaim::Bound(grant) = observed.part else {
+        let GpuShare::Bound(grant) = observed.share else {
             panic!("it is bound")
         };
         (
@@ -203,7 +203,7 @@ mod tests {
             ),
             (Bytes::gib(40), "0.8500", Sharing::Exclusive)
         );
-        assert_eq!(grant.since.bound - grant.since.created, 5);
+        assert_eq!(grant.bind_times.bound - grant.bind_times.created, 5);
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_pod_has_started_when_a_container_runs_or_has_run_and_not_while_one_prepares() {
-        let started = |status: Value| observed(json!({}), status).1.started;
+        let started = |status: Value| observed(json!({}), status).1.has_started;
         let waits = json!({ "name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": { "waiting": { "reason": "ContainerCreating" } } });
         assert!(!started(

@@ -1,18 +1,18 @@
 //! The Binding, with everything that the pod's containers need to find their GPUs.
 
-use super::written;
+use super::binding_annotations;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
-use stowage_scheduling::vocabulary::demand::{AskingContainer, Demand, Sharing};
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing, VramContainer};
 use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
 pub const IN_MEMORY_CDI_KIND: &str = "runtime.nvidia.com/gpu";
 
 /// Maximum bytes of an annotation key's name, behind its domain.
-const LONGEST_KEY_NAME: usize = 63;
+const MAX_KEY_NAME_BYTES: usize = 63;
 
 /// The Binding that puts a pod on its node, with everything that the pod's containers need to find their GPUs, in one write. A
 /// pod that uses a device plugin gets a plain one: the kubelet gives its containers their GPUs. Without a CDI kind, as NVIDIA's
@@ -25,8 +25,8 @@ pub fn binding(
     cdi_kind: Option<&str>,
     epoch: &LeaderEpoch,
 ) -> Binding {
-    let annotations =
-        (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
+    let annotations = (!demand.is_allocated_externally())
+        .then(|| annotations(demand, placement, cdi_kind, epoch));
     Binding {
         metadata: ObjectMeta {
             name: Some(key.name.to_string()),
@@ -45,7 +45,7 @@ pub fn binding(
 
 /// Bytes of the annotations that a Binding adds at most: keys and short values, the GPUs by their UUIDs and twice and in each
 /// container by their CDI names, the UIDs of lenders, and for each container two keys with their values.
-pub(crate) fn most_added(demand: &Demand) -> usize {
+pub(crate) fn max_added_bytes(demand: &Demand) -> usize {
     let (gpus, containers) = (demand.gpus as usize, demand.containers.len());
     2048 + gpus * 96 * (containers + 3) + containers * 512
 }
@@ -58,22 +58,37 @@ fn annotations(
 ) -> BTreeMap<String, String> {
     let names = gpu_names(placement, cdi_kind);
     let mut annotations = BTreeMap::from([
-        (written::DEVICES.to_owned(), join(&placement.devices)),
-        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
         (
-            written::EXCLUSIVE.to_owned(),
+            binding_annotations::DEVICES.to_owned(),
+            join(&placement.devices),
+        ),
+        (
+            binding_annotations::GRANTED.to_owned(),
+            placement.granted.0.to_string(),
+        ),
+        (
+            binding_annotations::EXCLUSIVE.to_owned(),
             (demand.sharing == Sharing::Exclusive).to_string(),
         ),
         (
-            written::MEMORY_FRACTION.to_owned(),
+            binding_annotations::MEMORY_FRACTION.to_owned(),
             placement.memory_fraction.to_string(),
         ),
-        (written::VISIBLE_DEVICES.to_owned(), names.clone()),
-        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
+        (
+            binding_annotations::VISIBLE_DEVICES.to_owned(),
+            names.clone(),
+        ),
+        (
+            binding_annotations::LEADER_EPOCH.to_owned(),
+            epoch.to_string(),
+        ),
     ]);
     if !placement.borrowed_from.is_empty() {
         let lenders: Vec<&str> = placement.borrowed_from.iter().map(PodUid::as_str).collect();
-        annotations.insert(written::BORROWED_FROM.to_owned(), lenders.join(","));
+        annotations.insert(
+            binding_annotations::BORROWED_FROM.to_owned(),
+            lenders.join(","),
+        );
     }
     annotations
         .extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
@@ -98,9 +113,9 @@ pub fn nri_keys<'a>(
 /// The key for the NRI plugin; `None` if the container's name is too long for one. The API server takes any key from a Binding,
 /// and refuses each later write of a pod that has an invalid one: its kubelet could not report that it runs, or has ended.
 fn nri_key(container: &str) -> Option<String> {
-    let key = format!("{}{container}", written::NRI_PREFIX);
+    let key = format!("{}{container}", binding_annotations::NRI_PREFIX);
     let (_, name) = key.split_once('/')?;
-    (name.len() <= LONGEST_KEY_NAME).then_some(key)
+    (name.len() <= MAX_KEY_NAME_BYTES).then_some(key)
 }
 
 /// Where several containers ask, each container's own part of the pod's fraction: told the pod's, each would use all of it.
@@ -112,10 +127,12 @@ fn container_fractions(
     several
         .into_iter()
         .flat_map(|containers| containers.iter())
-        .map(|AskingContainer { name, vram }| {
-            let fraction = placement.memory_fraction.part(*vram, demand.vram());
+        .map(|VramContainer { name, vram }| {
+            let fraction = placement
+                .memory_fraction
+                .for_container(*vram, demand.vram());
             (
-                format!("{name}{}", written::CONTAINER_FRACTION_SUFFIX),
+                format!("{name}{}", binding_annotations::CONTAINER_FRACTION_SUFFIX),
                 fraction.to_string(),
             )
         })
@@ -160,7 +177,7 @@ mod tests {
             (64, 20, Some("nvidia.com/gpu")),
             (64, 1, None),
         ] {
-            let containers = (0..containers).map(|n| AskingContainer {
+            let containers = (0..containers).map(|n| VramContainer {
                 name: format!("{}{n:02}", &longest[2..]).into(),
                 vram: Bytes::gib(1),
             });
@@ -175,7 +192,7 @@ mod tests {
                 devices: (0..gpus).map(uuid).collect(),
                 granted: demand.vram(),
                 borrowed_from: (0..gpus).map(lender).collect(),
-                ..Placement::by_plugin(node(&"n".repeat(253)))
+                ..Placement::from_plugin(node(&"n".repeat(253)))
             };
             let epoch = LeaderEpoch::new(lender(0).as_str(), i32::MAX, &"f".repeat(32));
             let added = annotations(&demand, &placement, kind, &epoch);
@@ -184,9 +201,9 @@ mod tests {
                 .map(|(key, value)| key.len() + value.len())
                 .sum();
             assert!(
-                added <= most_added(&demand),
+                added <= max_added_bytes(&demand),
                 "{added} of {}",
-                most_added(&demand)
+                max_added_bytes(&demand)
             );
         }
     }
@@ -199,7 +216,7 @@ mod tests {
             Some(format!("nvidia.cdi.k8s.io/container.{longest}"))
         );
         assert_eq!(nri_key(&longer), None);
-        let container = |name: &str| AskingContainer {
+        let container = |name: &str| VramContainer {
             name: name.into(),
             vram: Bytes::gib(1),
         };

@@ -37,14 +37,14 @@ pub const CONDITIONS: [&str; 5] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gates {
     /// [`PLAN_GATE`].
-    pub ours: bool,
-    pub others: bool,
+    pub has_planner_gate: bool,
+    pub has_other_gates: bool,
 }
 
 impl Gates {
     /// Whether the planner's gate is the only one.
-    pub fn only_ours(self) -> bool {
-        self.ours && !self.others
+    pub fn is_planner_gate_only(self) -> bool {
+        self.has_planner_gate && !self.has_other_gates
     }
 }
 
@@ -57,11 +57,11 @@ pub fn gates(pod: &Pod) -> Gates {
     gates.fold(Gates::default(), |found, gate| {
         match gate.name == PLAN_GATE {
             true => Gates {
-                ours: true,
+                has_planner_gate: true,
                 ..found
             },
             false => Gates {
-                others: true,
+                has_other_gates: true,
                 ..found
             },
         }
@@ -69,12 +69,12 @@ pub fn gates(pod: &Pod) -> Gates {
 }
 
 /// The node the pod is nominated to, if its status names one.
-pub fn nominated(pod: &Pod) -> Option<NodeName> {
+pub fn nominated_node(pod: &Pod) -> Option<NodeName> {
     NodeName::parse(pod.status.as_ref()?.nominated_node_name.as_deref()?).ok()
 }
 
 /// Removes [`PLAN_GATE`] and keeps other gates, whatever their order: gates merge by name.
-pub fn without_our_gate() -> Value {
+pub fn planner_gate_removal() -> Value {
     json!({ "schedulingGates": [{ "$patch": "delete", "name": PLAN_GATE }] })
 }
 
@@ -129,7 +129,7 @@ pub fn wakeable_condition(answer: &WakeAnswer, now: jiff::Timestamp) -> PodCondi
 }
 
 /// The request that the pod's condition answers, while it is true.
-pub(crate) fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
+pub(crate) fn wakeable_request(pod: &Pod) -> Option<Arc<str>> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     let condition =
         conditions.find(|one| one.type_ == WAKEABLE_CONDITION && one.status == "True")?;
@@ -139,7 +139,7 @@ pub(crate) fn wakeable_for(pod: &Pod) -> Option<Arc<str>> {
 /// The condition of an eviction's victim. It has no time, so that a repeated eviction changes nothing; the pod's deletion has one.
 pub fn disruption_target_condition(mark: &EvictionCondition, victim: &PodKey) -> PodCondition {
     let (status, reason, message) = match mark {
-        EvictionCondition::Evicting(why) => ("True", why.reason(), why.told_to(victim)),
+        EvictionCondition::Evicting(why) => ("True", why.reason(), why.text_for(victim)),
         EvictionCondition::Cancelled => ("False", "Cancelled", "It is not evicted.".to_owned()),
     };
     PodCondition {
@@ -172,23 +172,23 @@ mod tests {
         assert_eq!(
             gates_of(json!({ "containers": [] })),
             Gates {
-                ours: false,
-                others: false
+                has_planner_gate: false,
+                has_other_gates: false
             }
         );
-        assert!(gated(&[PLAN_GATE]).only_ours());
+        assert!(gated(&[PLAN_GATE]).is_planner_gate_only());
         assert_eq!(
             gated(&["quota", PLAN_GATE]),
             Gates {
-                ours: true,
-                others: true
+                has_planner_gate: true,
+                has_other_gates: true
             }
         );
         assert_eq!(
             gated(&["stowage.dev/plan2"]),
             Gates {
-                ours: false,
-                others: true
+                has_planner_gate: false,
+                has_other_gates: true
             }
         );
         assert_eq!(gates(&Pod::default()), Gates::default());
@@ -198,7 +198,7 @@ mod tests {
     fn a_nomination_that_is_no_name_is_none() {
         let nominated_to = |name: Value| {
             let pod = json!({ "metadata": {}, "status": { "nominatedNodeName": name } });
-            nominated(&serde_json::from_value(pod).unwrap())
+            nominated_node(&serde_json::from_value(pod).unwrap())
         };
         assert_eq!(
             nominated_to(json!("node-a")),
@@ -206,7 +206,7 @@ mod tests {
         );
         assert_eq!(nominated_to(json!("")), None);
         assert_eq!(nominated_to(json!("a b")), None);
-        assert_eq!(nominated(&Pod::default()), None);
+        assert_eq!(nominated_node(&Pod::default()), None);
     }
 
     /// What `kubectl get pod -o json` shows of each.

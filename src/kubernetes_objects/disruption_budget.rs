@@ -27,7 +27,7 @@ pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
             .unwrap_or_else(|| "default".into()),
         name: found.metadata.name.clone()?,
         selector: wanted.map_or(Selector::Nothing, |wanted| {
-            selector(wanted).unwrap_or(Selector::EVERYTHING)
+            parse_selector(wanted).unwrap_or(Selector::EVERYTHING)
         }),
         allowed: status.map_or(0, |status| {
             status
@@ -51,12 +51,12 @@ fn is_healthy(status: &PodDisruptionBudgetStatus) -> bool {
     desired > 0 && status.current_healthy.unwrap_or(0) >= desired
 }
 
-pub(super) fn selector(found: &LabelSelector) -> Result<Selector, UnreadableRule> {
+pub(super) fn parse_selector(found: &LabelSelector) -> Result<Selector, UnreadableRule> {
     let labels = found
         .match_labels
         .iter()
         .flatten()
-        .map(|(key, value)| Ok(Requirement::is(key, value)));
+        .map(|(key, value)| Ok(Requirement::equals(key, value)));
     let rules = found.match_expressions.iter().flatten().map(|rule| {
         Requirement::parse(
             &rule.key,

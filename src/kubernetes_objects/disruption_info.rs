@@ -4,39 +4,39 @@
 //! nothing here rejects a pod.
 
 use super::{
-    DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asked, asks_for_gpu, kube_filters,
-    wakeable_for,
+    DISRUPTION_TARGET_CONDITION, RESERVED_CONDITION, annotation, asks_for_gpu, kube_filters,
+    user_annotations, wakeable_request,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use stowage_scheduling::ids::OwnerUid;
 use stowage_scheduling::units::Millis;
-use stowage_scheduling::units::text::duration;
+use stowage_scheduling::units::text::parse_duration;
 use stowage_scheduling::vocabulary::disruption_info::{
     CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, ObservedLoan,
     PlacelessMember, PodDeletion, PodHealth, Replacement,
 };
 
 /// When the pod last saved its work, RFC 3339; Stowage's own key first.
-const CHECKPOINT: [&str; 2] = [
+const CHECKPOINT_KEYS: [&str; 2] = [
     "stowage.dev/checkpoint-time",
     "volcano.sh/last-checkpoint-time",
 ];
 const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 /// On the object that the kubelet makes of a static pod, for all to see.
-const MIRROR: &str = "kubernetes.io/config.mirror";
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Characters of a wake request that count: it is repeated in a condition.
-const LONGEST_WAKE_REQUEST: usize = 128;
+const MAX_WAKE_REQUEST_CHARS: usize = 128;
 
 /// Kueue's labels on pods that it has admitted, and on pods that are queued for it.
 const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/podset"];
 const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
 /// Labels that number the pods of one owner, the narrower first.
-const INDEX: [&str; 3] = [
+const INDEX_LABELS: [&str; 3] = [
     "batch.kubernetes.io/job-completion-index",
     "leaderworkerset.sigs.k8s.io/worker-index",
     "apps.kubernetes.io/pod-index",
@@ -68,23 +68,23 @@ const GROUP_MIN: &str = "stowage.dev/group-min";
 
 /// In order of precedence: Kubernetes' own, of which no part may ever be evicted, Stowage's, then labels that name one gang, then
 /// labels that name a whole job.
-const GROUPS: [GroupLabel; 12] = [
-    words(
+const GROUP_LABELS: [GroupLabel; 12] = [
+    group_label(
         GroupKind::SchedulingGroup,
         MetadataKey::SchedulingGroup,
         Some(MetadataKey::Annotation(GROUP_MIN)),
     ),
-    words(
+    group_label(
         GroupKind::Stowage,
         MetadataKey::Label("stowage.dev/group"),
         Some(MetadataKey::Annotation(GROUP_MIN)),
     ),
-    words(
+    group_label(
         GroupKind::PodGroup,
         MetadataKey::Label("scheduling.x-k8s.io/pod-group"),
         None,
     ),
-    words(
+    group_label(
         GroupKind::PodGroup,
         MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/name"),
         Some(MetadataKey::Label(
@@ -93,48 +93,48 @@ const GROUPS: [GroupLabel; 12] = [
     ),
     GroupLabel {
         part: Some("leaderworkerset.sigs.k8s.io/group-index"),
-        ..words(
+        ..group_label(
             GroupKind::LeaderWorkerSet,
             MetadataKey::Label("leaderworkerset.sigs.k8s.io/name"),
             Some(MetadataKey::Annotation("leaderworkerset.sigs.k8s.io/size")),
         )
     },
-    words(
+    group_label(
         GroupKind::KueuePodGroup,
         MetadataKey::Label("kueue.x-k8s.io/pod-group-name"),
         Some(MetadataKey::Annotation(
             "kueue.x-k8s.io/pod-group-total-count",
         )),
     ),
-    words(
+    group_label(
         GroupKind::Volcano,
         MetadataKey::Annotation("scheduling.k8s.io/group-name"),
         None,
     ),
-    words(
+    group_label(
         GroupKind::Volcano,
         MetadataKey::Annotation("scheduling.volcano.sh/group-name"),
         None,
     ),
-    words(
+    group_label(
         GroupKind::JobSet,
         MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"),
         None,
     ),
-    words(
+    group_label(
         GroupKind::KubeflowJob,
         MetadataKey::Label("training.kubeflow.org/job-name"),
         None,
     ),
-    words(
+    group_label(
         GroupKind::RayCluster,
         MetadataKey::Label("ray.io/cluster"),
         None,
     ),
-    words(GroupKind::KueueWorkload, MetadataKey::KueueWorkload, None),
+    group_label(GroupKind::KueueWorkload, MetadataKey::KueueWorkload, None),
 ];
 
-const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
+const fn group_label(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
     GroupLabel {
         kind,
         name,
@@ -144,23 +144,23 @@ const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) ->
 }
 
 /// Whether a do-not-disrupt value protects the pod: `true`, or a duration that has not passed since the pod was created.
-fn protects(text: &str, pod: &Pod, now: Timestamp) -> bool {
+fn is_protected_by(text: &str, pod: &Pod, now: Timestamp) -> bool {
     let age = pod
         .metadata
         .creation_timestamp
         .as_ref()
         .map(|created| now.duration_since(created.0));
     let age = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(0));
-    text == "true" || duration(text).is_ok_and(|protected| age < protected.0)
+    text == "true" || parse_duration(text).is_ok_and(|protected| age < protected.0)
 }
 
 /// The pod's disruption info; ages are computed by wall time, `now`.
-pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
+pub fn observed_disruption_info(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
     ObservedDisruptionInfo {
         disruption_info: DisruptionInfo {
             do_not_disrupt: annotation(pod, DO_NOT_DISRUPT)
-                .is_some_and(|text| protects(text, pod, now)),
+                .is_some_and(|text| is_protected_by(text, pod, now)),
             deletion_cost: annotation(pod, DELETION_COST)
                 .and_then(|cost| cost.parse().ok())
                 .unwrap_or_default(),
@@ -174,8 +174,8 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
             health: health(pod),
             ..DisruptionInfo::default()
         },
-        stamp: stamp(pod, now),
-        leaving: leaving(pod, now),
+        stamp: checkpoint_age(pod, now),
+        leaving: deletion(pod, now),
         loan: loan(pod),
         shows_eviction: is_true(pod, DISRUPTION_TARGET_CONDITION),
         shows_reservation: is_true(pod, RESERVED_CONDITION),
@@ -183,7 +183,7 @@ pub fn observed(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
 }
 
 /// The pod as a group's member that needs no GPU any more; `None` if it has no group, needs a GPU, has failed or is being deleted.
-pub fn placeless_member(pod: &Pod) -> Option<PlacelessMember> {
+pub fn member_without_placement(pod: &Pod) -> Option<PlacelessMember> {
     let phase = pod
         .status
         .as_ref()
@@ -213,7 +213,7 @@ fn is_true(pod: &Pod, condition: &str) -> bool {
 /// Whether the pod is the mirror of a static one. Anyone may name a Node as owner; the API server takes this annotation only with a
 /// node's name, and only when the pod is created.
 pub(crate) fn is_mirror(pod: &Pod) -> bool {
-    annotation(pod, MIRROR).is_some()
+    annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
 fn replacement(pod: &Pod) -> Replacement {
@@ -244,24 +244,24 @@ fn owners(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
 
 /// What the pod shows of VRAM that sleeping engines lend.
 fn loan(pod: &Pod) -> ObservedLoan {
-    let request = annotation(pod, asked::WAKE_REQUESTED);
+    let request = annotation(pod, user_annotations::WAKE_REQUESTED);
     ObservedLoan {
         borrows: super::borrows(pod),
         wake_requested: request.map(|request| {
             request
                 .chars()
-                .take(LONGEST_WAKE_REQUEST)
+                .take(MAX_WAKE_REQUEST_CHARS)
                 .collect::<String>()
                 .into()
         }),
-        wakeable: wakeable_for(pod),
+        wakeable: wakeable_request(pod),
     }
 }
 
 fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
-    GROUPS.iter().find_map(|words| {
-        let name = words.name.of(pod).filter(|name| !name.is_empty())?;
-        let part = words.part.and_then(|key| label(pod, key));
+    GROUP_LABELS.iter().find_map(|keys| {
+        let name = keys.name.value_in(pod).filter(|name| !name.is_empty())?;
+        let part = keys.part.and_then(|key| label(pod, key));
         let name = part.map_or_else(|| name.into(), |part| format!("{name}/{part}").into());
         let namespace = pod
             .metadata
@@ -269,11 +269,11 @@ fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
             .as_deref()
             .unwrap_or("default")
             .into();
-        let size = words.size.and_then(|key| key.of(pod)?.parse().ok());
+        let size = keys.size.and_then(|key| key.value_in(pod)?.parse().ok());
         Some((
             GroupKey {
                 namespace,
-                kind: words.kind,
+                kind: keys.kind,
                 name,
             },
             size,
@@ -282,7 +282,7 @@ fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
 }
 
 impl MetadataKey {
-    fn of(self, pod: &Pod) -> Option<&str> {
+    fn value_in(self, pod: &Pod) -> Option<&str> {
         match self {
             Self::Label(key) => label(pod, key),
             Self::Annotation(key) => annotation(pod, key),
@@ -303,8 +303,8 @@ impl MetadataKey {
     }
 }
 
-fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
-    let Some(text) = CHECKPOINT.iter().find_map(|key| annotation(pod, key)) else {
+fn checkpoint_age(pod: &Pod, now: Timestamp) -> CheckpointAge {
+    let Some(text) = CHECKPOINT_KEYS.iter().find_map(|key| annotation(pod, key)) else {
         return CheckpointAge::None;
     };
     let Ok(stamp) = text.trim().parse::<Timestamp>() else {
@@ -317,7 +317,7 @@ fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
 }
 
 /// The deletion under way, if there is one. The deletion timestamp is the end of the grace period.
-fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
+fn deletion(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
     let grace = Millis::seconds(grace.try_into().unwrap_or(0));
@@ -350,7 +350,11 @@ fn owner(pod: &Pod) -> Option<OwnerUid> {
 }
 
 fn index(pod: &Pod) -> Option<u32> {
-    INDEX.iter().find_map(|key| label(pod, key))?.parse().ok()
+    INDEX_LABELS
+        .iter()
+        .find_map(|key| label(pod, key))?
+        .parse()
+        .ok()
 }
 
 fn is_queue_managed(pod: &Pod) -> bool {
@@ -373,7 +377,7 @@ mod tests {
 
     fn of(metadata: serde_json::Value) -> ObservedDisruptionInfo {
         let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
-        observed(&pod, now())
+        observed_disruption_info(&pod, now())
     }
 
     #[test]
@@ -429,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_known_by_whichever_words_name_it() {
+    fn a_group_is_recognized_by_any_of_its_labels() {
         let group = |metadata| {
             let disruption_info = of(metadata).disruption_info;
             (
@@ -489,7 +493,7 @@ mod tests {
             let labels = json!({"stowage.dev/group": "g"});
             let metadata = json!({"labels": labels, "annotations": {"stowage.dev/group-min": "4"}});
             let spec = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-            let info = observed(&spec, now()).disruption_info;
+            let info = observed_disruption_info(&spec, now()).disruption_info;
             (info.group.unwrap().to_string(), info.group_size)
         };
         let group =

@@ -1,6 +1,6 @@
 //! The GPU models that a pod may run on, as far as it restricts them by the label that GPU feature discovery puts on nodes.
 
-use super::node_signs::discovered::PRODUCT;
+use super::node_signs::feature_discovery::PRODUCT;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, PodSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,12 +38,15 @@ fn by_affinity(spec: &PodSpec) -> Option<BTreeSet<&str>> {
     let required = affinity
         .required_during_scheduling_ignored_during_execution
         .as_ref()?;
-    let named: Option<Vec<BTreeSet<&str>>> =
-        required.node_selector_terms.iter().map(named_by).collect();
+    let named: Option<Vec<BTreeSet<&str>>> = required
+        .node_selector_terms
+        .iter()
+        .map(models_of_term)
+        .collect();
     named.map(|sets| sets.into_iter().flatten().collect())
 }
 
-fn named_by(term: &NodeSelectorTerm) -> Option<BTreeSet<&str>> {
+fn models_of_term(term: &NodeSelectorTerm) -> Option<BTreeSet<&str>> {
     let mut expressions = term.match_expressions.iter().flatten();
     let of_model = expressions.find(|one| one.key == PRODUCT && one.operator == "In")?;
     Some(

@@ -1,6 +1,6 @@
 //! Container images: those that a node lists, those that a pod needs, and the engine that a pod runs by its label or its image.
 
-use super::{asked_for, containers};
+use super::{containers, requested_resources};
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub fn node_images(node: &Node) -> Option<Vec<NodeImage>> {
         let names = image.names.iter().flatten();
         names.filter_map(move |name| {
             Some(NodeImage {
-                image: ImageId::of(name)?,
+                image: ImageId::from_reference(name)?,
                 bytes,
             })
         })
@@ -54,7 +54,7 @@ pub(crate) fn pod_images(pod: &Pod) -> Arc<[ImageId]> {
                 .image
                 .as_deref()
                 .filter(|_| is_pulled)
-                .and_then(ImageId::of)
+                .and_then(ImageId::from_reference)
         });
     let images: BTreeSet<ImageId> = needed.take(MAX_POD_IMAGES).collect();
     images.into_iter().collect()
@@ -62,16 +62,16 @@ pub(crate) fn pod_images(pod: &Pod) -> Arc<[ImageId]> {
 
 /// The engine that a pod runs.
 pub fn engine(pod: &Pod) -> Engine {
-    let labelled = pod
+    let engine_label = pod
         .metadata
         .labels
         .as_ref()
         .and_then(|labels| labels.get(ENGINE_LABEL));
     let by_image = || gpu_containers(pod).find_map(|container| container.image.as_deref());
-    labelled
+    engine_label
         .map(String::as_str)
         .or_else(by_image)
-        .map(Engine::named_in)
+        .map(Engine::from_text)
         .unwrap_or_default()
 }
 
@@ -108,8 +108,8 @@ pub fn start_progress(pod: &Pod) -> Option<StartProgress> {
 /// The containers that ask for VRAM or a GPU.
 fn gpu_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let asks = |container: &Container| {
-        asked_for(container)
-            .any(|resource| resource == super::VRAM || PluginResource::is_one(resource))
+        requested_resources(container)
+            .any(|resource| resource == super::VRAM || PluginResource::is_plugin_resource(resource))
     };
     pod.spec
         .iter()
@@ -125,7 +125,7 @@ mod tests {
     use stowage_scheduling::vocabulary::image::MAX_NODE_IMAGES;
 
     fn id(reference: &str) -> ImageId {
-        ImageId::of(reference).unwrap()
+        ImageId::from_reference(reference).unwrap()
     }
 
     fn pod(status: Value, edit: impl FnOnce(&mut Value)) -> Pod {

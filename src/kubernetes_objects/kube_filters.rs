@@ -18,16 +18,16 @@ use stowage_scheduling::kube_filters::node::{FilterNode, NodeTerm, Taint};
 use stowage_scheduling::kube_filters::requirements::{
     NodeFootprint, Requirements, UnsupportedRule,
 };
-use stowage_scheduling::kube_filters::resources::Amounts;
-use stowage_scheduling::kube_filters::resources::{EVERY_ADDRESS, HostPort};
-use stowage_scheduling::vocabulary::gpu_wish::GpuWish;
+use stowage_scheduling::kube_filters::resources::ResourceList;
+use stowage_scheduling::kube_filters::resources::{ANY_ADDRESS, HostPort};
+use stowage_scheduling::vocabulary::gpu_wish::GpuSelector;
 use stowage_scheduling::vocabulary::label_selector::Requirement;
 
 /// Labels, names and values of one pod that are kept, and looked at for each node. An object may have a megabyte of them.
-const MOST_RULES: usize = 1000;
+const MAX_RULES: usize = 1000;
 
 /// A node, or `None` if it has no usable name.
-pub fn machine(node: &Node) -> Option<FilterNode> {
+pub fn filter_node(node: &Node) -> Option<FilterNode> {
     let name = NodeName::parse(node.metadata.name.as_deref()?).ok()?;
     let spec = node.spec.as_ref();
     let is_cordoned = spec.and_then(|spec| spec.unschedulable) == Some(true);
@@ -36,7 +36,7 @@ pub fn machine(node: &Node) -> Option<FilterNode> {
         .flat_map(|spec| &spec.taints)
         .flatten()
         .filter_map(rules::taint);
-    let (allocatable, pods) = amounts::of_node(node);
+    let (allocatable, pods) = amounts::node_amounts(node);
     Some(FilterNode {
         name,
         labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
@@ -53,9 +53,9 @@ pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
     let spec = pod.spec.as_ref().filter(|_| !is_finished(pod))?;
     Some(NodeFootprint {
         node: NodeName::parse(spec.node_name.as_deref()?).ok()?,
-        amounts: amounts::of_pod(pod),
+        amounts: amounts::pod_amounts(pod),
         ports: ports(spec).collect(),
-        repels: rules::repels(pod),
+        repels: rules::anti_affinities(pod),
         volumes: claims(pod).count().try_into().unwrap_or(u16::MAX),
         claims_devices: claims_devices(pod, spec),
     })
@@ -67,8 +67,10 @@ fn claims_devices(pod: &Pod, spec: &PodSpec) -> bool {
         .status
         .as_ref()
         .and_then(|status| status.extended_resource_claim_status.as_ref());
-    let is_unread = is_stand_in(&pod.metadata);
-    spec.resource_claims.iter().flatten().next().is_some() || by_resource.is_some() || is_unread
+    let is_stand_in_pod = is_stand_in(&pod.metadata);
+    spec.resource_claims.iter().flatten().next().is_some()
+        || by_resource.is_some()
+        || is_stand_in_pod
 }
 
 /// What a pod requires of a node.
@@ -77,10 +79,10 @@ pub fn requirements(pod: &Pod) -> Requirements {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
         (!node.is_empty()).then_some(UnsupportedRule::NodeNamePreset)
     };
-    let asks = successor_requirements(pod);
+    let requirements_of_successor = successor_requirements(pod);
     Requirements {
-        unsupported: preset().or(asks.unsupported),
-        ..asks
+        unsupported: preset().or(requirements_of_successor.unsupported),
+        ..requirements_of_successor
     }
 }
 
@@ -90,14 +92,17 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         || pod
             .spec
             .as_ref()
-            .is_some_and(|spec| count_rules(pod, spec) > MOST_RULES);
+            .is_some_and(|spec| count_rules(pod, spec) > MAX_RULES);
     if is_unread {
         // For those that come to its node after it.
-        let amounts = Amounts {
+        let amounts = ResourceList {
             others: Arc::default(),
-            ..amounts::of_pod(pod)
+            ..amounts::pod_amounts(pod)
         };
-        let (repels, unsupported) = (rules::repels(pod), Some(UnsupportedRule::TooManyRules));
+        let (repels, unsupported) = (
+            rules::anti_affinities(pod),
+            Some(UnsupportedRule::TooManyRules),
+        );
         let known = Requirements {
             namespace: namespace(pod),
             amounts,
@@ -116,7 +121,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
     Requirements {
         namespace: namespace(pod),
         labels: pod.metadata.labels.clone().unwrap_or_default(),
-        amounts: amounts::of_pod(pod),
+        amounts: amounts::pod_amounts(pod),
         ports: ports(spec).collect(),
         node_selector: spec.node_selector.clone().unwrap_or_default(),
         node_affinity,
@@ -126,7 +131,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
             .flatten()
             .filter_map(rules::toleration)
             .collect(),
-        repels: rules::repels(pod),
+        repels: rules::anti_affinities(pod),
         claims: claims(pod).collect(),
         unsupported: unsupported(pod, spec).or(unread),
     }
@@ -134,11 +139,11 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
 
 /// Whether its node selector or its node affinity names a single node.
 pub(crate) fn names_one_node(pod: &Pod) -> bool {
-    selects_nodes(pod) && successor_requirements(pod).name_one_node()
+    selects_nodes(pod) && successor_requirements(pod).select_single_node()
 }
 
 /// What its node selector and its node affinity ask of GPUs.
-pub fn gpu_wish(pod: &Pod) -> Option<GpuWish> {
+pub fn gpu_wish(pod: &Pod) -> Option<GpuSelector> {
     if !selects_nodes(pod) {
         return None;
     }
@@ -150,11 +155,11 @@ pub fn gpu_wish(pod: &Pod) -> Option<GpuWish> {
     let terms = node_affinity
         .unwrap_or_else(|| vec![NodeTerm::default()])
         .into_iter();
-    GpuWish::of(terms.map(|NodeTerm { mut labels, .. }| {
+    GpuSelector::from_terms(terms.map(|NodeTerm { mut labels, .. }| {
         labels.extend(
             node_selector
                 .iter()
-                .map(|(key, value)| Requirement::is(key, value)),
+                .map(|(key, value)| Requirement::equals(key, value)),
         );
         labels
     }))
@@ -205,7 +210,7 @@ fn count_rules(pod: &Pod, spec: &PodSpec) -> usize {
         + spec.tolerations.as_ref().map_or(0, Vec::len)
         + spec.volumes.as_ref().map_or(0, Vec::len)
         + ports(spec).count()
-        + rules::count_repelled(spec)
+        + rules::count_anti_affinity_rules(spec)
         + resources.map(BTreeMap::len).sum::<usize>()
         + in_terms
 }
@@ -214,9 +219,9 @@ fn count_rules(pod: &Pod, spec: &PodSpec) -> usize {
 /// about what a cluster has already.
 pub fn rules_of_running_clusters(pod: &Pod) -> [bool; 3] {
     let of = |rule: &dyn Fn(&PodSpec) -> bool| pod.spec.as_ref().is_some_and(rule);
-    let has_volumes = |spec: &PodSpec| spec.volumes.iter().flatten().any(may_be_bound_to_a_place);
+    let has_volumes = |spec: &PodSpec| spec.volumes.iter().flatten().any(may_restrict_nodes);
     [
-        of(&rules::requires_pods_near),
+        of(&rules::requires_pod_affinity),
         of(&spreads),
         of(&has_volumes),
     ]
@@ -229,15 +234,15 @@ fn spreads(spec: &PodSpec) -> bool {
 
 /// The first part of the pod that filters nodes in a way not supported here.
 fn unsupported(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
-    if gates(pod).others {
+    if gates(pod).has_other_gates {
         Some(UnsupportedRule::SchedulingGate)
-    } else if rules::requires_pods_near_or_far(spec) {
+    } else if rules::requires_inter_pod_affinity(spec) {
         Some(UnsupportedRule::InterPodAffinity)
     } else if spreads(spec) {
         Some(UnsupportedRule::TopologySpread)
     } else if spec.resource_claims.iter().flatten().next().is_some() {
         Some(UnsupportedRule::ResourceClaims)
-    } else if spec.volumes.iter().flatten().any(may_be_bound_to_a_place) {
+    } else if spec.volumes.iter().flatten().any(may_restrict_nodes) {
         Some(UnsupportedRule::Volumes)
     } else {
         None
@@ -269,7 +274,7 @@ pub(crate) fn lasting_claims(pod: &Pod) -> Arc<[Arc<str>]> {
 
 /// Whether a volume may restrict the pod's nodes: not if any node can provide it, nor if it has a claim, which is evaluated by
 /// itself. Some disks can be mounted only once.
-fn may_be_bound_to_a_place(volume: &Volume) -> bool {
+fn may_restrict_nodes(volume: &Volume) -> bool {
     let is_anywhere = volume.config_map.is_some()
         || volume.csi.is_some()
         || volume.downward_api.is_some()
@@ -305,7 +310,7 @@ fn ports(spec: &PodSpec) -> impl Iterator<Item = HostPort> {
             .or(is_on_host.then_some(port.container_port));
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         Some(HostPort {
-            ip: set(&port.host_ip).unwrap_or_else(|| EVERY_ADDRESS.into()),
+            ip: set(&port.host_ip).unwrap_or_else(|| ANY_ADDRESS.into()),
             protocol: set(&port.protocol).unwrap_or_else(|| "TCP".into()),
             port: number
                 .and_then(|port| port.try_into().ok())

@@ -18,17 +18,17 @@ mod reservation;
 mod resource_slice;
 mod storage;
 
-pub use audited_pod::{has_started, observed_binding, observed_reservation};
+pub use audited_pod::{audited_binding, audited_reservation, has_started};
 pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
-pub(crate) use conditions::wakeable_for;
+pub(crate) use conditions::wakeable_request;
 pub use conditions::{
     CONDITIONS, DISRUPTION_TARGET_CONDITION, Gates, PLACED_CONDITION, PLAN_GATE,
-    WAKEABLE_CONDITION, disruption_target_condition, gates, nominated, placed_condition,
-    wakeable_condition, without_our_gate,
+    WAKEABLE_CONDITION, disruption_target_condition, gates, nominated_node, placed_condition,
+    planner_gate_removal, wakeable_condition,
 };
 pub use disruption_budget::budget;
 pub(crate) use disruption_info::is_mirror;
-pub use disruption_info::{observed as disruption, placeless_member};
+pub use disruption_info::{member_without_placement, observed_disruption_info as disruption};
 pub use images::{node_images, start_progress};
 pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
 pub use reservation::{
@@ -50,7 +50,7 @@ use stowage_scheduling::policy::{Mode, Policy};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::classification::{Classification, PodTraits};
 use stowage_scheduling::vocabulary::demand::{
-    ContainerRequest, ContainerRole, Demand, LONGEST_GRACE, MAX_ANNOTATIONS, MAX_GPUS,
+    ContainerRequest, ContainerRole, Demand, MAX_ANNOTATIONS, MAX_GPUS, MAX_GRACE_PERIOD,
     PluginAmount, PodRequest, RequestError, Sharing,
 };
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
@@ -61,7 +61,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 pub const VRAM: &str = "stowage.dev/vram";
 
 /// Annotations a user sets on a pod.
-pub mod asked {
+pub mod user_annotations {
     pub const GPUS: &str = "stowage.dev/gpus";
     pub const EXCLUSIVE: &str = "stowage.dev/exclusive";
     pub const MODEL: &str = "stowage.dev/model";
@@ -77,7 +77,7 @@ pub mod asked {
 }
 
 /// Annotations Stowage writes into a Binding.
-pub mod written {
+pub mod binding_annotations {
     pub const DEVICES: &str = "stowage.dev/devices";
     pub const GRANTED: &str = "stowage.dev/vram-granted";
     /// `true` if the pod has its GPUs to itself, `false` if it shares them.
@@ -113,7 +113,7 @@ pub fn is_stand_in(metadata: &ObjectMeta) -> bool {
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unidentified {
+pub enum IdentityError {
     #[error("the pod has no metadata.{0}")]
     Missing(&'static str),
     #[error(transparent)]
@@ -121,22 +121,22 @@ pub enum Unidentified {
 }
 
 /// A pod's UID, and its namespace and name.
-pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
+pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), IdentityError> {
     let uid = pod
         .metadata
         .uid
         .as_deref()
-        .ok_or(Unidentified::Missing("uid"))?;
-    Ok((PodUid::parse(uid)?, identity_of_name(pod)?))
+        .ok_or(IdentityError::Missing("uid"))?;
+    Ok((PodUid::parse(uid)?, pod_key(pod)?))
 }
 
 /// A pod's namespace and name, for a pod that may not have been created yet.
-pub fn identity_of_name(pod: &Pod) -> Result<PodKey, Unidentified> {
+pub fn pod_key(pod: &Pod) -> Result<PodKey, IdentityError> {
     let name = pod
         .metadata
         .name
         .as_deref()
-        .ok_or(Unidentified::Missing("name"))?;
+        .ok_or(IdentityError::Missing("name"))?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     Ok(PodKey::parse(namespace, name)?)
 }
@@ -154,10 +154,10 @@ pub fn classified_demand(
     if is_stand_in(&pod.metadata) {
         return Err(RequestError::TooLarge);
     }
-    let demand = with_request(pod, |request| Demand::classified(request, classify))?;
+    let demand = with_pod_request(pod, |request| Demand::from_request(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     let wish = kube_filters::gpu_wish(pod).map(Arc::new);
-    check_annotations(pod, &demand)?;
+    check_annotation_size(pod, &demand)?;
     // No expression would hold for it, and its labels are its owner's choice.
     if has_no_node(pod) && !is_within_bounds(&demand.traits) {
         return Err(RequestError::TooLarge);
@@ -172,7 +172,7 @@ pub fn classified_demand(
 }
 
 /// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
-fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
+fn check_annotation_size(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
     let annotations = pod
         .metadata
         .annotations
@@ -184,8 +184,8 @@ fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
         false => key.len() + value.len(),
     };
     let bytes: usize = annotations.map(length).sum();
-    let added = binding::most_added(demand);
-    if bytes == 0 || demand.asks_plugin() || bytes + added <= MAX_ANNOTATIONS {
+    let added = binding::max_added_bytes(demand);
+    if bytes == 0 || demand.is_allocated_externally() || bytes + added <= MAX_ANNOTATIONS {
         return Ok(());
     }
     Err(RequestError::Annotations { bytes, added })
@@ -193,7 +193,7 @@ fn check_annotations(pod: &Pod, demand: &Demand) -> Result<(), RequestError> {
 
 /// The demand of a pod whose devices kube-scheduler allocates by its claims.
 pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
-    let demand = with_request(pod, |request| Demand::of_claims(request, classify));
+    let demand = with_pod_request(pod, |request| Demand::from_claims(request, classify));
     Demand {
         images: images::pod_images(pod),
         engine: images::engine(pod),
@@ -202,7 +202,7 @@ pub fn claims_demand(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classificat
 }
 
 /// Whether the pod names ResourceClaims and requests no GPU in any other way: fit is kube-scheduler's alone.
-pub fn asks_by_claims(pod: &Pod) -> bool {
+pub fn uses_claims_only(pod: &Pod) -> bool {
     let mut claims = pod
         .spec
         .iter()
@@ -216,17 +216,17 @@ pub fn asks_for_vram(pod: &Pod) -> bool {
     pod.spec
         .iter()
         .flat_map(containers)
-        .any(|(_, container)| requested(container, VRAM).is_some())
+        .any(|(_, container)| requested_amount(container, VRAM).is_some())
 }
 
 /// Whether the pod names a resource of GPUs and asks for none of it: kube-scheduler asks Stowage all the same, by the name alone.
-pub fn asks_for_zero(pod: &Pod) -> bool {
-    let is_gpu = |name: &str| name == VRAM || PluginResource::is_one(name);
+pub fn requests_zero_gpus(pod: &Pod) -> bool {
+    let is_gpu = |name: &str| name == VRAM || PluginResource::is_plugin_resource(name);
     let mut named = pod
         .spec
         .iter()
         .flat_map(containers)
-        .flat_map(|(_, container)| named(container));
+        .flat_map(|(_, container)| named_resources(container));
     named.any(is_gpu) && !asks_for_gpu(pod)
 }
 
@@ -240,7 +240,7 @@ pub fn is_finished(pod: &Pod) -> bool {
 }
 
 /// Whether the pod is being deleted and has no node: kube-scheduler ignores it from then on, whatever finalizers keep it.
-pub fn waits_for_its_end(pod: &Pod) -> bool {
+pub fn is_deleted_without_node(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some() && has_no_node(pod)
 }
 
@@ -288,15 +288,15 @@ pub fn classified_observation(
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
-    let observed = Some(disruption_info::observed(pod, now));
+    let observed = Some(disruption_info::observed_disruption_info(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy.mode, classify)?;
-        let reservation = reservation.filter(|_| !demand.asks_plugin());
+        let reservation = reservation.filter(|_| !demand.is_allocated_externally());
         let mut waiting = ObservedWaiting {
             reservation,
             ..waiting(pod)
         };
-        if waiting.gate == SchedulingGate::Planned && !is_served(pod, policy) {
+        if waiting.gate == SchedulingGate::Planned && !uses_served_scheduler(pod, policy) {
             waiting.gate = SchedulingGate::Others;
         }
         let state = ObservedPhase::Waiting(waiting);
@@ -312,20 +312,20 @@ pub fn classified_observation(
     let demand =
         classified_demand(pod, classify).unwrap_or_else(|_| classified_worst_case(pod, classify));
     // A device plugin's GPUs are not recorded: such an annotation was not written by Stowage.
-    let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
-    let demand = devices
-        .as_ref()
-        .map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
-    let ran = pod
+    let devices = recorded_devices(pod).filter(|_| !demand.is_allocated_externally());
+    let demand = devices.as_ref().map_or(demand.clone(), |devices| {
+        with_granted_amounts(pod, demand, devices)
+    });
+    let running_for = pod
         .status
         .as_ref()
         .and_then(|status| status.start_time.as_ref())
-        .map(|start| age(start.0, now));
+        .map(|start| elapsed_since(start.0, now));
     let state = ObservedPhase::Bound {
         node,
         devices,
         starting: is_starting(pod),
-        ran,
+        ran: running_for,
     };
     Some(PodObservation {
         uid,
@@ -337,7 +337,7 @@ pub fn classified_observation(
 }
 
 /// Whether the pod's scheduler asks Stowage. Another one would place the pod where it likes once its gate is lifted.
-fn is_served(pod: &Pod, policy: &Policy) -> bool {
+fn uses_served_scheduler(pod: &Pod, policy: &Policy) -> bool {
     let scheduler = pod
         .spec
         .as_ref()
@@ -353,7 +353,10 @@ fn is_served(pod: &Pod, policy: &Policy) -> bool {
 
 /// What keeps a pending pod from the scheduler, and where it is nominated; without its reservation.
 pub fn waiting(pod: &Pod) -> ObservedWaiting {
-    let Gates { ours, others } = gates(pod);
+    let Gates {
+        has_planner_gate: ours,
+        has_other_gates: others,
+    } = gates(pod);
     let gate = match (ours, others) {
         (_, true) => SchedulingGate::Others,
         (true, false) => SchedulingGate::Planned,
@@ -362,7 +365,7 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
     ObservedWaiting {
         reservation: None,
         gate,
-        nominated: nominated(pod),
+        nominated: nominated_node(pod),
     }
 }
 
@@ -374,9 +377,9 @@ pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
 /// The largest demand that a pod could mean. What its Binding recorded counts before annotations that were edited since.
 fn classified_worst_case(pod: &Pod, classify: impl FnOnce(&PodTraits) -> Classification) -> Demand {
     let gpus = recorded_devices(pod).map(|devices| devices.len().to_string());
-    with_request(pod, |request| {
+    with_pod_request(pod, |request| {
         let gpus = gpus.as_deref().or(request.gpus);
-        let exclusive = annotation(pod, written::EXCLUSIVE).or(request.exclusive);
+        let exclusive = annotation(pod, binding_annotations::EXCLUSIVE).or(request.exclusive);
         Demand::worst_case_classified(
             &PodRequest {
                 gpus,
@@ -397,13 +400,13 @@ fn waiting_demand(
     match classified_demand(pod, classify) {
         Ok(demand) => Some(demand),
         Err(_) if mode == Mode::Shadow => {
-            Some(classified_worst_case(pod, classify)).filter(Demand::asks_plugin)
+            Some(classified_worst_case(pod, classify)).filter(Demand::is_allocated_externally)
         }
         Err(_) => None,
     }
 }
 
-fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
+fn elapsed_since(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
     Millis(u64::try_from(now.duration_since(start).as_millis()).unwrap_or(0))
 }
 
@@ -426,7 +429,7 @@ fn is_starting(pod: &Pod) -> bool {
 
 /// The GPUs that its Binding recorded, if the record is readable. A list longer than a node's GPUs was not written by Stowage.
 pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
-    let names = || annotation(pod, written::DEVICES).map(|text| text.split(','));
+    let names = || annotation(pod, binding_annotations::DEVICES).map(|text| text.split(','));
     if names()?.nth(MAX_GPUS as usize).is_some() {
         return None;
     }
@@ -437,20 +440,19 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
 
 /// Whether its Binding says that sleeping engines lend it its VRAM.
 pub fn borrows(pod: &Pod) -> bool {
-    annotation(pod, written::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty())
+    annotation(pod, binding_annotations::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty())
 }
 
 /// The VRAM its Binding granted it, over all its GPUs.
 pub fn granted(pod: &Pod) -> Option<Bytes> {
-    Bytes::parse_quantity(annotation(pod, written::GRANTED)?).ok()
+    Bytes::parse_quantity(annotation(pod, binding_annotations::GRANTED)?).ok()
 }
 
 /// Whether any container asks a device plugin for a GPU.
 pub fn asks_device_plugin(pod: &Pod) -> bool {
-    pod.spec
-        .iter()
-        .flat_map(containers)
-        .any(|(_, container)| asked_for(container).any(PluginResource::is_one))
+    pod.spec.iter().flat_map(containers).any(|(_, container)| {
+        requested_resources(container).any(PluginResource::is_plugin_resource)
+    })
 }
 
 /// Whether the pod requests a GPU in either way, so that the ledger tracks it.
@@ -460,16 +462,18 @@ pub fn asks_for_gpu(pod: &Pod) -> bool {
 
 /// Whether its Binding granted it exclusive GPUs; `None` if the Binding does not say, as one written by an older version.
 pub(crate) fn granted_exclusive(pod: &Pod) -> Option<bool> {
-    annotation(pod, written::EXCLUSIVE)?.parse().ok()
+    annotation(pod, binding_annotations::EXCLUSIVE)?
+        .parse()
+        .ok()
 }
 
 /// The demand of a bound pod, with the amounts that its Binding granted, whatever its annotations were edited to since.
-fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
+fn with_granted_amounts(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     let (gpus, granted) = (devices.len() as u32, granted(pod));
     // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
     // now.
     let may_be_exclusive = || {
-        let asked = annotation(pod, asked::EXCLUSIVE);
+        let asked = annotation(pod, user_annotations::EXCLUSIVE);
         granted.is_some_and(|granted| granted > demand.vram())
             || asked.is_some_and(|text| text != "false")
     };
@@ -520,13 +524,13 @@ pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
     })
 }
 
-fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
+fn with_pod_request<R>(pod: &Pod, use_request: impl FnOnce(&PodRequest<'_>) -> R) -> R {
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let spec = pod.spec.as_ref();
     let resources = spec
         .into_iter()
         .flat_map(containers)
-        .flat_map(|(_, container)| asked_for(container))
+        .flat_map(|(_, container)| requested_resources(container))
         .collect();
     let containers: Vec<ContainerRequest<'_>> = spec
         .into_iter()
@@ -535,24 +539,25 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
         .collect();
     let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
     let label = |key: &&str| labels.get(*key).map(String::as_str);
-    let source = annotation(pod, asked::KSERVE_SOURCE).filter(|uri| uri.starts_with("hf://"));
+    let source =
+        annotation(pod, user_annotations::KSERVE_SOURCE).filter(|uri| uri.starts_with("hf://"));
     let grace = spec
         .and_then(|s| s.termination_grace_period_seconds)
         .unwrap_or(DEFAULT_GRACE_SECONDS);
-    use_it(&PodRequest {
+    use_request(&PodRequest {
         namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
         labels,
         priority_class: spec.and_then(|s| s.priority_class_name.as_deref()),
         priority: spec.and_then(|s| s.priority).unwrap_or(0),
         may_preempt: spec.and_then(|s| s.preemption_policy.as_deref()) != Some("Never"),
-        grace: Millis::seconds(grace.try_into().unwrap_or(0)).min(LONGEST_GRACE),
+        grace: Millis::seconds(grace.try_into().unwrap_or(0)).min(MAX_GRACE_PERIOD),
         containers: &containers,
-        gpus: annotation(pod, asked::GPUS),
-        exclusive: annotation(pod, asked::EXCLUSIVE),
-        model: annotation(pod, asked::MODEL)
+        gpus: annotation(pod, user_annotations::GPUS),
+        exclusive: annotation(pod, user_annotations::EXCLUSIVE),
+        model: annotation(pod, user_annotations::MODEL)
             .or(source)
-            .or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
-        kv_cache: annotation(pod, asked::KV_CACHE),
+            .or_else(|| user_annotations::MODEL_LABELS.iter().find_map(label)),
+        kv_cache: annotation(pod, user_annotations::KV_CACHE),
         service_account: spec.and_then(|s| s.service_account_name.as_deref()),
         resources: &resources,
     })
@@ -576,7 +581,7 @@ fn container_request(role: ContainerRole, container: &Container) -> ContainerReq
     ContainerRequest {
         name: &container.name,
         role,
-        vram: requested(container, VRAM),
+        vram: requested_amount(container, VRAM),
         plugin: plugin_amount(container),
         cpu: amount(container, "cpu"),
         memory: amount(container, "memory"),
@@ -593,31 +598,31 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
 }
 
 /// The requested amount of a resource; `None` if it is zero. What cannot be parsed may be any amount.
-fn requested<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+fn requested_amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     amount(container, resource).filter(|text| Bytes::parse_quantity(text) != Ok(Bytes::ZERO))
 }
 
 fn plugin_amount(container: &Container) -> PluginAmount<'_> {
-    let resources: BTreeSet<&str> = asked_for(container)
-        .filter(|resource| PluginResource::is_one(resource))
+    let resources: BTreeSet<&str> = requested_resources(container)
+        .filter(|resource| PluginResource::is_plugin_resource(resource))
         .collect();
     let Some(resource) = resources.first().copied() else {
         return PluginAmount::None;
     };
     let amount = amount(container, resource).unwrap_or_default();
     match resources.len() {
-        1 => PluginAmount::Of { resource, amount },
+        1 => PluginAmount::One { resource, amount },
         _ => PluginAmount::Several { resource, amount },
     }
 }
 
 /// Names of the resources that a container requests.
-fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
-    named(container).filter(|name| requested(container, name).is_some())
+fn requested_resources(container: &Container) -> impl Iterator<Item = &str> {
+    named_resources(container).filter(|name| requested_amount(container, name).is_some())
 }
 
 /// Names of the resources that a container lists, also with an amount of zero.
-fn named(container: &Container) -> impl Iterator<Item = &str> {
+fn named_resources(container: &Container) -> impl Iterator<Item = &str> {
     let lists = container
         .resources
         .iter()

@@ -14,7 +14,7 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 
 /// Labels that GPU feature discovery sets on nodes.
-pub(super) mod discovered {
+pub(super) mod feature_discovery {
     pub const COUNT: &str = "nvidia.com/gpu.count";
     pub const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
     pub const PRODUCT: &str = "nvidia.com/gpu.product";
@@ -23,7 +23,7 @@ pub(super) mod discovered {
 /// The memory of a GPU or MIG slice in MiB: a figure in GiB is less, one in KiB or bytes is more.
 const PLAUSIBLE_MIB: RangeInclusive<u64> = 512..=4 << 20;
 /// Labels by which NVIDIA's managers of MIG layouts, vGPUs and drivers say what they do, and the values by which they do nothing.
-const STATES: [(&str, &[&str]); 3] = [
+const MANAGER_STATES: [(&str, &[&str]); 3] = [
     ("nvidia.com/mig.config.state", &["", "success"]),
     ("nvidia.com/vgpu.config.state", &["", "success"]),
     // The node waits for its turn while an upgrade is required.
@@ -33,17 +33,17 @@ const STATES: [(&str, &[&str]); 3] = [
     ),
 ];
 /// The GPU operator's pods run where such a label says so, and a manager that works adds to the value that they pause.
-const DEPLOY: &str = "nvidia.com/gpu.deploy.";
-const PAUSED: &str = "paused-for-";
+const DEPLOY_LABEL_PREFIX: &str = "nvidia.com/gpu.deploy.";
+const PAUSED_VALUE: &str = "paused-for-";
 /// Parts of names of resources that stand for NVIDIA GPUs.
-const GPU_NAMES: [&str; 3] = ["gpu", "nvidia", "cuda"];
+const GPU_NAME_PARTS: [&str; 3] = ["gpu", "nvidia", "cuda"];
 
 /// The GPUs of a node from feature discovery's labels: enough for placement until an agent reports. `None` without such labels.
 pub fn devices_from_labels(node: &Node) -> Result<Option<Vec<Device>>, NodeLabel> {
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
     let value = |key| labels.get(key).map_or("", String::as_str);
-    if ![discovered::COUNT, discovered::MEMORY_MIB]
+    if ![feature_discovery::COUNT, feature_discovery::MEMORY_MIB]
         .iter()
         .any(|key| labels.contains_key(*key))
     {
@@ -56,12 +56,12 @@ pub fn devices_from_labels(node: &Node) -> Result<Option<Vec<Device>>, NodeLabel
             .filter(|number| plausible.contains(number));
         number.ok_or_else(|| label(key, value(key)))
     };
-    let count = number(discovered::COUNT, 1..=MAX_GPUS.into())?;
-    let total = Bytes::mib(number(discovered::MEMORY_MIB, PLAUSIBLE_MIB)?);
+    let count = number(feature_discovery::COUNT, 1..=MAX_GPUS.into())?;
+    let total = Bytes::mib(number(feature_discovery::MEMORY_MIB, PLAUSIBLE_MIB)?);
     let product = labels
-        .get(discovered::PRODUCT)
+        .get(feature_discovery::PRODUCT)
         .map_or("unknown", String::as_str);
-    let model = GpuModel::parse(product).map_err(|_| label(discovered::PRODUCT, product))?;
+    let model = GpuModel::parse(product).map_err(|_| label(feature_discovery::PRODUCT, product))?;
     let device = |index| Device {
         uuid: GpuUuid::from_index(index),
         index,
@@ -127,11 +127,11 @@ fn other_resources(node: &Node) -> BTreeMap<Arc<str>, bool> {
         let is_extended = name
             .split_once('/')
             .is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"));
-        is_extended && *name != VRAM && !PluginResource::is_one(name)
+        is_extended && *name != VRAM && !PluginResource::is_plugin_resource(name)
     };
     let suggests_gpu = |name: &str| {
         let name = name.to_ascii_lowercase();
-        GPU_NAMES.iter().any(|part| name.contains(part))
+        GPU_NAME_PARTS.iter().any(|part| name.contains(part))
     };
     resources(node)
         .filter(is_other)
@@ -140,10 +140,10 @@ fn other_resources(node: &Node) -> BTreeMap<Arc<str>, bool> {
 }
 
 fn change((key, value): (&String, &String)) -> Option<NodeLabel> {
-    let state = STATES.iter().find(|(known, _)| known == key);
+    let state = MANAGER_STATES.iter().find(|(known, _)| known == key);
     let is_changing = match state {
         Some((_, idle)) => !idle.contains(&value.as_str()),
-        None => key.starts_with(DEPLOY) && value.contains(PAUSED),
+        None => key.starts_with(DEPLOY_LABEL_PREFIX) && value.contains(PAUSED_VALUE),
     };
     is_changing.then(|| label(key, value))
 }

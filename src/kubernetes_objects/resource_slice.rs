@@ -26,7 +26,7 @@ pub fn device_slice(slice: &ResourceSlice) -> Option<(Arc<str>, DeviceSlice)> {
         scope: scope(&slice.spec).into(),
         generation: pool.generation,
         slices_of_pool: pool.resource_slice_count,
-        devices: published(&slice.spec),
+        devices: published_devices(&slice.spec),
     };
     Some((slice.metadata.name.as_deref()?.into(), read))
 }
@@ -40,7 +40,7 @@ fn scope(spec: &ResourceSliceSpec) -> String {
     }
 }
 
-fn published(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
+fn published_devices(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
     let of_slice = reach(spec.node_name.as_deref(), spec.node_selector.as_ref());
     let mut found: Vec<PublishedDevices> = Vec::new();
     for device in spec.devices.iter().flatten() {
@@ -48,16 +48,16 @@ fn published(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
             Some(true) => reach(device.node_name.as_deref(), device.node_selector.as_ref()),
             _ => of_slice.clone(),
         };
-        let known = found.iter_mut().find(|known| is_reached_by(known, &reach));
-        match (known, reach) {
-            (Some(known), _) => take(known, device, &spec.driver),
+        let same_reach = found.iter_mut().find(|known| is_reached_by(known, &reach));
+        match (same_reach, reach) {
+            (Some(known), _) => add_device(known, device, &spec.driver),
             (None, Reach::Node(name)) => found.push(PublishedDevices::OnNode(name)),
             (None, Reach::Selected(terms)) => {
                 let mut devices = PublishedDevices::Shared {
                     terms,
                     uuids: DeviceUuids::Known(BTreeSet::new()),
                 };
-                take(&mut devices, device, &spec.driver);
+                add_device(&mut devices, device, &spec.driver);
                 found.push(devices);
             }
         }
@@ -89,7 +89,7 @@ fn is_reached_by(devices: &PublishedDevices, reach: &Reach) -> bool {
 }
 
 /// Adds a device to those that the same nodes reach.
-fn take(devices: &mut PublishedDevices, device: &Device, driver: &str) {
+fn add_device(devices: &mut PublishedDevices, device: &Device, driver: &str) {
     let PublishedDevices::Shared { uuids, .. } = devices else {
         return;
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::kube_filters::node::NodeTerm;
 use stowage_scheduling::kube_filters::volumes::{
-    ClaimBinding, StorageClass, TopologyLabel, VolumeClaim, VolumePlace,
+    ClaimBinding, StorageClass, TopologyLabel, VolumeClaim, VolumeTopology,
 };
 use stowage_scheduling::kube_filters::{StorageKind, StorageObject};
 use stowage_scheduling::vocabulary::label_selector::Requirement;
@@ -28,20 +28,20 @@ pub trait StorageResource {
     const KIND: StorageKind;
 
     /// The object's key: its name, of a claim `namespace/name`.
-    fn known_as(&self) -> Option<Arc<str>>;
+    fn key(&self) -> Option<Arc<str>>;
 
-    fn object(&self) -> StorageObject;
+    fn to_storage_object(&self) -> StorageObject;
 }
 
 impl StorageResource for PersistentVolumeClaim {
     const KIND: StorageKind = StorageKind::Claim;
 
-    fn known_as(&self) -> Option<Arc<str>> {
+    fn key(&self) -> Option<Arc<str>> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         Some(format!("{namespace}/{}", self.metadata.name.as_deref()?).into())
     }
 
-    fn object(&self) -> StorageObject {
+    fn to_storage_object(&self) -> StorageObject {
         let modes = self
             .spec
             .iter()
@@ -58,11 +58,11 @@ impl StorageResource for PersistentVolumeClaim {
 impl StorageResource for PersistentVolume {
     const KIND: StorageKind = StorageKind::Volume;
 
-    fn known_as(&self) -> Option<Arc<str>> {
+    fn key(&self) -> Option<Arc<str>> {
         Some(self.metadata.name.as_deref()?.into())
     }
 
-    fn object(&self) -> StorageObject {
+    fn to_storage_object(&self) -> StorageObject {
         let affinity = self
             .spec
             .as_ref()
@@ -82,7 +82,7 @@ impl StorageResource for PersistentVolume {
                 ))
             });
         let terms = terms.and_then(Result::ok);
-        StorageObject::Volume(VolumePlace {
+        StorageObject::Volume(VolumeTopology {
             terms,
             zones: zones.collect(),
             unreadable,
@@ -93,11 +93,11 @@ impl StorageResource for PersistentVolume {
 impl StorageResource for ApiStorageClass {
     const KIND: StorageKind = StorageKind::Class;
 
-    fn known_as(&self) -> Option<Arc<str>> {
+    fn key(&self) -> Option<Arc<str>> {
         Some(self.metadata.name.as_deref()?.into())
     }
 
-    fn object(&self) -> StorageObject {
+    fn to_storage_object(&self) -> StorageObject {
         let topologies = self
             .allowed_topologies
             .as_ref()
@@ -212,7 +212,7 @@ mod tests {
             } },
         }))
         .unwrap();
-        let StorageObject::Volume(place) = volume.object() else {
+        let StorageObject::Volume(place) = volume.to_storage_object() else {
             panic!("it is a volume")
         };
         assert_eq!(

@@ -92,7 +92,7 @@ fn zero_of_a_resource_is_no_request() {
         let spec = json!({ "containers": [vram, zero(resource, amount)] });
         let demand = read(spec).unwrap_or_else(|error| panic!("{resource}: {amount}: {error}"));
         assert_eq!(
-            (demand.vram(), demand.asks_plugin()),
+            (demand.vram(), demand.is_allocated_externally()),
             (Bytes::gib(10), false),
             "{resource}"
         );
@@ -130,7 +130,7 @@ fn a_pod_that_asks_for_zero_of_everything_is_no_gpu_pod() {
             json!({}),
             json!({ "containers": [container(json!({ resource: "0" }))] }),
         );
-        assert!(!asks_for_gpu(&pod) && !asks_by_claims(&pod), "{resource}");
+        assert!(!asks_for_gpu(&pod) && !uses_claims_only(&pod), "{resource}");
         assert_eq!(
             observation(&pod, &Policy::default(), None, jiff::Timestamp::UNIX_EPOCH),
             None
@@ -145,7 +145,7 @@ fn a_pod_that_asks_for_zero_of_everything_is_no_gpu_pod() {
 }
 
 #[test]
-fn a_running_pod_that_becomes_unreadable_keeps_its_class_model_and_grant_over_a_restart() {
+fn a_bound_pod_with_an_invalid_request_keeps_class_model_and_grant_after_a_restart() {
     let bound = |edits: Value| {
         let mut annotations = json!({
             "stowage.dev/gpus": "2", "stowage.dev/model": "org/m", "stowage.dev/kv-cache": "10Gi",
@@ -210,7 +210,7 @@ fn a_running_pod_that_becomes_unreadable_keeps_its_class_model_and_grant_over_a_
 
 /// An earlier version bound it.
 #[test]
-fn a_pod_that_runs_with_less_than_may_be_asked_for_now_is_counted_with_what_it_has() {
+fn a_bound_pod_below_todays_minimum_request_counts_with_its_grant() {
     let bound = |exclusive: &str, gpus: &str, devices: &str| {
         let annotations = json!({
             "stowage.dev/gpus": gpus, "stowage.dev/exclusive": exclusive, "stowage.dev/devices": devices,
@@ -315,7 +315,7 @@ fn the_model_of_kserves_pods_is_the_one_that_is_downloaded() {
 }
 
 #[test]
-fn a_pod_whose_annotations_leave_no_place_for_the_bindings_is_refused_with_the_figure() {
+fn a_pod_without_space_for_the_bindings_annotations_is_refused() {
     let asks = json!({ "containers": [container(json!({ "stowage.dev/vram": "10Gi" }))] });
     let read = |annotations: Value, spec: &Value| {
         demand(&pod(annotations, spec.clone()), &Policy::default())

@@ -15,7 +15,7 @@ pub(crate) fn is_config_map(document: &YamlNode) -> bool {
 
 /// Parses the policy files under a ConfigMap's `data`; returns their documents and problems. Keys that begin with a dot, or end in
 /// neither `.yaml` nor `.yml`, are skipped, as they are where the ConfigMap is mounted.
-pub fn documents(
+pub fn read_documents(
     config_map: &YamlNode,
     texts: &PolicySources<'_>,
     nodes: &mut usize,
@@ -29,20 +29,20 @@ pub fn documents(
         .filter(|(key, _)| is_policy_file(key))
         .peekable();
     if files.peek().is_none() {
-        diagnostics.push(without_files(config_map));
+        diagnostics.push(no_policy_files(config_map));
     }
     for (key, node) in files {
         match &node.value {
             Value::Scalar(Scalar { text, .. }) => {
                 let (mut read, mut found) = read_within(node.span, text, texts, nodes);
                 if read.is_empty() && found.is_empty() {
-                    found.push(super::empty(key.span));
+                    found.push(super::empty_file(key.span));
                 }
                 documents.append(&mut read);
                 diagnostics.append(&mut found);
             }
             Value::Broken => {}
-            Value::List(_) | Value::Map(_) => diagnostics.push(not_a_text(key)),
+            Value::List(_) | Value::Map(_) => diagnostics.push(value_not_text(key)),
         }
     }
     (documents, diagnostics)
@@ -52,7 +52,7 @@ fn is_policy_file(key: &YamlKey) -> bool {
     !key.text.starts_with('.') && (key.text.ends_with(".yaml") || key.text.ends_with(".yml"))
 }
 
-fn without_files(config_map: &YamlNode) -> Diagnostic {
+fn no_policy_files(config_map: &YamlNode) -> Diagnostic {
     let span = config_map
         .entry("data")
         .or(config_map.entry("kind"))
@@ -65,7 +65,7 @@ fn without_files(config_map: &YamlNode) -> Diagnostic {
     .help("put the policy's files under `data`: `policy.yaml: |`, and the file indented below it")
 }
 
-fn not_a_text(key: &YamlKey) -> Diagnostic {
+fn value_not_text(key: &YamlKey) -> Diagnostic {
     let message = "a value under `data` of a ConfigMap is a text";
     Diagnostic::error("wrong-type", key.span, message).help(format!(
         "write `{}: |`, and the file indented below it",

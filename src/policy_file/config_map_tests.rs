@@ -28,7 +28,7 @@ fn found(text: &str) -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn f_the_files_of_a_config_map_mean_what_they_mean_by_themselves() {
+fn files_in_a_config_map_load_like_plain_files() {
     let alone = load(&[SourceText::new("a.yaml", POLICY)]).unwrap();
     for text in [
         config_map("|", POLICY),
@@ -50,7 +50,7 @@ fn f_the_files_of_a_config_map_mean_what_they_mean_by_themselves() {
 }
 
 #[test]
-fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
+fn a_problem_in_a_config_map_is_shown_at_its_line() {
     let broken = POLICY.replace("mode", "mood");
     assert_eq!(
         found(&config_map("|", &broken)),
@@ -75,7 +75,7 @@ fn f_a_problem_in_a_config_map_is_shown_at_its_line_of_the_file() {
 }
 
 #[test]
-fn f_a_config_map_without_a_policy_says_so() {
+fn a_config_map_without_a_policy_is_rejected() {
     assert_eq!(
         found("kind: ConfigMap\ndata: {readme: hello}\n")[0].0,
         "not-a-policy"

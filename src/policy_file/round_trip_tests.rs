@@ -2,9 +2,9 @@
 //!
 //! The policies are generated from the schema, so a new setting is covered as soon as it is declared.
 
-use super::format::{TextFormat, duration_text, quantity_text, speed_text};
+use super::format::{TextFormat, format_duration, format_quantity, format_speed};
 use super::parse::{Draft, render};
-use super::shape::{Field, Needed, SHAPES, SchemaShape};
+use super::shape::{Field, Requirement, SHAPES, SchemaShape};
 use super::{digest, file};
 use proptest::collection::vec;
 use proptest::option;
@@ -41,25 +41,25 @@ fn values(shape: &SchemaShape) -> BoxedStrategy<Json> {
                 .boxed()
         }
         SchemaShape::List(item) => vec(values(item), 0..4).prop_map(Json::Array).boxed(),
-        SchemaShape::Words(words) => select(words.clone()).prop_map(Json::from).boxed(),
+        SchemaShape::Enum(words) => select(words.clone()).prop_map(Json::from).boxed(),
         SchemaShape::Text { format, .. } => {
             texts(format.expect("every text of a policy has a format"))
         }
-        SchemaShape::Whole { at_least, at_most } => {
+        SchemaShape::Integer { at_least, at_most } => {
             let (least, most) = (
                 i64::try_from(*at_least).unwrap(),
                 i64::try_from(*at_most).unwrap(),
             );
             (least..=most).prop_map(Json::from).boxed()
         }
-        SchemaShape::Truth => any::<bool>().prop_map(Json::from).boxed(),
+        SchemaShape::Boolean => any::<bool>().prop_map(Json::from).boxed(),
     }
 }
 
 fn some_of(fields: &[Field]) -> BoxedStrategy<Json> {
     let field = |field: &Field| {
         let name = field.name.clone();
-        let value = if name == "name" || field.needed == Needed::Always {
+        let value = if name == "name" || field.requirement == Requirement::Always {
             values(&field.shape).prop_map(Some).boxed()
         } else {
             option::of(values(&field.shape)).boxed()
@@ -77,13 +77,13 @@ fn texts(format: TextFormat) -> BoxedStrategy<Json> {
             (0..=at_most).prop_map(|n| json!(format!("{n}%"))).boxed()
         }
         TextFormat::Duration => (0..=365 * 86_400_000u64)
-            .prop_map(|n| duration_text(Millis(n)).into())
+            .prop_map(|n| format_duration(Millis(n)).into())
             .boxed(),
         TextFormat::Quantity => (0..=1u64 << 60)
-            .prop_map(|n| quantity_text(Bytes(n)).into())
+            .prop_map(|n| format_quantity(Bytes(n)).into())
             .boxed(),
         TextFormat::Speed => (1..=1u64 << 60)
-            .prop_map(|n| speed_text(Bytes(n)).into())
+            .prop_map(|n| format_speed(Bytes(n)).into())
             .boxed(),
         TextFormat::Cel => select(EXPRESSIONS.to_vec()).prop_map(Json::from).boxed(),
         TextFormat::MigProfile => Just(json!("3g.40gb")).boxed(),

@@ -15,15 +15,15 @@ pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> 
         serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
     let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
-    let mut page = PolicyListing {
+    let mut listing = PolicyListing {
         sources,
         gate: gate(merged),
         lines: Vec::new(),
     };
     if let Some(root) = documents.first() {
-        page.map(root, Some(merged), 0);
+        listing.map(root, Some(merged), 0);
     }
-    page.lines.join("\n") + "\n"
+    listing.lines.join("\n") + "\n"
 }
 
 /// `startGate.max` of the whole policy, which every class inherits.
@@ -40,7 +40,7 @@ struct PolicyListing<'a> {
 impl PolicyListing<'_> {
     fn map(&mut self, node: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         for (key, value) in node.entries() {
-            if is_left_out(value) {
+            if is_unset(value) {
                 continue;
             }
             let written = written.and_then(|written| written.get(&key.text));
@@ -62,7 +62,7 @@ impl PolicyListing<'_> {
                 self.lines.push(format!("{pad}{shown}:"));
                 self.map(value, written, indent + 2);
                 if key == "startGate" {
-                    self.name_start_gate(written);
+                    self.mark_inherited_start_gate(written);
                 }
             }
             Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Map(_))) => {
@@ -70,7 +70,7 @@ impl PolicyListing<'_> {
                 items
                     .iter()
                     .enumerate()
-                    .for_each(|(place, item)| self.item(place, item, written, indent));
+                    .for_each(|(index, item)| self.item(index, item, written, indent));
             }
             Value::List(items) => {
                 let items: Vec<String> = items.iter().map(inline).collect();
@@ -81,14 +81,14 @@ impl PolicyListing<'_> {
     }
 
     /// A class, a tenant or a pool, whose place is that of its name; what has no name stands in the order of the file.
-    fn item(&mut self, place: usize, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
+    fn item(&mut self, index: usize, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         let name = item.get("name").and_then(YamlNode::text);
         let entries = written.map(YamlNode::items).unwrap_or_default();
         let written = match name {
             Some(_) => entries
                 .iter()
                 .find(|entry| entry.get("name").and_then(YamlNode::text) == name),
-            None => entries.get(place),
+            None => entries.get(index),
         };
         let first = self.lines.len();
         self.map(item, written, indent + 2);
@@ -103,7 +103,7 @@ impl PolicyListing<'_> {
     }
 
     /// The last line is a class' `max`: if the class has none, it is the policy's.
-    fn name_start_gate(&mut self, written: Option<&YamlNode>) {
+    fn mark_inherited_start_gate(&mut self, written: Option<&YamlNode>) {
         let own = written.and_then(|written| written.get("max"));
         let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else {
             return;
@@ -119,10 +119,10 @@ impl PolicyListing<'_> {
 }
 
 /// Null, or a section in which nothing is set.
-fn is_left_out(node: &YamlNode) -> bool {
+fn is_unset(node: &YamlNode) -> bool {
     match &node.value {
         Value::Scalar(scalar) => scalar.atom() == Atom::Null,
-        Value::Map(entries) => entries.iter().all(|(_, value)| is_left_out(value)),
+        Value::Map(entries) => entries.iter().all(|(_, value)| is_unset(value)),
         _ => false,
     }
 }

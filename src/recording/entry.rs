@@ -23,7 +23,7 @@ pub enum Entry {
     Checkpoint(Box<Checkpoint>),
     /// The recorded clock from here on.
     Clock(Moment),
-    Input(Numbered),
+    Input(NumberedInput),
     Answer(Answer),
 }
 
@@ -61,7 +61,7 @@ pub enum Gap {
 
 /// Input with its number, which is one more than that of the input before.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Numbered {
+pub struct NumberedInput {
     #[serde(rename = "n")]
     pub number: u64,
     #[serde(rename = "in")]

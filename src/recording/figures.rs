@@ -10,7 +10,7 @@ pub struct Figures(Vec<u64>);
 
 impl Figures {
     /// Figures in a fixed order; `None` if one is too large to leave a number for "unknown".
-    pub fn of(reading: &NodeReading) -> Option<Self> {
+    pub fn from_reading(reading: &NodeReading) -> Option<Self> {
         let gpus = |gpu: &GpuReading| 4 + gpu.attributed.len();
         let count = 1
             + reading.engines.len()
@@ -21,10 +21,12 @@ impl Figures {
         figures.extend(reading.engines.iter().map(|engine| engine.seen.0));
         for gpu in &reading.gpus {
             let load = gpu.engine_load;
-            figures.push(known(gpu.used.map(|used| used.0))?);
+            figures.push(encode_optional(gpu.used.map(|used| used.0))?);
             figures.extend(gpu.attributed.iter().map(|(_, used)| used.0));
-            figures.push(known(load.kv_cache.map(|percent| percent.get().into()))?);
-            figures.push(known(load.queue.map(u64::from))?);
+            figures.push(encode_optional(
+                load.kv_cache.map(|percent| percent.get().into()),
+            )?);
+            figures.push(encode_optional(load.queue.map(u64::from))?);
             figures.push(u64::from(load.partial) | u64::from(load.preempting) << 1);
         }
         figures.extend(
@@ -37,7 +39,7 @@ impl Figures {
     }
 
     /// Differences from an earlier reading of the same shape, without trailing zeros.
-    pub fn since(&self, before: &Self) -> Vec<i64> {
+    pub fn differences_from(&self, before: &Self) -> Vec<i64> {
         let pairs = self.0.iter().zip(&before.0);
         let mut differences: Vec<i64> = pairs
             .map(|(now, before)| now.wrapping_sub(*before) as i64)
@@ -48,7 +50,7 @@ impl Figures {
     }
 
     /// These figures with differences added; `None` if there are more differences than figures.
-    pub fn after(&self, differences: &[i64]) -> Option<Self> {
+    pub fn with_differences(&self, differences: &[i64]) -> Option<Self> {
         let mut figures = self.0.clone();
         let changed = figures.get_mut(..differences.len())?;
         changed
@@ -59,7 +61,7 @@ impl Figures {
     }
 
     /// Writes the figures into a reading; `None` if they do not match its shape.
-    pub(crate) fn put_into(&self, reading: &mut NodeReading) -> Option<()> {
+    pub(crate) fn write_into(&self, reading: &mut NodeReading) -> Option<()> {
         let mut figures = self.0.iter().copied();
         reading.sampled = Moment(figures.next()?);
         for engine in &mut reading.engines {
@@ -90,13 +92,13 @@ impl Figures {
 }
 
 /// Number of times at the beginning of a reading's figures.
-pub fn times(reading: &NodeReading) -> usize {
+pub fn time_count(reading: &NodeReading) -> usize {
     1 + reading.engines.len()
 }
 
 /// Whether two readings differ in nothing but figures.
-pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
-    let names = |one: &GpuReading, other: &GpuReading| {
+pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
+    let have_same_names = |one: &GpuReading, other: &GpuReading| {
         one.uuid == other.uuid
             && one.attributed.len() == other.attributed.len()
             && one
@@ -112,7 +114,7 @@ pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
             .gpus
             .iter()
             .zip(&other.gpus)
-            .all(|(one, other)| names(one, other))
+            .all(|(one, other)| have_same_names(one, other))
         && one
             .in_flight
             .iter()
@@ -132,7 +134,7 @@ pub(crate) fn have_one_shape(one: &NodeReading, other: &NodeReading) -> bool {
 }
 
 /// Encodes an optional figure: 0 for `None`, and one more than the figure otherwise.
-fn known(figure: Option<u64>) -> Option<u64> {
+fn encode_optional(figure: Option<u64>) -> Option<u64> {
     figure.map_or(Some(0), |figure| figure.checked_add(1))
 }
 
@@ -183,25 +185,25 @@ mod tests {
     proptest! {
         #[test]
         fn a_reading_follows_from_the_one_before_and_the_differences(before in any_reading(), after in any_reading()) {
-            prop_assert!(have_one_shape(&before, &after));
-            let (Some(known), Some(now)) = (Figures::of(&before), Figures::of(&after)) else {
+            prop_assert!(have_same_shape(&before, &after));
+            let (Some(known), Some(now)) = (Figures::from_reading(&before), Figures::from_reading(&after)) else {
                 prop_assert!([&before, &after].iter().any(|one| one.gpus[0].used == Some(Bytes(u64::MAX))));
                 return Ok(());
             };
-            let differences = now.since(&known);
+            let differences = now.differences_from(&known);
             let mut restored = before;
-            prop_assert_eq!(known.after(&differences), Some(now.clone()));
-            prop_assert_eq!(now.put_into(&mut restored), Some(()));
+            prop_assert_eq!(known.with_differences(&differences), Some(now.clone()));
+            prop_assert_eq!(now.write_into(&mut restored), Some(()));
             prop_assert_eq!(restored, after);
         }
 
         #[test]
         fn differences_of_another_shape_are_noticed(before in any_reading(), differences in prop::collection::vec(any::<i64>(), 0..20)) {
-            let Some(known) = Figures::of(&before) else { return Ok(()) };
-            match known.after(&differences) {
+            let Some(known) = Figures::from_reading(&before) else { return Ok(()) };
+            match known.with_differences(&differences) {
                 None => prop_assert!(differences.len() > known.0.len()),
                 // Lies about how full a cache is are noticed; other numbers may be anything.
-                Some(figures) => _ = figures.put_into(&mut before.clone()),
+                Some(figures) => _ = figures.write_into(&mut before.clone()),
             }
         }
     }
@@ -211,9 +213,9 @@ mod tests {
         let one = reading(None, [1, 2], EngineLoad::NONE, 3);
         let mut other = one.clone();
         other.gpus[0].attributed[1].0 = PodUid::parse("c").unwrap();
-        assert!(!have_one_shape(&one, &other));
+        assert!(!have_same_shape(&one, &other));
         let mut other = one.clone();
         other.gpus[0].attributed.pop();
-        assert!(!have_one_shape(&one, &other));
+        assert!(!have_same_shape(&one, &other));
     }
 }

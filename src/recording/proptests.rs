@@ -1,13 +1,13 @@
 //! Whatever comes through the entry point is written, read back the same, and replays; what was cut is a prefix; what was changed
 //! is noticed.
 
-use super::answer::{Answer, Asked, Decision, KeptAnswer};
+use super::answer::{Answer, AnsweredInput, Decision, KeptAnswer};
 use super::closed_loop::comparison::Comparison;
 use super::closed_loop::demand::RecordedDemand;
 use super::closed_loop::policies::LoopPolicy;
-use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use super::frame::HEAD_BYTES;
-use super::read::{Part, ReadError, Reader};
+use super::entry::{Checkpoint, Entry, Gap, NumberedInput, SegmentHeader};
+use super::frame::FRAME_HEADER_BYTES;
+use super::read::{ReadError, Reader, RecordingPart};
 use super::replay::{Replay, ReplayError};
 use super::whole_entries::copy_whole_entries;
 use super::write::SegmentWriter;
@@ -17,14 +17,15 @@ use std::sync::Arc;
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::PackingPolicy;
 use stowage_scheduling::testkit::histories;
-use stowage_scheduling::testkit::lending;
+use stowage_scheduling::testkit::lending_policy;
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::filter::filter;
 use stowage_scheduling::verbs::{Cluster, Input};
 
 /// Inputs that the core took of a history.
 pub(super) fn taken_inputs(most: usize) -> impl Strategy<Value = Vec<String>> {
-    prop::collection::vec(any::<u64>(), 1..most).prop_map(|words| histories::taken_inputs(&words))
+    prop::collection::vec(any::<u64>(), 1..most)
+        .prop_map(|words| histories::recorded_inputs(&words))
 }
 
 pub(super) fn header() -> SegmentHeader {
@@ -42,7 +43,7 @@ fn input(text: &str) -> Input {
 /// What a recorder would write of these inputs: a segment for each so many of them, and the answer of each filter with the next
 /// input.
 pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>> {
-    let mut cluster = Cluster::new(Arc::new(lending()));
+    let mut cluster = Cluster::new(Arc::new(lending_policy()));
     let mut segments: Vec<Vec<Entry>> = Vec::new();
     let mut late = None;
     for (number, text) in inputs.iter().enumerate() {
@@ -56,7 +57,7 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
             segments.push(vec![Entry::Checkpoint(Box::new(checkpoint))]);
         }
         let segment = segments.last_mut().unwrap();
-        segment.push(Entry::Input(Numbered {
+        segment.push(Entry::Input(NumberedInput {
             number: number as u64,
             input: input(text),
         }));
@@ -95,13 +96,13 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
         };
         segment.extend(late.take().map(Entry::Answer));
         late = answered.map(|decision| {
-            let asked = Asked {
+            let asked = AnsweredInput {
                 number: number as u64,
                 generation: cluster.ledger().generation(),
             };
             Answer {
-                asked,
-                answer: KeptAnswer::of(decision),
+                input: asked,
+                answer: KeptAnswer::from_decision(decision),
             }
         });
     }
@@ -124,7 +125,7 @@ pub(super) fn written(segments: &[Vec<Entry>], flush_each: usize) -> Vec<u8> {
 }
 
 /// A part as text that shows all of it.
-fn shown(part: &Part) -> String {
+fn shown(part: &RecordingPart) -> String {
     let value = |entry: &Entry| match entry {
         // Maps without an order are stored, too.
         Entry::Checkpoint(checkpoint) => serde_json::to_value(checkpoint).unwrap(),
@@ -133,16 +134,16 @@ fn shown(part: &Part) -> String {
         Entry::Answer(answer) => serde_json::to_value(answer).unwrap(),
     };
     match part {
-        Part::Segment(header) => serde_json::to_string(header).unwrap(),
-        Part::Entry(entry) => value(entry).to_string(),
+        RecordingPart::Segment(header) => serde_json::to_string(header).unwrap(),
+        RecordingPart::Entry(entry) => value(entry).to_string(),
     }
 }
 
 fn all(segments: &[Vec<Entry>]) -> Vec<String> {
     let parts = |entries: &Vec<Entry>| {
-        let header = [Part::Segment(header())].into_iter();
+        let header = [RecordingPart::Segment(header())].into_iter();
         header
-            .chain(entries.iter().cloned().map(Part::Entry))
+            .chain(entries.iter().cloned().map(RecordingPart::Entry))
             .map(|part| shown(&part))
             .collect::<Vec<_>>()
     };
@@ -188,11 +189,11 @@ proptest! {
 
     #[test]
     fn any_history_is_played_in_closed_loops_and_one_policy_differs_from_itself_in_nothing(inputs in taken_inputs(40)) {
-        let parts: Vec<Part> = Reader::new(&*written(&entries(&inputs, 1000), 10)).map(|part| part.unwrap()).collect();
+        let parts: Vec<RecordingPart> = Reader::new(&*written(&entries(&inputs, 1000), 10)).map(|part| part.unwrap()).collect();
         let mut demand = RecordedDemand::default();
-        parts.iter().for_each(|part| _ = demand.note(part).unwrap());
+        parts.iter().for_each(|part| _ = demand.step(part).unwrap());
         for packing in [None, Some(PackingPolicy::BestFit)] {
-            let mut comparison = Comparison::new(&demand, LoopPolicy { given: None, packing });
+            let mut comparison = Comparison::new(&demand, LoopPolicy { replacement: None, packing_override: packing });
             parts.iter().for_each(|part| _ = comparison.step(part).unwrap());
             let compared = comparison.finish().unwrap();
             prop_assert!(packing.is_some() || compared.recorded == compared.other);
@@ -223,7 +224,7 @@ proptest! {
         match end {
             Some(end) => prop_assert!(error_is_cut && end.at == copy.len() as u64),
             // The beginning of a segment is not copied, and is not missed.
-            None => prop_assert!(copy.len() == at || copy.len() + HEAD_BYTES == at),
+            None => prop_assert!(copy.len() == at || copy.len() + FRAME_HEADER_BYTES == at),
         }
     }
 
@@ -252,7 +253,7 @@ proptest! {
 }
 
 #[test]
-fn another_answer_is_named_with_its_input() {
+fn a_diverging_answer_is_reported_with_its_input() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let strategy = taken_inputs(60);
     // The first history that asks a filter.
@@ -276,7 +277,7 @@ fn another_answer_is_named_with_its_input() {
         .iter_mut()
         .find_map(|entry| match entry {
             Entry::Answer(Answer {
-                asked,
+                input: asked,
                 answer: KeptAnswer::Filter(list),
             }) => {
                 list.digest ^= 1;
@@ -310,7 +311,7 @@ fn a_recording_of_another_format_names_the_version_to_use() {
 }
 
 #[test]
-fn a_frame_that_says_it_is_huge_takes_no_memory() {
+fn a_frame_with_a_huge_length_takes_no_memory() {
     let mut bytes = super::frame::preface().to_vec();
     bytes.extend([0xff; 64]);
     let (_, error) = read(&bytes);
@@ -349,9 +350,9 @@ fn an_entry_without_an_end_takes_no_more_memory_than_the_longest() {
         .unwrap()
         .flush()
         .unwrap();
-    let frame = super::frame::encode(&[b'x'; super::frame::FRAME_BYTES], false);
-    let mut reader = Reader::holding(4 << 20, Endless { head, frame, at: 0 });
-    assert!(matches!(reader.next(), Some(Ok(Part::Segment(_)))));
+    let frame = super::frame::encode(&[b'x'; super::frame::MAX_FRAME_TEXT_BYTES], false);
+    let mut reader = Reader::with_max_entry_bytes(4 << 20, Endless { head, frame, at: 0 });
+    assert!(matches!(reader.next(), Some(Ok(RecordingPart::Segment(_)))));
     let Some(Err(error)) = reader.next() else {
         panic!("it never ends")
     };

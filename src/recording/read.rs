@@ -5,17 +5,17 @@
 //! entry, however long the recording is.
 
 use super::entry::{Entry, SegmentHeader};
-use super::frame::{BadFrame, FORMAT, FrameHead, HEAD_BYTES, MAGIC, PREFACE_BYTES};
+use super::frame::{FORMAT, FRAME_HEADER_BYTES, FrameError, FrameHeader, MAGIC, PREFACE_BYTES};
 use super::repeats::{LatestReports, Line};
 use super::whole_entries::fill;
 use std::io::{self, Read};
 
 /// Maximum length of an entry in bytes: a checkpoint of a million pods takes two thirds of it.
-pub(super) const MOST_ENTRY_BYTES: usize = 2 << 30;
+pub(super) const MAX_ENTRY_BYTES: usize = 2 << 30;
 
 /// Part of a recording.
 #[derive(Debug, Clone)]
-pub enum Part {
+pub enum RecordingPart {
     /// A segment begins.
     Segment(SegmentHeader),
     Entry(Entry),
@@ -49,7 +49,7 @@ pub enum ReadError {
         "at byte {at} of the recording, {why}: it was changed or damaged after it was written. Copy it again, or leave out the damaged \
          part: `stowage bundle --from RECORDING`"
     )]
-    Damaged { at: u64, why: BadFrame },
+    Damaged { at: u64, why: FrameError },
     #[error(
         "an entry that ends in the frame at byte {at} cannot be read: {why}. If the recording is of another version of stowage, use \
          that one"
@@ -64,53 +64,53 @@ pub enum ReadError {
 pub struct Reader<R> {
     bytes: R,
     /// Number of bytes read.
-    at: u64,
+    position: u64,
     /// Byte at which the latest frame begins.
-    frame_at: u64,
+    frame_start: u64,
     /// Decompressed text, consumed up to `consumed`.
     text: Vec<u8>,
-    taken: usize,
+    consumed: usize,
     /// Up to here `text` has no line end after `consumed`: an entry may be a thousand frames long.
     searched: usize,
     /// Whether the next line is a segment's header.
-    at_header: bool,
+    expects_header: bool,
     reports: LatestReports,
     /// Whether the recording ended, or cannot be read on.
     is_over: bool,
-    most_entry_bytes: usize,
+    max_entry_bytes: usize,
 }
 
 impl<R: Read> Reader<R> {
     pub fn new(bytes: R) -> Self {
-        Self::holding(MOST_ENTRY_BYTES, bytes)
+        Self::with_max_entry_bytes(MAX_ENTRY_BYTES, bytes)
     }
 
     /// Reader that rejects entries longer than this many bytes.
-    pub(super) fn holding(most_entry_bytes: usize, bytes: R) -> Self {
+    pub(super) fn with_max_entry_bytes(max_entry_bytes: usize, bytes: R) -> Self {
         Self {
             bytes,
-            at: 0,
-            frame_at: 0,
+            position: 0,
+            frame_start: 0,
             text: Vec::new(),
-            taken: 0,
+            consumed: 0,
             searched: 0,
-            at_header: false,
+            expects_header: false,
             reports: LatestReports::default(),
             is_over: false,
-            most_entry_bytes,
+            max_entry_bytes,
         }
     }
 
-    fn next_part(&mut self) -> Result<Option<Part>, ReadError> {
+    fn next_part(&mut self) -> Result<Option<RecordingPart>, ReadError> {
         match self.next_line()? {
             None => Ok(None),
-            Some(RawPart::Segment(header)) => Ok(Some(Part::Segment(header))),
+            Some(RawPart::Segment(header)) => Ok(Some(RecordingPart::Segment(header))),
             Some(RawPart::Line(line)) => {
                 let entry = self
                     .reports
                     .restore(*line)
                     .map_err(|why| self.unreadable(why))?;
-                Ok(Some(Part::Entry(entry)))
+                Ok(Some(RecordingPart::Entry(entry)))
             }
         }
     }
@@ -128,14 +128,14 @@ impl<R: Read> Reader<R> {
     fn read_line(&mut self) -> Result<Option<RawPart>, ReadError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.text[self.searched..]) {
-                let line = self.taken..self.searched + end;
-                self.taken = line.end + 1;
-                self.searched = self.taken;
-                return self.line(line).map(Some);
+                let line = self.consumed..self.searched + end;
+                self.consumed = line.end + 1;
+                self.searched = self.consumed;
+                return self.parse_line(line).map(Some);
             }
-            self.text.drain(..std::mem::take(&mut self.taken));
+            self.text.drain(..std::mem::take(&mut self.consumed));
             self.searched = self.text.len();
-            if self.text.len() > self.most_entry_bytes {
+            if self.text.len() > self.max_entry_bytes {
                 return Err(self.unreadable("it is longer than any entry is"));
             }
             if !self.read_frame()? {
@@ -144,9 +144,9 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn line(&mut self, line: std::ops::Range<usize>) -> Result<RawPart, ReadError> {
+    fn parse_line(&mut self, line: std::ops::Range<usize>) -> Result<RawPart, ReadError> {
         let line = &self.text[line];
-        let read = match std::mem::take(&mut self.at_header) {
+        let read = match std::mem::take(&mut self.expects_header) {
             true => serde_json::from_slice(line).map(RawPart::Segment),
             false => serde_json::from_slice(line).map(RawPart::Line),
         };
@@ -155,45 +155,56 @@ impl<R: Read> Reader<R> {
 
     /// Reads the next frame, or the preface of a segment. Returns whether there was one.
     fn read_frame(&mut self) -> Result<bool, ReadError> {
-        self.frame_at = self.at;
-        let mut head = [0; HEAD_BYTES];
+        self.frame_start = self.position;
+        let mut head = [0; FRAME_HEADER_BYTES];
         match self.fill(&mut head)? {
-            0 if self.text.is_empty() && self.at > 0 && !self.at_header => return Ok(false),
-            0 if self.at == 0 => return Err(ReadError::Empty),
-            n if n < HEAD_BYTES && self.frame_at == 0 && !MAGIC.starts_with(&head[..n.min(8)]) => {
+            0 if self.text.is_empty() && self.position > 0 && !self.expects_header => {
+                return Ok(false);
+            }
+            0 if self.position == 0 => return Err(ReadError::Empty),
+            n if n < FRAME_HEADER_BYTES
+                && self.frame_start == 0
+                && !MAGIC.starts_with(&head[..n.min(8)]) =>
+            {
                 return Err(ReadError::NotARecording);
             }
-            n if n < HEAD_BYTES => return Err(ReadError::Cut { at: self.frame_at }),
+            n if n < FRAME_HEADER_BYTES => {
+                return Err(ReadError::Cut {
+                    at: self.frame_start,
+                });
+            }
             _ => {}
         }
-        const { assert!(HEAD_BYTES == PREFACE_BYTES) };
+        const { assert!(FRAME_HEADER_BYTES == PREFACE_BYTES) };
         if let Some(format) = head.strip_prefix(&MAGIC) {
             let found = u32::from_le_bytes([format[0], format[1], format[2], format[3]]);
             if found != FORMAT {
                 return Err(ReadError::OtherFormat {
-                    at: self.frame_at,
+                    at: self.frame_start,
                     found,
                 });
             }
             // An entry that a crash left unfinished ends with its segment.
             (self.text, self.searched) = (Vec::new(), 0);
-            (self.at_header, self.reports) = (true, LatestReports::default());
+            (self.expects_header, self.reports) = (true, LatestReports::default());
             return Ok(true);
         }
-        if self.frame_at == 0 {
+        if self.frame_start == 0 {
             return Err(ReadError::NotARecording);
         }
         let damaged = |why| ReadError::Damaged {
-            at: self.frame_at,
+            at: self.frame_start,
             why,
         };
-        let frame = FrameHead::read(&head).map_err(damaged)?;
+        let frame = FrameHeader::read(&head).map_err(damaged)?;
         let mut stored = vec![0; frame.stored];
         if self.fill(&mut stored)? < frame.stored {
-            return Err(ReadError::Cut { at: self.frame_at });
+            return Err(ReadError::Cut {
+                at: self.frame_start,
+            });
         }
         let text = frame.text(&stored).map_err(|why| ReadError::Damaged {
-            at: self.frame_at,
+            at: self.frame_start,
             why,
         })?;
         self.text.extend(text);
@@ -202,22 +213,24 @@ impl<R: Read> Reader<R> {
 
     /// Fills the buffer as far as there are bytes; returns how many.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ReadError> {
-        let filled =
-            fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io { at: self.at, why })?;
-        self.at += filled as u64;
+        let filled = fill(&mut self.bytes, buffer).map_err(|why| ReadError::Io {
+            at: self.position,
+            why,
+        })?;
+        self.position += filled as u64;
         Ok(filled)
     }
 
     fn unreadable(&self, why: impl ToString) -> ReadError {
         ReadError::Entry {
-            at: self.frame_at,
+            at: self.frame_start,
             why: why.to_string(),
         }
     }
 }
 
 impl<R: Read> Iterator for Reader<R> {
-    type Item = Result<Part, ReadError>;
+    type Item = Result<RecordingPart, ReadError>;
 
     /// After an error there is nothing more.
     fn next(&mut self) -> Option<Self::Item> {

@@ -2,7 +2,7 @@
 //! and the differences are kept.
 
 use super::answer::Answer;
-use super::entry::{Checkpoint, Entry, Numbered};
+use super::entry::{Checkpoint, Entry, NumberedInput};
 use super::figures::{self, Figures};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use stowage_scheduling::vocabulary::node_reading::NodeReading;
 pub enum Line {
     Checkpoint(Box<Checkpoint>),
     Clock(Moment),
-    Input(Numbered),
+    Input(NumberedInput),
     Answer(Answer),
     /// Report of the node's devices, unchanged.
     SameDevices {
@@ -45,12 +45,12 @@ pub enum Line {
 #[derive(Debug, Default)]
 pub(crate) struct LatestReports {
     devices: FxHashMap<NodeName, DevicesReported>,
-    readings: FxHashMap<NodeName, KnownReading>,
+    readings: FxHashMap<NodeName, LatestReading>,
 }
 
 /// Latest reading of a node: its shape, and its figures apart.
 #[derive(Debug)]
-struct KnownReading {
+struct LatestReading {
     /// A reading with the right names; its figures may be older.
     shape: Arc<NodeReading>,
     /// `None` if a figure is too large to take differences of.
@@ -60,11 +60,11 @@ struct KnownReading {
 /// Error: a line repeats a report, or differs from one, that is not in its segment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a report of node {0} repeats one that is not in its segment")]
-pub(crate) struct NothingToRepeat(NodeName);
+pub(crate) struct MissingEarlierReport(NodeName);
 
 impl LatestReports {
     pub fn shorten(&mut self, entry: Entry) -> Line {
-        let Numbered { number: n, input } = match entry {
+        let NumberedInput { number: n, input } = match entry {
             Entry::Checkpoint(checkpoint) => return Line::Checkpoint(checkpoint),
             Entry::Clock(now) => return Line::Clock(now),
             Entry::Answer(answer) => return Line::Answer(answer),
@@ -77,8 +77,8 @@ impl LatestReports {
                     node: report.node,
                 }
             }
-            Input::ReadingReported(report) => match self.difference(&report) {
-                Some(by) if by.len() <= figures::times(&report.reading) => {
+            Input::ReadingReported(report) => match self.take_differences(&report) {
+                Some(by) if by.len() <= figures::time_count(&report.reading) => {
                     let seen = report
                         .reading
                         .engines
@@ -99,24 +99,24 @@ impl LatestReports {
                 },
                 None => {
                     let input = Input::ReadingReported(report);
-                    self.note(&input);
-                    Line::Input(Numbered { number: n, input })
+                    self.record_report(&input);
+                    Line::Input(NumberedInput { number: n, input })
                 }
             },
             input => {
-                self.note(&input);
-                Line::Input(Numbered { number: n, input })
+                self.record_report(&input);
+                Line::Input(NumberedInput { number: n, input })
             }
         }
     }
 
-    pub fn restore(&mut self, line: Line) -> Result<Entry, NothingToRepeat> {
+    pub fn restore(&mut self, line: Line) -> Result<Entry, MissingEarlierReport> {
         let (number, input) = match line {
             Line::Checkpoint(checkpoint) => return Ok(Entry::Checkpoint(checkpoint)),
             Line::Clock(now) => return Ok(Entry::Clock(now)),
             Line::Answer(answer) => return Ok(Entry::Answer(answer)),
             Line::Input(numbered) => {
-                self.note(&numbered.input);
+                self.record_report(&numbered.input);
                 return Ok(Entry::Input(numbered));
             }
             Line::SameDevices { n, node } => {
@@ -124,7 +124,7 @@ impl LatestReports {
                     .devices
                     .get(&node)
                     .cloned()
-                    .ok_or(NothingToRepeat(node))?;
+                    .ok_or(MissingEarlierReport(node))?;
                 (n, report.into())
             }
             Line::SameReading {
@@ -133,9 +133,11 @@ impl LatestReports {
                 sampled,
                 seen,
             } => {
-                let mut reading = self.latest(&node).ok_or(NothingToRepeat(node.clone()))?;
+                let mut reading = self
+                    .latest_reading(&node)
+                    .ok_or(MissingEarlierReport(node.clone()))?;
                 if reading.engines.len() != seen.len() {
-                    return Err(NothingToRepeat(node));
+                    return Err(MissingEarlierReport(node));
                 }
                 reading.sampled = sampled;
                 reading
@@ -143,7 +145,7 @@ impl LatestReports {
                     .iter_mut()
                     .zip(seen)
                     .for_each(|(engine, seen)| engine.seen = seen);
-                self.note_reading(&node, &reading);
+                self.record_reading(&node, &reading);
                 (
                     n,
                     ReadingReported {
@@ -155,8 +157,8 @@ impl LatestReports {
             }
             Line::ReadingDiffers { n, node, by } => {
                 let reading = self
-                    .after(&node, &by)
-                    .ok_or(NothingToRepeat(node.clone()))?;
+                    .apply_differences(&node, &by)
+                    .ok_or(MissingEarlierReport(node.clone()))?;
                 (
                     n,
                     ReadingReported {
@@ -167,18 +169,18 @@ impl LatestReports {
                 )
             }
         };
-        Ok(Entry::Input(Numbered { number, input }))
+        Ok(Entry::Input(NumberedInput { number, input }))
     }
 
-    fn note(&mut self, input: &Input) {
+    fn record_report(&mut self, input: &Input) {
         match input {
             Input::DevicesReported(report) => {
                 self.devices
                     .insert(report.node.clone(), DevicesReported::clone(report));
             }
             Input::ReadingReported(report) => {
-                let known = KnownReading {
-                    figures: Figures::of(&report.reading),
+                let known = LatestReading {
+                    figures: Figures::from_reading(&report.reading),
                     shape: report.reading.clone(),
                 };
                 self.readings.insert(report.node.clone(), known);
@@ -189,43 +191,43 @@ impl LatestReports {
 
     /// Differences of the reading's figures from the latest ones of its node, which it replaces; `None` if it differs in anything
     /// else.
-    fn difference(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
-        let known = self.readings.get_mut(&report.node)?;
-        let latest = known
+    fn take_differences(&mut self, report: &ReadingReported) -> Option<Vec<i64>> {
+        let latest_reading = self.readings.get_mut(&report.node)?;
+        let latest = latest_reading
             .figures
             .as_mut()
-            .filter(|_| figures::have_one_shape(&known.shape, &report.reading))?;
-        let figures = Figures::of(&report.reading)?;
-        let by = figures.since(latest);
+            .filter(|_| figures::have_same_shape(&latest_reading.shape, &report.reading))?;
+        let figures = Figures::from_reading(&report.reading)?;
+        let by = figures.differences_from(latest);
         *latest = figures;
         Some(by)
     }
 
     /// Latest reading of a node.
-    fn latest(&self, node: &NodeName) -> Option<NodeReading> {
-        let known = self.readings.get(node)?;
-        let mut reading = NodeReading::clone(&known.shape);
-        if let Some(figures) = &known.figures {
-            figures.put_into(&mut reading)?;
+    fn latest_reading(&self, node: &NodeName) -> Option<NodeReading> {
+        let latest = self.readings.get(node)?;
+        let mut reading = NodeReading::clone(&latest.shape);
+        if let Some(figures) = &latest.figures {
+            figures.write_into(&mut reading)?;
         }
         Some(reading)
     }
 
     /// The latest reading of a node with differences added, which replaces it.
-    fn after(&mut self, node: &NodeName, by: &[i64]) -> Option<NodeReading> {
-        let known = self.readings.get_mut(node)?;
-        let figures = known.figures.as_ref()?.after(by)?;
-        let mut reading = NodeReading::clone(&known.shape);
-        figures.put_into(&mut reading)?;
-        known.figures = Some(figures);
+    fn apply_differences(&mut self, node: &NodeName, by: &[i64]) -> Option<NodeReading> {
+        let latest = self.readings.get_mut(node)?;
+        let figures = latest.figures.as_ref()?.with_differences(by)?;
+        let mut reading = NodeReading::clone(&latest.shape);
+        figures.write_into(&mut reading)?;
+        latest.figures = Some(figures);
         Some(reading)
     }
 
     /// Replaces the figures of the latest reading of a node by those of a reading of the same shape.
-    fn note_reading(&mut self, node: &NodeName, reading: &NodeReading) {
+    fn record_reading(&mut self, node: &NodeName, reading: &NodeReading) {
         self.readings
             .get_mut(node)
             .into_iter()
-            .for_each(|known| known.figures = Figures::of(reading));
+            .for_each(|known| known.figures = Figures::from_reading(reading));
     }
 }

@@ -6,13 +6,13 @@
 //! went around the entry point cannot stay hidden.
 
 mod difference;
-mod open_questions;
+mod pending_decisions;
 
 use super::answer::{Answer, KeptAnswer};
-use super::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use super::read::Part;
+use super::entry::{Checkpoint, Entry, Gap, NumberedInput, SegmentHeader};
+use super::read::RecordingPart;
 use difference::first_difference;
-use open_questions::OpenQuestions;
+use pending_decisions::PendingDecisions;
 use serde::Serialize;
 use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::ledger::LoadError;
@@ -26,15 +26,15 @@ pub struct Replay {
     cluster: Option<Cluster>,
     /// The number of the next input.
     next: u64,
-    questions: OpenQuestions,
+    pending: PendingDecisions,
     segment: Option<SegmentHeader>,
-    pub progress: Progress,
+    pub progress: ReplayProgress,
 }
 
 /// Counters of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Progress {
+pub struct ReplayProgress {
     pub segments: u64,
     pub inputs: u64,
     /// Answers that were decided again, with the same result.
@@ -81,9 +81,9 @@ pub struct Divergence {
 }
 
 impl Replay {
-    pub fn step(&mut self, part: Part) -> Result<(), ReplayError> {
+    pub fn step(&mut self, part: RecordingPart) -> Result<(), ReplayError> {
         match part {
-            Part::Segment(header) => {
+            RecordingPart::Segment(header) => {
                 self.progress.segments += 1;
                 let is_earlier = self
                     .segment
@@ -93,15 +93,17 @@ impl Replay {
                 self.segment = Some(header);
                 Ok(())
             }
-            Part::Entry(Entry::Checkpoint(checkpoint)) => self.checkpoint(*checkpoint),
-            Part::Entry(Entry::Clock(now)) => {
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint)) => {
+                self.load_or_compare_checkpoint(*checkpoint)
+            }
+            RecordingPart::Entry(Entry::Clock(now)) => {
                 if let Some(cluster) = &mut self.cluster {
                     cluster.apply(ClockAdvanced(now));
                 }
                 Ok(())
             }
-            Part::Entry(Entry::Input(input)) => self.input(input),
-            Part::Entry(Entry::Answer(answer)) => self.answer(answer),
+            RecordingPart::Entry(Entry::Input(input)) => self.apply_input(input),
+            RecordingPart::Entry(Entry::Answer(answer)) => self.check_answer(answer),
         }
     }
 
@@ -121,7 +123,7 @@ impl Replay {
         self.segment.as_ref()
     }
 
-    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), ReplayError> {
+    fn load_or_compare_checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), ReplayError> {
         let Checkpoint { next, after, state } = checkpoint;
         if self.cluster.is_some() && after == Gap::None && next < self.next {
             return Err(ReplayError::Missing {
@@ -131,10 +133,10 @@ impl Replay {
         }
         match (&self.cluster, after) {
             (Some(cluster), Gap::None) if next == self.next => {
-                if let Some((place, recorded, replayed)) =
+                if let Some((pointer, recorded, replayed)) =
                     first_difference(&state, &cluster.export())
                 {
-                    let what = format!("the state before it at {place}");
+                    let what = format!("the state before it at {pointer}");
                     return Err(self.diverged(next, None, what, recorded, replayed));
                 }
                 self.progress.checkpoints += 1;
@@ -156,7 +158,7 @@ impl Replay {
                     Gap::None => missing,
                     Gap::Start | Gap::Discarded => 0,
                 };
-                self.questions = OpenQuestions::default();
+                self.pending = PendingDecisions::default();
                 self.cluster =
                     Some(Cluster::load(state).map_err(|why| ReplayError::Load { next, why })?);
                 self.next = next;
@@ -165,7 +167,10 @@ impl Replay {
         Ok(())
     }
 
-    fn input(&mut self, Numbered { number, input }: Numbered) -> Result<(), ReplayError> {
+    fn apply_input(
+        &mut self,
+        NumberedInput { number, input }: NumberedInput,
+    ) -> Result<(), ReplayError> {
         let Some(cluster) = &mut self.cluster else {
             return Ok(());
         };
@@ -180,28 +185,28 @@ impl Replay {
         match input {
             Input::FilterAsked(asked) => {
                 let view = cluster.apply(*asked);
-                self.questions.filter(number, view);
+                self.pending.filter(number, view);
             }
             Input::PrioritizeAsked(asked) => {
                 let view = cluster.apply(*asked);
-                self.questions.prioritize(number, view);
+                self.pending.prioritize(number, view);
             }
             Input::PreemptAsked(asked) => {
                 let pod = asked.request.key.clone();
                 let view = cluster.apply(*asked).map(|(_, view)| view);
-                self.questions
+                self.pending
                     .preempt(number, pod, cluster.ledger().generation(), view);
             }
             Input::NarrowAsked(asked) => {
                 let pod = asked.request.key.clone();
                 let narrowed = cluster.apply(*asked);
-                self.questions
+                self.pending
                     .narrow(number, pod, cluster.ledger().generation(), narrowed);
             }
             Input::BindAsked(asked) => {
                 let pod = asked.key.clone();
                 let answer = cluster.apply(*asked);
-                self.questions
+                self.pending
                     .bind(number, pod, cluster.ledger().generation(), answer);
             }
             input => cluster.apply(input),
@@ -209,16 +214,16 @@ impl Replay {
         Ok(())
     }
 
-    fn answer(&mut self, recorded: Answer) -> Result<(), ReplayError> {
-        let number = recorded.asked.number;
-        let pod = self.questions.pod(number).cloned();
-        let Some(replayed) = self.questions.answer(&recorded) else {
+    fn check_answer(&mut self, recorded: Answer) -> Result<(), ReplayError> {
+        let number = recorded.input.number;
+        let pod = self.pending.pod(number).cloned();
+        let Some(replayed) = self.pending.decide(&recorded) else {
             self.progress.unasked += 1;
             return Ok(());
         };
         let verb = recorded.answer.verb();
-        if replayed.asked.generation != recorded.asked.generation {
-            let (recorded, replayed) = (recorded.asked.generation, replayed.asked.generation);
+        if replayed.input.generation != recorded.input.generation {
+            let (recorded, replayed) = (recorded.input.generation, replayed.input.generation);
             let what = format!("the generation that {verb} decided on");
             return Err(self.diverged(
                 number,

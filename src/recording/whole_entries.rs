@@ -1,8 +1,8 @@
 //! Copies a recording up to the end of its last whole entry, without decompressing it: what a bundle is made of, while the last
 //! segment is still written.
 
-use super::frame::{FORMAT, FrameHead, HEAD_BYTES, MAGIC};
-use super::read::MOST_ENTRY_BYTES;
+use super::frame::{FORMAT, FRAME_HEADER_BYTES, FrameHeader, MAGIC};
+use super::read::MAX_ENTRY_BYTES;
 use std::fmt;
 use std::io::{self, Read, Write};
 
@@ -11,11 +11,11 @@ use std::io::{self, Read, Write};
 pub struct CopyEnd {
     /// Byte of the recording.
     pub at: u64,
-    pub why: CopyEndsAt,
+    pub why: CopyEndReason,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyEndsAt {
+pub enum CopyEndReason {
     /// An entry that is cut, or that its checksum does not confirm.
     BrokenEntry,
     /// A segment of another format.
@@ -26,8 +26,8 @@ impl fmt::Display for CopyEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, why } = self;
         match why {
-            CopyEndsAt::BrokenEntry => write!(f, "is cut or damaged at byte {at}"),
-            CopyEndsAt::OtherFormat(found) => {
+            CopyEndReason::BrokenEntry => write!(f, "is cut or damaged at byte {at}"),
+            CopyEndReason::OtherFormat(found) => {
                 write!(
                     f,
                     "has format {found} at byte {at}, and this build of stowage reads format {FORMAT}"
@@ -41,37 +41,37 @@ impl fmt::Display for CopyEnd {
 pub fn copy_whole_entries(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<Option<CopyEnd>> {
     let mut unfinished = Vec::new();
     let (mut read, mut whole, mut text, mut begins_segment) = (0, 0, 0, false);
-    let mut head = [0; HEAD_BYTES];
-    let ends = |at, why| Ok(Some(CopyEnd { at, why }));
+    let mut head = [0; FRAME_HEADER_BYTES];
+    let end_copy = |at, why| Ok(Some(CopyEnd { at, why }));
     loop {
         match fill(from, &mut head)? {
             // A segment without an entry is none.
             0 if unfinished.is_empty() || begins_segment => return Ok(None),
-            n if n < HEAD_BYTES => return ends(whole, CopyEndsAt::BrokenEntry),
+            n if n < FRAME_HEADER_BYTES => return end_copy(whole, CopyEndReason::BrokenEntry),
             _ => {}
         }
         begins_segment = head.starts_with(&MAGIC);
         if begins_segment {
             let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
             if format != FORMAT {
-                return ends(whole, CopyEndsAt::OtherFormat(format));
+                return end_copy(whole, CopyEndReason::OtherFormat(format));
             }
             (unfinished, text) = (head.to_vec(), 0);
-            read += HEAD_BYTES as u64;
+            read += FRAME_HEADER_BYTES as u64;
             continue;
         }
-        let Ok(frame) = FrameHead::read(&head) else {
-            return ends(whole, CopyEndsAt::BrokenEntry);
+        let Ok(frame) = FrameHeader::read(&head) else {
+            return end_copy(whole, CopyEndReason::BrokenEntry);
         };
         let mut stored = vec![0; frame.stored];
         text += frame.raw;
         if fill(from, &mut stored)? < stored.len()
-            || frame.check(&stored).is_err()
-            || text > MOST_ENTRY_BYTES
+            || frame.verify(&stored).is_err()
+            || text > MAX_ENTRY_BYTES
         {
-            return ends(whole, CopyEndsAt::BrokenEntry);
+            return end_copy(whole, CopyEndReason::BrokenEntry);
         }
-        read += (HEAD_BYTES + stored.len()) as u64;
+        read += (FRAME_HEADER_BYTES + stored.len()) as u64;
         unfinished.extend(head);
         unfinished.extend(stored);
         if frame.ends_entry {

@@ -24,7 +24,7 @@ pub struct EngineSummary {
 
 impl EngineSummary {
     /// The summary of an engine; `None` if its model is not known.
-    pub fn of(engine: &EngineReport) -> Option<Self> {
+    pub fn from_report(engine: &EngineReport) -> Option<Self> {
         Some(Self {
             pod: engine.pod.clone(),
             model: engine.model.clone()?,
@@ -40,11 +40,11 @@ impl EngineSummary {
 
     /// The summary with the names of an earlier one where they are equal, so that equal names share their memory from report to
     /// report.
-    pub fn named_as(self, earlier: Option<&Self>) -> Self {
+    pub fn sharing_names_with(self, earlier: Option<&Self>) -> Self {
         let Some(earlier) = earlier else { return self };
         Self {
-            pod: kept(self.pod, &earlier.pod),
-            model: kept(self.model, &earlier.model),
+            pod: shared_or_new(self.pod, &earlier.pod),
+            model: shared_or_new(self.model, &earlier.model),
             ..self
         }
     }
@@ -70,7 +70,7 @@ impl EngineSummary {
         let (node, is_heard) = (node.clone(), age < stale);
         EngineSample {
             node,
-            is_heard,
+            is_report_fresh: is_heard,
             pod: self.pod.clone(),
             model: self.model.clone(),
             figures,
@@ -78,7 +78,7 @@ impl EngineSummary {
     }
 }
 
-fn kept<N: PartialEq + Clone>(name: N, earlier: &N) -> N {
+fn shared_or_new<N: PartialEq + Clone>(name: N, earlier: &N) -> N {
     if name == *earlier {
         earlier.clone()
     } else {
@@ -99,7 +99,7 @@ mod tests {
             .extend(engine.as_object().unwrap().clone());
         let report: EngineReport = serde_json::from_value(report).unwrap();
         let node = NodeName::parse("a").unwrap();
-        EngineSummary::of(&report).map(|engine| {
+        EngineSummary::from_report(&report).map(|engine| {
             engine
                 .sample(&node, Millis(age), Millis::seconds(30))
                 .figures

@@ -7,9 +7,9 @@ use stowage_scheduling::units::Millis;
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
 /// A UUID has 36 bytes; several are kept for each node.
-pub const MAX_BOOT_ID: usize = 128;
+pub const MAX_BOOT_ID_BYTES: usize = 128;
 /// GPUs and the cards they are cut from: no card is listed without at least one slice in its place.
-pub const MAX_LISTED: usize = 2 * MAX_GPUS as usize;
+pub const MAX_LISTED_GPUS: usize = 2 * MAX_GPUS as usize;
 /// Over all GPUs. A kernel's default limit on PIDs is 32,768, and few of those reach a GPU.
 pub const MAX_PROCESSES: usize = 4096;
 /// A node has at most 250 pods by Kubernetes' own advice, and some have two engines.
@@ -23,7 +23,7 @@ pub const MAX_MISSING: usize = 64;
 /// Tokens per second of one engine: a thousand times what a node of eight GPUs generates.
 pub const MAX_TOKEN_RATE: f64 = 1e9;
 /// A reason is a sentence.
-pub const MAX_TEXT: usize = 1024;
+pub const MAX_TEXT_BYTES: usize = 1024;
 /// The whole report as JSON. Ordinary nodes report some kilobytes; all the limits above reached at once would be several times
 /// this.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub const MAX_AGE: Millis = Millis::seconds(3600);
 
 impl NodeReport {
     /// Cuts what exceeds the limits and lists it under `missing`: a folder with an odd name must not cost the node its report.
-    pub fn keep_to_limits(&mut self) {
+    pub fn truncate_to_limits(&mut self) {
         let mut cut = Vec::new();
         shorten(&mut self.models, MAX_MODELS, ReportPart::Models, &mut cut);
         shorten(
@@ -54,55 +54,55 @@ impl NodeReport {
             ReportPart::Other,
             &mut cut,
         );
-        let mut left = MAX_PROCESSES;
+        let mut remaining = MAX_PROCESSES;
         for gpu in self.gpus.iter_mut().flatten() {
             if let Some(processes) = &mut gpu.processes {
-                shorten(processes, left, ReportPart::Processes, &mut cut);
-                left -= processes.len();
+                shorten(processes, remaining, ReportPart::Processes, &mut cut);
+                remaining -= processes.len();
             }
-            gpu.health_reason.iter_mut().for_each(tidy);
+            gpu.health_reason.iter_mut().for_each(sanitize);
         }
         self.engines
             .iter_mut()
             .filter_map(|engine| engine.problem.as_mut())
-            .for_each(tidy);
+            .for_each(sanitize);
         self.unread
             .iter_mut()
-            .for_each(|unread| tidy(&mut unread.reason));
-        self.note_cut(cut);
+            .for_each(|unread| sanitize(&mut unread.reason));
+        self.record_cut(cut);
         self.missing
             .iter_mut()
-            .for_each(|missing| tidy(&mut missing.reason));
-        self.keep_to_size();
+            .for_each(|missing| sanitize(&mut missing.reason));
+        self.truncate_to_size();
     }
 
     /// Halves the longest of the expendable lists until the report fits, and records it. There are so few GPUs that they always
     /// fit.
-    fn keep_to_size(&mut self) {
-        if size(self) <= MAX_BYTES {
+    fn truncate_to_size(&mut self) {
+        if json_size(self) <= MAX_BYTES {
             return;
         }
         let mut cut = BTreeSet::new();
-        while size(self) > MAX_BYTES - ROOM_TO_SAY_SO {
+        while json_size(self) > MAX_BYTES - MISSING_PARTS_RESERVE {
             let processes = |report: &Self| -> usize {
                 report
                     .gpus
                     .iter()
                     .flatten()
-                    .map(|gpu| gpu.processes.iter().map(size).sum::<usize>())
+                    .map(|gpu| gpu.processes.iter().map(json_size).sum::<usize>())
                     .sum()
             };
             let sizes = [
-                (size(&self.models), ReportPart::Models),
-                (size(&self.findings), ReportPart::Other),
+                (json_size(&self.models), ReportPart::Models),
+                (json_size(&self.findings), ReportPart::Other),
                 (processes(self), ReportPart::Processes),
-                (size(&self.engines), ReportPart::Engines),
-                (size(&self.unread), ReportPart::Engines),
-                (size(&self.unrecorded), ReportPart::Other),
-                (size(&self.missing), ReportPart::Other),
+                (json_size(&self.engines), ReportPart::Engines),
+                (json_size(&self.unread), ReportPart::Engines),
+                (json_size(&self.unrecorded), ReportPart::Other),
+                (json_size(&self.missing), ReportPart::Other),
             ];
             let longest = (0..sizes.len())
-                .max_by_key(|place| sizes[*place].0)
+                .max_by_key(|index| sizes[*index].0)
                 .unwrap_or(0);
             match longest {
                 0 => self.models.truncate(self.models.len() / 2),
@@ -123,26 +123,26 @@ impl NodeReport {
             cut.insert(sizes[longest].1);
         }
         let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
-        self.note_cut(cut.into_iter().map(|part| MissingPart {
+        self.record_cut(cut.into_iter().map(|part| MissingPart {
             part,
             reason: reason(),
         }));
     }
 
     /// Records cut parts first in `missing`: a part that is not listed there would be read as absent from the node.
-    fn note_cut(&mut self, cut: impl IntoIterator<Item = MissingPart>) {
+    fn record_cut(&mut self, cut: impl IntoIterator<Item = MissingPart>) {
         self.missing.splice(0..0, cut);
         self.missing.truncate(MAX_MISSING);
     }
 }
 
 /// Reserve for the entries about cut parts.
-const ROOM_TO_SAY_SO: usize = 1024;
+const MISSING_PARTS_RESERVE: usize = 1024;
 
 /// Bytes of a value as JSON.
-fn size(value: &impl Serialize) -> usize {
-    struct Counted(usize);
-    impl std::io::Write for Counted {
+fn json_size(value: &impl Serialize) -> usize {
+    struct ByteCounter(usize);
+    impl std::io::Write for ByteCounter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -152,7 +152,7 @@ fn size(value: &impl Serialize) -> usize {
             Ok(())
         }
     }
-    let mut counted = Counted(0);
+    let mut counted = ByteCounter(0);
     serde_json::to_writer(&mut counted, value).expect("a report is plain data");
     counted.0
 }
@@ -169,14 +169,14 @@ fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<Mi
 }
 
 /// Makes a text one line within the limits. A name from a disk or a metrics page may contain anything.
-fn tidy(text: &mut String) {
+fn sanitize(text: &mut String) {
     if text.chars().any(char::is_control) {
         *text = text
             .chars()
             .map(|c| if c.is_control() { '\u{fffd}' } else { c })
             .collect();
     }
-    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
 }
 
 #[cfg(test)]
@@ -185,8 +185,8 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn s4_a_report_at_all_its_limits_is_cut_until_it_fits_and_says_so() {
-        let text = "x".repeat(MAX_TEXT);
+    fn a_report_at_all_its_limits_is_cut_to_size_and_lists_what_is_missing() {
+        let text = "x".repeat(MAX_TEXT_BYTES);
         let uid = "12345678-1234-1234-1234-123456789012";
         let gpus: Vec<_> = (0..8).map(|n| format!("GPU-{n}-{uid}")).collect();
         let process = |pid| json!({ "pid": pid, "usedBytes": 80_000_000_000_u64, "pod": uid });
@@ -207,9 +207,13 @@ mod tests {
             })).collect::<Vec<_>>(),
         }))
         .unwrap();
-        assert!(size(&report) > 4 * MAX_BYTES);
-        report.keep_to_limits();
-        assert!(size(&report) <= MAX_BYTES, "{} bytes", size(&report));
+        assert!(json_size(&report) > 4 * MAX_BYTES);
+        report.truncate_to_limits();
+        assert!(
+            json_size(&report) <= MAX_BYTES,
+            "{} bytes",
+            json_size(&report)
+        );
         assert_eq!(
             report.gpus.as_ref().map(Vec::len),
             Some(8),
@@ -224,7 +228,7 @@ mod tests {
             report.missing
         );
         let before = report.clone();
-        report.keep_to_limits();
+        report.truncate_to_limits();
         assert_eq!(report, before, "what fits stays as it is");
     }
 
@@ -241,7 +245,7 @@ mod tests {
             "missing": [{ "part": "models", "reason": format!("\u{1b}[31m\n{}", "ä".repeat(1000)) }],
         }))
         .unwrap();
-        report.keep_to_limits();
+        report.truncate_to_limits();
         assert_eq!(report.models.len(), MAX_MODELS);
         let listed: Vec<usize> = report
             .gpus
@@ -263,11 +267,11 @@ mod tests {
             reasons[1],
             "there are 3000; a report takes no more than 1096"
         );
-        assert!(reasons[2].len() <= MAX_TEXT && !reasons[2].contains(char::is_control));
+        assert!(reasons[2].len() <= MAX_TEXT_BYTES && !reasons[2].contains(char::is_control));
     }
 
     #[test]
-    fn what_was_cut_is_said_however_much_else_is_missing() {
+    fn cut_parts_are_listed_before_other_missing_parts() {
         let odd_folder = || json!({ "part": "models", "reason": "an odd name ".repeat(80) });
         let engine = |text: &str| json!({ "pod": "p", "engine": "vllm", "gpus": [], "state": "serving", "problem": text });
         for engines in [vec![engine(""); 600], vec![engine(&"x".repeat(4000)); 512]] {
@@ -278,7 +282,7 @@ mod tests {
             }))
             .unwrap();
             let before = report.engines.len();
-            report.keep_to_limits();
+            report.truncate_to_limits();
             let is_said = report
                 .missing
                 .iter()

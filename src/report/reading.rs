@@ -25,13 +25,13 @@ impl NodeReport {
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
-            sleep: self.sleep(fresh),
-            unread: self.unread(),
-            over_grant: self.over_grant(),
+            sleep: self.sleep_states(fresh),
+            unread: self.unread_pods(),
+            over_grant: self.over_grants(),
         })
     }
 
-    fn over_grant(&self) -> Vec<OverGrant> {
+    fn over_grants(&self) -> Vec<OverGrant> {
         let over = |finding: &ReportFinding| match finding {
             ReportFinding::OverGrant {
                 pod,
@@ -75,10 +75,10 @@ impl NodeReport {
             attributed: attributed(gpu),
             engine_load: match engine_loads.get(&gpu.uuid) {
                 // The agent did not look for engines, or not all that it found are in the report.
-                Some(engine_load) if self.lacks_engines() => engine_load.beside_unread(),
+                Some(engine_load) if self.lacks_engines() => engine_load.with_unread_engine(),
                 Some(engine_load) => *engine_load,
                 // Or it does not know on which GPU an engine runs: the load of a GPU with any process is unknown.
-                None if (self.lacks_engines() || self.has_placeless_engine())
+                None if (self.lacks_engines() || self.has_engine_without_gpus())
                     && !self.is_idle(gpu) =>
                 {
                     EngineLoad::UNKNOWN
@@ -88,7 +88,7 @@ impl NodeReport {
         }
     }
 
-    fn unread(&self) -> Vec<UnreadPod> {
+    fn unread_pods(&self) -> Vec<UnreadPod> {
         let unread = self.unread.iter().map(|one| UnreadPod {
             pod: one.pod.clone(),
             gpus: one.gpus.as_slice().into(),
@@ -101,14 +101,14 @@ impl NodeReport {
     fn engine_loads(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
         let mut engine_loads = BTreeMap::new();
         for engine in &self.engines {
-            let Some(of_engine) = engine_load(engine, fresh) else {
+            let Some(load) = engine_load(engine, fresh) else {
                 continue;
             };
             for gpu in &engine.gpus {
-                let together = engine_loads
+                let combined = engine_loads
                     .get(gpu)
-                    .map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
-                engine_loads.insert(gpu, together);
+                    .map_or(load, |others: &EngineLoad| others.combined_with(load));
+                engine_loads.insert(gpu, combined);
             }
         }
         engine_loads
@@ -144,7 +144,7 @@ impl NodeReport {
                     EngineState::Starting | EngineState::Loading => EngineModelState::Loading,
                     EngineState::Serving | EngineState::Draining => EngineModelState::Resident,
                     EngineState::Sleeping => {
-                        EngineModelState::Asleep(SleepLevel::of(engine.sleep_level))
+                        EngineModelState::Asleep(SleepLevel::from_reported(engine.sleep_level))
                     }
                     EngineState::Unreachable | EngineState::Other => return None,
                 },
@@ -159,7 +159,7 @@ impl NodeReport {
 
     /// Whether the engines of each pod sleep, in order of UID. An engine that does not answer, or whose answer is old, says
     /// nothing, and a sleeping one without the figures of its processes does not say what it keeps.
-    fn sleep(&self, fresh: Millis) -> Vec<(PodUid, SleepState)> {
+    fn sleep_states(&self, fresh: Millis) -> Vec<(PodUid, SleepState)> {
         let mut by_pod: BTreeMap<&PodUid, Option<SleepState>> = BTreeMap::new();
         for engine in &self.engines {
             let state = match engine.state {
@@ -196,20 +196,20 @@ impl NodeReport {
     }
 
     fn lacks_engines(&self) -> bool {
-        self.lacks(ReportPart::Engines) || self.lacks(ReportPart::Pods)
+        self.lacks_part(ReportPart::Engines) || self.lacks_part(ReportPart::Pods)
     }
 
-    fn lacks(&self, part: ReportPart) -> bool {
+    fn lacks_part(&self, part: ReportPart) -> bool {
         self.missing.iter().any(|missing| missing.part == part)
     }
 
-    fn has_placeless_engine(&self) -> bool {
+    fn has_engine_without_gpus(&self) -> bool {
         self.engines.iter().any(|engine| engine.gpus.is_empty())
     }
 
     /// Whether no process is on the GPU. A report that lacks processes may lack all of one GPU.
     fn is_idle(&self, gpu: &GpuReport) -> bool {
-        gpu.processes.as_ref().is_some_and(Vec::is_empty) && !self.lacks(ReportPart::Processes)
+        gpu.processes.as_ref().is_some_and(Vec::is_empty) && !self.lacks_part(ReportPart::Processes)
     }
 
     /// The models on the node. For a model that is found twice, the copy nearer to a GPU.
@@ -247,7 +247,7 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
             let queue = engine
                 .waiting
                 .map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX));
-            let load = EngineLoad::of(engine.kv_cache_usage.and_then(Percent::from_share), queue);
+            let load = EngineLoad::new(engine.kv_cache_usage.and_then(Percent::from_share), queue);
             Some(EngineLoad {
                 preempting: engine.preempting,
                 ..load
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engines_model_its_gpus_and_its_sleep_come_along_whatever_the_agents_version() {
+    fn engine_readings_have_model_gpus_and_sleep_for_any_agent_version() {
         let asleep = json!({ "state": "sleeping", "sleepLevel": 1, "model": "m" });
         let newer = json!({ "state": "sleeping", "sleepLevel": 7, "model": "m", "reusableIn": "team", "unheardOf": 1 });
         let others = [
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_report_had_to_leave_out_reads_as_unknown_and_never_as_idle() {
+    fn parts_cut_from_a_report_are_unknown_and_not_idle() {
         let pods = |count: usize, gpu: &str| {
             let pod =
                 |n| json!({ "pod": format!("{gpu}-{n}"), "gpus": [gpu], "reason": "no page" });
@@ -471,7 +471,7 @@ mod tests {
         let engine_load = |edit: &dyn Fn(&mut NodeReport)| {
             let mut report = report(json!([engine(json!({}))]));
             edit(&mut report);
-            report.keep_to_limits();
+            report.truncate_to_limits();
             report
                 .reading(Moment(0), FRESH)
                 .unwrap()
@@ -480,7 +480,7 @@ mod tests {
                 .map(|gpu| gpu.engine_load)
                 .collect::<Vec<_>>()
         };
-        let known = EngineLoad::of(Percent::new(51), Some(3));
+        let known = EngineLoad::new(Percent::new(51), Some(3));
         assert_eq!(engine_load(&|_| ()), [known, EngineLoad::NONE]);
         let beside = EngineLoad {
             partial: true,

@@ -27,7 +27,7 @@ pub enum InvalidName {
 }
 
 /// Several names in a sentence or a log line: `GPU-a, GPU-b`.
-pub fn listed<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
+pub fn comma_separated<N: fmt::Display>(names: impl IntoIterator<Item = N>) -> String {
     names
         .into_iter()
         .map(|name| name.to_string())
@@ -67,7 +67,7 @@ macro_rules! name {
 
         impl $type {
             pub fn parse(text: &str) -> Result<Self, InvalidName> {
-                check($what, text).map(|()| Self(text.into()))
+                validate_name($what, text).map(|()| Self(text.into()))
             }
 
             pub fn as_str(&self) -> &str {
@@ -154,8 +154,8 @@ pub struct PodKey {
 
 impl PodKey {
     pub fn parse(namespace: &str, name: &str) -> Result<Self, InvalidName> {
-        check("pod namespace", namespace)?;
-        check("pod name", name)?;
+        validate_name("pod namespace", namespace)?;
+        validate_name("pod name", name)?;
         Ok(Self {
             namespace: namespace.into(),
             name: name.into(),
@@ -164,7 +164,7 @@ impl PodKey {
 
     /// The name of this pod in an Event or condition on the pod `reader`. The reader's owner may not be allowed to read other
     /// namespaces, so a name of one would tell what they hold; kube-scheduler does not name preemptors either.
-    pub fn named_to(&self, reader: &Self) -> String {
+    pub fn name_shown_to(&self, reader: &Self) -> String {
         if self.namespace == reader.namespace {
             format!("pod {self}")
         } else {
@@ -190,12 +190,12 @@ impl Visitor<'_> for NameVisitor {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Arc<str>, E> {
-        check(self.0, text).map_err(E::custom)?;
+        validate_name(self.0, text).map_err(E::custom)?;
         Ok(text.into())
     }
 }
 
-fn check(what: &'static str, text: &str) -> Result<(), InvalidName> {
+fn validate_name(what: &'static str, text: &str) -> Result<(), InvalidName> {
     match text {
         "" => Err(InvalidName::Empty { what }),
         _ if text.len() > MAX_LENGTH => Err(InvalidName::TooLong {

@@ -49,7 +49,7 @@ impl Bytes {
     }
 
     /// The time to move this many bytes at `speed` bytes a second, rounded up; `u64::MAX` ms at speed 0.
-    pub const fn over(self, speed: Self) -> Millis {
+    pub const fn transfer_time(self, speed: Self) -> Millis {
         match (speed.0, self.0.checked_mul(1000)) {
             (0, _) => Millis(u64::MAX),
             // As good as always, and many times as fast.
@@ -76,7 +76,7 @@ impl Bytes {
     }
 
     /// A Kubernetes quantity in bytes, a fraction of a byte rounded up, as kube-scheduler rounds it.
-    pub fn parse_quantity_up(text: &str) -> Result<Self, QuantityError> {
+    pub fn parse_quantity_rounding_up(text: &str) -> Result<Self, QuantityError> {
         Ok(Self(parse_quantity(text, 0, Rounding::Up)?))
     }
 }
@@ -156,7 +156,7 @@ impl Percent {
     }
 
     /// This share of `whole`, rounded up.
-    pub fn of(self, whole: Bytes) -> Bytes {
+    pub fn share_of(self, whole: Bytes) -> Bytes {
         Bytes((u128::from(whole.0) * u128::from(self.0)).div_ceil(100) as u64)
     }
 }
@@ -243,8 +243,8 @@ fn parse_quantity(text: &str, decimals: i32, rounding: Rounding) -> Result<u64, 
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits_end);
-    let (mantissa, fraction_digits) = decimal(number)?;
-    let (tens, twos) = scale(suffix)?;
+    let (mantissa, fraction_digits) = parse_decimal(number)?;
+    let (tens, twos) = parse_suffix(suffix)?;
     match (mantissa, negative) {
         (0, _) => return Ok(0),
         (_, true) => return Err(QuantityError::Negative),
@@ -273,7 +273,7 @@ fn parse_quantity(text: &str, decimals: i32, rounding: Rounding) -> Result<u64, 
 }
 
 /// The digits of `12.50` as 1250, and how many of them stand behind the point.
-fn decimal(number: &str) -> Result<(u128, i32), QuantityError> {
+fn parse_decimal(number: &str) -> Result<(u128, i32), QuantityError> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.len() + fraction.len() == 0 || fraction.contains('.') {
         return Err(QuantityError::Malformed);
@@ -290,7 +290,7 @@ fn decimal(number: &str) -> Result<(u128, i32), QuantityError> {
 }
 
 /// A unit as (power of ten, power of two).
-fn scale(suffix: &str) -> Result<(i32, u32), QuantityError> {
+fn parse_suffix(suffix: &str) -> Result<(i32, u32), QuantityError> {
     Ok(match suffix {
         "" => (0, 0),
         "n" => (-9, 0),
@@ -326,7 +326,7 @@ pub fn plural(count: impl TryInto<u64>, noun: &str) -> String {
 }
 
 /// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as a person needs it.
-pub fn length(time: Millis) -> String {
+pub fn human_duration(time: Millis) -> String {
     let seconds = time.0 / 1000;
     match seconds {
         0..10 => format!("{}.{} s", seconds, time.0 % 1000 / 100),
@@ -338,7 +338,7 @@ pub fn length(time: Millis) -> String {
 }
 
 /// The verb after so many things: `is` or `are`.
-pub fn are(count: impl TryInto<u64>) -> &'static str {
+pub fn is_or_are(count: impl TryInto<u64>) -> &'static str {
     if count.try_into().is_ok_and(|count| count == 1) {
         "is"
     } else {
@@ -347,7 +347,7 @@ pub fn are(count: impl TryInto<u64>) -> &'static str {
 }
 
 /// The verb after so many things: `has` or `have`.
-pub fn have(count: impl TryInto<u64>) -> &'static str {
+pub fn has_or_have(count: impl TryInto<u64>) -> &'static str {
     if count.try_into().is_ok_and(|count| count == 1) {
         "has"
     } else {
@@ -396,7 +396,7 @@ mod tests {
         }
         assert_eq!(MilliCpu::parse_quantity("2"), Ok(MilliCpu(2000)));
         assert_eq!(MilliCpu::parse_quantity("0.0001"), Ok(MilliCpu(1)));
-        assert_eq!(Bytes::parse_quantity_up("100m"), Ok(Bytes(1)));
+        assert_eq!(Bytes::parse_quantity_rounding_up("100m"), Ok(Bytes(1)));
     }
 
     #[test]
@@ -423,7 +423,7 @@ mod tests {
 
         #[test]
         fn a_share_is_never_more_than_the_whole(percent in 0u8..=100, whole: u64) {
-            prop_assert!(Percent::new(percent).unwrap().of(Bytes(whole)) <= Bytes(whole));
+            prop_assert!(Percent::new(percent).unwrap().share_of(Bytes(whole)) <= Bytes(whole));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! `stowage serve`: assembles the edges, runs them until shutdown, and stops them in order.
 
-use crate::extender::certificate_reload::{CertificateFiles, Renewal};
+use crate::extender::certificate_reload::{CertificateFiles, CertificateReload};
 use crate::extender::page_auth::PageAuth;
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::RequestLimits;
-use crate::extender::server::limits::raise_descriptors;
+use crate::extender::server::limits::raise_descriptor_limit;
 use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::tls::{self, ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, autoscaling, server};
@@ -13,12 +13,12 @@ use crate::kubernetes;
 use crate::kubernetes::certificates::{self, CertificateOptions};
 use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
-use crate::kubernetes::observed::ObservedControlPlane;
+use crate::kubernetes::observed::ActivityRecordingControlPlane;
 use crate::kubernetes::{
     AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick,
 };
-use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
-use crate::service::{BundleSource, Service};
+use crate::policy_watch::{self, LastGoodStore, OwnPod, PolicyWatch};
+use crate::service::{BundleSource, ServerState};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use http::Uri;
@@ -34,7 +34,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::plural;
 use stowage_telemetry::devices::GpuSeries;
 use stowage_telemetry::listening;
-use stowage_telemetry::traces::{self, Collector, Exporting};
+use stowage_telemetry::traces::{self, Collector, ExporterThread};
 use stowage_telemetry::trust::Trust;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -101,7 +101,7 @@ pub struct AdminOptions {
     pub listen: SocketAddr,
     pub tls: Option<AdminTls>,
     /// Whether pages require a token that the API server allows to see the page; otherwise every client is admitted.
-    pub asks_for_tokens: bool,
+    pub requires_tokens: bool,
     /// Whether the metrics name each GPU.
     pub gpu_series: GpuSeries,
 }
@@ -130,16 +130,16 @@ pub enum ClusterSource {
 /// Threads for all tasks beside the requests. The verbs have the main runtime to themselves: a worker of tokio's that computes
 /// for a while, such as the upkeep of the ledger, or a page of a list, may be the one that reads from connections, and then no
 /// other reads from them meanwhile.
-struct BesideVerbs(Option<Runtime>);
+struct BackgroundRuntime(Option<Runtime>);
 
-impl BesideVerbs {
+impl BackgroundRuntime {
     fn start() -> Result<Self> {
         let mut threads = tokio::runtime::Builder::new_multi_thread();
         threads.enable_all().thread_name("cluster");
         Ok(Self(Some(threads.build().context("no threads")?)))
     }
 
-    fn threads(&self) -> &Handle {
+    fn handle(&self) -> &Handle {
         self.0
             .as_ref()
             .expect("it is there until it is dropped")
@@ -147,7 +147,7 @@ impl BesideVerbs {
     }
 }
 
-impl Drop for BesideVerbs {
+impl Drop for BackgroundRuntime {
     /// A runtime must not wait for its threads on a thread of another.
     fn drop(&mut self) {
         self.0
@@ -167,14 +167,14 @@ struct Connected {
 
 pub async fn serve(mut options: ServeOptions) -> Result<()> {
     fit_descriptors(&mut options.limits);
-    let (endpoints, renewals, kept) = endpoints(&options)?;
-    let (policy, watch) = policy(&options.policy)?;
-    let service = Service::new(policy);
+    let (endpoints, renewals, secret_certificate) = open_endpoints(&options)?;
+    let (policy, watch) = open_policy(&options.policy)?;
+    let service = ServerState::new(policy);
     // Dropped last: it sends the spans of what was finished at the end.
     let _exporting = options
         .traces
         .as_ref()
-        .map(|traces| trace(traces, &service))
+        .map(|traces| start_traces(traces, &service))
         .transpose()?;
     // Before anything is known of the cluster, and dropped after everything has stopped.
     let _recorder = options
@@ -182,8 +182,15 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         .as_ref()
         .map(|record| start_recorder(record, &service))
         .transpose()?;
-    let (beside, stop_cluster) = (BesideVerbs::start()?, CancellationToken::new());
-    let connected = connect(&options, &service, kept, &beside, &stop_cluster).await?;
+    let (background, stop_cluster) = (BackgroundRuntime::start()?, CancellationToken::new());
+    let connected = connect(
+        &options,
+        &service,
+        secret_certificate,
+        &background,
+        &stop_cluster,
+    )
+    .await?;
     let Connected {
         control_plane,
         mut tasks,
@@ -200,7 +207,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
             .clone()
             .run_until_cancelled_owned(watching)
             .map(drop);
-        tasks.spawn_on(watching, beside.threads());
+        tasks.spawn_on(watching, background.handle());
     }
     let extender =
         Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
@@ -212,20 +219,20 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
             directory: record.directory,
         }) as Arc<dyn BundleSource>
     }));
-    let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVERY);
+    let autoscaling = autoscaling::run(extender.clone(), autoscaling::EVALUATION_INTERVAL);
     let autoscaling = stop_cluster
         .clone()
         .run_until_cancelled_owned(autoscaling)
         .map(drop);
-    tasks.spawn_on(autoscaling, beside.threads());
+    tasks.spawn_on(autoscaling, background.handle());
 
-    first_certificate(&service).await;
+    wait_for_first_certificate(&service).await;
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
     info!(policy = %service.cluster().ledger().policy().digest, "the policy in force");
-    say("the scheduler", &endpoints.scheduler)?;
-    say("agents", &endpoints.agents)?;
-    say("operators", &endpoints.operators)?;
+    log_address("the scheduler", &endpoints.scheduler)?;
+    log_address("agents", &endpoints.agents)?;
+    log_address("operators", &endpoints.operators)?;
     let mut renewing = JoinSet::new();
     for renewal in renewals {
         renewing.spawn(renewal.run(service.metrics.edge.clone()));
@@ -233,7 +240,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let http = server::serve(extender, endpoints, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
-        ended = tasks.join_next() => Err(ended_early(ended)),
+        ended = tasks.join_next() => Err(task_ended_error(ended)),
     };
     renewing.abort_all();
     // The HTTP side first: its requests in progress need leadership, and the Lease is given up here.
@@ -243,14 +250,14 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     outcome
 }
 
-fn start_recorder(options: &RecordOptions, service: &Arc<Service>) -> Result<FlightRecorder> {
+fn start_recorder(options: &RecordOptions, service: &Arc<ServerState>) -> Result<FlightRecorder> {
     let recorder = FlightRecorder::start(options, service)?;
     info!(directory = %options.directory.display(), "the flight recorder records");
     Ok(recorder)
 }
 
 /// Records spans from here on, and exports them to the collector.
-fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
+fn start_traces(options: &TraceOptions, service: &ServerState) -> Result<ExporterThread> {
     let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
     let connector =
         HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
@@ -260,13 +267,13 @@ fn trace(options: &TraceOptions, service: &Service) -> Result<Exporting> {
         instance: options.instance.clone(),
     };
     let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
-    service.trace_with(traces);
+    service.set_traces(traces);
     info!(collector = %options.endpoint, "spans are sent to a collector");
     Ok(exporting)
 }
 
 /// The error of a task that ended though it should run forever. A panic is on standard error by then, with its location.
-fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
+fn task_ended_error(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
     let why = match ended {
         Some(Err(error)) => error.to_string(),
         _ => "it returned".into(),
@@ -274,34 +281,42 @@ fn ended_early(ended: Option<Result<(), JoinError>>) -> anyhow::Error {
     anyhow::anyhow!("a task that should run forever ended: {why}")
 }
 
-fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
+fn open_policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
     let Some(path) = options.path.clone() else {
         return Ok((policy_watch::built_in(), None));
     };
-    let last_good = options.cache.clone().map(LastGood::in_directory);
+    let last_good = options.cache.clone().map(LastGoodStore::in_directory);
     let (policy, watch) = policy_watch::open(path, last_good)?;
     Ok((policy, Some(watch)))
 }
 
 /// Waits for the certificate that is read from the API server: agents that connect before are not answered. After the
 /// timeout everything else is served without it.
-async fn first_certificate(service: &Service) {
-    let mut certificate = service.certificate.subscribe();
-    let _ = tokio::time::timeout(FIRST_CERTIFICATE, certificate.wait_for(Option::is_none)).await;
+async fn wait_for_first_certificate(service: &ServerState) {
+    let mut certificate = service.missing_certificate_reason.subscribe();
+    let _ = tokio::time::timeout(
+        FIRST_CERTIFICATE_TIMEOUT,
+        certificate.wait_for(Option::is_none),
+    )
+    .await;
 }
 
 /// How long a start waits for the certificate: several times what two reads take; a kubelet's probe waits no longer.
-const FIRST_CERTIFICATE: Duration = Duration::from_secs(3);
+const FIRST_CERTIFICATE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A certificate in a Secret, and the addresses that serve it.
-struct KeptCertificate {
+struct SecretCertificate {
     options: CertificateOptions,
     tls: Tls,
     addresses: Vec<&'static str>,
 }
 
-impl KeptCertificate {
-    fn run(self, client: kube::Client, service: Arc<Service>) -> impl Future<Output = ()> + Send {
+impl SecretCertificate {
+    fn run(
+        self,
+        client: kube::Client,
+        service: Arc<ServerState>,
+    ) -> impl Future<Output = ()> + Send {
         let Self {
             options,
             tls,
@@ -317,14 +332,16 @@ impl KeptCertificate {
 }
 
 /// Opens the addresses. Returns them, the certificates to reload from files, and the one in a Secret.
-fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<KeptCertificate>)> {
+fn open_endpoints(
+    options: &ServeOptions,
+) -> Result<(Endpoints, Vec<CertificateReload>, Option<SecretCertificate>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
     let operators = listen("--admin", options.admin.listen)?;
     let mut renewals = Vec::new();
     let mut tls = |address, flag, files: Option<CertificateFiles>| -> Result<Option<Tls>> {
         let Some(files) = files else { return Ok(None) };
-        let (renewal, tls) = Renewal::load(address, flag, files)?;
+        let (renewal, tls) = CertificateReload::load(address, flag, files)?;
         renewals.push(renewal);
         Ok(Some(tls))
     };
@@ -333,7 +350,7 @@ fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<
         "--tls-cert",
         options.tls.clone().map(CertificateFiles::Mutual),
     )?;
-    let mut kept = None;
+    let mut secret_certificate = None;
     let agents_tls = match &options.agents.tls {
         None => None,
         Some(AgentsTls::Files(files)) => tls(
@@ -342,8 +359,8 @@ fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<
             Some(CertificateFiles::Server(files.clone())),
         )?,
         Some(AgentsTls::Secret(options)) => {
-            let (options, tls) = (options.clone(), Tls::awaiting()?);
-            kept = Some(KeptCertificate {
+            let (options, tls) = (options.clone(), Tls::self_signed()?);
+            secret_certificate = Some(SecretCertificate {
                 options,
                 tls: tls.clone(),
                 addresses: vec!["agents"],
@@ -359,8 +376,9 @@ fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<
             Some(CertificateFiles::Server(files.clone())),
         )?,
         Some(AdminTls::Agents) => {
-            kept.iter_mut()
-                .for_each(|kept| kept.addresses.push("operators"));
+            secret_certificate
+                .iter_mut()
+                .for_each(|secret_certificate| secret_certificate.addresses.push("operators"));
             agents_tls.clone()
         }
     };
@@ -378,15 +396,15 @@ fn endpoints(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>, Option<
             tls: operators_tls,
         },
     };
-    Ok((endpoints, renewals, kept))
+    Ok((endpoints, renewals, secret_certificate))
 }
 
 /// Raises the limit of descriptors, and reduces the connection limits to fit.
 fn fit_descriptors(limits: &mut RequestLimits) {
-    let Some(descriptors) = raise_descriptors() else {
+    let Some(descriptors) = raise_descriptor_limit() else {
         return;
     };
-    let fitted = limits.connections.fit(descriptors);
+    let fitted = limits.connections.fit_to(descriptors);
     if fitted != limits.connections {
         warn!(
             "this process may open {descriptors} files: at most {} connections on --listen, {} on --agents and {} on --admin. \
@@ -397,7 +415,7 @@ fn fit_descriptors(limits: &mut RequestLimits) {
     limits.connections = fitted;
 }
 
-fn say(who: &str, endpoint: &Endpoint) -> Result<()> {
+fn log_address(who: &str, endpoint: &Endpoint) -> Result<()> {
     let scheme = if endpoint.tls.is_some() {
         "https"
     } else {
@@ -409,13 +427,13 @@ fn say(who: &str, endpoint: &Endpoint) -> Result<()> {
 
 async fn connect(
     options: &ServeOptions,
-    service: &Arc<Service>,
-    kept: Option<KeptCertificate>,
-    beside: &BesideVerbs,
+    service: &Arc<ServerState>,
+    secret_certificate: Option<SecretCertificate>,
+    background: &BackgroundRuntime,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     match &options.source {
-        ClusterSource::Dump(path) => load(path, service, beside, shutdown),
+        ClusterSource::Dump(path) => load_dump(path, service, background, shutdown),
         ClusterSource::ApiServer {
             kubeconfig,
             lead_with,
@@ -434,28 +452,28 @@ async fn connect(
                     AgentAuth::Token(TokenGuard::new(authority, service.clone()))
                 }
             };
-            let page_auth = match options.admin.asks_for_tokens {
-                true => PageAuth::by(Arc::new(AccessReviews::new(reviews)), service.clone()),
+            let page_auth = match options.admin.requires_tokens {
+                true => PageAuth::new(Arc::new(AccessReviews::new(reviews)), service.clone()),
                 false => PageAuth::Anyone,
             };
             let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
             let (control_plane, mut tasks) = {
-                let _inside = beside.threads().enter();
+                let _inside = background.handle().enter();
                 kubernetes::start(client.clone(), service.clone(), options, shutdown.clone())
             };
-            if let Some(kept) = kept {
+            if let Some(secret_certificate) = secret_certificate {
                 // Until then there is none, whoever asks first.
                 service
-                    .certificate
+                    .missing_certificate_reason
                     .send_replace(Some("the Secret was not read yet".into()));
-                let keeping = kept.run(client, service.clone());
-                let keeping = shutdown
+                let renewing = secret_certificate.run(client, service.clone());
+                let renewing = shutdown
                     .clone()
-                    .run_until_cancelled_owned(keeping)
+                    .run_until_cancelled_owned(renewing)
                     .map(drop);
-                tasks.spawn_on(keeping, beside.threads());
+                tasks.spawn_on(renewing, background.handle());
             }
             Ok(Connected {
                 control_plane,
@@ -467,17 +485,18 @@ async fn connect(
     }
 }
 
-fn load(
+fn load_dump(
     path: &Path,
-    service: &Arc<Service>,
-    beside: &BesideVerbs,
+    service: &Arc<ServerState>,
+    background: &BackgroundRuntime,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     let dump = Dump::read(path)?;
     let mut index = ClusterIndex::default();
     let control_plane = DumpControlPlane::load(&dump, service, &mut index)?;
     let left_out = left_out_text(control_plane.left_out());
-    let control_plane = ObservedControlPlane::new(Arc::new(control_plane), service.clone());
+    let control_plane =
+        ActivityRecordingControlPlane::new(Arc::new(control_plane), service.clone());
     drop(dump);
     let totals = service.cluster().ledger().totals();
     info!(
@@ -496,14 +515,14 @@ fn load(
             "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"
         );
     }
-    let (mut tasks, threads) = (JoinSet::new(), beside.threads());
-    let upkeep = tick::run(
+    let (mut tasks, threads) = (JoinSet::new(), background.handle());
+    let ticks = tick::run(
         service.clone(),
         Arc::new(Mutex::new(index)),
         control_plane.clone(),
     );
     tasks.spawn_on(
-        shutdown.clone().run_until_cancelled_owned(upkeep).map(drop),
+        shutdown.clone().run_until_cancelled_owned(ticks).map(drop),
         threads,
     );
     let audit = conflict_audit::run(service.clone(), control_plane.clone());
@@ -533,13 +552,13 @@ fn stop_on_signal(stop: CancellationToken) -> Result<()> {
         .enable_io()
         .build()
         .context("no threads")?;
-    let inside = runtime.enter();
+    let guard = runtime.enter();
     // From here on no signal ends the process by default.
     let (mut terminate, mut interrupt) = (
         signal(SignalKind::terminate())?,
         signal(SignalKind::interrupt())?,
     );
-    drop(inside);
+    drop(guard);
     let listen = async move {
         let mut received = async || {
             tokio::select! {

@@ -21,7 +21,7 @@ pub struct SensorReading {
 
 /// A GPU with its sensors and the load of its engines.
 #[derive(Clone, Copy)]
-struct KnownGpu<'r> {
+struct SampledGpu<'r> {
     gpu: &'r GpuReport,
     sensors: SensorReading,
     load: GpuLoad,
@@ -49,33 +49,34 @@ pub struct AgentMetrics {
     missing: Sampled,
 }
 
-type Figure = fn(&KnownGpu<'_>) -> Option<f64>;
+type Figure = fn(&SampledGpu<'_>) -> Option<f64>;
 
 /// What a replica makes of a report, as labels.
-pub(crate) const OUTCOMES: [&str; 5] = ["accepted", "dropped", "rejected", "unreachable", "unsent"];
+pub(crate) const SENT_OUTCOMES: [&str; 5] =
+    ["accepted", "dropped", "rejected", "unreachable", "unsent"];
 
 /// A round is to be over well within the second between two of them.
-const SECONDS: [f64; 9] = [5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5];
+const ROUND_BUCKETS: [f64; 9] = [5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5];
 
 impl AgentMetrics {
     pub fn new() -> Self {
         let mut declared = Families::new();
         let families = &mut declared;
-        super::build(families);
+        super::declare_build_and_process(families);
         Self {
             reports: families.counters(
                 "stowage_agent_sent_reports_total",
                 "Reports, once for each replica of the extender, by what it made of them.",
-                [known("outcome", OUTCOMES)],
+                [known("outcome", SENT_OUTCOMES)],
             ),
-            last_accepted: families.fraction(
+            last_accepted: families.float_gauge(
                 "stowage_agent_last_accepted_report_timestamp_seconds",
                 "When a replica last accepted a report, in Unix time; 0 before the first.",
             ),
             round_seconds: families.histogram(
                 "stowage_agent_round_duration_seconds",
                 "Time to sample the node once, before the report is sent.",
-                &SECONDS,
+                &ROUND_BUCKETS,
             ),
             gpu_info: families.sampled(
                 "stowage_agent_gpu_info",
@@ -125,7 +126,7 @@ impl AgentMetrics {
         page: &mut Scrape<'_>,
         latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>,
     ) -> io::Result<()> {
-        page.kept(&self.families)?;
+        page.write_registered(&self.families)?;
         let Some((report, sensors)) = latest else {
             return Ok(());
         };
@@ -140,20 +141,20 @@ impl AgentMetrics {
                 1.0,
             )
         });
-        page.sampled(&self.gpu_info, info)?;
-        let sights: Vec<KnownGpu<'_>> = gpus
+        page.write_samples(&self.gpu_info, info)?;
+        let sampled_gpus: Vec<SampledGpu<'_>> = gpus
             .iter()
-            .map(|gpu| KnownGpu {
+            .map(|gpu| SampledGpu {
                 gpu,
                 sensors: sensors.get(&gpu.uuid).copied().unwrap_or_default(),
-                load: GpuLoad::on(&gpu.uuid, &report.engines),
+                load: GpuLoad::for_gpu(&gpu.uuid, &report.engines),
             })
             .collect();
         for (family, figure) in &self.figures {
-            let samples = sights
+            let samples = sampled_gpus
                 .iter()
                 .filter_map(|one| Some(([one.gpu.uuid.as_str()], figure(one)?)));
-            page.sampled(family, samples)?;
+            page.write_samples(family, samples)?;
         }
         let in_state = |state| {
             report
@@ -162,12 +163,12 @@ impl AgentMetrics {
                 .filter(|engine| engine.state == state)
                 .count()
         };
-        page.sampled(
+        page.write_samples(
             &self.engines,
             EngineState::ALL.map(|state| ([state.label()], in_state(state) as f64)),
         )?;
         let lacks = |part| report.missing.iter().any(|missing| missing.part == part);
-        page.sampled(
+        page.write_samples(
             &self.missing,
             ReportPart::ALL.map(|part| ([part.label()], f64::from(u8::from(lacks(part))))),
         )
@@ -256,20 +257,20 @@ fn gpu() -> Label {
 }
 
 impl GpuLoad {
-    fn on(gpu: &GpuUuid, engines: &[EngineReport]) -> Self {
+    fn for_gpu(gpu: &GpuUuid, engines: &[EngineReport]) -> Self {
         let here = engines
             .iter()
             .filter(|engine| engine.state == EngineState::Serving);
         here.filter(|engine| engine.gpus.contains(gpu))
             .fold(Self::default(), |load, engine| Self {
-                kv_cache_usage: most(load.kv_cache_usage, engine.kv_cache_usage),
+                kv_cache_usage: larger(load.kv_cache_usage, engine.kv_cache_usage),
                 waiting: sum(load.waiting, engine.waiting),
                 running: sum(load.running, engine.running),
             })
     }
 }
 
-fn most(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+fn larger(one: Option<f64>, other: Option<f64>) -> Option<f64> {
     one.into_iter().chain(other).reduce(f64::max)
 }
 

@@ -10,7 +10,7 @@ use stowage_scheduling::autoscaling::DesiredReplicas;
 use stowage_scheduling::ids::ModelId;
 
 /// Models that are named.
-pub const NAMED: usize = 500;
+pub const MAX_NAMED_MODELS: usize = 500;
 
 pub struct AutoscalingMetrics {
     desired: IntGaugeVec,
@@ -38,7 +38,7 @@ impl AutoscalingMetrics {
         named.sort_by_key(|(model, desired)| {
             (Reverse(desired.replicas.max(desired.current())), *model)
         });
-        named.truncate(NAMED);
+        named.truncate(MAX_NAMED_MODELS);
         let named: BTreeMap<&str, u32> = named
             .into_iter()
             .map(|(model, desired)| (model.as_str(), desired.replicas))
@@ -60,7 +60,8 @@ impl AutoscalingMetrics {
                 .with_label_values(&[*model])
                 .set(i64::from(*replicas));
         }
-        self.unnamed.set(desired.len().saturating_sub(NAMED) as i64);
+        self.unnamed
+            .set(desired.len().saturating_sub(MAX_NAMED_MODELS) as i64);
     }
 }
 
@@ -82,14 +83,14 @@ mod tests {
     fn the_models_with_the_most_replicas_are_named_and_those_that_are_gone_are_not() {
         let metrics = Metrics::new();
         let model = |n: u32| ModelId::parse(&format!("org/model-\"{n}")).unwrap();
-        let all = (0..NAMED as u32 + 50)
+        let all = (0..MAX_NAMED_MODELS as u32 + 50)
             .map(|n| (model(n), desired(if n < 50 { 1 } else { 2 })))
             .collect();
         metrics.autoscaling.set(&all);
         let text = metrics.render();
         assert_eq!(
             text.matches("\nstowage_model_desired_replicas{").count(),
-            NAMED
+            MAX_NAMED_MODELS
         );
         assert!(text.contains("\nstowage_models_without_desired_replicas 50\n"));
         assert!(!text.contains("model-\\\"49\""), "it has one replica only");

@@ -11,10 +11,10 @@ pub(crate) const COMMIT: Option<&str> = option_env!("STOWAGE_COMMIT");
 /// `0.3.0`, or `0.3.0 (commit 0123abcd)`.
 pub fn text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
-    TEXT.get_or_init(|| written(COMMIT))
+    TEXT.get_or_init(|| version_text(COMMIT))
 }
 
-fn written(commit: Option<&str>) -> String {
+fn version_text(commit: Option<&str>) -> String {
     match commit.filter(|commit| !commit.is_empty()) {
         Some(commit) => format!("{VERSION} (commit {commit})"),
         None => VERSION.to_owned(),
@@ -28,12 +28,12 @@ mod tests {
     #[test]
     fn a_build_without_a_commit_has_a_version_alone() {
         assert_eq!(
-            written(Some("0123abcd")),
+            version_text(Some("0123abcd")),
             format!("{VERSION} (commit 0123abcd)")
         );
-        assert_eq!(written(None), VERSION);
+        assert_eq!(version_text(None), VERSION);
         assert_eq!(
-            written(Some("")),
+            version_text(Some("")),
             VERSION,
             "a build argument that was left empty"
         );

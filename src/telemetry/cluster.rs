@@ -5,7 +5,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use stowage_scheduling::control_loop::{EvictionReason, PodEventReason};
 
 /// Resources that are watched.
-const WATCHED: [&str; 8] = [
+const WATCHED_RESOURCES: [&str; 8] = [
     "namespaces",
     "nodes",
     "persistentvolumeclaims",
@@ -17,7 +17,7 @@ const WATCHED: [&str; 8] = [
 ];
 
 /// What is written, and how that may end.
-const WRITES: [(&str, &[&str]); 12] = [
+const WRITE_OUTCOMES: [(&str, &[&str]); 12] = [
     ("bind", &["written", "conflict", "refused", "unknown"]),
     (
         "evict",
@@ -69,7 +69,7 @@ pub fn writes(families: &mut Families) -> IntCounterVec {
             open("outcome", "at most eight for each kind"),
         ],
     );
-    for (kind, outcomes) in WRITES {
+    for (kind, outcomes) in WRITE_OUTCOMES {
         outcomes
             .iter()
             .for_each(|outcome| drop(writes.with_label_values(&[kind, *outcome])));
@@ -113,7 +113,7 @@ pub fn refused_watches(families: &mut Families) -> IntGaugeVec {
     families.gauges(
         "stowage_watch_refused",
         "1 while the API server does not let this replica list or watch the resource.",
-        [known("resource", WATCHED)],
+        [known("resource", WATCHED_RESOURCES)],
     )
 }
 
@@ -121,12 +121,12 @@ pub fn bounds_reached(families: &mut Families) -> IntCounterVec {
     families.counters(
         "stowage_bounds_reached_total",
         "Objects that are larger than Stowage reads, by resource, each time that a list or a watch shows one.",
-        [known("resource", WATCHED)],
+        [known("resource", WATCHED_RESOURCES)],
     )
 }
 
-pub fn silence(families: &mut Families) -> Gauge {
-    families.fraction(
+pub fn last_contact_age(families: &mut Families) -> Gauge {
+    families.float_gauge(
         "stowage_api_server_last_contact_age_seconds",
         "Time since the last response or watch event of the API server; 0 without an API server.",
     )

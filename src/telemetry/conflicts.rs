@@ -2,14 +2,14 @@
 
 use super::family::{Families, known};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
-use stowage_scheduling::audit::conflicts::{AuditRound, Conflicts, GpuConflictKind};
+use stowage_scheduling::audit::conflicts::{AuditRound, GpuConflictKind, OverAllocationAudit};
 use stowage_scheduling::control_loop::EvictionOutcome;
 
 pub struct ConflictMetrics {
     /// Current conflicts, by kind.
-    standing: IntGaugeVec,
+    current: IntGaugeVec,
     /// Detected conflicts, by kind.
-    found: IntCounterVec,
+    detected: IntCounterVec,
     /// Evictions that `conflicts: evict-unstarted` asked for, by outcome.
     pub evictions: IntCounterVec,
     /// Nodes that changed and have not been audited since.
@@ -20,12 +20,12 @@ impl ConflictMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
         let kind = || known("kind", GpuConflictKind::ALL.map(GpuConflictKind::code));
         Self {
-            standing: families.gauges(
+            current: families.gauges(
                 "stowage_gpu_conflicts",
                 "GPUs with conflicting allocations, by kind.",
                 [kind()],
             ),
-            found: families.counters(
+            detected: families.counters(
                 "stowage_gpu_conflicts_detected_total",
                 "GPU conflicts detected, by kind.",
                 [kind()],
@@ -49,14 +49,16 @@ impl ConflictMetrics {
     }
 
     /// Sets the gauges after an audit.
-    pub fn set(&self, conflicts: &Conflicts, look: &AuditRound) {
+    pub fn set(&self, conflicts: &OverAllocationAudit, round: &AuditRound) {
         for kind in GpuConflictKind::ALL {
-            self.standing
+            self.current
                 .with_label_values(&[kind.code()])
                 .set(conflicts.count(kind) as i64);
         }
-        for conflict in &look.begun {
-            self.found.with_label_values(&[conflict.kind.code()]).inc();
+        for conflict in &round.begun {
+            self.detected
+                .with_label_values(&[conflict.kind.code()])
+                .inc();
         }
         self.unchecked.set(conflicts.waiting() as i64);
     }

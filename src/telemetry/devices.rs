@@ -16,7 +16,7 @@ use stowage_scheduling::vocabulary::node::{Node, NodeKind};
 use stowage_scheduling::vocabulary::node_signs::NodeWarning;
 
 /// Five thousand nodes with eight GPUs each are a quarter of a million series then, which one Prometheus takes.
-pub const MOST_PER_GPU: usize = 6;
+pub const MAX_SERIES_PER_GPU: usize = 6;
 
 pub struct DeviceMetrics {
     node_info: Sampled,
@@ -56,7 +56,7 @@ impl DeviceMetrics {
                 "1; what allocates the node's GPUs, and its node pool.",
                 [
                     node(),
-                    known("kind", KINDS.map(|(_, name)| name)),
+                    known("kind", NODE_KINDS.map(|(_, name)| name)),
                     open("pool", "the policy's node pools; none for a node that is in no pool"),
                 ],
             ),
@@ -75,31 +75,31 @@ impl DeviceMetrics {
                 "1; NVML's index of the GPU on its node, and its product name.",
                 [node(), gpu(), open("index", "one for each GPU"), open("model_name", "one for each GPU")],
             ),
-            allocatable: of_gpu(
+            allocatable: gpu_family(
                 families,
                 "stowage_gpu_vram_allocatable_bytes",
                 "VRAM of a GPU that pods can be allocated: total less the driver's reserve and the headroom.",
                 [node(), gpu()],
             ),
-            allocated: of_gpu(
+            allocated: gpu_family(
                 families,
                 "stowage_gpu_vram_allocated_bytes",
                 "VRAM of a GPU that is allocated to or reserved for pods; more than it has while sleeping engines lend.",
                 [node(), gpu()],
             ),
-            unaccounted: of_gpu(
+            unaccounted: gpu_family(
                 families,
                 "stowage_gpu_vram_unaccounted_bytes",
                 "VRAM of a GPU in use that no pod's grant explains, or the margin that is kept where no agent reports.",
                 [node(), gpu()],
             ),
-            healthy: of_gpu(
+            healthy: gpu_family(
                 families,
                 "stowage_gpu_healthy",
                 "1 if the GPU takes pods, 0 if it is draining or lost.",
                 [node(), gpu()],
             ),
-            pods: of_gpu(families, "stowage_gpu_pods", "Pods and reservations on a GPU.", [node(), gpu()]),
+            pods: gpu_family(families, "stowage_gpu_pods", "Pods and reservations on a GPU.", [node(), gpu()]),
             unknown_load: families.sampled(
                 "stowage_gpus_unknown_engine_load",
                 "GPUs with an engine, or a pod that may be one, that does not say how busy it is.",
@@ -118,21 +118,25 @@ impl DeviceMetrics {
     ) -> io::Result<()> {
         let info = nodes(ledger).map(|(node, pool)| {
             (
-                [node.name.as_str(), kind(node.kind), pool.unwrap_or("none")],
+                [
+                    node.name.as_str(),
+                    kind_label(node.kind),
+                    pool.unwrap_or("none"),
+                ],
                 1.0,
             )
         });
-        page.sampled(&self.node_info, info)?;
+        page.write_samples(&self.node_info, info)?;
         let warnings = nodes(ledger)
             .flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
         let warnings = warnings.map(|(node, warning)| ([node.name.as_str(), warning.code()], 1.0));
-        page.sampled(&self.warnings, warnings)?;
+        page.write_samples(&self.warnings, warnings)?;
         let gpus = nodes(ledger).flat_map(|(node, _)| devices(node));
-        page.one(
+        page.write_value(
             &self.unknown_load,
             gpus.filter(|one| one.gpu.engine_load.partial).count() as f64,
         )?;
-        page.sampled(
+        page.write_samples(
             &self.report_age,
             ages.iter()
                 .map(|(node, age)| ([node.as_str()], seconds(*age))),
@@ -157,7 +161,7 @@ impl DeviceMetrics {
                 1.0,
             )
         });
-        page.sampled(&self.gpu_info, info)?;
+        page.write_samples(&self.gpu_info, info)?;
         let figures: [(&Sampled, Figure); 5] = [
             (&self.allocatable, |node, one| bytes(one.allocatable(node))),
             (&self.allocated, |_, one| bytes(one.gpu.charged)),
@@ -174,13 +178,13 @@ impl DeviceMetrics {
                     figure(node, &one),
                 )
             });
-            page.sampled(family, samples)?;
+            page.write_samples(family, samples)?;
         }
         Ok(())
     }
 }
 
-fn of_gpu(
+fn gpu_family(
     families: &mut Families,
     name: &'static str,
     help: &'static str,
@@ -189,14 +193,14 @@ fn of_gpu(
     families.sampled(name, help, labels)
 }
 
-const KINDS: [(NodeKind, &str); 3] = [
+const NODE_KINDS: [(NodeKind, &str); 3] = [
     (NodeKind::Stowage, "stowage"),
     (NodeKind::DevicePlugin, "device-plugin"),
     (NodeKind::Dra, "dra"),
 ];
 
-fn kind(kind: NodeKind) -> &'static str {
-    KINDS
+fn kind_label(kind: NodeKind) -> &'static str {
+    NODE_KINDS
         .iter()
         .find(|(known, _)| *known == kind)
         .map_or("", |(_, name)| name)

@@ -1,7 +1,7 @@
 //! Metrics of the addresses: connections and how they ended, certificate reloads, rejected tokens and limited pages.
 
 use super::family::{Families, known, open};
-use super::reports::reviews;
+use super::reports::review_outcomes;
 use prometheus::{IntCounterVec, IntGaugeVec};
 
 /// Shared with the code that serves an address.
@@ -15,7 +15,7 @@ pub struct EdgeMetrics {
     pub tls_refused: IntGaugeVec,
     certificate_ends: IntGaugeVec,
     /// Requests rejected because a limit was reached, by address and limit.
-    pub turned_away: IntCounterVec,
+    pub limited_requests: IntCounterVec,
     /// Access decisions for pages, by outcome.
     pub page_reviews: IntCounterVec,
 }
@@ -50,7 +50,7 @@ impl EdgeMetrics {
                 // No zero: it would be a certificate that ended in 1970.
                 [open("certificate", "serving and ca")],
             ),
-            turned_away: families.counters(
+            limited_requests: families.counters(
                 "stowage_requests_limited_total",
                 "Requests rejected because a limit was reached, by address and limit.",
                 [address(), open("limit", "four limits")],
@@ -58,40 +58,46 @@ impl EdgeMetrics {
             page_reviews: families.counters(
                 "stowage_page_access_reviews_total",
                 "Access reviews for operators' pages, by outcome.",
-                [reviews()],
+                [review_outcomes()],
             ),
         };
         for address in ["agents", "operators"] {
             for limit in ["reviews", "reviews-per-source"] {
-                metrics.turned_away.with_label_values(&[address, limit]);
+                metrics
+                    .limited_requests
+                    .with_label_values(&[address, limit]);
             }
         }
         metrics
-            .turned_away
+            .limited_requests
             .with_label_values(&["operators", "pages"]);
         metrics
     }
 
     /// Exports the reasons of an address at zero before anything is dropped for one.
-    pub fn expect_drops(&self, address: &str, reasons: impl IntoIterator<Item = &'static str>) {
+    pub fn export_drop_reasons(
+        &self,
+        address: &str,
+        reasons: impl IntoIterator<Item = &'static str>,
+    ) {
         for reason in reasons {
             self.dropped.with_label_values(&[address, reason]);
         }
     }
 
     /// Sets when a certificate ends: `serving` or `ca`.
-    pub fn certificate_ends(&self, certificate: &str, seconds: i64) {
+    pub fn set_certificate_end(&self, certificate: &str, seconds: i64) {
         self.certificate_ends
             .with_label_values(&[certificate])
             .set(seconds);
     }
 
-    pub fn dropped(&self, address: &str, reason: &str) {
+    pub fn count_dropped(&self, address: &str, reason: &str) {
         self.dropped.with_label_values(&[address, reason]).inc();
     }
 
     /// A connection is open until this is dropped.
-    pub fn open(&self, address: &str) -> OpenConnection {
+    pub fn count_open(&self, address: &str) -> OpenConnection {
         let gauge = self.connections.with_label_values(&[address]);
         gauge.inc();
         OpenConnection(gauge)

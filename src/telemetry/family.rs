@@ -85,7 +85,7 @@ impl Families {
 
     pub fn counter(&mut self, name: &'static str, help: &'static str) -> IntCounter {
         self.declare(FamilyKind::Counter, name, help, &[]);
-        self.keep(IntCounter::new(name, help).expect("the name is valid"))
+        self.register(IntCounter::new(name, help).expect("the name is valid"))
     }
 
     pub fn counters<const N: usize>(
@@ -98,13 +98,13 @@ impl Families {
         let names = labels.each_ref().map(|label| label.name);
         let counters = IntCounterVec::new(Opts::new(name, help), &names)
             .expect("the name and labels are valid");
-        zeros(&labels, |values| drop(counters.with_label_values(values)));
-        self.keep(counters)
+        export_zeros(&labels, |values| drop(counters.with_label_values(values)));
+        self.register(counters)
     }
 
     pub fn gauge(&mut self, name: &'static str, help: &'static str) -> IntGauge {
         self.declare(FamilyKind::Gauge, name, help, &[]);
-        self.keep(IntGauge::new(name, help).expect("the name is valid"))
+        self.register(IntGauge::new(name, help).expect("the name is valid"))
     }
 
     pub fn gauges<const N: usize>(
@@ -117,14 +117,14 @@ impl Families {
         let names = labels.each_ref().map(|label| label.name);
         let gauges =
             IntGaugeVec::new(Opts::new(name, help), &names).expect("the name and labels are valid");
-        zeros(&labels, |values| drop(gauges.with_label_values(values)));
-        self.keep(gauges)
+        export_zeros(&labels, |values| drop(gauges.with_label_values(values)));
+        self.register(gauges)
     }
 
     /// A gauge whose value may have a fraction.
-    pub fn fraction(&mut self, name: &'static str, help: &'static str) -> Gauge {
+    pub fn float_gauge(&mut self, name: &'static str, help: &'static str) -> Gauge {
         self.declare(FamilyKind::Gauge, name, help, &[]);
-        self.keep(Gauge::new(name, help).expect("the name is valid"))
+        self.register(Gauge::new(name, help).expect("the name is valid"))
     }
 
     pub fn histogram(
@@ -135,7 +135,7 @@ impl Families {
     ) -> Histogram {
         self.declare(FamilyKind::Histogram, name, help, &[]);
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.keep(Histogram::with_opts(options).expect("the name is valid"))
+        self.register(Histogram::with_opts(options).expect("the name is valid"))
     }
 
     pub fn histograms<const N: usize>(
@@ -149,8 +149,8 @@ impl Families {
         let names = labels.each_ref().map(|label| label.name);
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         let histograms = HistogramVec::new(options, &names).expect("the name and labels are valid");
-        zeros(&labels, |values| drop(histograms.with_label_values(values)));
-        self.keep(histograms)
+        export_zeros(&labels, |values| drop(histograms.with_label_values(values)));
+        self.register(histograms)
     }
 
     /// A gauge that is worked out at each scrape.
@@ -164,7 +164,7 @@ impl Families {
     }
 
     /// The process' own figures, as every exporter names them: CPU time, memory, file descriptors, start.
-    pub fn process(&mut self) {
+    pub fn register_process(&mut self) {
         let process = prometheus::process_collector::ProcessCollector::for_self();
         for desc in process.desc() {
             let is_total = desc.fq_name.ends_with("_total");
@@ -207,7 +207,7 @@ impl Families {
         family
     }
 
-    fn keep<C: Collector + Clone + 'static>(&self, collector: C) -> C {
+    fn register<C: Collector + Clone + 'static>(&self, collector: C) -> C {
         self.registry
             .register(Box::new(collector.clone()))
             .expect("each metric is registered once");
@@ -222,7 +222,7 @@ impl Default for Families {
 }
 
 /// Calls `make` with every combination of the labels' values, if all of them are known.
-fn zeros(labels: &[Label], mut make: impl FnMut(&[&str])) {
+fn export_zeros(labels: &[Label], mut make: impl FnMut(&[&str])) {
     let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
     for label in labels {
         let LabelValues::Known(values) = &label.values else {
@@ -240,7 +240,7 @@ fn zeros(labels: &[Label], mut make: impl FnMut(&[&str])) {
 
 impl Family {
     /// Whether a series with these labels is one that the declaration knows of.
-    pub fn admits<'l>(&self, labels: impl IntoIterator<Item = (&'l str, &'l str)>) -> bool {
+    pub fn allows_labels<'l>(&self, labels: impl IntoIterator<Item = (&'l str, &'l str)>) -> bool {
         labels.into_iter().all(|(name, value)| {
             let label = self.labels.iter().find(|label| label.name == name);
             label.is_some_and(|label| match &label.values {
@@ -292,7 +292,7 @@ mod tests {
         let mut families = Families::new();
         families.counters("a_total", "help", [known("x", ["1"]), open("y", "a bound")]);
         let family = &families.all()[0];
-        assert!(family.admits([("x", "1"), ("y", "anything")]));
-        assert!(!family.admits([("x", "2")]) && !family.admits([("z", "1")]));
+        assert!(family.allows_labels([("x", "1"), ("y", "anything")]));
+        assert!(!family.allows_labels([("x", "2")]) && !family.allows_labels([("z", "1")]));
     }
 }

@@ -86,7 +86,7 @@ pub struct Metrics {
     pub ledger_hold: Histogram,
     /// From a pod's first refusal, or its first sight behind the gate, to its Binding, by class.
     pub placement_seconds: HistogramVec,
-    pub bound_to_wake: IntCounter,
+    pub bound_to_reusable_engines: IntCounter,
     /// Agent reports by outcome.
     pub reports: IntCounterVec,
     /// Bytes of report bodies.
@@ -116,7 +116,7 @@ pub struct Metrics {
     /// Objects that are larger than Stowage reads.
     pub bounds_reached: IntCounterVec,
     /// Time since the API server last answered.
-    pub silence: Gauge,
+    pub last_contact_age: Gauge,
     pub planner: PlannerMetrics,
     pub policy: PolicyMetrics,
     pub lending: LendingMetrics,
@@ -136,7 +136,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut declared = Families::new();
         let families = &mut declared;
-        build(families);
+        declare_build_and_process(families);
         Self {
             verb_seconds: requests::verb_seconds(families),
             answers: requests::answers(families),
@@ -147,7 +147,7 @@ impl Metrics {
             ledger_wait: requests::ledger_wait(families),
             ledger_hold: requests::ledger_hold(families),
             placement_seconds: requests::placement_seconds(families),
-            bound_to_wake: requests::bound_to_wake(families),
+            bound_to_reusable_engines: requests::bound_to_reusable_engines(families),
             reports: reports::reports(families),
             report_bytes: reports::bytes(families),
             gpus_delayed: reports::gpus_delayed(families),
@@ -163,7 +163,7 @@ impl Metrics {
             synced: cluster::synced(families),
             refused_watches: cluster::refused_watches(families),
             bounds_reached: cluster::bounds_reached(families),
-            silence: cluster::silence(families),
+            last_contact_age: cluster::last_contact_age(families),
             planner: PlannerMetrics::new(families),
             policy: PolicyMetrics::new(families),
             lending: LendingMetrics::new(families),
@@ -190,14 +190,14 @@ impl Metrics {
     pub fn render(&self) -> String {
         let mut text = Vec::new();
         scrape::Scrape::new(&mut text)
-            .kept(&self.families)
+            .write_registered(&self.families)
             .expect("writing to memory does not fail");
         String::from_utf8(text).expect("the text format is UTF-8")
     }
 }
 
 /// Declares what both metrics pages have: which build this is, and the process' own figures.
-fn build(families: &mut Families) {
+fn declare_build_and_process(families: &mut Families) {
     let build = families.gauges(
         "stowage_build_info",
         "1; the labels say which build this is.",
@@ -206,7 +206,7 @@ fn build(families: &mut Families) {
     build
         .with_label_values(&[build_info::VERSION, build_info::COMMIT.unwrap_or("unknown")])
         .set(1);
-    families.process();
+    families.register_process();
 }
 
 impl Default for Metrics {

@@ -13,7 +13,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 /// A listener that does not block. `[::]` takes IPv4, too, and nothing else on a machine without IPv6.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = match TcpListener::bind(address) {
-        Err(error) if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && is_of_family(&error) => {
+        Err(error)
+            if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+                && is_address_family_error(&error) =>
+        {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
         }
         outcome => outcome,
@@ -25,9 +28,9 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The router with a guard against requests that another site's page makes a browser send to this address.
-pub fn guarded(router: Router, at: IpAddr) -> Router {
+pub fn with_browser_guard(router: Router, at: IpAddr) -> Router {
     router.layer(from_fn(move |request: Request, next: Next| async move {
-        match refusal(at, request.method(), request.headers()) {
+        match browser_rejection(at, request.method(), request.headers()) {
             Some(refusal) => refusal.into_response(),
             None => next.run(request).await,
         }
@@ -36,7 +39,11 @@ pub fn guarded(router: Router, at: IpAddr) -> Router {
 
 /// Loopback has no token that a browser would lack: whoever makes a name resolve to it would have its pages read by a browser on
 /// this machine (DNS rebinding). No name stands for a number or for `localhost`.
-fn refusal(at: IpAddr, method: &Method, headers: &HeaderMap) -> Option<(StatusCode, &'static str)> {
+fn browser_rejection(
+    at: IpAddr,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Option<(StatusCode, &'static str)> {
     let text = |name: HeaderName| {
         headers
             .get(name)
@@ -74,7 +81,7 @@ fn is_local(host: &str) -> bool {
 }
 
 /// Whether an error is about the address family, not about the port.
-fn is_of_family(error: &io::Error) -> bool {
+fn is_address_family_error(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
         ErrorKind::AddrInUse | ErrorKind::PermissionDenied
@@ -91,7 +98,8 @@ mod tests {
         let headers = headers
             .iter()
             .map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
-        refusal(at.parse().unwrap(), &method, &headers.collect()).map(|(status, _)| status.as_u16())
+        browser_rejection(at.parse().unwrap(), &method, &headers.collect())
+            .map(|(status, _)| status.as_u16())
     }
 
     #[test]

@@ -12,7 +12,7 @@ use stowage_report::{EngineState, EngineSummary};
 use stowage_scheduling::ids::ModelId;
 
 /// Many times the models that a cluster serves; ten series each are few enough for Prometheus.
-pub const MOST_MODELS: usize = 500;
+pub const MAX_MODELS: usize = 500;
 
 const STATES: [&str; 5] = ["resident", "asleep", "loading", "draining", "unreachable"];
 
@@ -92,7 +92,7 @@ impl ModelMetrics {
             let states = STATES.iter().zip(figures.replicas);
             states.map(move |(state, count)| ([model.as_str(), *state], count as f64))
         });
-        page.sampled(&self.replicas, replicas)?;
+        page.write_samples(&self.replicas, replicas)?;
         let figures: [(&Sampled, Figure); 5] = [
             (&self.kv_cache, |one| {
                 (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)
@@ -108,9 +108,9 @@ impl ModelMetrics {
             let samples = models
                 .iter()
                 .filter_map(|(model, one)| Some(([model.as_str()], figure(one)?)));
-            page.sampled(family, samples)?;
+            page.write_samples(family, samples)?;
         }
-        page.one(&self.not_exported, not_exported as f64)
+        page.write_value(&self.not_exported, not_exported as f64)
     }
 }
 
@@ -119,7 +119,7 @@ fn by_model<'e>(
 ) -> BTreeMap<&'e ModelId, ModelFigures> {
     let mut models: BTreeMap<&ModelId, ModelFigures> = BTreeMap::new();
     for engine in engines {
-        models.entry(&engine.model).or_default().add(engine);
+        models.entry(&engine.model).or_default().add_engine(engine);
     }
     models
 }
@@ -127,20 +127,20 @@ fn by_model<'e>(
 /// The models with the most engines, in order of name, and how many are left out.
 fn most_used(models: BTreeMap<&ModelId, ModelFigures>) -> (Vec<(&ModelId, ModelFigures)>, usize) {
     let mut models: Vec<_> = models.into_iter().collect();
-    let left_out = models.len().saturating_sub(MOST_MODELS);
+    let left_out = models.len().saturating_sub(MAX_MODELS);
     if left_out > 0 {
         models.sort_by_key(|(model, figures)| (Reverse(figures.engines), *model));
-        models.truncate(MOST_MODELS);
+        models.truncate(MAX_MODELS);
         models.sort_by_key(|(model, _)| *model);
     }
     (models, left_out)
 }
 
 impl ModelFigures {
-    fn add(&mut self, engine: &EngineSummary) {
+    fn add_engine(&mut self, engine: &EngineSummary) {
         self.engines += 1;
-        if let Some(place) = state(engine.state) {
-            self.replicas[place] += 1;
+        if let Some(index) = state_index(engine.state) {
+            self.replicas[index] += 1;
         }
         // What sleeps, loads or drains takes no requests.
         if engine.state != EngineState::Serving {
@@ -150,8 +150,8 @@ impl ModelFigures {
             let (count, sum, most) = self.kv_cache;
             self.kv_cache = (count + 1, sum + usage, most.max(usage));
         }
-        sum_up(&mut self.waiting, engine.waiting);
-        sum_up(&mut self.running, engine.running);
+        add_to(&mut self.waiting, engine.waiting);
+        add_to(&mut self.running, engine.running);
         self.tokens_per_second = match (self.tokens_per_second, engine.tokens_per_second) {
             (Some(sum), Some(more)) => Some(sum + more),
             (sum, more) => sum.or(more),
@@ -159,14 +159,14 @@ impl ModelFigures {
     }
 }
 
-fn sum_up(sum: &mut Option<u64>, more: Option<u64>) {
+fn add_to(sum: &mut Option<u64>, more: Option<u64>) {
     if let Some(more) = more {
         *sum = Some(sum.unwrap_or(0).saturating_add(more));
     }
 }
 
 /// The index of a state in [`STATES`]; `None` for a state that a later version's agent reports.
-fn state(state: EngineState) -> Option<usize> {
+fn state_index(state: EngineState) -> Option<usize> {
     Some(match state {
         EngineState::Serving => 0,
         EngineState::Sleeping => 1,
@@ -240,7 +240,7 @@ mod tests {
         let text = page(&hostile.chain(served).collect::<Vec<_>>());
         assert_eq!(
             text.matches("stowage_model_kv_cache_usage_ratio{").count(),
-            MOST_MODELS
+            MAX_MODELS
         );
         assert!(
             text.contains("{model=\"served\"}"),

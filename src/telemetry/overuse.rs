@@ -10,7 +10,7 @@ use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::units::Bytes;
 
 /// Pods that are named.
-const NAMED: usize = 100;
+const MAX_NAMED_PODS: usize = 100;
 
 pub struct OveruseMetrics {
     excess: Sampled,
@@ -46,15 +46,18 @@ impl OveruseMetrics {
         page: &mut Scrape<'_>,
         over: impl Iterator<Item = (&'a PodKey, Bytes)>,
     ) -> io::Result<()> {
-        let mut over: Vec<(&PodKey, Bytes)> = over.collect();
-        over.sort_unstable_by_key(|(key, excess)| (Reverse(*excess), *key));
-        let named = over.iter().take(NAMED);
-        page.sampled(
+        let mut overusing: Vec<(&PodKey, Bytes)> = over.collect();
+        overusing.sort_unstable_by_key(|(key, excess)| (Reverse(*excess), *key));
+        let named = overusing.iter().take(MAX_NAMED_PODS);
+        page.write_samples(
             &self.excess,
             named.map(|(key, excess)| ([&*key.namespace, &*key.name], bytes(*excess))),
         )?;
-        page.one(&self.pods, over.len() as f64)?;
-        page.one(&self.unnamed, over.len().saturating_sub(NAMED) as f64)
+        page.write_value(&self.pods, overusing.len() as f64)?;
+        page.write_value(
+            &self.unnamed,
+            overusing.len().saturating_sub(MAX_NAMED_PODS) as f64,
+        )
     }
 }
 

@@ -20,7 +20,7 @@ pub struct PlannerMetrics {
 }
 
 /// The bound of a run is about a quarter of a second at 5,000 nodes, and some seconds at 65,000.
-const SECONDS: [f64; 9] = [1e-3, 5e-3, 25e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
+const RUN_BUCKETS: [f64; 9] = [1e-3, 5e-3, 25e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
 impl PlannerMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
@@ -36,7 +36,7 @@ impl PlannerMetrics {
             run_seconds: families.histogram(
                 "stowage_planner_run_duration_seconds",
                 "Duration of planning runs.",
-                &SECONDS,
+                &RUN_BUCKETS,
             ),
             waiting: families.gauge(
                 "stowage_planner_waiting_pods",

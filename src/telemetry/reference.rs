@@ -58,14 +58,14 @@ fn section(text: &mut String, head: &str, families: &Families) {
             labels,
         } = family;
         let labels = labels.iter().map(|label| {
-            let values = described(label);
+            let values = label_values(label);
             match shared.get(label.name) {
                 Some(known) if *known == values => format!("`{}`", label.name),
                 _ => format!("`{}`: {values}", label.name),
             }
         });
         let labels = labels.collect::<Vec<_>>().join("; ");
-        let help = cell(help);
+        let help = escape_cell(help);
         writeln!(text, "| `{name}` | {} | {labels} | {help} |", kind.name())
             .expect("a String takes any text");
     }
@@ -75,26 +75,26 @@ fn section(text: &mut String, head: &str, families: &Families) {
 fn shared(all: &[&Family]) -> BTreeMap<&'static str, String> {
     let mut counts: BTreeMap<(&str, String), usize> = BTreeMap::new();
     for label in all.iter().flat_map(|family| &family.labels) {
-        *counts.entry((label.name, described(label))).or_default() += 1;
+        *counts.entry((label.name, label_values(label))).or_default() += 1;
     }
-    let mut often: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 1).collect();
-    often.sort_by_key(|(_, count)| *count);
-    often
+    let mut common: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 1).collect();
+    common.sort_by_key(|(_, count)| *count);
+    common
         .into_iter()
         .map(|((name, values), _)| (name, values))
         .collect()
 }
 
-fn described(Label { values, .. }: &Label) -> String {
+fn label_values(Label { values, .. }: &Label) -> String {
     match values {
         LabelValues::Known(values) => {
             let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
             values.join(", ")
         }
-        LabelValues::Open(bound) => cell(bound),
+        LabelValues::Open(bound) => escape_cell(bound),
     }
 }
 
-fn cell(text: &str) -> String {
+fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -6,7 +6,7 @@ use stowage_kubernetes_objects::port::AuthError;
 use stowage_report::ReportPart;
 
 /// Outcomes of a token's review.
-pub(super) fn reviews() -> Label {
+pub(super) fn review_outcomes() -> Label {
     let refusals = AuthError::CODES.iter().copied();
     known(
         "outcome",
@@ -70,5 +70,9 @@ pub fn findings(families: &mut Families) -> IntCounterVec {
 
 pub fn token_reviews(families: &mut Families) -> IntCounterVec {
     let help = "TokenReviews of agents' tokens, by outcome.";
-    families.counters("stowage_agent_token_reviews_total", help, [reviews()])
+    families.counters(
+        "stowage_agent_token_reviews_total",
+        help,
+        [review_outcomes()],
+    )
 }

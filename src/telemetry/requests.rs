@@ -12,11 +12,11 @@ pub const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 pub const NO_CODE: &str = "none";
 
 /// From 50 µs, below which latency does not matter, to 3 s, beyond which kube-scheduler has given up.
-const SECONDS: [f64; 12] = [
+const VERB_BUCKETS: [f64; 12] = [
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0,
 ];
 /// From a second, within which kube-scheduler tries again, to a day.
-const WAITS: [f64; 14] = [
+const PLACEMENT_BUCKETS: [f64; 14] = [
     0.0, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 150.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 86_400.0,
 ];
 
@@ -26,7 +26,7 @@ pub fn verb_seconds(families: &mut Families) -> HistogramVec {
         "stowage_verb_duration_seconds",
         help,
         [known("verb", VERBS)],
-        &SECONDS,
+        &VERB_BUCKETS,
     )
 }
 
@@ -111,12 +111,12 @@ pub fn panics(families: &mut Families) -> IntCounterVec {
 
 pub fn ledger_wait(families: &mut Families) -> Histogram {
     let help = "Time that filter waited for the ledger's lock.";
-    families.histogram("stowage_ledger_lock_wait_seconds", help, &SECONDS)
+    families.histogram("stowage_ledger_lock_wait_seconds", help, &VERB_BUCKETS)
 }
 
 pub fn ledger_hold(families: &mut Families) -> Histogram {
     let help = "Time that filter held the ledger's lock, once it had it.";
-    families.histogram("stowage_ledger_lock_hold_seconds", help, &SECONDS)
+    families.histogram("stowage_ledger_lock_hold_seconds", help, &VERB_BUCKETS)
 }
 
 pub fn placement_seconds(families: &mut Families) -> HistogramVec {
@@ -125,11 +125,11 @@ pub fn placement_seconds(families: &mut Families) -> HistogramVec {
         "Time from a pod's first refusal, or from when it was first seen behind the gate, to its Binding, by class; 0 for one that \
          was placed when kube-scheduler first asked.",
         [open("class", "the policy's classes")],
-        &WAITS,
+        &PLACEMENT_BUCKETS,
     )
 }
 
-pub fn bound_to_wake(families: &mut Families) -> IntCounter {
+pub fn bound_to_reusable_engines(families: &mut Families) -> IntCounter {
     families.counter(
         "stowage_bound_to_reusable_engines_total",
         "Pods bound to the GPUs of a sleeping engine of their model that they may wake.",

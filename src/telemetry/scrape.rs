@@ -22,10 +22,10 @@ impl<'o> Scrape<'o> {
     }
 
     /// Writes all kept families that have a series.
-    pub fn kept(&mut self, families: &Families) -> io::Result<()> {
+    pub fn write_registered(&mut self, families: &Families) -> io::Result<()> {
         let gathered = families.registry().gather();
         debug_assert_eq!(
-            strays(families, &gathered),
+            undeclared_series(families, &gathered),
             Vec::<String>::new(),
             "declare what a label may be"
         );
@@ -33,7 +33,7 @@ impl<'o> Scrape<'o> {
     }
 
     /// Writes a sampled family; nothing of one without a sample.
-    pub fn sampled<const N: usize, L: AsRef<str>>(
+    pub fn write_samples<const N: usize, L: AsRef<str>>(
         &mut self,
         Sampled(family): &Sampled,
         samples: impl IntoIterator<Item = ([L; N], f64)>,
@@ -55,8 +55,8 @@ impl<'o> Scrape<'o> {
     }
 
     /// Writes a sampled family without labels.
-    pub fn one(&mut self, family: &Sampled, value: f64) -> io::Result<()> {
-        self.sampled::<0, &str>(family, [([], value)])
+    pub fn write_value(&mut self, family: &Sampled, value: f64) -> io::Result<()> {
+        self.write_samples::<0, &str>(family, [([], value)])
     }
 
     fn encode(&mut self, families: &[MetricFamily]) -> io::Result<()> {
@@ -84,8 +84,8 @@ fn metric<const N: usize, L: AsRef<str>>(family: &Family, values: &[L; N], value
 }
 
 /// Series that no declaration knows of.
-fn strays(families: &Families, gathered: &[MetricFamily]) -> Vec<String> {
-    let mut strays = Vec::new();
+fn undeclared_series(families: &Families, gathered: &[MetricFamily]) -> Vec<String> {
+    let mut undeclared = Vec::new();
     for found in gathered {
         let declared = families
             .all()
@@ -98,8 +98,8 @@ fn strays(families: &Families, gathered: &[MetricFamily]) -> Vec<String> {
                     .iter()
                     .map(|pair| (pair.name(), pair.value()))
             };
-            if !declared.is_some_and(|family| family.admits(labels())) {
-                strays.push(format!(
+            if !declared.is_some_and(|family| family.allows_labels(labels())) {
+                undeclared.push(format!(
                     "{}{:?}",
                     found.name(),
                     labels().collect::<Vec<_>>()
@@ -107,7 +107,7 @@ fn strays(families: &Families, gathered: &[MetricFamily]) -> Vec<String> {
             }
         }
     }
-    strays
+    undeclared
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
         let mut page = Vec::new();
         let hostile = "a\"} 1\nstowage_leader 1\n\\é";
         Scrape::new(&mut page)
-            .sampled(&family, [([hostile], 0.5)])
+            .write_samples(&family, [([hostile], 0.5)])
             .unwrap();
         let text = String::from_utf8(page).unwrap();
         let expected = "# HELP x What \\\\ it\\nis.\n# TYPE x gauge\nx{model=\"a\\\"} 1\\nstowage_leader 1\\n\\\\é\"} 0.5\n";
@@ -135,7 +135,7 @@ mod tests {
         let family = families.sampled("x", "Nothing.", [open("node", "nodes")]);
         let mut page = Vec::new();
         Scrape::new(&mut page)
-            .sampled::<1, &str>(&family, [])
+            .write_samples::<1, &str>(&family, [])
             .unwrap();
         assert_eq!(page, b"");
     }

@@ -16,7 +16,7 @@ pub struct StartMetrics {
 }
 
 /// From an engine that wakes to a 400 GB model that is fetched over a slow network.
-const SECONDS: [f64; 12] = [
+const START_BUCKETS: [f64; 12] = [
     1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0,
 ];
 
@@ -29,13 +29,13 @@ impl StartMetrics {
                 "stowage_engine_start_duration_seconds",
                 "Time from binding until an engine was ready, by engine.",
                 [engine()],
-                &SECONDS,
+                &START_BUCKETS,
             ),
             expected: families.histograms(
                 "stowage_engine_start_expected_seconds",
                 "Time from binding until an engine is ready, as expected when the pod was bound, by engine.",
                 [engine()],
-                &SECONDS,
+                &START_BUCKETS,
             ),
             median_error: families.sampled(
                 "stowage_engine_start_error_median_ratio",
@@ -57,7 +57,7 @@ impl StartMetrics {
     }
 
     /// Records an engine's start, and how long it was expected to take.
-    pub fn note(&self, start: &TimedStart) {
+    pub fn observe_start(&self, start: &TimedStart) {
         let engine = [start.engine.name()];
         self.observed
             .with_label_values(&engine)
@@ -76,15 +76,15 @@ impl StartMetrics {
             &bases[..]
         };
         let of = |thousandths: u64| thousandths as f64 / 1e3;
-        page.sampled(
+        page.write_samples(
             &self.median_error,
             bases.iter().map(|(basis, error)| ([basis], of(error.p50))),
         )?;
-        page.sampled(
+        page.write_samples(
             &self.high_error,
             bases.iter().map(|(basis, error)| ([basis], of(error.p90))),
         )?;
-        page.one(&self.starts, errors.starts as f64)
+        page.write_value(&self.starts, errors.starts as f64)
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
         let metrics = Metrics::new();
         let seconds = Millis::seconds;
         let (engine, prior) = (Engine::Vllm, seconds(30));
-        metrics.starts.note(&TimedStart {
+        metrics.starts.observe_start(&TimedStart {
             engine,
             expected: seconds(80),
             prior,
@@ -113,7 +113,7 @@ mod tests {
         };
         let mut page = Vec::new();
         let mut scrape = Scrape::new(&mut page);
-        scrape.kept(metrics.families()).unwrap();
+        scrape.write_registered(metrics.families()).unwrap();
         metrics.starts.write(&mut scrape, &errors).unwrap();
         let text = String::from_utf8(page).unwrap();
         for line in [

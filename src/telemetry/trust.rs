@@ -70,7 +70,9 @@ impl Trust {
 
     /// Trust for an agent, which may start before its CA is published: while the file is missing or empty nothing is trusted, and
     /// the error that is waited out is returned as well.
-    pub fn awaiting(path: Option<PathBuf>) -> Result<(Self, Option<TrustError>), TrustError> {
+    pub fn new_or_awaiting(
+        path: Option<PathBuf>,
+    ) -> Result<(Self, Option<TrustError>), TrustError> {
         match Self::new(path.clone()) {
             Ok(trust) => Ok((trust, None)),
             Err(error @ (TrustError::Read { .. } | TrustError::NoCertificate { .. })) => {
@@ -89,7 +91,7 @@ impl Trust {
     }
 
     /// Trusts certificates that the CA in this text has signed; `origin` is for errors.
-    pub fn of_text(text: &[u8], origin: &str) -> Result<Self, TrustError> {
+    pub fn from_pem(text: &[u8], origin: &str) -> Result<Self, TrustError> {
         Ok(Self {
             path: None,
             text: Vec::new(),
@@ -99,7 +101,7 @@ impl Trust {
 
     /// Reads the file again; `true` if it has changed and connections must be made again. A file that cannot be used changes
     /// nothing.
-    pub fn renew(&mut self) -> Result<bool, TrustError> {
+    pub fn reload(&mut self) -> Result<bool, TrustError> {
         let Some(path) = &self.path else {
             return Ok(false);
         };
@@ -182,15 +184,15 @@ mod tests {
     fn a_ca_that_is_not_published_yet_is_waited_for_and_one_that_is_broken_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.crt");
-        let (mut trust, waits_for) = Trust::awaiting(Some(file.clone())).unwrap();
+        let (mut trust, waits_for) = Trust::new_or_awaiting(Some(file.clone())).unwrap();
         assert!(matches!(waits_for, Some(TrustError::Read { .. })));
         assert!(
-            matches!(trust.renew(), Err(TrustError::Read { .. })),
+            matches!(trust.reload(), Err(TrustError::Read { .. })),
             "still"
         );
         std::fs::write(&file, "").unwrap();
         assert!(matches!(
-            Trust::awaiting(Some(file.clone())),
+            Trust::new_or_awaiting(Some(file.clone())),
             Ok((_, Some(TrustError::NoCertificate { .. })))
         ));
         let ca = || {
@@ -200,15 +202,18 @@ mod tests {
                 .pem()
         };
         std::fs::write(&file, ca() + &ca()).unwrap();
-        assert_eq!(trust.renew(), Ok(true), "a bundle of two");
-        assert!(matches!(Trust::awaiting(Some(file.clone())), Ok((_, None))));
+        assert_eq!(trust.reload(), Ok(true), "a bundle of two");
+        assert!(matches!(
+            Trust::new_or_awaiting(Some(file.clone())),
+            Ok((_, None))
+        ));
         std::fs::write(
             &file,
             "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
         )
         .unwrap();
         assert!(matches!(
-            Trust::awaiting(Some(file)),
+            Trust::new_or_awaiting(Some(file)),
             Err(TrustError::Unusable { .. })
         ));
     }
@@ -230,17 +235,17 @@ mod tests {
         ));
         std::fs::write(&file, ca()).unwrap();
         let mut trust = Trust::new(Some(file.clone())).unwrap();
-        assert_eq!(trust.renew(), Ok(false));
+        assert_eq!(trust.reload(), Ok(false));
         let before = trust.config.clone();
         std::fs::write(
             &file,
             "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
         )
         .unwrap();
-        assert!(matches!(trust.renew(), Err(TrustError::Unusable { .. })));
+        assert!(matches!(trust.reload(), Err(TrustError::Unusable { .. })));
         assert!(Arc::ptr_eq(&before, &trust.config));
         std::fs::write(&file, ca()).unwrap();
-        assert_eq!(trust.renew(), Ok(true));
+        assert_eq!(trust.reload(), Ok(true));
         assert!(!Arc::ptr_eq(&before, &trust.config));
     }
 }

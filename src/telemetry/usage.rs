@@ -135,25 +135,25 @@ impl UsageMetrics {
             ("reserved", totals.reservations),
             ("soft-reserved", totals.soft_reservations),
         ];
-        page.sampled(
+        page.write_samples(
             &self.ledger_pods,
             pods.map(|(state, count)| ([state], count as f64)),
         )?;
-        page.one(&self.nodes, totals.nodes as f64)?;
-        page.one(&self.dra_nodes, totals.dra_nodes as f64)?;
-        page.one(&self.gpus, totals.gpus as f64)?;
-        page.one(&self.vram_allocatable, bytes(totals.capacity))?;
-        page.one(&self.vram_allocated, bytes(totals.charged))?;
-        page.one(&self.vram_fragmented, bytes(*fragmented))?;
-        page.one(&self.vram_lent, bytes(totals.lent))?;
-        page.one(&self.borrowers, totals.borrowing as f64)?;
-        page.one(&self.reusable_engines, totals.reusable_engines as f64)?;
-        page.sampled(
+        page.write_value(&self.nodes, totals.nodes as f64)?;
+        page.write_value(&self.dra_nodes, totals.dra_nodes as f64)?;
+        page.write_value(&self.gpus, totals.gpus as f64)?;
+        page.write_value(&self.vram_allocatable, bytes(totals.capacity))?;
+        page.write_value(&self.vram_allocated, bytes(totals.charged))?;
+        page.write_value(&self.vram_fragmented, bytes(*fragmented))?;
+        page.write_value(&self.vram_lent, bytes(totals.lent))?;
+        page.write_value(&self.borrowers, totals.borrowing as f64)?;
+        page.write_value(&self.reusable_engines, totals.reusable_engines as f64)?;
+        page.write_samples(
             &self.spare,
             spare.iter().enumerate().flat_map(spare_samples),
         )?;
-        page.one(&self.reservations, totals.reservations as f64)?;
-        page.one(&self.reservation_age, seconds(usage.oldest_reservation))?;
+        page.write_value(&self.reservations, totals.reservations as f64)?;
+        page.write_value(&self.reservation_age, seconds(usage.oldest_reservation))?;
         self.class.write(page, &usage.classes)?;
         self.tenant.write(page, &usage.tenants)
     }
@@ -187,9 +187,9 @@ impl ClassFamilies {
         let of = |figure: fn(&ClassUsage) -> f64| {
             classes.iter().map(move |one| ([&one.name], figure(one)))
         };
-        page.sampled(&self.allocated, of(|class| bytes(class.allocated)))?;
-        page.sampled(&self.borrowed, of(|class| bytes(class.borrowed)))?;
-        page.sampled(
+        page.write_samples(&self.allocated, of(|class| bytes(class.allocated)))?;
+        page.write_samples(&self.borrowed, of(|class| bytes(class.borrowed)))?;
+        page.write_samples(
             &self.oldest_pending,
             of(|class| seconds(class.oldest_pending)),
         )?;
@@ -200,7 +200,7 @@ impl ClassFamilies {
                 ([name, "bound"], one.bound as f64),
             ]
         });
-        page.sampled(&self.pods, pods)
+        page.write_samples(&self.pods, pods)
     }
 }
 
@@ -237,11 +237,11 @@ impl TenantFamilies {
                 .iter()
                 .filter_map(move |one| Some(([&one.name], figure(one)?)))
         };
-        page.sampled(&self.allocated, of(|tenant| Some(bytes(tenant.allocated))))?;
-        page.sampled(&self.guarantee, of(|tenant| tenant.guarantee.map(bytes)))?;
-        page.sampled(&self.borrowed, of(|tenant| Some(bytes(tenant.borrowed))))?;
-        page.sampled(&self.limit, of(|tenant| tenant.limit.map(bytes)))?;
-        page.sampled(&self.pending, of(|tenant| Some(tenant.pending as f64)))
+        page.write_samples(&self.allocated, of(|tenant| Some(bytes(tenant.allocated))))?;
+        page.write_samples(&self.guarantee, of(|tenant| tenant.guarantee.map(bytes)))?;
+        page.write_samples(&self.borrowed, of(|tenant| Some(bytes(tenant.borrowed))))?;
+        page.write_samples(&self.limit, of(|tenant| tenant.limit.map(bytes)))?;
+        page.write_samples(&self.pending, of(|tenant| Some(tenant.pending as f64)))
     }
 }
 

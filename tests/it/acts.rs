@@ -20,19 +20,19 @@ use stowage_scheduling::verbs::observe::PodObserved;
 use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_server::kubernetes::events::EventRecorder;
 use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use stowage_server::service::Tenure;
 use tokio::sync::mpsc::Receiver;
 
 /// Timeout of a write, far above what one takes on a busy machine: it never runs out before the test does.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a write that the API server does not answer: short, because the test waits for it.
-const LIMIT: Duration = Duration::from_millis(300);
+const SHORT_WRITE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A leader, with nothing running beside it.
 struct Leader {
     api: ApiServer,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     control_plane: ApiControlPlane,
     notices: Receiver<PodEvent>,
 }
@@ -40,11 +40,11 @@ struct Leader {
 impl Leader {
     async fn start() -> Self {
         let api = ApiServer::start().await.unwrap();
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         service.lead_from_the_start();
         let (told, notices) = EventRecorder::new(service.clone());
         let client = api.client("stowage").unwrap();
-        let limits = WriteTimes::of(PATIENCE);
+        let limits = WriteTimes::from_deadline(WRITE_TIMEOUT);
         let control_plane =
             ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
         Self {
@@ -56,10 +56,10 @@ impl Leader {
     }
 
     /// The same leader's, for what is not answered.
-    fn hasty(&self) -> ApiControlPlane {
+    fn with_short_timeout(&self) -> ApiControlPlane {
         let (told, _) = EventRecorder::new(self.service.clone());
         let client = self.api.client("stowage").unwrap();
-        let limits = WriteTimes::of(LIMIT);
+        let limits = WriteTimes::from_deadline(SHORT_WRITE_TIMEOUT);
         ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), limits)
     }
 
@@ -129,13 +129,13 @@ impl Leader {
             .await
     }
 
-    async fn lift(&self, name: &str, uid: &PodUid) -> Result<(), ControlPlaneError> {
+    async fn remove_gate(&self, name: &str, uid: &PodUid) -> Result<(), ControlPlaneError> {
         self.control_plane
             .remove_scheduling_gate(&key(name), uid)
             .await
     }
 
-    fn is_leaving(&self, name: &str) -> bool {
+    fn is_terminating(&self, name: &str) -> bool {
         self.pod(name)["metadata"]["deletionTimestamp"].is_string()
     }
 
@@ -168,7 +168,7 @@ fn node(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()
 }
 
-fn foreign_pod() -> PodUid {
+fn uid_of_another_pod() -> PodUid {
     PodUid::parse("another").unwrap()
 }
 
@@ -183,7 +183,7 @@ async fn an_eviction_is_explained_by_a_condition_and_an_event() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
-    assert!(leader.is_leaving("victim"));
+    assert!(leader.is_terminating("victim"));
     let condition = leader
         .condition("victim", objects::DISRUPTION_TARGET_CONDITION)
         .unwrap();
@@ -220,14 +220,14 @@ async fn a_deleted_pod_or_its_namesake_is_reported_as_gone_and_not_evicted() {
     let mut leader = Leader::start().await;
     leader.running("victim");
     assert_eq!(
-        leader.evict("victim", &foreign_pod()).await,
+        leader.evict("victim", &uid_of_another_pod()).await,
         EvictionOutcome::Gone
     );
     assert_eq!(
-        leader.evict("nobody", &foreign_pod()).await,
+        leader.evict("nobody", &uid_of_another_pod()).await,
         EvictionOutcome::Gone
     );
-    assert!(!leader.is_leaving("victim"));
+    assert!(!leader.is_terminating("victim"));
     assert_eq!(
         leader.condition("victim", objects::DISRUPTION_TARGET_CONDITION),
         None
@@ -235,22 +235,22 @@ async fn a_deleted_pod_or_its_namesake_is_reported_as_gone_and_not_evicted() {
     assert!(leader.notices.try_recv().is_err());
     assert_eq!(
         leader
-            .write("victim", &foreign_pod(), StatusChange::touch())
+            .write("victim", &uid_of_another_pod(), StatusChange::requeue())
             .await,
         Err(ControlPlaneError::Gone)
     );
     assert_eq!(
         leader
-            .write("nobody", &foreign_pod(), StatusChange::touch())
+            .write("nobody", &uid_of_another_pod(), StatusChange::requeue())
             .await,
         Err(ControlPlaneError::Gone)
     );
     assert_eq!(
-        leader.lift("victim", &foreign_pod()).await,
+        leader.remove_gate("victim", &uid_of_another_pod()).await,
         Err(ControlPlaneError::Gone)
     );
     assert_eq!(
-        leader.lift("nobody", &foreign_pod()).await,
+        leader.remove_gate("nobody", &uid_of_another_pod()).await,
         Err(ControlPlaneError::Gone)
     );
 }
@@ -262,9 +262,9 @@ async fn a_victim_is_evicted_even_if_its_condition_cannot_be_written_and_the_eve
     leader
         .api
         .faults()
-        .next(Operation::PodStatus, 1, InjectedFault::Fails);
+        .fail_next(Operation::PodStatus, 1, InjectedFault::Fails);
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
-    assert!(leader.is_leaving("victim"));
+    assert!(leader.is_terminating("victim"));
     assert_eq!(
         leader.notices.try_recv().unwrap().kind,
         PodEventReason::Evicted
@@ -285,7 +285,7 @@ async fn the_condition_is_written_before_the_eviction_and_not_again_when_a_budge
         leader.evict("victim", &uid).await,
         EvictionOutcome::TryLater { after: None }
     );
-    assert!(!leader.is_leaving("victim") && leader.notices.try_recv().is_err());
+    assert!(!leader.is_terminating("victim") && leader.notices.try_recv().is_err());
     let told = leader.pod("victim");
     assert_eq!(
         leader
@@ -356,15 +356,15 @@ async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_i
         .service
         .set_policy(policy.with_classes(classes).unwrap());
     for (fault, after) in [
-        (InjectedFault::TooMany, None),
+        (InjectedFault::TooManyRequests, None),
         (InjectedFault::Throttles(7), Some(Duration::from_secs(7))),
     ] {
-        leader.api.faults().next(Operation::Eviction, 1, fault);
+        leader.api.faults().fail_next(Operation::Eviction, 1, fault);
         assert_eq!(
             leader.evict("victim", &uid).await,
             EvictionOutcome::TryLater { after }
         );
-        assert!(!leader.is_leaving("victim"), "{fault:?}");
+        assert!(!leader.is_terminating("victim"), "{fault:?}");
     }
     let budget = json!({
         "metadata": { "name": "pdb", "namespace": "default" },
@@ -380,11 +380,11 @@ async fn a_pod_whose_class_ignores_budgets_is_not_deleted_because_its_eviction_i
 }
 
 #[tokio::test]
-async fn every_other_eviction_response_has_its_outcome() {
+async fn each_eviction_response_maps_to_an_outcome() {
     let leader = Leader::start().await;
-    let (uid, hasty) = (leader.running("victim"), leader.hasty());
+    let (uid, hasty) = (leader.running("victim"), leader.with_short_timeout());
     let evict_in_vain = async |fault| {
-        leader.api.faults().next(Operation::Eviction, 1, fault);
+        leader.api.faults().fail_next(Operation::Eviction, 1, fault);
         let outcome = hasty
             .evict(&key("victim"), &uid, &for_llama(), &|| true)
             .await;
@@ -396,13 +396,13 @@ async fn every_other_eviction_response_has_its_outcome() {
         leader.api.faults().clear();
     };
     evict_in_vain(InjectedFault::Hangs).await;
-    assert!(!leader.is_leaving("victim"));
+    assert!(!leader.is_terminating("victim"));
     for (fault, is_so) in [
         (
             InjectedFault::Fails,
             (|outcome| matches!(outcome, EvictionOutcome::Unknown { .. })) as fn(_) -> bool,
         ),
-        (InjectedFault::TooMany, |outcome| {
+        (InjectedFault::TooManyRequests, |outcome| {
             outcome == EvictionOutcome::TryLater { after: None }
         }),
         // A conflict, and the pod is the one that was meant.
@@ -413,10 +413,10 @@ async fn every_other_eviction_response_has_its_outcome() {
             matches!(outcome, EvictionOutcome::Refused { .. })
         }),
     ] {
-        leader.api.faults().next(Operation::Eviction, 1, fault);
+        leader.api.faults().fail_next(Operation::Eviction, 1, fault);
         let outcome = leader.evict("victim", &uid).await;
         assert!(is_so(outcome.clone()), "{fault:?}: {outcome:?}");
-        assert!(!leader.is_leaving("victim"));
+        assert!(!leader.is_terminating("victim"));
     }
     let condition = leader
         .condition("victim", objects::DISRUPTION_TARGET_CONDITION)
@@ -427,11 +427,11 @@ async fn every_other_eviction_response_has_its_outcome() {
     );
     // It is evicted all the same.
     let leaving = async {
-        while !leader.is_leaving("victim") {
-            evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
+        while !leader.is_terminating("victim") {
+            evict_in_vain(InjectedFault::AnswersLate(WRITE_TIMEOUT)).await;
         }
     };
-    tokio::time::timeout(crate::client::PATIENCE, leaving)
+    tokio::time::timeout(crate::client::TEST_TIMEOUT, leaving)
         .await
         .expect("it is evicted");
 }
@@ -450,7 +450,7 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
     let placed = PlanState::Nominated { node: node("n") };
     let change = StatusChange::reservation(reservation)
         .and_nominate(node("n"))
-        .and_touch()
+        .and_requeue()
         .and_plan(placed);
     leader.write("p", &uid, change).await.unwrap();
     assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
@@ -520,13 +520,13 @@ async fn a_status_change_is_one_write_and_keeps_other_writers_fields() {
 }
 
 #[tokio::test]
-async fn every_touch_changes_the_pod() {
+async fn every_requeue_write_changes_the_pod() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[]);
     let mut versions = Vec::new();
     for _ in 0..3 {
         leader
-            .write("p", &uid, StatusChange::touch())
+            .write("p", &uid, StatusChange::requeue())
             .await
             .unwrap();
         versions.push(leader.pod("p")["metadata"]["resourceVersion"].clone());
@@ -545,16 +545,16 @@ async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     leader
         .api
         .faults()
-        .next(Operation::PodStatus, 1, InjectedFault::Conflicts);
+        .fail_next(Operation::PodStatus, 1, InjectedFault::Conflicts);
     leader
-        .write("p", &uid, StatusChange::touch())
+        .write("p", &uid, StatusChange::requeue())
         .await
         .unwrap();
     leader
         .api
         .faults()
-        .next(Operation::PodStatus, 2, InjectedFault::Conflicts);
-    let twice = leader.write("p", &uid, StatusChange::touch()).await;
+        .fail_next(Operation::PodStatus, 2, InjectedFault::Conflicts);
+    let twice = leader.write("p", &uid, StatusChange::requeue()).await;
     assert!(
         matches!(twice, Err(ControlPlaneError::Unknown(_))),
         "{twice:?}"
@@ -562,10 +562,10 @@ async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     leader
         .api
         .faults()
-        .next(Operation::PodStatus, 1, InjectedFault::Hangs);
+        .fail_next(Operation::PodStatus, 1, InjectedFault::Hangs);
     let hung = leader
-        .hasty()
-        .write_status(&key("p"), &uid, &StatusChange::touch())
+        .with_short_timeout()
+        .write_status(&key("p"), &uid, &StatusChange::requeue())
         .await;
     assert!(
         matches!(hung, Err(ControlPlaneError::Unknown(_))),
@@ -576,8 +576,8 @@ async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     leader
         .api
         .faults()
-        .next(Operation::PodStatus, 1, InjectedFault::Forbids);
-    let forbidden = leader.write("p", &uid, StatusChange::touch()).await;
+        .fail_next(Operation::PodStatus, 1, InjectedFault::Forbids);
+    let forbidden = leader.write("p", &uid, StatusChange::requeue()).await;
     assert!(
         matches!(forbidden, Err(ControlPlaneError::Refused(_))),
         "{forbidden:?}"
@@ -586,8 +586,8 @@ async fn a_write_conflict_is_retried_once_and_its_result_reported() {
     leader
         .api
         .faults()
-        .next(Operation::Pod, 1, InjectedFault::Conflicts);
-    leader.lift("p", &uid).await.unwrap();
+        .fail_next(Operation::Pod, 1, InjectedFault::Conflicts);
+    leader.remove_gate("p", &uid).await.unwrap();
     assert_eq!(gates(&leader.pod("p")), [""; 0]);
 }
 
@@ -614,7 +614,7 @@ async fn only_our_scheduling_gate_is_removed_and_removing_it_twice_is_no_error()
     ] {
         let uid = leader.waiting(name, &others);
         for _ in 0..2 {
-            leader.lift(name, &uid).await.unwrap();
+            leader.remove_gate(name, &uid).await.unwrap();
             assert_eq!(gates(&leader.pod(name)), left, "{name}");
         }
     }
@@ -648,7 +648,7 @@ async fn a_replica_that_lost_leadership_writes_nothing() {
         "{written:?}"
     );
     assert!(matches!(
-        leader.lift("waits", &waits).await,
+        leader.remove_gate("waits", &waits).await,
         Err(ControlPlaneError::Refused(_))
     ));
     assert_eq!(*version.borrow(), before, "nothing was written");

@@ -32,7 +32,7 @@ impl GuardedReports {
             let _inside = runtime.enter();
             api.client("stowage").unwrap()
         };
-        let mut cluster = ServedCluster::of(&[]);
+        let mut cluster = ServedCluster::with_gpus(&[]);
         let created = |name| Value::clone(&api.create("nodes", node(name)).unwrap());
         cluster.nodes.extend(["node-a", "node-b"].map(created));
         cluster.authority = Some(Arc::new(TokenReviews::new(client, account)));
@@ -54,7 +54,7 @@ impl GuardedReports {
     }
 
     /// Refused before its body counts for anything; with its reason.
-    fn refuses(&self, status: u16, code: &str, line: &str) -> String {
+    fn expect_refusal(&self, status: u16, code: &str, line: &str) -> String {
         let (ledger, count) = (
             self.served.ledger(),
             self.served.bad_requests("reports", code),
@@ -71,12 +71,12 @@ impl GuardedReports {
         answer.json()["Error"].as_str().unwrap().to_owned()
     }
 
-    fn reviews(&self) -> u64 {
+    fn review_count(&self) -> u64 {
         self.api.calls().count("create", "tokenreviews")
     }
 }
 
-fn taken(accepted: u64) -> Value {
+fn accepted_answer(accepted: u64) -> Value {
     json!({ "accepted": accepted, "dropped": 0 })
 }
 
@@ -86,7 +86,7 @@ fn an_agent_reports_for_its_own_node_only() {
     let token = guarded.token("node-a");
     assert_eq!(
         guarded.post(&token, &report("node-a", "boot", 1, 2)).json(),
-        taken(1)
+        accepted_answer(1)
     );
     let other = guarded.post(&token, &report("node-b", "boot", 1, 2));
     assert_eq!(other.status, 403);
@@ -139,7 +139,7 @@ fn an_agent_of_another_node_object_of_the_name_does_not_count_yet() {
         guarded
             .post(&present, &report("node-a", "boot", 1, 2))
             .json(),
-        taken(1)
+        accepted_answer(1)
     );
 }
 
@@ -152,12 +152,12 @@ fn a_report_without_a_valid_token_is_refused() {
         "Authorization: Bearer",
         "Authorization: Bearer  ",
     ] {
-        let error = guarded.refuses(401, "no-token", line);
+        let error = guarded.expect_refusal(401, "no-token", line);
         assert!(error.contains("--token-file"), "{error}");
     }
     let endless = format!("Authorization: Bearer {}", "x".repeat(9000));
-    guarded.refuses(401, "malformed-token", &endless);
-    let made_up = guarded.refuses(401, "malformed-token", "Authorization: Bearer made-up");
+    guarded.expect_refusal(401, "malformed-token", &endless);
+    let made_up = guarded.expect_refusal(401, "malformed-token", "Authorization: Bearer made-up");
     assert!(
         made_up.contains("three parts of a JSON Web Token"),
         "{made_up}"
@@ -176,13 +176,13 @@ fn a_report_without_a_valid_token_is_refused() {
                 .issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE),
         ),
     ] {
-        let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
+        let error = guarded.expect_refusal(status, code, &format!("Authorization: Bearer {token}"));
         assert!(
             error.contains("vault") || error.contains("team-a"),
             "{error}"
         );
     }
-    assert_eq!(guarded.reviews(), 0, "nothing to ask about");
+    assert_eq!(guarded.review_count(), 0, "nothing to ask about");
 
     let api = &guarded.api;
     let expired = guarded.token("node-a");
@@ -208,7 +208,7 @@ fn a_report_without_a_valid_token_is_refused() {
         ),
     ];
     for (status, code, token, reason) in cases {
-        let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
+        let error = guarded.expect_refusal(status, code, &format!("Authorization: Bearer {token}"));
         assert!(error.contains(reason), "{error}");
         assert!(!error.contains(&token), "a token is never shown: {error}");
     }
@@ -244,19 +244,19 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error(
             guarded
                 .post(&known, &report("node-a", "boot", sequence, 1))
                 .json(),
-            taken(1)
+            accepted_answer(1)
         );
     }
-    assert_eq!(guarded.reviews(), 1, "five reports, one question");
+    assert_eq!(guarded.review_count(), 1, "five reports, one question");
     guarded
         .api
         .faults()
-        .next(Operation::TokenReview, 2, InjectedFault::Fails);
+        .fail_next(Operation::TokenReview, 2, InjectedFault::Fails);
     assert_eq!(
         guarded.post(&known, &report("node-a", "boot", 6, 1)).json(),
-        taken(1)
+        accepted_answer(1)
     );
-    let error = guarded.refuses(
+    let error = guarded.expect_refusal(
         503,
         "token-unchecked",
         &format!("Authorization: Bearer {unknown}"),
@@ -265,7 +265,7 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error(
         error.contains("cannot be checked now") && error.contains("a fault was ordered"),
         "{error}"
     );
-    guarded.refuses(
+    guarded.expect_refusal(
         503,
         "token-unchecked",
         &format!("Authorization: Bearer {unknown}"),
@@ -274,7 +274,7 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_get_an_error(
         guarded
             .post(&unknown, &report("node-b", "boot", 1, 1))
             .json(),
-        taken(1),
+        accepted_answer(1),
         "as soon as it is back"
     );
 }
@@ -285,7 +285,7 @@ fn an_old_or_replayed_report_is_dropped_with_any_token() {
     let token = guarded.token("node-a");
     assert_eq!(
         guarded.post(&token, &report("node-a", "boot", 2, 1)).json(),
-        taken(1)
+        accepted_answer(1)
     );
     for sequence in [2, 1] {
         let answer = guarded.post(&token, &report("node-a", "boot", sequence, 4));
@@ -316,7 +316,7 @@ fn the_agents_address_has_a_server_certificate_and_requires_no_client_certificat
         &line,
         report("node-a", "boot", 1, 2).to_string(),
     );
-    assert_eq!(answer.json(), taken(1));
+    assert_eq!(answer.json(), accepted_answer(1));
     drop(agent);
     stop.cancel();
     served.run(serving).unwrap().unwrap();

@@ -7,7 +7,7 @@ mod prometheus;
 mod rules;
 mod scraped;
 
-use crate::needs::not_installed;
+use crate::needs::skip_not_installed;
 use rules::{Alert, alerts, metric_names, recorded, root, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ fn promtool(arguments: &[&str]) -> Option<String> {
         .current_dir(root())
         .output()
     else {
-        not_installed("promtool", "prometheus");
+        skip_not_installed("promtool", "prometheus");
         return None;
     };
     let said = String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap();

@@ -1,13 +1,13 @@
 //! Replicas per model: the answer follows the load that agents report of their engines, up at once and down after the window. The
 //! clock is driven by the test, but for one that goes the whole way: from an engine's page by its agent to the metric.
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TEST_TIMEOUT};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::engines::{FakeEngine, FakeEngineLoad};
 use stowage_lab::demo::machine::DemoMachine;
 use stowage_lab::demo::setup::Setup;
 use stowage_scheduling::policy::Policy;
@@ -17,22 +17,22 @@ use stowage_server::extender::request::RequestLimits;
 use stowage_server::extender::{Extender, autoscaling, operators};
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::service::{Service, TimeSource};
+use stowage_server::service::{ServerState, TimeSource};
 use tower::ServiceExt;
 
 /// Seconds since the test began.
-static SECONDS: AtomicU64 = AtomicU64::new(0);
+static CLOCK_SECONDS: AtomicU64 = AtomicU64::new(0);
 const MODEL: &str = "org/model";
 
-struct Driven {
+struct AutoscalingSetup {
     extender: Extender,
     sequence: u64,
 }
 
-impl Driven {
+impl AutoscalingSetup {
     fn new() -> Self {
-        let monotonic = || Duration::from_secs(SECONDS.load(Ordering::SeqCst));
-        let service = Service::timed_by(
+        let monotonic = || Duration::from_secs(CLOCK_SECONDS.load(Ordering::SeqCst));
+        let service = ServerState::with_time_source(
             TimeSource {
                 monotonic,
                 wall: jiff::Timestamp::now,
@@ -49,7 +49,7 @@ impl Driven {
         let node = json!({ "kind": "Node", "metadata": { "name": "node-a" } });
         let items: Vec<Value> = std::iter::once(node).chain((0..4).map(pod)).collect();
         let dump = json!({ "items": items }).to_string();
-        let dump = Dump::of(dump, Path::new("test"));
+        let dump = Dump::from_text(dump, Path::new("test"));
         let control_plane =
             DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         Self {
@@ -59,8 +59,8 @@ impl Driven {
     }
 
     /// Fifteen seconds pass, four engines report this load, and the models are evaluated.
-    fn passes_with(&mut self, kv_cache: f64, waiting: u64) {
-        SECONDS.fetch_add(15, Ordering::SeqCst);
+    fn advance_with_load(&mut self, kv_cache: f64, waiting: u64) {
+        CLOCK_SECONDS.fetch_add(15, Ordering::SeqCst);
         self.sequence += 1;
         let engine = |n: u32| {
             json!({
@@ -84,7 +84,7 @@ impl Driven {
         autoscaling::evaluate(&self.extender);
     }
 
-    async fn page(&self, query: &str) -> (u16, String) {
+    async fn get_page(&self, query: &str) -> (u16, String) {
         let request = axum::http::Request::get(format!("{}{query}", autoscaling::PATH));
         let request = request.body(axum::body::Body::empty()).unwrap();
         let answer = operators::router(self.extender.clone())
@@ -98,8 +98,8 @@ impl Driven {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    async fn desired(&self) -> (u64, String) {
-        let (status, text) = self.page(&format!("?model={MODEL}")).await;
+    async fn desired_replicas(&self) -> (u64, String) {
+        let (status, text) = self.get_page(&format!("?model={MODEL}")).await;
         assert_eq!(status, 200, "{text}");
         let page: Value = serde_json::from_str(&text).unwrap();
         let desired = page["desiredReplicas"].as_u64().unwrap();
@@ -111,31 +111,31 @@ impl Driven {
 }
 
 #[tokio::test]
-async fn the_desired_replicas_follow_the_load_of_the_engines_and_fall_after_the_window() {
-    let mut driven = Driven::new();
-    let (status, text) = driven.page(&format!("?model={MODEL}")).await;
+async fn desired_replicas_follow_engine_load_and_fall_after_the_stabilization_window() {
+    let mut driven = AutoscalingSetup::new();
+    let (status, text) = driven.get_page(&format!("?model={MODEL}")).await;
     assert_eq!(status, 503, "{text}");
-    driven.passes_with(0.7, 0);
-    assert_eq!(driven.desired().await, (4, "tolerance".to_owned()));
-    driven.passes_with(1.0, 8);
+    driven.advance_with_load(0.7, 0);
+    assert_eq!(driven.desired_replicas().await, (4, "tolerance".to_owned()));
+    driven.advance_with_load(1.0, 8);
     assert_eq!(
-        driven.desired().await,
+        driven.desired_replicas().await,
         (7, "waiting".to_owned()),
         "32 waiting requests at 5 a replica"
     );
     let mut falls_after = 0;
-    while driven.desired().await.0 == 7 {
-        driven.passes_with(0.1, 0);
+    while driven.desired_replicas().await.0 == 7 {
+        driven.advance_with_load(0.1, 0);
         falls_after += 15;
         assert!(falls_after <= 600, "it never falls");
     }
     assert!(falls_after > 300, "it fell after {falls_after} s");
-    let (status, text) = driven.page("?model=other").await;
+    let (status, text) = driven.get_page("?model=other").await;
     assert!(
         status == 404 && text.contains("autoscaling.models"),
         "{status}: {text}"
     );
-    let (status, text) = driven.page("").await;
+    let (status, text) = driven.get_page("").await;
     assert!(
         status == 400 && text.contains("?model=MODEL"),
         "{status}: {text}"
@@ -152,7 +152,7 @@ fn scraped(setup: &Setup) -> Option<u32> {
         .find_map(|line| line.strip_prefix(&series)?.parse().ok())
 }
 
-async fn until_scraped(setup: &Setup, desired: u32) {
+async fn wait_until_scraped(setup: &Setup, desired: u32) {
     let mut latest = None;
     let looking = async {
         while latest != Some(desired) {
@@ -160,7 +160,7 @@ async fn until_scraped(setup: &Setup, desired: u32) {
             latest = scraped(setup);
         }
     };
-    let came = tokio::time::timeout(PATIENCE, looking).await;
+    let came = tokio::time::timeout(TEST_TIMEOUT, looking).await;
     assert!(
         came.is_ok(),
         "it never came to {desired} replicas: {latest:?}"
@@ -186,8 +186,8 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
     const MACHINE: DemoMachine = DemoMachine {
         node: "node-a",
         model: "H100",
-        gpus: 2,
-        gib: 80,
+        gpu_count: 2,
+        gib_per_gpu: 80,
         models: &[],
     };
     let mut policy = Policy::default();
@@ -197,10 +197,10 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
     policy.autoscaling.scale_down.window = Millis::seconds(1);
     // However long a step takes, there is no trend.
     policy.autoscaling.look_ahead = Millis(0);
-    let setup = Setup::by(policy, &[MACHINE]).await.unwrap();
+    let setup = Setup::with_policy(policy, &[MACHINE]).await.unwrap();
     assert_eq!(scraped(&setup), None, "no engine, no load");
 
-    let calm = StubEngineLoad {
+    let calm = FakeEngineLoad {
         kv_percent: 40,
         waiting: 0,
         running: 4,
@@ -212,16 +212,16 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
         .api
         .create("pods", engine_pod("one", engine.port()))
         .unwrap();
-    until_scraped(&setup, 1).await;
+    wait_until_scraped(&setup, 1).await;
     // By the queue: 19 waiting requests at 5 a replica.
-    engine.set(StubEngineLoad {
+    engine.set_load(FakeEngineLoad {
         kv_percent: 95,
         waiting: 19,
         running: 32,
     });
-    until_scraped(&setup, 4).await;
+    wait_until_scraped(&setup, 4).await;
     // By the KV caches of two engines: 1.9 at 0.7 a replica.
-    let full = StubEngineLoad {
+    let full = FakeEngineLoad {
         kv_percent: 95,
         waiting: 0,
         running: 32,
@@ -233,11 +233,11 @@ async fn the_metric_follows_what_the_engines_say_on_their_own_pages() {
         .api
         .create("pods", engine_pod("two", other.port()))
         .unwrap();
-    engine.set(full);
-    until_scraped(&setup, 3).await;
-    engine.set(calm);
-    other.set(calm);
-    until_scraped(&setup, 2).await;
+    engine.set_load(full);
+    wait_until_scraped(&setup, 3).await;
+    engine.set_load(calm);
+    other.set_load(calm);
+    wait_until_scraped(&setup, 2).await;
     setup.stop().await.unwrap();
 }
 
@@ -306,7 +306,7 @@ fn each_example_of_an_hpa_reads_the_rule_of_the_model_that_it_scales() {
 }
 
 #[test]
-fn the_example_of_keda_asks_the_page_that_there_is_and_its_account_may_see_no_other() {
+fn the_keda_example_reads_the_existing_metrics_page_and_its_account_may_read_no_other() {
     let objects = example("autoscaling-keda.yaml");
     let scaled = named(&objects, "ScaledObject", "llama-3-1-8b");
     let model = model_of(

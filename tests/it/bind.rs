@@ -2,25 +2,26 @@
 //! answered for a pod that is bound to that node.
 
 use crate::served::{
-    Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, over, pod, report, uid_of,
+    Served, ServedCluster, bind_args, bound_on, eventually, gpu_uuid, key_of, pod, report, uid_of,
+    with_gpu_count,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_kubernetes_objects::binding;
 use stowage_kubernetes_objects::port::BindOutcome;
-use stowage_scheduling::control_loop::{ControlPlaneError, PodEventReason, PodOnRecord};
+use stowage_scheduling::control_loop::{ControlPlaneError, FreshPod, PodEventReason};
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
 use stowage_scheduling::ledger::PodPhase;
 use stowage_scheduling::units::Bytes;
 
-const FREE: [Bytes; 2] = [Bytes::ZERO; 2];
-const TAKEN: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
+const NOTHING_CHARGED: [Bytes; 2] = [Bytes::ZERO; 2];
+const FIRST_GPU_CHARGED: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
 
 /// Two nodes of two GPUs, and a pod of 40 GiB that waits.
 fn served(outcomes: impl IntoIterator<Item = BindOutcome>) -> (Served, Value) {
     let llm = pod("llm", "40Gi");
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+    let served = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)])
         .with([llm.clone()])
         .serve();
     served.control_plane.binds.lock().extend(outcomes);
@@ -34,10 +35,10 @@ fn unknown() -> BindOutcome {
 }
 
 /// What a fresh read shows.
-fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
+fn record(pod: &Value, node: Option<&str>, gpu: u32) -> FreshPod {
     let device =
         |node| -> Arc<[GpuUuid]> { [GpuUuid::parse(&gpu_uuid(node, gpu)).unwrap()].into() };
-    PodOnRecord {
+    FreshPod {
         uid: uid_of(pod),
         node: node.map(|node| NodeName::parse(node).unwrap()),
         devices: node.map(device),
@@ -48,17 +49,17 @@ fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
     }
 }
 
-fn will_read(served: &Served, record: Option<PodOnRecord>) {
+fn set_pod_read(served: &Served, record: Option<FreshPod>) {
     served.control_plane.reads.lock().push_back(Ok(record));
 }
 
-fn unbound(served: &Served, code: &str) -> u64 {
+fn bind_failures(served: &Served, code: &str) -> u64 {
     served.metric(&format!(
         "stowage_answers_total{{code=\"{code}\",outcome=\"unbound\",verb=\"bind\"}}"
     ))
 }
 
-fn orders(served: &Served) -> usize {
+fn bind_order_count(served: &Served) -> usize {
     served.control_plane.orders.lock().len()
 }
 
@@ -69,16 +70,16 @@ fn a_written_binding_is_confirmed_and_a_repeated_bind_is_ok() {
     assert!(served.is_bound_to(&llm, "node-a"));
     assert_eq!(
         (served.charged("node-a"), served.charged("node-b")),
-        (TAKEN.into(), FREE.into())
+        (FIRST_GPU_CHARGED.into(), NOTHING_CHARGED.into())
     );
     assert_eq!(served.bind(&llm, "node-a"), "", "idempotent");
-    assert_eq!(orders(&served), 1, "and not written twice");
+    assert_eq!(bind_order_count(&served), 1, "and not written twice");
     assert_eq!(
         served.bind(&llm, "node-b"),
         "conflict: pod is bound to another node"
     );
-    assert_eq!(orders(&served), 1);
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(bind_order_count(&served), 1);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     assert_eq!(
         served.metric("stowage_answers_total{code=\"none\",outcome=\"bound\",verb=\"bind\"}"),
         2
@@ -111,7 +112,7 @@ fn the_binding_names_the_gpus_that_are_charged() {
         ),
         (Bytes::gib(40), "0.5000")
     );
-    assert_eq!(served.charged("node-b"), TAKEN);
+    assert_eq!(served.charged("node-b"), FIRST_GPU_CHARGED);
 }
 
 /// What the Binding writes under keys of fractions, by what stands before the name.
@@ -135,27 +136,29 @@ fn fractions(served: &Served, pod: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn asking(name: &str, vram: &str) -> Value {
+fn pod_with_containers(name: &str, vram: &str) -> Value {
     json!({ "name": name, "resources": { "limits": { "stowage.dev/vram": vram } } })
 }
 
 #[test]
-fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
+fn each_container_gets_its_own_gpu_memory_fraction() {
     let mut several = pod("several", "40Gi");
     let (llm, embed, rerank) = (
-        asking("llm", "32Gi"),
-        asking("embed", "10Gi"),
-        asking("rerank", "6Gi"),
+        pod_with_containers("llm", "32Gi"),
+        pod_with_containers("embed", "10Gi"),
+        pod_with_containers("rerank", "6Gi"),
     );
     several["spec"]["containers"] = json!([llm, embed, rerank, { "name": "logs" }]);
     let mut prepared = pod("prepared", "10Gi");
-    let mut watch = asking("watch", "2Gi");
+    let mut watch = pod_with_containers("watch", "2Gi");
     watch["restartPolicy"] = json!("Always");
-    prepared["spec"]["initContainers"] = json!([asking("warm", "40Gi"), watch]);
+    prepared["spec"]["initContainers"] = json!([pod_with_containers("warm", "40Gi"), watch]);
     let one = pod("one", "256Mi");
     let served = || {
         let waiting = [several.clone(), prepared.clone(), one.clone()];
-        ServedCluster::of(&[("node-a", 2)]).with(waiting).serve()
+        ServedCluster::with_gpus(&[("node-a", 2)])
+            .with(waiting)
+            .serve()
     };
     let of = |pod| fractions(&served(), pod).into_iter().collect::<Vec<_>>();
     let told = |parts: &[(&str, &str)]| -> Vec<_> {
@@ -190,9 +193,9 @@ fn each_container_that_asks_is_told_its_own_part_of_the_gpu() {
 }
 
 #[test]
-fn a_pod_over_unequal_gpus_is_told_the_smallest_of_its_fractions_and_why() {
-    let two = over(pod("two", "40Gi"), 2);
-    let served = ServedCluster::of(&[("node-a", 2)])
+fn a_pod_over_unequal_gpus_gets_the_smallest_fraction_and_an_event() {
+    let two = with_gpu_count(pod("two", "40Gi"), 2);
+    let served = ServedCluster::with_gpus(&[("node-a", 2)])
         .with([two.clone()])
         .serve();
     let mut unequal = report("node-a", "boot", 2, 2);
@@ -217,7 +220,7 @@ fn a_pod_over_unequal_gpus_is_told_the_smallest_of_its_fractions_and_why() {
         told.2
     );
     // Over equal ones there is nothing to say.
-    let served = ServedCluster::of(&[("node-a", 2)])
+    let served = ServedCluster::with_gpus(&[("node-a", 2)])
         .with([two.clone()])
         .serve();
     assert_eq!(
@@ -238,8 +241,8 @@ fn a_refused_binding_frees_its_gpu_and_can_be_retried() {
         "without what changes"
     );
     assert!(matches!(served.phase(&llm), PodPhase::Waiting(_)));
-    assert_eq!(served.charged("node-a"), FREE);
-    assert_eq!(unbound(&served, "refused"), 1);
+    assert_eq!(served.charged("node-a"), NOTHING_CHARGED);
+    assert_eq!(bind_failures(&served, "refused"), 1);
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
 }
@@ -247,7 +250,7 @@ fn a_refused_binding_frees_its_gpu_and_can_be_retried() {
 #[test]
 fn a_conflict_with_a_binding_to_the_same_node_is_ok_with_its_gpus() {
     let (served, llm) = served([BindOutcome::Conflict]);
-    will_read(&served, Some(record(&llm, Some("node-a"), 1)));
+    set_pod_read(&served, Some(record(&llm, Some("node-a"), 1)));
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
     assert_eq!(
@@ -260,7 +263,7 @@ fn a_conflict_with_a_binding_to_the_same_node_is_ok_with_its_gpus() {
 #[test]
 fn a_conflict_with_a_binding_to_another_node_is_an_error_and_moves_the_charge() {
     let (served, llm) = served([BindOutcome::Conflict]);
-    will_read(&served, Some(record(&llm, Some("node-b"), 0)));
+    set_pod_read(&served, Some(record(&llm, Some("node-b"), 0)));
     assert_eq!(
         served.bind(&llm, "node-a"),
         "conflict: pod is bound to another node"
@@ -268,19 +271,19 @@ fn a_conflict_with_a_binding_to_another_node_is_an_error_and_moves_the_charge() 
     assert!(served.is_bound_to(&llm, "node-b"));
     assert_eq!(
         (served.charged("node-a"), served.charged("node-b")),
-        (FREE.into(), TAKEN.into())
+        (NOTHING_CHARGED.into(), FIRST_GPU_CHARGED.into())
     );
-    assert_eq!(unbound(&served, "bound-elsewhere"), 1);
+    assert_eq!(bind_failures(&served, "bound-elsewhere"), 1);
 }
 
 #[test]
-fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
+fn a_conflict_with_another_schedulers_binding_charges_all_gpus() {
     let (served, llm) = served([BindOutcome::Conflict]);
-    let stolen = PodOnRecord {
+    let stolen = FreshPod {
         devices: None,
         ..record(&llm, Some("node-a"), 0)
     };
-    will_read(&served, Some(stolen));
+    set_pod_read(&served, Some(stolen));
     assert_eq!(served.bind(&llm, "node-a"), "", "it is where it was to be");
     assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2]);
     assert_eq!(served.service.cluster().ledger().totals().unplaced, 1);
@@ -290,26 +293,26 @@ fn a_conflict_with_a_foreign_binding_without_gpus_charges_all_gpus() {
 fn a_conflict_over_a_deleted_or_recreated_pod_releases_it() {
     for found in [None, Some("uid-of-its-successor")] {
         let (served, llm) = served([BindOutcome::Conflict]);
-        let successor = |uid| PodOnRecord {
+        let successor = |uid| FreshPod {
             uid: PodUid::parse(uid).unwrap(),
             ..record(&llm, Some("node-a"), 0)
         };
-        will_read(&served, found.map(successor));
+        set_pod_read(&served, found.map(successor));
         assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is gone");
         assert_eq!(
-            (served.entry(&llm), served.charged("node-a")),
-            (None, FREE.into())
+            (served.pod_state(&llm), served.charged("node-a")),
+            (None, NOTHING_CHARGED.into())
         );
-        assert_eq!(unbound(&served, "pod-gone"), 1);
+        assert_eq!(bind_failures(&served, "pod-gone"), 1);
     }
 }
 
 #[test]
 fn a_conflict_over_an_unbound_pod_is_an_error_and_the_binding_is_retried() {
     let (served, llm) = served([BindOutcome::Conflict]);
-    will_read(&served, Some(record(&llm, None, 0)));
+    set_pod_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     eventually("it is written", || served.is_bound_to(&llm, "node-a"));
 }
 
@@ -322,30 +325,30 @@ fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_confirms_it() {
         .reads
         .lock()
         .push_back(Err(ControlPlaneError::Unknown("no answer".into())));
-    will_read(&served, Some(record(&llm, Some("node-a"), 0)));
+    set_pod_read(&served, Some(record(&llm, Some("node-a"), 0)));
     assert_eq!(
         served.bind(&llm, "node-a"),
         "the API server did not say whether the pod is bound; it is being read"
     );
-    assert_eq!(served.charged("node-a"), TAKEN);
-    assert_eq!(unbound(&served, "unsettled"), 1);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
+    assert_eq!(bind_failures(&served, "unsettled"), 1);
     eventually("the read settles it", || served.is_bound_to(&llm, "node-a"));
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     assert_eq!(
         served.bind(&llm, "node-a"),
         "",
         "which is what the scheduler asks next"
     );
-    assert_eq!(orders(&served), 1);
+    assert_eq!(bind_order_count(&served), 1);
 }
 
 #[test]
 fn a_binding_without_an_answer_is_rewritten_if_a_read_does_not_show_it() {
     let (served, llm) = served([unknown(), unknown()]);
     // The first write may still be applied: its GPU stays charged meanwhile.
-    will_read(&served, Some(record(&llm, None, 0)));
+    set_pod_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     eventually("it is written", || served.is_bound_to(&llm, "node-a"));
     let orders = served.control_plane.orders.lock();
     let devices: Vec<_> = orders
@@ -364,9 +367,9 @@ fn a_write_or_a_read_that_panics_has_no_answer_and_is_repeated() {
     // The write; then the read of the settling loop, and its write.
     let (served, llm) = served([]);
     *served.control_plane.panics.lock() = 3;
-    will_read(&served, Some(record(&llm, None, 0)));
+    set_pod_read(&served, Some(record(&llm, None, 0)));
     assert_ne!(served.bind(&llm, "node-a"), "");
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     eventually("it is written", || served.is_bound_to(&llm, "node-a"));
     assert_eq!(served.service.cluster().unsettled_bindings(), 0);
 }
@@ -384,16 +387,19 @@ fn an_unsettled_binding_keeps_its_gpu_and_its_node() {
         served.bind(&llm, "node-b"),
         "conflict: an earlier binding is not settled"
     );
-    assert_eq!(unbound(&served, "unsettled"), 2);
+    assert_eq!(bind_failures(&served, "unsettled"), 2);
     let whole = pod("whole", "72Gi");
-    assert_eq!(served.passed(&whole, &["node-a"]), ["node-a"]);
+    assert_eq!(served.filter_passed(&whole, &["node-a"]), ["node-a"]);
     assert_eq!(
-        served.passed(&crate::served::over(pod("two", "100Gi"), 2), &["node-a"]),
+        served.filter_passed(
+            &crate::served::with_gpu_count(pod("two", "100Gi"), 2),
+            &["node-a"]
+        ),
         [""; 0]
     );
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
     // The watch may be faster than the reads.
-    served.show(&on(llm.clone(), "node-a", &[0], 40 << 30));
+    served.observe_pod(&bound_on(llm.clone(), "node-a", &[0], 40 << 30));
     assert!(served.is_bound_to(&llm, "node-a"));
 }
 
@@ -409,7 +415,7 @@ fn a_repeated_bind_during_an_unsettled_one_writes_the_same_gpus() {
     eventually("the first read has failed", || {
         served.control_plane.reads.lock().is_empty()
     });
-    will_read(&served, Some(record(&llm, Some("node-a"), 0)));
+    set_pod_read(&served, Some(record(&llm, Some("node-a"), 0)));
     assert_eq!(served.bind(&llm, "node-a"), "");
     assert!(served.is_bound_to(&llm, "node-a"));
     let orders = served.control_plane.orders.lock();
@@ -431,19 +437,19 @@ fn a_bind_completes_after_its_connection_is_closed() {
         &format!("Content-Length: {}", body.len()),
     );
     client.write((head + &body).as_bytes()).unwrap();
-    eventually("the write is under way", || orders(&served) == 1);
+    eventually("the write is under way", || bind_order_count(&served) == 1);
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     drop(client);
     // The server has dropped the connection and the handler before the API server answers.
     assert_eq!(
-        served.passed(&pod("other", "10Gi"), &["node-a"]),
+        served.filter_passed(&pod("other", "10Gi"), &["node-a"]),
         ["node-a"]
     );
     served.control_plane.permits.add_permits(1);
     eventually("the bind is confirmed", || {
         served.is_bound_to(&llm, "node-a")
     });
-    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.charged("node-a"), FIRST_GPU_CHARGED);
 }
 
 #[test]
@@ -454,7 +460,7 @@ fn a_cancelled_handler_lets_its_bind_complete() {
     let args = serde_json::from_value(bind_args(&llm, "node-a")).unwrap();
     let handler =
         served.spawn(async move { stowage_server::extender::bind::bind(&extender, &args).await });
-    eventually("the write is under way", || orders(&served) == 1);
+    eventually("the write is under way", || bind_order_count(&served) == 1);
     handler.abort();
     assert!(served.run(handler).unwrap_err().is_cancelled());
     assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
@@ -475,7 +481,7 @@ fn a_stop_waits_for_the_binds_in_progress_and_answers_them() {
         &format!("Content-Length: {}", body.len()),
     );
     client.write((head + &body).as_bytes()).unwrap();
-    eventually("the write is under way", || orders(&served) == 1);
+    eventually("the write is under way", || bind_order_count(&served) == 1);
     served.begin_stop();
     eventually("no one new is let in", || {
         std::net::TcpStream::connect(served.scheduler).is_err()

@@ -3,7 +3,7 @@
 //! In a memory cgroup of that size where one can be made, and otherwise by the most that the process ever had.
 
 use crate::agent::world::{AgentNode, RunningAgent, bound_to, gpu};
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TEST_TIMEOUT};
 use crate::process::{RunningServe, eventually_within};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ impl MemoryCgroup {
 }
 
 /// The same command, inside the cgroup if there is one.
-fn inside(cgroup: Option<&MemoryCgroup>, command: Command) -> Command {
+fn in_cgroup(cgroup: Option<&MemoryCgroup>, command: Command) -> Command {
     let Some(cgroup) = cgroup else { return command };
     let mut inside = Command::new("sh");
     let joined = format!(
@@ -75,7 +75,7 @@ fn shipped(manifest: &str) -> u64 {
 }
 
 /// Fails if the process had more than the manifests give it, and says how that was found out.
-fn fits(what: &str, peak_kib: u64, limit: u64, cgroup: Option<&MemoryCgroup>) {
+fn assert_within_limit(what: &str, peak_kib: u64, limit: u64, cgroup: Option<&MemoryCgroup>) {
     let how = if cgroup.is_some() {
         "in a memory cgroup of"
     } else {
@@ -100,7 +100,7 @@ fn env(entries: usize) -> Value {
 }
 
 /// A pod that asks for nothing, and says much.
-fn wordy(name: &str, entries: usize) -> Value {
+fn pod_with_large_env(name: &str, entries: usize) -> Value {
     json!({
         "metadata": { "name": name, "namespace": "tenant" },
         "spec": { "containers": [{ "name": "c", "image": "i", "env": env(entries) }] },
@@ -112,12 +112,12 @@ fn wordy(name: &str, entries: usize) -> Value {
     not(feature = "jemalloc"),
     ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
 )]
-fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
-    let world = AgentNode::of([]);
+fn a_replica_stays_within_its_memory_limit_whatever_pods_contain() {
+    let world = AgentNode::with_gpus([]);
     for n in 0..16 {
         world
             .api
-            .create("pods", wordy(&format!("wordy-{n}"), 200_000))
+            .create("pods", pod_with_large_env(&format!("wordy-{n}"), 200_000))
             .unwrap();
     }
     for n in 0..60 {
@@ -143,7 +143,7 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
         let labels: BTreeMap<String, String> = (0..2_000)
             .map(|l| (format!("tenant.example/label-{l}"), "x".repeat(50)))
             .collect();
-        let mut pod = wordy(&format!("labels-{n}"), 0);
+        let mut pod = pod_with_large_env(&format!("labels-{n}"), 0);
         pod["metadata"]["labels"] = json!(labels);
         world.api.create("pods", pod).unwrap();
     }
@@ -151,16 +151,15 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     let ports: Vec<Value> = (0..20_000)
         .map(|port| json!({ "containerPort": port }))
         .collect();
-    let mut large = wordy("large", 0);
+    let mut large = pod_with_large_env("large", 0);
     large["spec"]["containers"][0]["ports"] = json!(ports);
     world.api.create("pods", large).unwrap();
     let limit = shipped("stowage.yaml");
     let cgroup = MemoryCgroup::of("serve", limit);
-    let command =
-        RunningServe::command_of_api_server(&world.kubeconfig(), &["--admin", "127.0.0.1:0"]);
-    let mut command = inside(cgroup.as_ref(), command);
+    let command = RunningServe::serve_command(&world.kubeconfig(), &["--admin", "127.0.0.1:0"]);
+    let mut command = in_cgroup(cgroup.as_ref(), command);
     let running = RunningServe::run(&mut command);
-    let log = running.lines_until("the watches have synced");
+    let log = running.read_lines_until("the watches have synced");
     let is_named = |line: &String| {
         line.contains("tenant/large\"") && line.contains("larger than Stowage reads")
     };
@@ -180,7 +179,7 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     let asked = json!({ "Pod": pod, "NodeNames": ["node-a"] }).to_string();
     let answer = Client::connect(running.scheduler).post("/scheduler/filter", &asked);
     assert_eq!(answer.status, 200, "{}", answer.text());
-    fits("serve", running.memory("VmHWM"), limit, cgroup.as_ref());
+    assert_within_limit("serve", running.memory("VmHWM"), limit, cgroup.as_ref());
 }
 
 #[test]
@@ -188,8 +187,8 @@ fn a_replica_goes_on_deciding_whatever_a_tenant_writes() {
     not(feature = "jemalloc"),
     ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
 )]
-fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
-    let world = AgentNode::of([gpu("a")]);
+fn an_agent_stays_within_its_memory_limit_whatever_is_on_its_node() {
+    let world = AgentNode::with_gpus([gpu("a")]);
     let cache = world.folder().join("hub");
     let snapshot = |model: &str| {
         let folder = cache.join(format!("models--tenant--{model}/snapshots/c0ffee"));
@@ -240,10 +239,10 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
         "--hf-cache",
         cache.to_str().unwrap(),
     ]);
-    let mut command = inside(cgroup.as_ref(), command);
+    let mut command = in_cgroup(cgroup.as_ref(), command);
     let agent = RunningAgent::start(&mut command);
     eventually_within(
-        20 * PATIENCE,
+        20 * TEST_TIMEOUT,
         "it reports the models that it could look at",
         || {
             let report = crate::agent::world::reported(&extender);
@@ -252,5 +251,5 @@ fn an_agent_goes_on_reporting_whatever_pods_and_models_are_on_its_node() {
                 .is_some_and(|models| !models.is_empty())
         },
     );
-    fits("agent", agent.memory("VmHWM"), limit, cgroup.as_ref());
+    assert_within_limit("agent", agent.memory("VmHWM"), limit, cgroup.as_ref());
 }

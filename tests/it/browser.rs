@@ -4,8 +4,8 @@
 //! is needed. Everything that the page should not do (an error, a warning, a blocked request, a dialog) is kept for the test:
 //! [`Browser::complaints`].
 
-use crate::client::PATIENCE;
-use crate::needs::not_installed;
+use crate::client::TEST_TIMEOUT;
+use crate::needs::skip_not_installed;
 use base64::Engine;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const CHROMIUM: &str = "STOWAGE_CHROMIUM";
 const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// Chromium reads requests from descriptor 3 and writes answers to 4; a child here has only the first three.
-const WITH_PIPES: &str = r#"exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null"#;
+const SHELL_WITH_PIPES: &str = r#"exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null"#;
 
 /// No sandbox: a container has no rights to make one. No traffic of its own, and one picture on every machine.
 const OPTIONS: [&str; 14] = [
@@ -44,9 +44,9 @@ const OPTIONS: [&str; 14] = [
 ];
 
 /// A screen of an operator's laptop.
-const SIZE: (u32, u32) = (1440, 900);
+const WINDOW_SIZE: (u32, u32) = (1440, 900);
 /// Interval between two evaluations of a condition on the page.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Set before any script of the page runs: what its content security policy blocks.
 const WATCH_POLICY: &str = "addEventListener('securitypolicyviolation', (event) => \
@@ -73,7 +73,7 @@ fn program() -> Option<PathBuf> {
         .flat_map(|folder| PROGRAMS.map(|name| folder.join(name)))
         .find(|file| file.is_file());
     if found.is_none() {
-        not_installed("Chromium, which STOWAGE_CHROMIUM may name,", "chromium");
+        skip_not_installed("Chromium, which STOWAGE_CHROMIUM may name,", "chromium");
     }
     found
 }
@@ -85,11 +85,11 @@ impl Browser {
         let folder = tempfile::tempdir().unwrap();
         let said = folder.path().join("stderr");
         let mut process = Command::new("sh")
-            .args(["-c", WITH_PIPES])
+            .args(["-c", SHELL_WITH_PIPES])
             .arg(&program)
             .args(OPTIONS)
             .arg(format!("--user-data-dir={}", folder.path().display()))
-            .arg(format!("--window-size={},{}", SIZE.0, SIZE.1))
+            .arg(format!("--window-size={},{}", WINDOW_SIZE.0, WINDOW_SIZE.1))
             .arg("about:blank")
             .env("HOME", folder.path())
             .stdin(Stdio::piped())
@@ -138,7 +138,7 @@ impl Browser {
             browser.call(&format!("{part}.enable"), json!({}));
         }
         browser.before_each_page(WATCH_POLICY);
-        browser.resize(SIZE, false);
+        browser.resize(WINDOW_SIZE, false);
         Some(browser)
     }
 
@@ -162,11 +162,11 @@ impl Browser {
     }
 
     fn try_call(&mut self, method: &str, parameters: Value) -> Result<Value, String> {
-        let id = self.ask(method, parameters)?;
+        let id = self.send_command(method, parameters)?;
         loop {
             let mut message = self
                 .messages
-                .recv_timeout(PATIENCE)
+                .recv_timeout(TEST_TIMEOUT)
                 .map_err(|error| error.to_string())?;
             if message["id"] == id {
                 return match message.get("error") {
@@ -174,11 +174,11 @@ impl Browser {
                     None => Ok(message["result"].take()),
                 };
             }
-            self.heard(&message);
+            self.record_message(&message);
         }
     }
 
-    fn ask(&mut self, method: &str, parameters: Value) -> Result<u64, String> {
+    fn send_command(&mut self, method: &str, parameters: Value) -> Result<u64, String> {
         self.calls += 1;
         let mut request = json!({ "id": self.calls, "method": method, "params": parameters });
         if let Some(session) = &self.session {
@@ -192,7 +192,7 @@ impl Browser {
     }
 
     /// An event that nothing waits for.
-    fn heard(&mut self, message: &Value) {
+    fn record_message(&mut self, message: &Value) {
         let of = &message["params"];
         match message["method"].as_str().unwrap_or_default() {
             "Runtime.exceptionThrown" => self.complaints.push(of["exceptionDetails"].to_string()),
@@ -213,7 +213,7 @@ impl Browser {
             "Page.javascriptDialogOpening" => {
                 self.complaints
                     .push(format!("a dialog opened: {}", of["message"]));
-                let _ = self.ask("Page.handleJavaScriptDialog", json!({ "accept": true }));
+                let _ = self.send_command("Page.handleJavaScriptDialog", json!({ "accept": true }));
             }
             "Inspector.targetCrashed" => panic!("the tab crashed"),
             _ => {}
@@ -221,7 +221,7 @@ impl Browser {
     }
 
     /// What went wrong in the page since the last look.
-    pub fn complaints(&mut self) -> Vec<String> {
+    pub fn take_errors(&mut self) -> Vec<String> {
         // All events of what the page has done until now come before this answer.
         self.evaluate("0");
         std::mem::take(&mut self.complaints)
@@ -249,18 +249,18 @@ impl Browser {
     }
 
     /// The first value of an expression that JavaScript takes for true.
-    pub fn until(&mut self, what: &str, expression: &str) -> Value {
+    pub fn wait_for(&mut self, what: &str, expression: &str) -> Value {
         let began = Instant::now();
         loop {
             let value = self.evaluate(&format!("({expression}) || null"));
             if !value.is_null() {
                 return value;
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TEST_TIMEOUT {
                 let page = self.evaluate("document.body.innerText");
                 panic!("it never came that {what}: {:?}\n{page}", self.complaints);
             }
-            std::thread::park_timeout(LOOK_EVERY);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
     }
 
@@ -294,7 +294,7 @@ impl Browser {
     pub fn click(&mut self, selector: &str) {
         let at = self.middle_of(selector);
         for kind in ["mouseMoved", "mousePressed", "mouseReleased"] {
-            self.point(kind, &at);
+            self.send_mouse_event(kind, &at);
         }
     }
 
@@ -308,14 +308,14 @@ impl Browser {
     }
 
     /// `mouseMoved`, `mousePressed` or `mouseReleased`.
-    pub fn point(&mut self, kind: &str, at: &Value) {
+    pub fn send_mouse_event(&mut self, kind: &str, at: &Value) {
         let event =
             json!({ "type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1 });
         self.call("Input.dispatchMouseEvent", event);
     }
 
     /// The names of everything that assistive technology is told of as a `button`, a `heading` or whatever the role is.
-    pub fn names(&mut self, role: &str) -> Vec<String> {
+    pub fn accessible_names(&mut self, role: &str) -> Vec<String> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));
         let of_role =
             |node: &&Value| node["ignored"] != true && node["role"]["value"].as_str() == Some(role);
@@ -335,7 +335,7 @@ impl Browser {
     }
 
     /// The theme of the system.
-    pub fn prefer(&mut self, theme: &str) {
+    pub fn emulate_theme(&mut self, theme: &str) {
         let feature = json!([{ "name": "prefers-color-scheme", "value": theme }]);
         self.call("Emulation.setEmulatedMedia", json!({ "features": feature }));
     }
@@ -347,7 +347,7 @@ impl Browser {
     }
 
     /// Into a PNG file: what is on the screen, after it has been drawn.
-    pub fn picture(&mut self, file: &Path) {
+    pub fn save_screenshot(&mut self, file: &Path) {
         self.evaluate(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
         );

@@ -75,7 +75,7 @@ fn the_chart_is_for_kube_system_only() {
 }
 
 #[test]
-fn guards_are_in_place_whatever_else_is_chosen() {
+fn guards_are_rendered_with_every_choice_of_values() {
     let Some(helm) = Helm::find() else { return };
     for flags in [
         &[][..],
@@ -89,12 +89,12 @@ fn guards_are_in_place_whatever_else_is_chosen() {
         &["--set", "certificates.mode=files"],
     ] {
         let objects = rendered(&helm, flags);
-        crate::shipped_manifests::guards_are_in_place(&objects);
+        crate::shipped_manifests::assert_guards(&objects);
     }
 }
 
 #[test]
-fn every_value_reaches_what_it_is_for() {
+fn every_value_changes_its_object() {
     let Some(helm) = Helm::find() else { return };
     let one = rendered(
         &helm,

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Longer than any answer takes on a busy machine; a test that meets it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// A port on which nothing listens: it needs a privilege, and no service has it.
 pub const NOBODYS: u16 = 1;
 
@@ -38,7 +38,7 @@ pub struct Client<S: Read + Write> {
 impl Client<TcpStream> {
     pub fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self::over(stream)
     }

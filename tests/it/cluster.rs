@@ -27,23 +27,23 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::events::EventRecorder;
 use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use stowage_server::service::Tenure;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::served::{gpu_labels, without_engines};
+use crate::served::{gpu_labels, policy_without_engines};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 /// A new leader waits no longer than these tests need, and an answer on a busy machine takes no longer than that.
-const TIMES: WriteTimes = WriteTimes {
+const WRITE_TIMES: WriteTimes = WriteTimes {
     client: Duration::from_secs(5),
-    ..WriteTimes::of(Duration::from_millis(100))
+    ..WriteTimes::from_deadline(Duration::from_millis(100))
 };
 
 struct TestReplica {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     tasks: JoinSet<()>,
     shutdown: CancellationToken,
@@ -51,10 +51,10 @@ struct TestReplica {
 
 impl TestReplica {
     fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
-        let service = Service::new(without_engines());
+        let service = ServerState::new(policy_without_engines());
         let shutdown = CancellationToken::new();
         let options = ClusterOptions {
-            times: TIMES,
+            times: WRITE_TIMES,
             ..ClusterOptions::new(lead_with, name.into())
         };
         let client = server.client(name).unwrap();
@@ -92,7 +92,7 @@ impl TestReplica {
             .find(|(_, entry)| &*entry.key.name == name)
             .unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
-        let asked = BindAsked::of(ledger.ledger(), &uid, &node_name(node)).unwrap();
+        let asked = BindAsked::for_pod(ledger.ledger(), &uid, &node_name(node)).unwrap();
         let Ok(BindAnswer::Write(BindDecision {
             placement,
             epoch,
@@ -129,7 +129,7 @@ impl TestReplica {
     }
 
     /// What becomes of a Binding that the API server does not answer in time.
-    async fn bind_in_vain(
+    async fn bind_without_answer(
         &self,
         server: &ApiServer,
         order: &BindOrder,
@@ -139,12 +139,12 @@ impl TestReplica {
         let (told, _) = EventRecorder::new(self.service.clone());
         let times = WriteTimes {
             client: bind,
-            ..TIMES
+            ..WRITE_TIMES
         };
         let client = server.client("stowage").unwrap();
         let hasty =
             ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
-        server.faults().next(Operation::Binding, 1, fault);
+        server.faults().fail_next(Operation::Binding, 1, fault);
         let outcome = hasty.bind(order).await;
         // If the limit passed before the request was sent, no request met the fault.
         server.faults().clear();
@@ -163,7 +163,7 @@ impl TestReplica {
 
     /// The pods in the ledger, without what may be lost (soft reservations, refusals) and what is each replica's own (since when
     /// a pod waits and until when its reservation lasts, on its own clock).
-    fn entries(&self) -> BTreeMap<PodUid, PodState> {
+    fn pod_states(&self) -> BTreeMap<PodUid, PodState> {
         let timeless = |entry: &PodState| {
             let mut entry = entry.clone();
             match &mut entry.phase {
@@ -220,7 +220,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking)
+    tokio::time::timeout(TEST_TIMEOUT, looking)
         .await
         .unwrap_or_else(|_| panic!("timed out: {what}"));
 }
@@ -239,10 +239,10 @@ async fn server_with_nodes(names: &[&str]) -> ApiServer {
 }
 
 fn create_pod(server: &ApiServer, name: &str, gib: u64) {
-    create_pod_of(server, name, gib, 0);
+    create_pod_with_priority(server, name, gib, 0);
 }
 
-fn create_pod_of(server: &ApiServer, name: &str, gib: u64, priority: i32) {
+fn create_pod_with_priority(server: &ApiServer, name: &str, gib: u64, priority: i32) {
     let limits = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
     let spec = json!({
         "schedulerName": "stowage",
@@ -257,7 +257,7 @@ fn create_pod_of(server: &ApiServer, name: &str, gib: u64, priority: i32) {
         .unwrap();
 }
 
-fn bind_past_stowage(server: &ApiServer, name: &str, node: &str) {
+fn bind_without_stowage(server: &ApiServer, name: &str, node: &str) {
     server
         .bind(
             &format!("pods/default/{name}"),
@@ -302,12 +302,12 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     for name in ["one", "done", "late", "unplanned", "holds", "waits", "gone"] {
         create_pod(&server, name, 20);
     }
-    create_pod_of(&server, "two", 20, -1);
+    create_pod_with_priority(&server, "two", 20, -1);
     before.bind("one", "a").await;
     let two = before.bind("two", "a").await;
     before.bind("done", "b").await;
     finish(&server, "done");
-    bind_past_stowage(&server, "unplanned", "b");
+    bind_without_stowage(&server, "unplanned", "b");
     eventually("the pod is seen", || before.phase("gone").is_some()).await;
     server.delete_now("pods/default/gone").unwrap();
     create_pod(&server, "gone", 30);
@@ -315,14 +315,14 @@ async fn a_restart_rebuilds_the_lost_ledger() {
     let late = before.assume("late", "b").await;
     while server.get("pods/default/late").unwrap()["spec"]["nodeName"].is_null() {
         let outcome = before
-            .bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE))
+            .bind_without_answer(&server, &late, InjectedFault::AnswersLate(TEST_TIMEOUT))
             .await;
         assert!(matches!(outcome, BindOutcome::Unknown { .. }));
     }
     // No pod is evicted meanwhile, however long this takes.
     server
         .faults()
-        .next(Operation::Eviction, 1000, InjectedFault::TooMany);
+        .fail_next(Operation::Eviction, 1000, InjectedFault::TooManyRequests);
     // A pod that waits for `two` to terminate.
     let holder = before.assume("holds", "a").await;
     before
@@ -358,18 +358,18 @@ async fn a_restart_rebuilds_the_lost_ledger() {
             .service
             .cluster()
             .ledger()
-            .reservation_of(&holder.uid)
-            .is_some_and(|held| held.is_shown);
+            .reservation_status_of(&holder.uid)
+            .is_some_and(|held| held.is_in_condition);
         bound("late")
             && bound("unplanned")
             && is_shown
             && before.phase("done").is_none()
-            && before.entries().len() == 7
+            && before.pod_states().len() == 7
     })
     .await;
 
     let after = TestReplica::acting(&server).await;
-    assert_eq!(after.entries(), before.entries());
+    assert_eq!(after.pod_states(), before.pod_states());
     assert_eq!(after.nodes(), before.nodes());
     assert_eq!(audit(after.service.cluster().ledger()), []);
     let deadline = |replica: &TestReplica| {
@@ -421,7 +421,7 @@ async fn capacity_is_patched_and_kept_except_on_device_plugin_nodes() {
         .unwrap();
     server
         .faults()
-        .next(Operation::NodeStatus, 1, InjectedFault::Fails);
+        .fail_next(Operation::NodeStatus, 1, InjectedFault::Fails);
     let replica = TestReplica::acting(&server).await;
     let whole = replica.nodes()[0].capacity().0.to_string();
     assert_eq!(whole, (2 * (81920u64 << 20) / 10 * 9).to_string());
@@ -454,8 +454,8 @@ async fn capacity_is_patched_and_kept_except_on_device_plugin_nodes() {
 async fn a_replica_that_does_not_lead_writes_nothing() {
     let server = server_with_nodes(&["a"]).await;
     create_pod(&server, "unplanned", 20);
-    bind_past_stowage(&server, "unplanned", "a");
-    let lease = LeaseName::of_kube_scheduler();
+    bind_without_stowage(&server, "unplanned", "a");
+    let lease = LeaseName::for_kube_scheduler();
     let replica = TestReplica::start(
         &server,
         "stowage",
@@ -502,7 +502,7 @@ async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 500);
     eventually("the pod is seen", || replica.phase("p").is_some()).await;
-    let (uid, entry) = replica.entries().pop_first().unwrap();
+    let (uid, entry) = replica.pod_states().pop_first().unwrap();
     for free in 0..100 {
         let text = format!("no GPU has 500 GiB free: the best has {free}");
         let notice = PodEvent {
@@ -526,8 +526,8 @@ async fn a_refused_pod_gets_one_event_however_often_it_is_refused() {
 }
 
 #[tokio::test]
-async fn b5_a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions()
- {
+async fn a_reservation_not_made_by_the_leader_is_cleared_with_an_event_and_keeps_other_conditions()
+{
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);

@@ -7,13 +7,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use stowage_server::service::Tenure;
 
-struct Said {
+struct StowageOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-fn stowage(arguments: &[&str]) -> Said {
+fn stowage(arguments: &[&str]) -> StowageOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let ran = command
         .args(arguments)
@@ -21,7 +21,7 @@ fn stowage(arguments: &[&str]) -> Said {
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    StowageOutput {
         code: ran.status.code().unwrap(),
         out: text(ran.stdout),
         err: text(ran.stderr),
@@ -30,7 +30,7 @@ fn stowage(arguments: &[&str]) -> Said {
 
 #[test]
 fn explain_takes_pods_as_kubectl_does_and_prints_what_is_asked_for() {
-    let served = ServedCluster::of(&[("node-a", 1)])
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([pod("llm", "40Gi")])
         .serve();
     let server = format!("http://{}", served.operators);
@@ -62,8 +62,8 @@ fn explain_takes_pods_as_kubectl_does_and_prints_what_is_asked_for() {
 }
 
 #[test]
-fn the_wrong_address_says_which_one_it_is() {
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
+fn a_request_to_the_wrong_address_names_that_address() {
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
     let said = stowage(&[
         "explain",
         "llm",
@@ -93,8 +93,8 @@ fn the_wrong_address_says_which_one_it_is() {
 }
 
 #[test]
-fn a_standby_says_that_it_is_one_and_whom_to_ask() {
-    let served = ServedCluster::of(&[("node-a", 1)])
+fn a_standby_names_the_leader() {
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([pod("llm", "40Gi")])
         .serve();
     let server = format!("http://{}", served.operators);
@@ -135,7 +135,7 @@ fn a_standby_says_that_it_is_one_and_whom_to_ask() {
 }
 
 /// What the command says when it reads this from standard input.
-fn stowage_reading(input: &[u8], arguments: &[&str]) -> Said {
+fn stowage_reading(input: &[u8], arguments: &[&str]) -> StowageOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let pipes = command
         .stdin(Stdio::piped())
@@ -150,7 +150,7 @@ fn stowage_reading(input: &[u8], arguments: &[&str]) -> Said {
     let _ = child.stdin.take().unwrap().write_all(input);
     let ran = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    StowageOutput {
         code: ran.status.code().unwrap(),
         out: text(ran.stdout),
         err: text(ran.stderr),
@@ -252,7 +252,7 @@ fn a_flag_that_would_have_no_effect_is_refused() {
 }
 
 #[test]
-fn the_windows_of_a_policy_are_those_of_the_time_that_is_asked_about() {
+fn policy_windows_are_evaluated_at_the_requested_time() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = folder.path().join("cluster.json");
     let mut job = pod("job", "40Gi");
@@ -288,8 +288,8 @@ fn the_windows_of_a_policy_are_those_of_the_time_that_is_asked_about() {
 }
 
 #[test]
-fn no_answer_has_another_exit_code_than_an_answer_of_no() {
-    let served = ServedCluster::of(&[("node-a", 1)])
+fn an_unanswered_question_and_a_negative_answer_have_different_exit_codes() {
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([pod("large", "100Gi")])
         .serve();
     let server = format!("http://{}", served.operators);
@@ -377,7 +377,7 @@ fn every_command_that_checks_documents_its_exit_codes() {
 }
 
 #[test]
-fn a_slip_of_the_finger_says_what_was_meant() {
+fn a_misspelled_argument_gets_a_suggestion() {
     for (slip, meant) in [
         (&["explian", "llm"][..], "'explain'"),
         (&["explain", "llm", "--sever", "x"], "'--server'"),
@@ -419,7 +419,7 @@ fn a_slip_of_the_finger_says_what_was_meant() {
 
 #[test]
 fn a_malformed_report_is_refused_with_the_place_in_the_document() {
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
     let report = r#"{"node": "node-a", "ageMillis": 0, "gpus": [], "processes": [], "engines": [{"pod": "u"}]}"#;
     let answer = crate::client::Client::connect(served.agents).post("/v1/reports", report);
     assert!(

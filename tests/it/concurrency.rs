@@ -2,7 +2,9 @@
 //! which the scheduler tries again.
 
 use crate::client::Client;
-use crate::served::{Served, ServedCluster, args, bind_args, exclusive, over, pod, uid_of};
+use crate::served::{
+    Served, ServedCluster, args, bind_args, pod, uid_of, with_exclusive_gpu, with_gpu_count,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -17,7 +19,7 @@ use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 const CLIENTS: usize = 40;
 
 /// Allocatable VRAM of a GPU of 80 GiB.
-const PROMISABLE: u64 = 72 << 30;
+const ALLOCATABLE_BYTES: u64 = 72 << 30;
 
 const LOST_RACE: &str = "conflict: another pod took the GPU in the meantime";
 
@@ -87,7 +89,9 @@ impl FiveHundred {
         let pods: Vec<Value> = (0..500)
             .map(|n| pod(&format!("pod-{n:03}"), "14745Mi"))
             .collect();
-        let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
+        let served = ServedCluster::with_gpus(&gpus)
+            .with(pods.iter().cloned())
+            .serve();
         Self {
             served,
             nodes,
@@ -100,7 +104,7 @@ impl FiveHundred {
     }
 
     /// From the Bindings alone, and only then from the ledger.
-    fn check_that_all_are_bound_and_none_twice(&self) {
+    fn assert_all_bound_once(&self) {
         let orders = self.served.control_plane.orders.lock().clone();
         let mut seats: BTreeMap<String, u32> = BTreeMap::new();
         for (order, outcome) in &orders {
@@ -125,9 +129,9 @@ impl FiveHundred {
         assert!(seats.values().all(|pods| *pods == 5), "{seats:?}");
         assert!(
             self.served
-                .promised(|_| true)
+                .bound_vram_by_gpu(|_| true)
                 .values()
-                .all(|promised| *promised <= PROMISABLE)
+                .all(|promised| *promised <= ALLOCATABLE_BYTES)
         );
         let ledger = self.served.service.cluster();
         assert_eq!(audit(ledger.ledger()), []);
@@ -161,7 +165,7 @@ fn five_hundred_concurrent_pods_fill_a_cluster_of_exactly_that_size() {
             }
         }
     });
-    cluster.check_that_all_are_bound_and_none_twice();
+    cluster.assert_all_bound_once();
 }
 
 #[test]
@@ -206,7 +210,7 @@ fn without_soft_reservations_the_loser_of_a_bind_race_gets_a_conflict_and_anothe
     let counted =
         "stowage_answers_total{code=\"insufficient-vram\",outcome=\"unbound\",verb=\"bind\"}";
     assert_eq!(cluster.served.metric(counted), lost_races as u64);
-    cluster.check_that_all_are_bound_and_none_twice();
+    cluster.assert_all_bound_once();
 }
 
 #[test]
@@ -214,7 +218,7 @@ fn one_pod_more_than_fits_is_refused() {
     let pods: Vec<Value> = (0..21)
         .map(|n| pod(&format!("pod-{n:02}"), "14745Mi"))
         .collect();
-    let served = ServedCluster::of(&[("node-a", 4)])
+    let served = ServedCluster::with_gpus(&[("node-a", 4)])
         .with(pods.iter().cloned())
         .serve();
     let refused = AtomicUsize::new(0);
@@ -233,7 +237,7 @@ fn one_pod_more_than_fits_is_refused() {
     });
     assert_eq!(refused.into_inner(), 1);
     assert_eq!(
-        served.promised(|_| true),
+        served.bound_vram_by_gpu(|_| true),
         (0..4)
             .map(|gpu| (crate::served::gpu_uuid("node-a", gpu), 5 * (14745 << 20)))
             .collect()
@@ -249,14 +253,16 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     let kinds: [fn(&str) -> Value; 5] = [
         |name| pod(name, "7Gi"),
         |name| pod(name, "33Gi"),
-        |name| over(pod(name, "50Gi"), 2),
-        |name| exclusive(pod(name, "20Gi")),
-        |name| over(pod(name, "4Gi"), 4),
+        |name| with_gpu_count(pod(name, "50Gi"), 2),
+        |name| with_exclusive_gpu(pod(name, "20Gi")),
+        |name| with_gpu_count(pod(name, "4Gi"), 4),
     ];
     let pods: Vec<Value> = (0..400)
         .map(|n| kinds[n % kinds.len()](&format!("pod-{n:03}")))
         .collect();
-    let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
+    let served = ServedCluster::with_gpus(&gpus)
+        .with(pods.iter().cloned())
+        .serve();
     let left = parking_lot::Mutex::new(Vec::new());
     in_parallel(&served, &pods, |client, pod| {
         for _ in 0..4 {
@@ -290,7 +296,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
     });
     let left = left.into_inner();
     let stayed = |uid: &str| !left.iter().any(|one| one == uid);
-    let promised = served.promised(|order| stayed(order.uid.as_str()));
+    let promised = served.bound_vram_by_gpu(|order| stayed(order.uid.as_str()));
     assert!(
         !left.is_empty() && promised.len() > 12,
         "{} left, {} GPUs in use",
@@ -298,7 +304,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
         promised.len()
     );
     assert!(
-        promised.values().all(|bytes| *bytes <= PROMISABLE),
+        promised.values().all(|bytes| *bytes <= ALLOCATABLE_BYTES),
         "{promised:?}"
     );
     let ledger = served.service.cluster();
@@ -329,7 +335,7 @@ fn hundreds_of_concurrent_filters_and_binds_never_allocate_a_gpu_twice() {
 #[test]
 fn one_pod_with_many_concurrent_binds_is_bound_once() {
     let llm = pod("llm", "40Gi");
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+    let served = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)])
         .with([llm.clone()])
         .serve();
     let answers = parking_lot::Mutex::new(Vec::new());
@@ -343,7 +349,7 @@ fn one_pod_with_many_concurrent_binds_is_bound_once() {
             answer["Error"].as_str().unwrap().to_owned(),
         ));
     });
-    let home = served.entry(&llm).unwrap().node().unwrap().to_string();
+    let home = served.pod_state(&llm).unwrap().node().unwrap().to_string();
     for (node, error) in answers.into_inner() {
         // A pod that is being bound elsewhere, or is bound elsewhere; where it is, always OK.
         let expected: &[&str] = if node == home {

@@ -10,17 +10,17 @@ use stowage_policy_file::{SourceText, load};
 use stowage_scheduling::policy::Policy;
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::{ClusterOptions, LeadWith, LeaseName};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A replica beside an API server with one node of two GPUs of 80 GiB.
 struct AuditedReplica {
     server: ApiServer,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     _tasks: JoinSet<()>,
     _stop: DropGuard,
 }
@@ -34,7 +34,7 @@ impl AuditedReplica {
                 json!({ "metadata": { "name": "a", "labels": gpu_labels(2) } }),
             )
             .unwrap();
-        let service = Service::new(policy_of(policy));
+        let service = ServerState::new(policy_of(policy));
         let stop = CancellationToken::new();
         let (client, options) = (
             server.client("stowage").unwrap(),
@@ -51,7 +51,7 @@ impl AuditedReplica {
     }
 
     /// A pod on GPU 0, as a Binding of Stowage's leaves it: `granted` with its share of the GPU's 80 GiB.
-    fn bound(&self, name: &str, granted: u64, exclusive: bool) {
+    fn create_bound_pod(&self, name: &str, granted: u64, exclusive: bool) {
         let limits = json!({ "limits": { "stowage.dev/vram": format!("{granted}Gi") } });
         let spec = json!({ "schedulerName": "stowage", "containers": [{ "name": "engine", "resources": limits }] });
         self.server
@@ -94,7 +94,7 @@ impl AuditedReplica {
     }
 
     /// The pods with an Event about a conflict, in order of name, and its text.
-    fn told(&self) -> Vec<(String, String)> {
+    fn recorded_events(&self) -> Vec<(String, String)> {
         let events = self.server.list("events");
         let about = events
             .iter()
@@ -125,27 +125,27 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking)
+    tokio::time::timeout(TEST_TIMEOUT, looking)
         .await
         .unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 #[tokio::test]
-async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_the_other() {
+async fn two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_the_other() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "{}").await;
     assert_eq!(
         world.gauge("overcommitted").as_deref(),
         Some("0"),
         "shown before the first"
     );
-    world.bound("early", 60, false);
-    world.bound("late", 50, false);
+    world.create_bound_pod("early", 60, false);
+    world.create_bound_pod("late", 50, false);
     eventually("the GPU is counted", || {
         world.gauge("overcommitted").as_deref() == Some("1")
     })
     .await;
-    eventually("both are told", || world.told().len() == 2).await;
-    let told = world.told();
+    eventually("both are told", || world.recorded_events().len() == 2).await;
+    let told = world.recorded_events();
     assert_eq!([&*told[0].0, &*told[1].0], ["early", "late"]);
     for (_, text) in &told {
         for part in [
@@ -172,10 +172,10 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_t
 }
 
 #[tokio::test]
-async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_bound_first() {
+async fn evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_bound_first() {
     let world = AuditedReplica::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
-    world.bound("waiting-for-its-image", 60, false);
-    world.bound("running", 60, false);
+    world.create_bound_pod("waiting-for-its-image", 60, false);
+    world.create_bound_pod("running", 60, false);
     world.runs("running");
     eventually("it leaves", || world.is_leaving("waiting-for-its-image")).await;
     assert!(!world.is_leaving("running"));
@@ -191,15 +191,15 @@ async fn b4_evict_unstarted_evicts_the_pod_that_has_not_started_even_if_it_was_b
 }
 
 #[tokio::test]
-async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
+async fn a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event() {
     // That Lease has no holder.
     let standby = LeadWith::KubeScheduler {
-        lease: LeaseName::of_kube_scheduler(),
+        lease: LeaseName::for_kube_scheduler(),
         hostname: "another".into(),
     };
     let world = AuditedReplica::start(standby, "conflicts: evict-unstarted").await;
-    world.bound("exclusive", 70, true);
-    world.bound("beside", 2, false);
+    world.create_bound_pod("exclusive", 70, true);
+    world.create_bound_pod("beside", 2, false);
     eventually("the GPU is counted", || {
         world.gauge("exclusive-shared").as_deref() == Some("1")
     })
@@ -209,5 +209,5 @@ async fn b6_a_standby_counts_a_pod_beside_an_exclusive_one_and_records_no_event(
         world.gauge("exclusive-shared").as_deref() == Some("0")
     })
     .await;
-    assert!(world.told().is_empty() && !world.is_leaving("beside"));
+    assert!(world.recorded_events().is_empty() && !world.is_leaving("beside"));
 }

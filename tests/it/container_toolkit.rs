@@ -3,7 +3,7 @@
 
 use crate::served::{ServedCluster, gpu_uuid, pod, report};
 use serde_json::json;
-use stowage_agent::round::is_of_legacy_runtime;
+use stowage_agent::round::is_legacy_runtime;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::LeaderEpoch;
 use stowage_server::kubernetes::CDI_KIND;
@@ -55,9 +55,11 @@ struct Written {
 /// `agent_sees` is the variable in the container of the node's agent.
 fn written(cdi_kind: &str, agent_sees: &str) -> Written {
     let llama = pod("llama", "20Gi");
-    let served = ServedCluster::of(&[("a", 1)]).with([llama.clone()]).serve();
+    let served = ServedCluster::with_gpus(&[("a", 1)])
+        .with([llama.clone()])
+        .serve();
     let mut news = report("a", "boot", 2, 1);
-    news["legacyRuntime"] = json!(is_of_legacy_runtime(Some(agent_sees)));
+    news["legacyRuntime"] = json!(is_legacy_runtime(Some(agent_sees)));
     assert_eq!(served.report(news).status, 200);
     assert_eq!(served.bind(&llama, "a"), "");
     let (order, _) = served.control_plane.orders.lock()[0].clone();

@@ -29,7 +29,7 @@ mod viewing;
 mod world;
 
 use fleet::{GpuNode, node, pod};
-use journal::{ClusterJournal, Happening};
+use journal::{ClusterJournal, PodChange};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -58,7 +58,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
         },
         node("l40s-b", 8, 46_068, "NVIDIA-L40S"),
     ];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     let pods = sixty();
@@ -66,7 +66,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     world.begin_scheduling().await;
 
     submit(&world.client, &pods[..30]).await;
-    all_bound(&mut world, 30).await;
+    wait_until_all_bound(&mut world, 30).await;
     let before = charged(&world.ledger().await.unwrap());
     world.restart_stowage(&ALWAYS);
     let after = eventually(
@@ -81,12 +81,12 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
     // A crash with Bindings in flight, and pods that arrive while Stowage is down.
     submit(&world.client, &pods[30..45]).await;
     world.stowage.take().expect("it runs").kill();
-    let so_far = all_bound(&mut world, 30).await.len();
+    let so_far = wait_until_all_bound(&mut world, 30).await.len();
     submit(&world.client, &pods[45..]).await;
     world.stowage = Some(world.serve("stowage", world.ports, &ALWAYS));
-    let bound = all_bound(&mut world, 60).await;
-    devices_are_in_the_binding(&journal, &bound, &nodes).await;
-    no_gpu_is_promised_twice(&bound, &nodes);
+    let bound = wait_until_all_bound(&mut world, 60).await;
+    assert_devices_in_bindings(&journal, &bound, &nodes).await;
+    assert_no_gpu_is_allocated_twice(&bound, &nodes);
     eventually("the watches have shown everything", async || {
         let ledger = world.ledger().await?;
         (ledger["violations"] == json!([])
@@ -99,8 +99,8 @@ async fn sixty_mixed_pods_are_bound_and_restarts_in_between_lose_nothing() {
         world.versions()
     );
 
-    a_pod_that_does_not_fit_is_refused_quietly(&mut world, &bound).await;
-    capacity_is_put_back(&mut world).await;
+    assert_unfitting_pod_is_refused_with_one_event(&mut world, &bound).await;
+    assert_capacity_is_restored(&mut world).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,7 +109,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
         node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3"),
         node("b", 2, 81_559, "NVIDIA-H100-80GB-HBM3"),
     ];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     let journal = ClusterJournal::start(world.client.clone());
@@ -127,47 +127,47 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
         })
         .collect();
     submit(&world.client, &fillers).await;
-    all_bound(&mut world, 7).await;
-    the_clock_is_past_the_last_start(&world.client).await;
+    wait_until_all_bound(&mut world, 7).await;
+    wait_past_last_start(&world.client).await;
     // The scheduler would evict the youngest; this one is the cheapest too.
     submit(
         &world.client,
         &[pod("cheapest", 27, &json!({}), "stowage-opportunistic")],
     )
     .await;
-    all_bound(&mut world, 8).await;
+    wait_until_all_bound(&mut world, 8).await;
 
     submit(
         &world.client,
         &[pod("serving", 38, &json!({}), "stowage-serving")],
     )
     .await;
-    let (bound_at, bound_to, annotations) = journal.tells_of_binding("serving").await;
+    let (bound_at, bound_to, annotations) = journal.binding_of("serving").await;
     world.check();
     let (held_at, reservation) = journal
-        .of("serving")
+        .entries_of("serving")
         .into_iter()
         .find_map(|(place, happening)| match happening {
-            Happening::Holds(message) => Some((place, message)),
+            PodChange::Holds(message) => Some((place, message)),
             _ => None,
         })
         .expect("room was held");
     println!("held at {held_at}, bound at {bound_at}: {reservation}");
     assert_eq!(
-        journal.whom(|happening| *happening == Happening::Leaving),
+        journal.pods_with(|happening| *happening == PodChange::Leaving),
         ["cheapest"]
     );
     let left_at = journal
-        .place("cheapest", |happening| *happening == Happening::Leaving)
+        .position_of("cheapest", |happening| *happening == PodChange::Leaving)
         .unwrap();
     let gone_at = journal
-        .place("cheapest", |happening| *happening == Happening::Gone)
+        .position_of("cheapest", |happening| *happening == PodChange::Gone)
         .unwrap();
     assert!(
         held_at < left_at && left_at < gone_at && gone_at < bound_at,
         "{reservation}"
     );
-    let (_, victim_of, of_victim) = journal.tells_of_binding("cheapest").await;
+    let (_, victim_of, of_victim) = journal.binding_of("cheapest").await;
     let held = reservation["devices"]
         .as_array()
         .unwrap()
@@ -190,7 +190,7 @@ async fn a_serving_pod_preempts_the_cheapest_opportunistic_pod() {
     assert!(told.contains(held[0]), "{told}");
     let pods = pods(&world.client).await;
     assert_eq!(pods.len(), 8, "seven fillers and the serving pod");
-    no_gpu_is_promised_twice(&pods, &nodes);
+    assert_no_gpu_is_allocated_twice(&pods, &nodes);
     eventually("nothing is held any more", async || {
         (world.count("stowage_ledger_pods", "reserved").await == 0).then_some(())
     })
@@ -209,7 +209,7 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: kube-system}, spec: {nodeName: a, \
                serviceAccountName: stowage-agent, containers: [{name: agent, image: stowage}]}}";
     let applied = world.apply(pod, &[]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     world.stowage = Some(world.serve(
         "stowage",
         world.ports,
@@ -229,7 +229,9 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
         Some(token_file.clone()),
         None,
     );
-    let mut publisher = publisher.unwrap().with_patience(Duration::from_secs(30));
+    let mut publisher = publisher
+        .unwrap()
+        .with_replica_timeout(Duration::from_secs(30));
     let mut sequence = 0;
     let mut post = async |of: &str, token: &str| {
         std::fs::write(&token_file, token).unwrap();
@@ -257,8 +259,8 @@ async fn an_agent_is_authenticated_by_its_pods_token() {
         ]
         .concat();
         let token = world.kubectl(&issued);
-        assert!(token.ok, "{}", token.said);
-        token.said.trim().to_owned()
+        assert!(token.is_success, "{}", token.output);
+        token.output.trim().to_owned()
     };
     let good = token("stowage-agent", &[&audience, &bound]);
     eventually("the agent's report is taken", async || {
@@ -364,7 +366,7 @@ async fn pods(client: &Client) -> Vec<Pod> {
 }
 
 /// The bound pods, once there are so many.
-async fn all_bound(world: &mut RealControlPlane, count: usize) -> Vec<Pod> {
+async fn wait_until_all_bound(world: &mut RealControlPlane, count: usize) -> Vec<Pod> {
     let what = format!("{count} pods are bound");
     eventually(&what, async || {
         world.check();
@@ -392,7 +394,7 @@ fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 }
 
 /// What it asks for, over all its GPUs.
-fn asked_gib(pod: &Pod) -> u64 {
+fn requested_gib(pod: &Pod) -> u64 {
     let resources = pod.spec.as_ref().unwrap().containers[0]
         .resources
         .as_ref()
@@ -429,10 +431,10 @@ fn charged(ledger: &Value) -> BTreeMap<String, Value> {
 // ---- what must be true ----
 
 /// In the very write that gave the pod its node.
-async fn devices_are_in_the_binding(journal: &ClusterJournal, bound: &[Pod], nodes: &[GpuNode]) {
+async fn assert_devices_in_bindings(journal: &ClusterJournal, bound: &[Pod], nodes: &[GpuNode]) {
     for pod in bound {
         let name = name_of(pod);
-        let (_, node, annotations) = journal.tells_of_binding(name).await;
+        let (_, node, annotations) = journal.binding_of(name).await;
         let node = nodes.iter().find(|known| known.name == node).unwrap();
         let text = |key: &str| {
             annotations
@@ -479,7 +481,7 @@ fn gpu_of(node: &GpuNode, device: &str) -> String {
 }
 
 /// Added up from nothing but what the API server shows: the requests, the annotations, the sizes of the GPUs.
-fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
+fn assert_no_gpu_is_allocated_twice(bound: &[Pod], nodes: &[GpuNode]) {
     let mut tenants: BTreeMap<(&str, String), Vec<(u64, bool)>> = BTreeMap::new();
     for pod in bound {
         let devices: Vec<&str> = annotation(pod, "stowage.dev/devices")
@@ -492,7 +494,7 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
             .find(|node| Some(&*node.name) == node_of(pod))
             .unwrap();
         for device in &devices {
-            let part = asked_gib(pod) * GIB / devices.len() as u64;
+            let part = requested_gib(pod) * GIB / devices.len() as u64;
             tenants
                 .entry((&node.name, gpu_of(node, device)))
                 .or_default()
@@ -514,13 +516,16 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
 }
 
 /// A text that never changes, few calls, one Event; also while VRAM becomes free beside it.
-async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane, bound: &[Pod]) {
+async fn assert_unfitting_pod_is_refused_with_one_event(
+    world: &mut RealControlPlane,
+    bound: &[Pod],
+) {
     // On a node where the scheduler's own sum suffices, so that it asks.
     let asked_on = |node: &str| -> u64 {
         bound
             .iter()
             .filter(|pod| node_of(pod) == Some(node))
-            .map(asked_gib)
+            .map(requested_gib)
             .sum()
     };
     let roomy = ["h100-a", "h100-b"]
@@ -618,7 +623,7 @@ async fn events_of_stowage(client: &Client, pod: &str) -> Vec<Event> {
 }
 
 /// Zero at once, another wrong figure once it has stood for a while; and what the agents said of the driver's reserve.
-async fn capacity_is_put_back(world: &mut RealControlPlane) {
+async fn assert_capacity_is_restored(world: &mut RealControlPlane) {
     let nodes: Api<Node> = Api::all(world.client.clone());
     let right = |mib: u64, reserved_mib: u64, gpus: u64| {
         let total = mib << 20;
@@ -656,7 +661,7 @@ async fn capacity_is_put_back(world: &mut RealControlPlane) {
 }
 
 /// Until a pod that starts now is younger, to the second, than all that run.
-async fn the_clock_is_past_the_last_start(client: &Client) {
+async fn wait_past_last_start(client: &Client) {
     eventually("all pods have started, in an earlier second", async || {
         let starts: Option<BTreeSet<jiff::Timestamp>> = pods(client)
             .await

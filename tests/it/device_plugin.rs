@@ -1,7 +1,9 @@
 //! Device plugin pods in enforce mode: where they fit, what is counted, which pods may be evicted for them, and that their
 //! Bindings name no GPUs.
 
-use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
+use crate::served::{
+    Served, ServedCluster, pod, policy_without_engines, preempt_args, uid_of, with_priority,
+};
 use serde_json::{Value, json};
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::audit::ledger::audit;
@@ -27,7 +29,7 @@ pub fn plugin_node(name: &str, resource: &str, count: u32) -> Value {
 }
 
 /// A pod that asks for them.
-pub fn asks(name: &str, resource: &str, count: u32) -> Value {
+pub fn pod_requesting(name: &str, resource: &str, count: u32) -> Value {
     let mut pod = pod(name, "1Gi");
     pod["spec"]["containers"][0]["resources"]["limits"] = json!({ resource: count.to_string() });
     pod
@@ -39,7 +41,7 @@ pub fn bound_to(mut pod: Value, node: &str) -> Value {
 }
 
 fn cluster(nodes: &[(&str, u32)], policy: Policy) -> ServedCluster {
-    let mut cluster = ServedCluster::of(&[]);
+    let mut cluster = ServedCluster::with_gpus(&[]);
     cluster.nodes = nodes
         .iter()
         .map(|(name, gpus)| plugin_node(name, GPU, *gpus))
@@ -54,7 +56,7 @@ fn refusals(served: &Served, pod: &Value, nodes: &[&str]) -> Value {
     answer.json()["FailedAndUnresolvableNodes"].take()
 }
 
-fn order(served: &Served, pod: &Value, nodes: &[&str]) -> Vec<String> {
+fn rank(served: &Served, pod: &Value, nodes: &[&str]) -> Vec<String> {
     let mut scores = served.prioritize(pod, nodes);
     scores.sort_by_key(|(_, score)| -score);
     scores.into_iter().map(|(host, _)| host).collect()
@@ -62,13 +64,13 @@ fn order(served: &Served, pod: &Value, nodes: &[&str]) -> Vec<String> {
 
 #[test]
 fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
-    let mut cluster = ServedCluster::of(&[("stowage", 2)]);
+    let mut cluster = ServedCluster::with_gpus(&[("stowage", 2)]);
     cluster.nodes.push(plugin_node("plugin", GPU, 2));
     let served = cluster.serve();
     let nodes = ["stowage", "plugin"];
-    let (vram, gpu) = (pod("vram", "10Gi"), asks("gpu", GPU, 1));
-    assert_eq!(served.passed(&vram, &nodes), ["stowage"]);
-    assert_eq!(served.passed(&gpu, &nodes), ["plugin"]);
+    let (vram, gpu) = (pod("vram", "10Gi"), pod_requesting("gpu", GPU, 1));
+    assert_eq!(served.filter_passed(&vram, &nodes), ["stowage"]);
+    assert_eq!(served.filter_passed(&gpu, &nodes), ["plugin"]);
     assert_eq!(
         refusals(&served, &vram, &["plugin"])["plugin"],
         "a device plugin allocates the node's GPUs"
@@ -86,16 +88,17 @@ fn vram_and_device_pods_fit_their_own_nodes_only_with_a_fixed_phrase() {
 
 impl Served {
     fn is_waiting(&self, pod: &Value) -> bool {
-        self.entry(pod).is_some_and(|entry| entry.node().is_none())
+        self.pod_state(pod)
+            .is_some_and(|entry| entry.node().is_none())
     }
 }
 
 #[test]
 fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
-    let served = cluster(&[("a", 8)], without_engines()).serve();
-    let mut several = asks("several", GPU, 1);
+    let served = cluster(&[("a", 8)], policy_without_engines()).serve();
+    let mut several = pod_requesting("several", GPU, 1);
     several["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
-    let mut both = asks("both", GPU, 1);
+    let mut both = pod_requesting("both", GPU, 1);
     both["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"] = json!("1Gi");
     for (pod, phrase) in [
         (&several, "pod asks for several of nvidia.com/*"),
@@ -110,34 +113,37 @@ fn an_invalid_device_pod_is_refused_with_its_phrase_and_an_event() {
             .all(|(_, kind, _)| *kind == PodEventReason::InvalidRequest)
     );
     assert_eq!(served.events().len(), 2);
-    let mut neither = asks("neither", GPU, 1);
+    let mut neither = pod_requesting("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
     assert_eq!(served.filter(&neither, &["a"]).status, 422);
 }
 
 #[test]
 fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
-    let other = bound_to(asks("other", GPU, 3), "a");
-    let pair = asks("pair", GPU, 2);
-    let mut cluster =
-        cluster(&[("a", 4), ("b", 8)], without_engines()).with([other.clone(), pair.clone()]);
+    let other = bound_to(pod_requesting("other", GPU, 3), "a");
+    let pair = pod_requesting("pair", GPU, 2);
+    let mut cluster = cluster(&[("a", 4), ("b", 8)], policy_without_engines())
+        .with([other.clone(), pair.clone()]);
     cluster
         .nodes
         .push(plugin_node("mig", "nvidia.com/mig-1g.10gb", 7));
     let served = cluster.serve();
     let nodes = ["a", "b", "mig"];
-    let refused = refusals(&served, &asks("nine", GPU, 9), &nodes);
+    let refused = refusals(&served, &pod_requesting("nine", GPU, 9), &nodes);
     assert_eq!(
         refused["b"],
         "the device plugin offers too few GPUs on the node"
     );
-    assert_eq!(served.passed(&pair, &nodes), ["b"]);
+    assert_eq!(served.filter_passed(&pair, &nodes), ["b"]);
     assert_eq!(
         refusals(&served, &pair, &["a"])["a"],
         "the device plugin has no GPU left on the node now"
     );
     assert_eq!(
-        served.passed(&asks("slice", "nvidia.com/mig-1g.10gb", 7), &nodes),
+        served.filter_passed(
+            &pod_requesting("slice", "nvidia.com/mig-1g.10gb", 7),
+            &nodes
+        ),
         ["mig"]
     );
     assert_eq!(
@@ -148,7 +154,7 @@ fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
     assert_eq!(served.bind(&pair, "a"), "");
     assert!(served.is_bound_to(&pair, "a"));
     assert_eq!(
-        refusals(&served, &asks("three", GPU, 3), &["a"])["a"],
+        refusals(&served, &pod_requesting("three", GPU, 3), &["a"])["a"],
         "the device plugin has no GPU left on the node now"
     );
     assert_eq!(audit(served.service.cluster().ledger()), []);
@@ -156,23 +162,23 @@ fn devices_are_counted_per_node_and_resource_including_foreign_pods() {
 
 #[test]
 fn the_node_with_the_fewest_devices_left_is_first_without_a_soft_reservation() {
-    let served = cluster(&[("a", 8), ("b", 2), ("c", 4)], without_engines())
-        .with([bound_to(asks("there", GPU, 3), "c")])
+    let served = cluster(&[("a", 8), ("b", 2), ("c", 4)], policy_without_engines())
+        .with([bound_to(pod_requesting("there", GPU, 3), "c")])
         .serve();
     let nodes = ["a", "b", "c"];
-    let one = asks("one", GPU, 1);
-    assert_eq!(served.passed(&one, &nodes), ["c", "b", "a"]);
-    assert_eq!(order(&served, &one, &nodes), ["c", "b", "a"]);
-    assert_eq!(served.hint_on(&one), None);
+    let one = pod_requesting("one", GPU, 1);
+    assert_eq!(served.filter_passed(&one, &nodes), ["c", "b", "a"]);
+    assert_eq!(rank(&served, &one, &nodes), ["c", "b", "a"]);
+    assert_eq!(served.soft_reservation_node(&one), None);
     // The next pod is not steered around it: the scheduler counts devices itself.
     assert_eq!(
-        order(&served, &asks("two", GPU, 1), &nodes),
+        rank(&served, &pod_requesting("two", GPU, 1), &nodes),
         ["c", "b", "a"]
     );
 }
 
 #[test]
-fn a_node_with_idle_engines_goes_before_one_with_full_engines_if_an_agent_reports() {
+fn a_node_with_idle_engines_ranks_before_one_with_full_engines() {
     let mut policy = Policy::default();
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
     let served = cluster(&[("busy", 2), ("calm", 4)], policy).serve();
@@ -189,11 +195,11 @@ fn a_node_with_idle_engines_goes_before_one_with_full_engines_if_an_agent_report
     }
     let nodes = ["busy", "calm"];
     assert_eq!(
-        order(&served, &asks("one", GPU, 1), &nodes),
+        rank(&served, &pod_requesting("one", GPU, 1), &nodes),
         ["calm", "busy"]
     );
     assert_eq!(
-        served.passed(&asks("two", GPU, 2), &["busy"]),
+        served.filter_passed(&pod_requesting("two", GPU, 2), &["busy"]),
         ["busy"],
         "a hint refuses nobody"
     );
@@ -201,13 +207,13 @@ fn a_node_with_idle_engines_goes_before_one_with_full_engines_if_an_agent_report
 
 #[test]
 fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charged_vram() {
-    let mut one = asks("one", GPU, 1);
+    let mut one = pod_requesting("one", GPU, 1);
     one["metadata"]["annotations"] =
         json!({ "stowage.dev/devices": "GPU-forged", "stowage.dev/gpus": "2" });
-    let served = cluster(&[("a", 2)], without_engines())
+    let served = cluster(&[("a", 2)], policy_without_engines())
         .with([one.clone()])
         .serve();
-    assert_eq!(served.passed(&one, &["a"]), ["a"]);
+    assert_eq!(served.filter_passed(&one, &["a"]), ["a"]);
     assert_eq!(served.bind(&one, "a"), "");
     let (order, _) = served.control_plane.orders.lock()[0].clone();
     let binding = objects::binding(
@@ -224,7 +230,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
         "target": { "kind": "Node", "name": "a" },
     });
     assert_eq!(serde_json::to_value(binding).unwrap(), expected);
-    assert_eq!(served.show(&bound_to(one.clone(), "a")), None);
+    assert_eq!(served.observe_pod(&bound_to(one.clone(), "a")), None);
     let ledger = served.service.cluster();
     let totals = ledger.ledger().totals();
     assert_eq!(
@@ -237,7 +243,7 @@ fn a_device_pods_binding_names_no_gpus_and_the_pod_is_neither_unplaced_nor_charg
         (1, 0, 0, 0)
     );
     assert_eq!(
-        ledger.ledger().asked_for_on(&NodeName::parse("a").unwrap()),
+        ledger.ledger().requested_on(&NodeName::parse("a").unwrap()),
         Bytes::ZERO
     );
     assert_eq!(
@@ -255,16 +261,16 @@ fn pools_and_tenants() -> Policy {
         selector: [("pool".to_owned(), "serving-only".to_owned())].into(),
         allocator: NodeKind::DevicePlugin,
         classes: Some(vec!["serving".into()]),
-        ..Pool::named("serving-only")
+        ..Pool::new("serving-only")
     };
     let tenant = Tenant {
         limit: TenantLimit {
             milli_gpus: Some(2000),
             ..TenantLimit::default()
         },
-        ..Tenant::named("default", &["default"])
+        ..Tenant::new("default", &["default"])
     };
-    let policy = without_engines();
+    let policy = policy_without_engines();
     policy
         .with_tenants(vec![tenant])
         .unwrap()
@@ -274,7 +280,10 @@ fn pools_and_tenants() -> Policy {
 
 #[test]
 fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
-    let (harvest, one) = (priority(asks("harvest", GPU, 1), -5), asks("one", GPU, 1));
+    let (harvest, one) = (
+        with_priority(pod_requesting("harvest", GPU, 1), -5),
+        pod_requesting("one", GPU, 1),
+    );
     let cluster = cluster(&[("serving-only", 4), ("z", 4)], pools_and_tenants());
     let served = cluster.with([harvest.clone(), one.clone()]).serve();
     let nodes = ["serving-only", "z"];
@@ -282,9 +291,9 @@ fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
         refusals(&served, &harvest, &["serving-only"])["serving-only"],
         "the node's pool does not admit the pod's class"
     );
-    assert_eq!(served.passed(&harvest, &nodes), ["z"]);
+    assert_eq!(served.filter_passed(&harvest, &nodes), ["z"]);
     assert_eq!(served.bind(&harvest, "z"), "");
-    let two = asks("two", GPU, 2);
+    let two = pod_requesting("two", GPU, 2);
     assert_eq!(
         refusals(&served, &two, &nodes)["z"],
         "the limit of the pod's tenant is reached"
@@ -297,7 +306,7 @@ fn pools_accept_their_classes_and_tenants_stay_within_their_limits() {
     assert_eq!(served.bind(&one, "z"), "");
 }
 
-fn narrowed(served: &Served, pod: &Value, nodes: &[(&str, &[&Value])]) -> Value {
+fn preempt_answer(served: &Served, pod: &Value, nodes: &[(&str, &[&Value])]) -> Value {
     let answer = served.post("/scheduler/preempt", preempt_args(pod, nodes));
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.json()["NodeNameToMetaVictims"].take()
@@ -306,7 +315,7 @@ fn narrowed(served: &Served, pod: &Value, nodes: &[(&str, &[&Value])]) -> Value 
 #[test]
 fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
     let there = |name: &str, node: &str, count, rank| {
-        bound_to(priority(asks(name, GPU, count), rank), node)
+        bound_to(with_priority(pod_requesting(name, GPU, count), rank), node)
     };
     let (served_low, low, lower) = (
         there("s", "a", 2, 1),
@@ -314,7 +323,7 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
         there("m", "c", 1, -3),
     );
     let lowest = there("n", "c", 1, -4);
-    let served = cluster(&[("a", 2), ("b", 2), ("c", 2)], without_engines())
+    let served = cluster(&[("a", 2), ("b", 2), ("c", 2)], policy_without_engines())
         .with([
             served_low.clone(),
             low.clone(),
@@ -322,13 +331,13 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
             lowest.clone(),
         ])
         .serve();
-    let high = priority(asks("high", GPU, 2), 100);
+    let high = with_priority(pod_requesting("high", GPU, 2), 100);
     let offered: [(&str, &[&Value]); 3] = [
         ("a", &[&served_low]),
         ("b", &[&low]),
         ("c", &[&lower, &lowest]),
     ];
-    let answer = narrowed(&served, &high, &offered);
+    let answer = preempt_answer(&served, &high, &offered);
     let victims = json!([{ "UID": "uid-m" }, { "UID": "uid-n" }]);
     assert_eq!(
         answer,
@@ -337,26 +346,34 @@ fn preempt_keeps_the_cheapest_allowed_candidate_with_the_schedulers_victims() {
     assert!(served.control_plane.holds.lock().is_empty());
     assert_eq!(served.service.cluster().ledger().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
-    assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
+    assert_eq!(preempt_answer(&served, &high, &offered[..1]), json!({}));
     // One of the two would free too little, and an empty answer is an error of the whole preemption.
-    assert_eq!(narrowed(&served, &high, &[("c", &[&lower])]), json!({}));
-    assert_eq!(narrowed(&served, &high, &[("c", &[])]), json!({}));
-    let equal = priority(asks("equal", GPU, 2), -1);
-    assert_eq!(narrowed(&served, &equal, &[("b", &[&low])]), json!({}));
+    assert_eq!(
+        preempt_answer(&served, &high, &[("c", &[&lower])]),
+        json!({})
+    );
+    assert_eq!(preempt_answer(&served, &high, &[("c", &[])]), json!({}));
+    let equal = with_priority(pod_requesting("equal", GPU, 2), -1);
+    assert_eq!(
+        preempt_answer(&served, &equal, &[("b", &[&low])]),
+        json!({})
+    );
     let mut modest = high.clone();
     modest["spec"]["preemptionPolicy"] = json!("Never");
-    assert_eq!(narrowed(&served, &modest, &offered), json!({}));
+    assert_eq!(preempt_answer(&served, &modest, &offered), json!({}));
 }
 
 #[test]
-fn fewer_violated_budgets_go_before_a_lower_eviction_cost() {
-    let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
+fn fewer_budget_violations_are_preferred_to_a_lower_eviction_cost() {
+    let there = |name: &str, node: &str, rank| {
+        bound_to(with_priority(pod_requesting(name, GPU, 2), rank), node)
+    };
     let (dear, cheap) = (there("dear", "a", -1), there("cheap", "b", -9));
-    let served = cluster(&[("a", 2), ("b", 2)], without_engines())
+    let served = cluster(&[("a", 2), ("b", 2)], policy_without_engines())
         .with([dear.clone(), cheap.clone()])
         .serve();
     let mut request = preempt_args(
-        &priority(asks("high", GPU, 2), 9),
+        &with_priority(pod_requesting("high", GPU, 2), 9),
         &[("a", &[&dear]), ("b", &[&cheap])],
     );
     request["NodeNameToMetaVictims"]["b"]["NumPDBViolations"] = json!(1);
@@ -369,15 +386,15 @@ fn fewer_violated_budgets_go_before_a_lower_eviction_cost() {
 
 #[test]
 fn victims_without_gpus_are_left_to_the_scheduler() {
-    let low = bound_to(priority(asks("low", GPU, 2), -1), "a");
+    let low = bound_to(with_priority(pod_requesting("low", GPU, 2), -1), "a");
     let mut foreign_pod = pod("foreign", "1Gi");
     foreign_pod["spec"]["containers"][0]["resources"] = json!({});
-    let high = priority(asks("high", GPU, 1), 100);
-    let served = cluster(&[("a", 2)], without_engines())
+    let high = with_priority(pod_requesting("high", GPU, 1), 100);
+    let served = cluster(&[("a", 2)], policy_without_engines())
         .with([low.clone()])
         .serve();
     let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-foreign" }]);
-    let answer = narrowed(&served, &high, &[("a", &[&low, &foreign_pod])]);
+    let answer = preempt_answer(&served, &high, &[("a", &[&low, &foreign_pod])]);
     assert_eq!(
         answer,
         json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } })
@@ -387,7 +404,7 @@ fn victims_without_gpus_are_left_to_the_scheduler() {
 #[test]
 fn a_tenant_at_its_limit_preempts_only_its_own() {
     let there = |name: &str, namespace: &str, node: &str| {
-        let mut pod = bound_to(priority(asks(name, GPU, 2), -1), node);
+        let mut pod = bound_to(with_priority(pod_requesting(name, GPU, 2), -1), node);
         pod["metadata"]["namespace"] = json!(namespace);
         pod
     };
@@ -398,9 +415,12 @@ fn a_tenant_at_its_limit_preempts_only_its_own() {
     let served = cluster(&[("a", 2), ("b", 2)], pools_and_tenants())
         .with([own.clone(), foreign.clone()])
         .serve();
-    let high = priority(asks("high", GPU, 2), 100);
-    assert_eq!(narrowed(&served, &high, &[("b", &[&foreign])]), json!({}));
-    let answer = narrowed(&served, &high, &[("a", &[&own]), ("b", &[&foreign])]);
+    let high = with_priority(pod_requesting("high", GPU, 2), 100);
+    assert_eq!(
+        preempt_answer(&served, &high, &[("b", &[&foreign])]),
+        json!({})
+    );
+    let answer = preempt_answer(&served, &high, &[("a", &[&own]), ("b", &[&foreign])]);
     assert_eq!(
         answer,
         json!({ "a": { "Pods": [{ "UID": "uid-own" }], "NumPDBViolations": 0 } })

@@ -20,8 +20,8 @@ pub fn slice(driver: &str, node: &str, uuids: &[&str]) -> Value {
 }
 
 #[test]
-fn a_gpu_that_a_dra_driver_publishes_is_not_promised() {
-    let mut cluster = ServedCluster::of(&[("dra", 1), ("network", 1), ("own", 1)]);
+fn a_gpu_in_a_resource_slice_is_not_allocated() {
+    let mut cluster = ServedCluster::with_gpus(&[("dra", 1), ("network", 1), ("own", 1)]);
     cluster
         .nodes
         .push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
@@ -30,7 +30,7 @@ fn a_gpu_that_a_dra_driver_publishes_is_not_promised() {
         .push(slice("networking.example.com", "network", &["nic-0"]));
     let served = cluster.serve();
     let engine = pod("engine", "70Gi");
-    let mut passed = served.passed(&engine, &["dra", "network", "own"]);
+    let mut passed = served.filter_passed(&engine, &["dra", "network", "own"]);
     passed.sort_unstable();
     assert_eq!(passed, ["network", "own"]);
     let refused = served.filter(&engine, &["dra"]).json()["FailedAndUnresolvableNodes"].take();
@@ -47,8 +47,8 @@ pub fn claims_pod(name: &str) -> Value {
 }
 
 #[test]
-fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
-    let mut cluster = ServedCluster::of(&[("dra-a", 1), ("dra-b", 1), ("own", 1)]);
+fn a_pod_with_a_resource_claim_passes_every_node_and_is_not_in_the_ledger() {
+    let mut cluster = ServedCluster::with_gpus(&[("dra-a", 1), ("dra-b", 1), ("own", 1)]);
     cluster
         .nodes
         .push(slice("gpu.nvidia.com", "dra-a", &["GPU-dra-a-0"]));
@@ -59,7 +59,7 @@ fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
     let (claims, nodes) = (claims_pod("claims"), ["dra-a", "dra-b", "own", "unknown"]);
     let before = served.ledger();
     assert_eq!(
-        served.passed(&claims, &nodes),
+        served.filter_passed(&claims, &nodes),
         nodes,
         "fit is the scheduler's"
     );
@@ -82,7 +82,7 @@ fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
             "{verb}: of a node that is not known nothing is known"
         );
     }
-    assert!(served.entry(&claims).is_none());
+    assert!(served.pod_state(&claims).is_none());
     assert_eq!(served.ledger(), before);
     // An extender entry without managedResources sends every pod.
     let engine = pod("engine", "40Gi");
@@ -111,12 +111,12 @@ fn a_pod_with_a_claim_passes_everywhere_is_ranked_and_leaves_no_trace() {
 }
 
 #[test]
-fn a_pod_that_asks_for_a_device_class_as_a_resource_passes_where_a_driver_publishes() {
-    let mut cluster = ServedCluster::of(&[("dra", 1), ("own", 1)]);
+fn an_extended_resource_of_a_device_class_passes_nodes_with_resource_slices() {
+    let mut cluster = ServedCluster::with_gpus(&[("dra", 1), ("own", 1)]);
     cluster
         .nodes
         .push(slice("gpu.nvidia.com", "dra", &["GPU-dra-0"]));
     let served = cluster.serve();
-    let asks = crate::device_plugin::asks("by-resource", "nvidia.com/gpu", 1);
-    assert_eq!(served.passed(&asks, &["dra", "own"]), ["dra"]);
+    let asks = crate::device_plugin::pod_requesting("by-resource", "nvidia.com/gpu", 1);
+    assert_eq!(served.filter_passed(&asks, &["dra", "own"]), ["dra"]);
 }

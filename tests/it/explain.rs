@@ -1,15 +1,15 @@
 //! `/v1/explain` and `stowage explain`: the shape of the answer, errors with a remedy, and exit codes.
 
 use crate::client::{Client, NOBODYS};
-use crate::served::{ServedCluster, on, pod, priority};
+use crate::served::{ServedCluster, bound_on, pod, with_priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::units::Millis;
 
 fn served() -> crate::served::Served {
-    let job = priority(on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);
-    ServedCluster::of(&[("node-a", 1), ("node-b", 1)])
+    let job = with_priority(bound_on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);
+    ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 1)])
         .with([job, pod("large", "100Gi"), pod("small", "40Gi")])
         .serve()
 }
@@ -89,9 +89,9 @@ fn the_answer_has_the_documented_shape() {
 }
 
 #[test]
-fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
-    let two = ["early", "late"].map(|name| on(pod(name, "60Gi"), "node-a", &[0], 60 << 30));
-    let served = ServedCluster::of(&[("node-a", 1)]).with(two).serve();
+fn a_pod_on_an_over_allocated_gpu_is_explained_with_the_other_pod() {
+    let two = ["early", "late"].map(|name| bound_on(pod(name, "60Gi"), "node-a", &[0], 60 << 30));
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).with(two).serve();
     let ask = || {
         Client::connect(served.operators)
             .get("/v1/explain?pod=default/late")
@@ -100,7 +100,7 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
     assert!(ask()["conflicts"].is_null());
     let now = served.service.now();
     for now in [now, now + Millis::seconds(60)] {
-        let due = served.service.conflicts().due(now);
+        let due = served.service.over_allocations().due(now);
         let devices = |name: &NodeName| {
             served
                 .service
@@ -115,7 +115,7 @@ fn b4_a_pod_in_a_gpu_conflict_is_explained_with_the_other_pod() {
             .into_iter()
             .map(|name| (name.clone(), devices(&name)))
             .collect();
-        served.service.conflicts().look(&nodes, now);
+        served.service.over_allocations().check_nodes(&nodes, now);
     }
     let conflict = &ask()["conflicts"][0];
     assert_eq!(
@@ -203,7 +203,7 @@ fn the_explain_command_prints_the_services_answer() {
 fn the_explain_command_shows_the_best_nodes_or_all_or_one() {
     let names: Vec<String> = (0..30).map(|n| format!("node-{n:02}")).collect();
     let nodes: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-    let served = ServedCluster::of(&nodes)
+    let served = ServedCluster::with_gpus(&nodes)
         .with([pod("small", "40Gi")])
         .serve();
     let server = format!("http://{}", served.operators);

@@ -4,15 +4,15 @@
 mod bundles;
 
 use crate::client::Client;
-use crate::needs::skipped;
+use crate::needs::report_skipped;
 use crate::process::{RunningServe, eventually, json_dump};
 use crate::served::{args, pod};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use stowage_recording::entry::{Entry, Numbered};
-use stowage_recording::read::{Part, Reader};
+use stowage_recording::entry::{Entry, NumberedInput};
+use stowage_recording::read::{Reader, RecordingPart};
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::Input;
 use tempfile::TempDir;
@@ -32,20 +32,20 @@ const LISTEN: [&str; 6] = [
     "127.0.0.1:0",
 ];
 
-pub struct Said {
+pub struct StowageOutput {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
-pub fn stowage(arguments: &[&str]) -> Said {
-    said_by(Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments))
+pub fn stowage(arguments: &[&str]) -> StowageOutput {
+    output_of(Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments))
 }
 
-fn said_by(command: &mut Command) -> Said {
+fn output_of(command: &mut Command) -> StowageOutput {
     let ran = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    StowageOutput {
         code: ran.status.code().unwrap(),
         out: text(ran.stdout),
         err: text(ran.stderr),
@@ -70,7 +70,7 @@ fn recorded_demo() -> &'static Path {
 }
 
 /// The segments of the recorded demo, as one file.
-fn whole() -> Vec<u8> {
+fn recording_bytes() -> Vec<u8> {
     let mut segments: Vec<PathBuf> = std::fs::read_dir(recorded_demo())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -83,7 +83,7 @@ fn whole() -> Vec<u8> {
 }
 
 /// What `replay` says of these bytes.
-fn replay(bytes: &[u8]) -> Said {
+fn replay(bytes: &[u8]) -> StowageOutput {
     let directory = tempfile::tempdir().unwrap();
     let recording = directory.path().join("recording");
     std::fs::write(&recording, bytes).unwrap();
@@ -144,7 +144,7 @@ fn the_recording_of_a_real_control_plane_replays_to_the_byte() {
 }
 
 #[test]
-fn the_picture_shows_both_policies_over_time() {
+fn the_chart_shows_both_policies_over_time() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("picture.svg");
     let picture = picture.to_str().unwrap();
@@ -258,7 +258,7 @@ fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() 
 
 #[test]
 fn a_recording_that_is_cut_is_replayed_up_to_there() {
-    let whole = whole();
+    let whole = recording_bytes();
     let said = replay(&whole[..whole.len() - 10]);
     assert_eq!(said.code, 2, "{}{}", said.out, said.err);
     assert!(
@@ -271,7 +271,7 @@ fn a_recording_that_is_cut_is_replayed_up_to_there() {
 
 /// As a full disk leaves it.
 #[test]
-fn a_segment_without_a_byte_is_none() {
+fn an_empty_segment_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     for segment in std::fs::read_dir(recorded_demo()).unwrap() {
         let segment = segment.unwrap();
@@ -283,8 +283,8 @@ fn a_segment_without_a_byte_is_none() {
 }
 
 #[test]
-fn a_recording_with_a_lying_checksum_names_the_byte_and_the_way_out() {
-    let mut whole = whole();
+fn a_wrong_checksum_is_reported_with_its_byte_and_a_remedy() {
+    let mut whole = recording_bytes();
     let middle = whole.len() / 2;
     whole[middle] ^= 1;
     let said = replay(&whole);
@@ -317,7 +317,7 @@ fn a_recording_with_a_lying_checksum_names_the_byte_and_the_way_out() {
 
 #[test]
 fn a_recording_of_another_version_and_a_file_that_is_none_are_refused() {
-    let mut whole = whole();
+    let mut whole = recording_bytes();
     whole[8] += 1;
     let said = replay(&whole);
     assert!(
@@ -344,10 +344,10 @@ fn a_recording_of_another_version_and_a_file_that_is_none_are_refused() {
 
 /// Ten gigabytes of nothing, of which no byte is on the disk, and less than half of that for the process.
 #[test]
-fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
+fn a_recording_of_ten_gigabytes_is_refused_at_its_first_invalid_byte() {
     let directory = tempfile::tempdir().unwrap();
     let recording = directory.path().join("recording");
-    let whole = whole();
+    let whole = recording_bytes();
     std::fs::write(&recording, &whole).unwrap();
     std::fs::OpenOptions::new()
         .write(true)
@@ -358,7 +358,7 @@ fn a_recording_of_ten_gigabytes_is_refused_where_it_stops_being_one() {
     let limited = |arguments: &str| {
         let script = format!("ulimit -v 4194304; exec \"$0\" {arguments}");
         let stowage = env!("CARGO_BIN_EXE_stowage");
-        said_by(
+        output_of(
             Command::new("sh")
                 .args(["-c", &script, stowage])
                 .arg(&recording)
@@ -438,15 +438,15 @@ fn a_pod_is_explained_as_of_a_time_in_the_recording() {
 
 /// When kube-scheduler asked to bind the pod, and when it was bound, by the wall clock in milliseconds.
 fn bound_between(pod: &str) -> (i64, i64) {
-    let bytes = whole();
+    let bytes = recording_bytes();
     let (mut wall_of, mut now) = ((0, Moment::default()), Moment::default());
     let (mut uid, mut asked) = (None, None);
     for part in Reader::new(&bytes[..]) {
         let wall = |now: Moment| wall_of.0 + now.since(wall_of.1).0 as i64;
         match part.unwrap() {
-            Part::Segment(header) => wall_of = (header.wall_ms, header.began),
-            Part::Entry(Entry::Clock(moment)) => now = moment,
-            Part::Entry(Entry::Input(Numbered { input, .. })) => match input {
+            RecordingPart::Segment(header) => wall_of = (header.wall_ms, header.began),
+            RecordingPart::Entry(Entry::Clock(moment)) => now = moment,
+            RecordingPart::Entry(Entry::Input(NumberedInput { input, .. })) => match input {
                 Input::BindAsked(bind) if &*bind.key.name == pod && asked.is_none() => {
                     (uid, asked) = (Some(bind.uid.clone()), Some(wall(now)));
                 }
@@ -455,7 +455,7 @@ fn bound_between(pod: &str) -> (i64, i64) {
                 }
                 _ => {}
             },
-            Part::Entry(_) => {}
+            RecordingPart::Entry(_) => {}
         }
     }
     panic!("the demo binds {pod}");
@@ -489,14 +489,14 @@ fn the_same_pod_is_explained_differently_before_and_after_its_binding() {
 
 /// A real disk that is full: the service answers as before, and what was written before replays.
 #[test]
-fn a_full_disk_costs_the_recording_and_nothing_else() {
+fn a_full_disk_stops_the_recording_only() {
     let folder = tempfile::tempdir().unwrap();
     let dump = json_dump(&folder);
     let disk = folder.path().join("disk");
     std::fs::create_dir(&disk).unwrap();
     let record = ["--record", disk.to_str().unwrap()];
     let Some(serve) = RunningServe::with_small_disk(&dump, &disk, 40, &record) else {
-        return skipped("`unshare --mount` and `mount -t tmpfs`");
+        return report_skipped("`unshare --mount` and `mount -t tmpfs`");
     };
     let mut operators = Client::connect(serve.operators);
     let mut scheduler = Client::connect(serve.scheduler);
@@ -527,7 +527,7 @@ fn a_full_disk_costs_the_recording_and_nothing_else() {
         asked += 200;
         metric("stowage_recorder_errors_total") > 0.0
     });
-    let line = serve.line_with("the flight recorder cannot write");
+    let line = serve.wait_for_line("the flight recorder cannot write");
     assert!(
         line.contains("--record-size") && line.contains(disk.to_str().unwrap()),
         "{line}"
@@ -600,7 +600,7 @@ fn a_segment_that_a_killed_process_left_is_followed_by_a_restart() {
 fn a_segment_that_is_cut_in_the_middle_of_a_recording_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let whole = whole();
+    let whole = recording_bytes();
     // The demo ends with a segment for its last checkpoint.
     let begins = |from: usize| {
         whole[from..]
@@ -609,7 +609,7 @@ fn a_segment_that_is_cut_in_the_middle_of_a_recording_is_named() {
             .map(|at| from + at)
     };
     let Some(second) = begins(1) else {
-        return skipped("a recorded demo of two segments");
+        return report_skipped("a recorded demo of two segments");
     };
     let (first, rest) = whole.split_at(second);
     std::fs::write(
@@ -647,8 +647,8 @@ fn a_segment_that_is_cut_in_the_middle_of_a_recording_is_named() {
 }
 
 #[test]
-fn a_replay_that_compares_nothing_does_not_say_that_all_is_the_same() {
-    let whole = whole();
+fn a_replay_without_comparisons_does_not_report_success() {
+    let whole = recording_bytes();
     // A segment's header and nothing else: its first frame ends with the first checkpoint or before.
     let said = replay(&whole[..12]);
     assert!(
@@ -709,7 +709,7 @@ fn a_directory_that_is_removed_while_it_is_recorded_into_is_made_again() {
 /// What came before it is not compared with anything.
 #[test]
 fn a_recording_of_one_checkpoint_has_nothing_to_compare() {
-    let whole = whole();
+    let whole = recording_bytes();
     let begins = |at: &usize| whole[*at..].starts_with(b"STOWREC\n");
     let last = (0..whole.len()).rev().find(begins).unwrap();
     let said = replay(&whole[last..]);

@@ -9,7 +9,7 @@
 
 use crate::client::{Client, HttpAnswer};
 use crate::recorded;
-use crate::served::{Served, ServedCluster, exclusive, on, over, pod};
+use crate::served::{Served, ServedCluster, bound_on, pod, with_exclusive_gpu, with_gpu_count};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ const RECORDED_NAMES: [&str; 15] = [
     "prioritize-uncached",
 ];
 
-const OWN_NAMES: [&str; 10] = [
+const HANDWRITTEN_NAMES: [&str; 10] = [
     "bind",
     "bind-unknown-pod",
     "filter-names",
@@ -92,8 +92,8 @@ fn every_recorded_file_is_checked() {
 }
 
 #[test]
-fn own_requests_get_their_committed_answers() {
-    for name in OWN_NAMES {
+fn handwritten_requests_get_their_committed_answers() {
+    for name in HANDWRITTEN_NAMES {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
             .join("tests/fixtures")
             .join(format!("{name}.json"));
@@ -183,16 +183,21 @@ fn quiet() -> ServedCluster {
     let mut llm = pod("llm-0", "24Gi");
     llm["metadata"]["uid"] = json!("2251aa96-c531-460c-97b3-d10d372251c1");
     // node-b has one GPU too few for it.
-    let mut too_late = over(pod("binderr", "284Gi"), 4);
+    let mut too_late = with_gpu_count(pod("binderr", "284Gi"), 4);
     too_late["metadata"]["uid"] = json!("3472ed7b-7260-441b-8d2f-d4dc85bca8b3");
-    ServedCluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 2)]).with([
-        on(pod("tenant-a", "40Gi"), "node-a", &[1], 40 << 30),
-        on(pod("tenant-b", "30Gi"), "node-b", &[0], 30 << 30),
-        on(exclusive(pod("owner-c", "10Gi")), "node-c", &[0], 72 << 30),
-        on(pod("tenant-c", "70Gi"), "node-c", &[1], 70 << 30),
+    ServedCluster::with_gpus(&[("node-a", 4), ("node-b", 4), ("node-c", 2)]).with([
+        bound_on(pod("tenant-a", "40Gi"), "node-a", &[1], 40 << 30),
+        bound_on(pod("tenant-b", "30Gi"), "node-b", &[0], 30 << 30),
+        bound_on(
+            with_exclusive_gpu(pod("owner-c", "10Gi")),
+            "node-c",
+            &[0],
+            72 << 30,
+        ),
+        bound_on(pod("tenant-c", "70Gi"), "node-c", &[1], 70 << 30),
         llm,
         too_late,
-        over(exclusive(pod("pair", "100Gi")), 2),
+        with_gpu_count(with_exclusive_gpu(pod("pair", "100Gi")), 2),
     ])
 }
 
@@ -208,13 +213,13 @@ fn full_of_victims(request: &Value) -> ServedCluster {
     for (node, victims) in nodes {
         for (place, victim) in victims["Pods"].as_array().unwrap().iter().enumerate() {
             let gpus = [place as u32 * 2, place as u32 * 2 + 1];
-            let mut pod = over(pod(&format!("victim-{node}-{place}"), "144Gi"), 2);
+            let mut pod = with_gpu_count(pod(&format!("victim-{node}-{place}"), "144Gi"), 2);
             pod["metadata"]["uid"] = victim
                 .get("UID")
                 .unwrap_or(&victim["metadata"]["uid"])
                 .clone();
-            pods.push(on(
-                crate::served::priority(pod, -10),
+            pods.push(bound_on(
+                crate::served::with_priority(pod, -10),
                 node,
                 &gpus,
                 144 << 30,
@@ -228,7 +233,7 @@ fn full_of_victims(request: &Value) -> ServedCluster {
         })
     };
     let sizes = ["node-a", "node-b", "node-c"].map(|node| (node, size(&node)));
-    ServedCluster::of(&sizes).with(pods)
+    ServedCluster::with_gpus(&sizes).with(pods)
 }
 
 /// The request without `nvidia.com/gpu`, and with its VRAM in MiB.

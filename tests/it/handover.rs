@@ -3,7 +3,7 @@
 //!
 //! Whether a GPU is overallocated is read off the API server's objects and nothing else.
 
-use crate::served::{gpu_labels, without_engines};
+use crate::served::{gpu_labels, policy_without_engines};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,42 +17,42 @@ use stowage_server::extender::wire::BindingArgs;
 use stowage_server::extender::{Extender, bind};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::{ClusterOptions, LeadWith, LeaseName};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// Longer than a Lease, a hand-over and anything else here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// A write lands within three seconds or never.
-const TIMES: WriteTimes = WriteTimes::of(Duration::from_secs(1));
+const WRITE_TIMES: WriteTimes = WriteTimes::from_deadline(Duration::from_secs(1));
 const LEASE: &str = "leases/stowage/stowage";
 /// Allocatable VRAM of a GPU of 80 GiB.
-const PROMISABLE: u64 = 72 << 30;
+const ALLOCATABLE_BYTES: u64 = 72 << 30;
 
 /// One of two that follow each other by a Lease of their own.
 struct LeasedReplica {
     name: &'static str,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     extender: Extender,
     tasks: JoinSet<()>,
 }
 
 impl LeasedReplica {
     fn start(server: &ApiServer, name: &'static str) -> Self {
-        Self::start_with(server, name, TIMES)
+        Self::start_with(server, name, WRITE_TIMES)
     }
 
     fn start_with(server: &ApiServer, name: &'static str, times: WriteTimes) -> Self {
-        let service = Service::new(without_engines());
+        let service = ServerState::new(policy_without_engines());
         let lead_with = LeadWith::Lease {
-            lease: LeaseName::own("stowage"),
+            lease: LeaseName::for_stowage("stowage"),
             identity: name.into(),
         };
         let options = ClusterOptions {
             times,
             ..ClusterOptions::new(lead_with, name.into())
         };
-        let client = server.client_with(name, times).unwrap();
+        let client = server.client_with_timeouts(name, times).unwrap();
         let (control_plane, tasks) =
             kubernetes::start(client, service.clone(), options, CancellationToken::new());
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
@@ -64,17 +64,17 @@ impl LeasedReplica {
         }
     }
 
-    async fn acting(server: &ApiServer, name: &'static str) -> Self {
+    async fn start_leading(server: &ApiServer, name: &'static str) -> Self {
         let replica = Self::start(server, name);
-        replica.acts().await;
+        replica.wait_until_leading().await;
         replica
     }
 
-    async fn acts(&self) {
+    async fn wait_until_leading(&self) {
         eventually("the replica acts", || self.service.leadership.is_open()).await;
     }
 
-    async fn knows(&self, pod: &Value) {
+    async fn wait_until_observed(&self, pod: &Value) {
         eventually("the pod is seen", || {
             self.service
                 .cluster()
@@ -100,8 +100,8 @@ impl LeasedReplica {
     }
 
     /// A busy machine may take longer than a write's second: kube-scheduler asks again, and is refused until that write is settled.
-    async fn bound(&self, pod: &Value) {
-        self.knows(pod).await;
+    async fn wait_until_bound(&self, pod: &Value) {
+        self.wait_until_observed(pod).await;
         let mut refusals = BTreeSet::new();
         let binding = async {
             loop {
@@ -112,13 +112,13 @@ impl LeasedReplica {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let bound = tokio::time::timeout(PATIENCE, binding).await;
+        let bound = tokio::time::timeout(TEST_TIMEOUT, binding).await;
         assert!(bound.is_ok(), "{}: {refusals:?}", pod["metadata"]["name"]);
     }
 
     /// The process ends at once and sends nothing more. Its Lease is given up, as if it had still come to that: the next one
     /// need not wait for it to run out.
-    async fn dies(mut self, server: &ApiServer) {
+    async fn kill(mut self, server: &ApiServer) {
         server.connections().cut_off(self.name);
         self.service.leadership.set_stopping();
         self.tasks.abort_all();
@@ -190,7 +190,7 @@ fn uid(pod: &Value) -> PodUid {
 }
 
 /// The overallocated GPUs, with their pods.
-fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
+fn gpus_allocated_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
     let mut promises: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
     for pod in server.list("pods") {
         let written = &pod["metadata"]["annotations"];
@@ -209,7 +209,7 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
     }
     let too_much = promises
         .into_iter()
-        .filter(|(_, (sum, _))| *sum > PROMISABLE);
+        .filter(|(_, (sum, _))| *sum > ALLOCATABLE_BYTES);
     too_much.map(|(gpu, (_, pods))| (gpu, pods)).collect()
 }
 
@@ -227,34 +227,37 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, looking)
+    tokio::time::timeout(TEST_TIMEOUT, looking)
         .await
         .unwrap_or_else(|_| panic!("it never came that {what}"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
+async fn a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
-    let a = LeasedReplica::acting(&server, "a").await;
+    let a = LeasedReplica::start_leading(&server, "a").await;
     // B's list shows the cluster as of now, whenever its pages come in.
-    server.faults().next_of(
+    server.faults().fail_next_from(
         "b",
         Operation::ListPods,
         1,
         InjectedFault::AnswersWhenReleased,
     );
-    server.connections().hold_watches_back("b", "pods");
+    server.connections().pause_watches("b", "pods");
     let b = LeasedReplica::start(&server, "b");
-    server.held().until("b", Operation::ListPods, "").await;
-    a.bound(&y).await;
-    a.dies(&server).await;
+    server
+        .held_requests()
+        .until_held("b", Operation::ListPods, "")
+        .await;
+    a.wait_until_bound(&y).await;
+    a.kill(&server).await;
     eventually("b leads", || b.service.metrics.leading.get() == 1).await;
-    server.held().release("b", Operation::ListPods);
-    b.acts().await;
+    server.held_requests().release("b", Operation::ListPods);
+    b.wait_until_leading().await;
     let answer = b.bind(&x).await.unwrap();
     assert_eq!(
-        promised_twice(&server),
+        gpus_allocated_twice(&server),
         BTreeMap::new(),
         "b's answer was {answer:?}"
     );
@@ -263,10 +266,10 @@ async fn b3_a_gpu_bound_while_the_next_leader_lists_is_not_allocated_again() {
 
 /// The list that it made in its wait does not have it, and its watch does not show it.
 #[tokio::test(flavor = "multi_thread")]
-async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_before_that_one_acts() {
+async fn a_binding_committed_after_the_next_leaders_list_is_observed_before_it_acts() {
     // On a machine that stands still for longer than the next leader waits, it does not land in that wait: once more.
     for _ in 0..20 {
-        if lands_in_the_wait().await {
+        if lands_while_next_leader_waits().await {
             return;
         }
     }
@@ -274,28 +277,31 @@ async fn b3_a_binding_that_lands_after_the_next_leader_has_listed_is_known_befor
 }
 
 /// Whether it did. If so, it was known.
-async fn lands_in_the_wait() -> bool {
+async fn lands_while_next_leader_waits() -> bool {
     let server = server(1).await;
     let x = create(&server, "x", 0);
-    let a = LeasedReplica::acting(&server, "a").await;
+    let a = LeasedReplica::start_leading(&server, "a").await;
     // It waits for long enough that all of this happens meanwhile.
     let b = LeasedReplica::start_with(&server, "b", WriteTimes::default());
     let leadership = &b.service.leadership;
     eventually("b has listed", || leadership.is_synced()).await;
-    let before = leadership.term();
-    a.dies(&server).await;
-    let listed =
-        || leadership.is_succeeding() && leadership.term() > before && leadership.is_synced();
+    let before = leadership.list_generation();
+    a.kill(&server).await;
+    let listed = || {
+        leadership.is_awaiting_earlier_writes()
+            && leadership.list_generation() > before
+            && leadership.is_synced()
+    };
     eventually("b has listed in its wait", listed).await;
-    server.connections().hold_watches_back("b", "pods");
+    server.connections().pause_watches("b", "pods");
     // The pod is bound by its creation here, since no write of A would wait for what B does.
     create_bound(&server, "y");
-    let has_landed = leadership.is_succeeding();
+    let has_landed = leadership.is_awaiting_earlier_writes();
     if has_landed {
-        b.acts().await;
+        b.wait_until_leading().await;
         let answer = b.bind(&x).await.unwrap();
         assert_eq!(
-            promised_twice(&server),
+            gpus_allocated_twice(&server),
             BTreeMap::new(),
             "b's answer was {answer:?}"
         );
@@ -305,26 +311,29 @@ async fn lands_in_the_wait() -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_never() {
+async fn a_binding_of_a_dead_leader_is_written_before_the_next_leader_acts_or_never() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
-    let a = LeasedReplica::acting(&server, "a").await;
+    let a = LeasedReplica::start_leading(&server, "a").await;
     let b = LeasedReplica::start(&server, "b");
     eventually("b has listed", || b.service.leadership.is_synced()).await;
-    a.knows(&y).await;
+    a.wait_until_observed(&y).await;
     // The API server has accepted it, and is slow.
-    server.faults().next_of(
+    server.faults().fail_next_from(
         "a",
         Operation::Binding,
         1,
-        InjectedFault::LandsWhenReleased(DelayStage::Queue),
+        InjectedFault::CommitsWhenReleased(DelayStage::Queue),
     );
     let lost = a.bind(&y);
-    server.held().until("a", Operation::Binding, "y").await;
-    a.dies(&server).await;
-    b.acts().await;
-    b.bound(&x).await;
-    let landed = server.held().release("a", Operation::Binding);
+    server
+        .held_requests()
+        .until_held("a", Operation::Binding, "y")
+        .await;
+    a.kill(&server).await;
+    b.wait_until_leading().await;
+    b.wait_until_bound(&x).await;
+    let landed = server.held_requests().release("a", Operation::Binding);
     if landed > 0 {
         let node = |server: &ApiServer| {
             server.get("pods/default/y").unwrap()["spec"]["nodeName"].is_string()
@@ -332,7 +341,7 @@ async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_ne
         server.until(|server| node(server).then_some(())).await;
     }
     assert_eq!(
-        promised_twice(&server),
+        gpus_allocated_twice(&server),
         BTreeMap::new(),
         "{landed} Binding landed after b had acted"
     );
@@ -340,35 +349,38 @@ async fn b4_a_binding_of_a_dead_leader_is_written_before_the_next_one_acts_or_ne
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
+async fn a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
     let server = server(1).await;
-    let a = LeasedReplica::acting(&server, "a").await;
+    let a = LeasedReplica::start_leading(&server, "a").await;
     let job = create(&server, "job", -10);
-    a.bound(&job).await;
+    a.wait_until_bound(&job).await;
     let running =
         json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     server
         .patch_status("pods/default/job", &json!({ "status": running }))
         .unwrap();
     // A proxy buffers it: no timeout limits when it lands.
-    server.faults().next_of(
+    server.faults().fail_next_from(
         "a",
         Operation::PodStatus,
         1,
-        InjectedFault::LandsWhenReleased(DelayStage::Network),
+        InjectedFault::CommitsWhenReleased(DelayStage::Network),
     );
     let late = create_gated(&server, "late", 100);
-    server.held().until("a", Operation::PodStatus, "late").await;
-    a.dies(&server).await;
+    server
+        .held_requests()
+        .until_held("a", Operation::PodStatus, "late")
+        .await;
+    a.kill(&server).await;
 
     create_gated(&server, "first", 200);
-    let b = LeasedReplica::acting(&server, "b").await;
+    let b = LeasedReplica::start_leading(&server, "b").await;
     eventually("b holds the GPU for the first", || {
         reservation_for(&server, "first").as_deref() == Some("True")
     })
     .await;
     assert_eq!(reservation_for(&server, "late"), None);
-    assert_eq!(server.held().release("a", Operation::PodStatus), 1);
+    assert_eq!(server.held_requests().release("a", Operation::PodStatus), 1);
     let is_held = || {
         b.service
             .cluster()
@@ -387,13 +399,13 @@ async fn b5_a_late_reservation_of_a_dead_leader_on_reserved_gpus_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
+async fn repeated_binds_without_an_answer_start_one_read_loop() {
     let server = server(2).await;
     let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));
-    let replica = LeasedReplica::acting(&server, "a").await;
-    replica.knows(&p).await;
-    replica.knows(&q).await;
-    server.faults().next_of(
+    let replica = LeasedReplica::start_leading(&server, "a").await;
+    replica.wait_until_observed(&p).await;
+    replica.wait_until_observed(&q).await;
+    server.faults().fail_next_from(
         "a",
         Operation::GetPod,
         1000,
@@ -401,17 +413,20 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
     );
     server
         .faults()
-        .next_of("a", Operation::Binding, 1000, InjectedFault::Fails);
+        .fail_next_from("a", Operation::Binding, 1000, InjectedFault::Fails);
     for _ in 0..5 {
         assert_ne!(replica.bind(&p).await.unwrap(), "");
     }
-    server.held().until("a", Operation::GetPod, "p").await;
+    server
+        .held_requests()
+        .until_held("a", Operation::GetPod, "p")
+        .await;
     // Every loop reads the other pod first, and this pod after that.
     assert_ne!(replica.bind(&q).await.unwrap(), "");
     let mut reads = Vec::new();
     // A read is given up after a second, and made again.
     eventually("both are read at once", || {
-        reads = server.held().objects("a", Operation::GetPod);
+        reads = server.held_requests().object_names("a", Operation::GetPod);
         ["p", "q"]
             .iter()
             .all(|name| reads.iter().any(|pod| pod == name))
@@ -426,15 +441,15 @@ async fn b9_repeated_binds_without_an_answer_start_one_read_loop() {
 
 /// An API server that answers no reads for a while would otherwise get one of each open Binding at once, and again every few seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
+async fn open_bindings_are_read_a_few_at_a_time_until_all_are_settled() {
     const PODS: u32 = 40;
     const AT_ONCE: usize = 16;
     let server = server(PODS).await;
     let pods: Vec<Value> = (0..PODS)
         .map(|n| create(&server, &format!("p{n:02}"), 0))
         .collect();
-    let replica = LeasedReplica::acting(&server, "a").await;
-    server.faults().next_of(
+    let replica = LeasedReplica::start_leading(&server, "a").await;
+    server.faults().fail_next_from(
         "a",
         Operation::GetPod,
         1000,
@@ -442,12 +457,17 @@ async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
     );
     server
         .faults()
-        .next_of("a", Operation::Binding, PODS as usize, InjectedFault::Fails);
+        .fail_next_from("a", Operation::Binding, PODS as usize, InjectedFault::Fails);
     for pod in &pods {
-        replica.knows(pod).await;
+        replica.wait_until_observed(pod).await;
         assert_ne!(replica.bind(pod).await.unwrap(), "");
     }
-    let at_once = || server.held().objects("a", Operation::GetPod).len();
+    let at_once = || {
+        server
+            .held_requests()
+            .object_names("a", Operation::GetPod)
+            .len()
+    };
     let mut most = 0;
     eventually("as many are read as may be", || {
         most = most.max(at_once());
@@ -465,12 +485,12 @@ async fn few_open_bindings_are_read_at_once_and_all_are_settled() {
         "{most} are read at once"
     );
     server.faults().clear();
-    server.held().release_all();
+    server.held_requests().release_all();
     eventually("all are settled", || {
         replica.service.cluster().unsettled_bindings() == 0
     })
     .await;
-    assert_eq!(promised_twice(&server), BTreeMap::new());
+    assert_eq!(gpus_allocated_twice(&server), BTreeMap::new());
     let is_bound = |pod: &Value| pod["spec"]["nodeName"].is_string();
     assert_eq!(
         server

@@ -19,34 +19,36 @@ fn no_gpu_is_allocated_twice_however_leadership_changes_hands() {
     let asked = std::env::var("STOWAGE_FAULT_SEEDS").ok();
     let seeds = asked.map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
     let result = play_all(
-        (0..seeds).map(History::of),
+        (0..seeds).map(History::from_seed),
         &CampaignRules::default(),
         |_| (),
     );
-    if let Some((history, run)) = result.failed {
+    if let Some((history, run)) = result.failure {
         let lines = run.lines.join("\n");
         panic!(
             "stowage simulate faults {}:\n{}\n\n{lines}",
             history.arguments(),
-            run.broken.join("\n")
+            run.violations.join("\n")
         );
     }
     let tally = result.tally;
     println!("{tally}");
     assert!(
-        tally.hand_overs >= seeds && tally.bound >= 10 * seeds,
+        tally.leadership_changes >= seeds && tally.bound >= 10 * seeds,
         "{tally}"
     );
     assert!(tally.epochs.len() as u64 >= seeds, "{tally}");
     assert!(
-        tally.held > 0 && tally.evicted > 0 && tally.faults_in_all() >= 100 * seeds,
+        tally.reservations > 0 && tally.evicted > 0 && tally.total_faults() >= 100 * seeds,
         "{tally}"
     );
     if seeds < ENOUGH {
         return;
     }
     assert!(
-        tally.preempted > 0 && tally.by_proxy > 0 && tally.reported > 0,
+        tally.preempted > 0
+            && tally.over_allocated_by_proxy > 0
+            && tally.over_allocations_reported > 0,
         "{tally}"
     );
     let is_missing =

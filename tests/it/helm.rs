@@ -38,7 +38,7 @@ impl Helm {
                 folder: script(&python),
             });
         }
-        needs::skipped(format_args!(
+        needs::report_skipped(format_args!(
             "no helm on the path, and {python} has no helm-python-sdk; {PYTHON} names another interpreter"
         ));
         None

@@ -3,8 +3,8 @@
 
 use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{
-    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, report,
-    uid_of,
+    Served, ServedCluster, args, bind_args, bound_on, eventually, pod, preempt_args, report,
+    uid_of, with_priority,
 };
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -21,8 +21,8 @@ fn served() -> Served {
 }
 
 fn served_within(limits: RequestLimits) -> Served {
-    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([
-        on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
+    let mut cluster = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)]).with([
+        bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
         pod("waiting", "20Gi"),
     ]);
     cluster.limits = limits;
@@ -48,7 +48,7 @@ fn refuses(
     );
     assert_eq!(served.ledger(), ledger, "{verb} {code} changed the ledger");
     assert_eq!(
-        served.passed(&pod("waiting", "20Gi"), &["node-a"]),
+        served.filter_passed(&pod("waiting", "20Gi"), &["node-a"]),
         ["node-a"]
     );
     answer
@@ -184,7 +184,7 @@ fn a_pod_that_asks_for_zero_vram_fits_everywhere_and_is_bound_without_a_gpu() {
     for resource in ["stowage.dev/vram", "nvidia.com/gpu"] {
         pod["spec"]["containers"][0]["resources"] = json!({ "limits": { resource: "0" } });
         assert_eq!(
-            served.passed(&pod, &["node-a", "node-z"]),
+            served.filter_passed(&pod, &["node-a", "node-z"]),
             ["node-a", "node-z"],
             "{resource}"
         );
@@ -211,7 +211,7 @@ fn a_pod_that_asks_for_zero_vram_fits_everywhere_and_is_bound_without_a_gpu() {
     assert_eq!(served.bind(&pod, "node-a"), "");
     let order = served.control_plane.orders.lock().last().unwrap().0.clone();
     assert!(
-        order.demand.asks_plugin() && order.placement.devices.is_empty(),
+        order.demand.is_allocated_externally() && order.placement.devices.is_empty(),
         "a plain Binding: {order:?}"
     );
     assert_eq!(served.charged("node-a"), before);
@@ -231,7 +231,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
     ];
     for (quantity, code, phrase) in cases {
         let (ledger, events) = (served.ledger(), served.events().len());
-        let pod = priority(pod("absurd", quantity), 5);
+        let pod = with_priority(pod("absurd", quantity), 5);
         let answer = served.filter(&pod, &["node-a", "node-z"]);
         let refused = json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
         assert_eq!(
@@ -269,7 +269,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_an_event() {
     }
     // More than any GPU has, and yet a number: it is known, and fits nowhere.
     let huge = pod("huge", "9223372036854775807");
-    assert_eq!(served.passed(&huge, &["node-a"]), [""; 0]);
+    assert_eq!(served.filter_passed(&huge, &["node-a"]), [""; 0]);
     assert_eq!(
         served.bind(&huge, "node-a"),
         "conflict: the node's GPUs have changed"
@@ -364,7 +364,7 @@ fn a_client_that_sends_too_slowly_gets_a_408() {
         });
         client
             .stream()
-            .set_read_timeout(Some(crate::client::PATIENCE))
+            .set_read_timeout(Some(crate::client::TEST_TIMEOUT))
             .unwrap();
         client.read_answer().unwrap()
     });
@@ -387,7 +387,7 @@ fn a_client_that_hangs_up_in_the_middle_of_its_body_changes_nothing() {
     drop(client);
     assert_eq!(served.ledger(), ledger);
     assert_eq!(
-        served.passed(&pod("waiting", "20Gi"), &["node-a"]),
+        served.filter_passed(&pod("waiting", "20Gi"), &["node-a"]),
         ["node-a"]
     );
 }
@@ -508,7 +508,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
         "and it takes reports"
     );
     served.service.lead_from_the_start();
-    assert_eq!(served.passed(&waiting, &["node-a"]), ["node-a"]);
+    assert_eq!(served.filter_passed(&waiting, &["node-a"]), ["node-a"]);
 }
 
 #[test]
@@ -516,14 +516,14 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     let served = served();
     let waiting = pod("waiting", "20Gi");
     assert_eq!(served.bind(&waiting, "node-b"), "");
-    let bound = on(waiting.clone(), "node-b", &[0], 20 << 30);
-    assert_eq!(served.show(&bound), None);
+    let bound = bound_on(waiting.clone(), "node-b", &[0], 20 << 30);
+    assert_eq!(served.observe_pod(&bound), None);
     let ledger = served.ledger();
     let mut edited = bound.clone();
     edited["metadata"]["annotations"]["stowage.dev/devices"] = json!("GPU-node-b-1");
     edited["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!("1");
     for _ in 0..3 {
-        let notice = served.show(&edited).unwrap();
+        let notice = served.observe_pod(&edited).unwrap();
         assert_eq!(notice.kind, PodEventReason::EditIgnored);
         assert!(
             notice.text.contains("charged on GPU-node-b-0 of node-b"),
@@ -539,12 +539,12 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
     assert_eq!(
-        served.show(&removed).unwrap().kind,
+        served.observe_pod(&removed).unwrap().kind,
         PodEventReason::EditIgnored
     );
     assert_eq!(served.ledger(), ledger);
     assert_eq!(
-        served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(),
+        served.pod_state(&waiting).unwrap().devices().unwrap()[0].as_str(),
         "GPU-node-b-0"
     );
     assert!(
@@ -555,7 +555,10 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_gets_one_event() {
             .pod_state(&uid_of(&waiting))
             .is_some()
     );
-    assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);
+    assert_eq!(
+        served.filter_passed(&pod("next", "60Gi"), &["node-b"]),
+        ["node-b"]
+    );
 }
 
 #[test]

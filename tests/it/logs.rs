@@ -13,7 +13,7 @@ const RUST: [&str; 8] = [
     "Some(", "None", "Ok(", "Err(", "Uuid(", "Name(", "Uid(", " { ",
 ];
 
-fn in_words(log: &str) {
+fn assert_no_debug_output(log: &str) {
     let rust: Vec<&str> = log
         .lines()
         .filter(|line| RUST.iter().any(|part| line.contains(part)))
@@ -22,7 +22,7 @@ fn in_words(log: &str) {
 }
 
 #[test]
-fn the_whole_story_of_the_demo_is_logged_in_words() {
+fn the_demos_log_has_no_debug_output() {
     let demo = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args(["demo", "--json"])
         .env("RUST_LOG", "stowage=debug")
@@ -34,11 +34,11 @@ fn the_whole_story_of_the_demo_is_logged_in_words() {
         log.contains(" bound") && log.contains("place planned"),
         "the log is there: {log}"
     );
-    in_words(&log);
+    assert_no_debug_output(&log);
 }
 
 #[test]
-fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
+fn the_log_of_calls_and_refusals_has_no_debug_output_as_text_and_json() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut serve = Command::new(env!("CARGO_BIN_EXE_stowage"))
@@ -97,14 +97,14 @@ fn calls_and_their_refusals_are_logged_in_words_as_json_too() {
             "{line}"
         );
         for (field, value) in event.as_object().unwrap() {
-            in_words(&format!("{field}: {}", value.as_str().unwrap_or_default()));
+            assert_no_debug_output(&format!("{field}: {}", value.as_str().unwrap_or_default()));
         }
     }
 }
 
-struct KilledInTheEnd(Child);
+struct KillOnDrop(Child);
 
-impl Drop for KilledInTheEnd {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -112,7 +112,7 @@ impl Drop for KilledInTheEnd {
 }
 
 #[test]
-fn serve_goes_on_when_nobody_reads_its_log() {
+fn serve_keeps_running_when_its_log_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args([
@@ -130,7 +130,7 @@ fn serve_goes_on_when_nobody_reads_its_log() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let mut serve = KilledInTheEnd(child);
+    let mut serve = KillOnDrop(child);
     let mut lines = BufReader::new(serve.0.stderr.take().unwrap())
         .lines()
         .map_while(Result::ok);
@@ -204,13 +204,13 @@ impl<'ast> Visit<'ast> for DebugFields {
     }
 }
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+fn source_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let each = entries.flat_map(|path| {
         if path.is_dir() {
-            sources(&path)
+            source_files(&path)
         } else {
             vec![path]
         }
@@ -222,7 +222,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn no_call_of_the_logger_prints_a_value_for_debugging() {
     let mut seen = DebugFields::default();
-    for path in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+    for path in source_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
         let before = seen.found.len();
         seen.visit_file(&syn::parse_file(&std::fs::read_to_string(&path).unwrap()).unwrap());
         let name = path.display().to_string();

@@ -3,8 +3,8 @@
 
 use crate::agent::world::{AgentNode, RunningAgent, gpu};
 use crate::client::Client;
-use crate::needs::not_installed;
-use crate::served::{Served, ServedCluster, on, pod, report};
+use crate::needs::skip_not_installed;
+use crate::served::{Served, ServedCluster, bound_on, pod, report};
 use mock_nvml::{ScriptedGpu, codes};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -16,12 +16,12 @@ use stowage_scheduling::policy::Tenant;
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use stowage_telemetry::agent::AgentMetrics;
-use stowage_telemetry::devices::MOST_PER_GPU;
+use stowage_telemetry::devices::MAX_SERIES_PER_GPU;
 use stowage_telemetry::family::{Family, FamilyKind};
 use stowage_telemetry::{Metrics, reference};
 
 #[test]
-fn the_reference_page_is_what_the_declarations_say() {
+fn the_metrics_reference_matches_the_declarations() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md");
     let generated = reference::markdown();
     if std::env::var_os("STOWAGE_BLESS").is_some() {
@@ -109,7 +109,7 @@ fn promtool(page: &str) -> Option<(bool, String)> {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut tool) = started else {
-        not_installed("promtool", "prometheus");
+        skip_not_installed("promtool", "prometheus");
         return None;
     };
     tool.stdin
@@ -141,9 +141,9 @@ fn page(served: &Served) -> String {
 
 /// Two nodes, a bound pod, a refused one, and an engine of a model whose name is made to break a line.
 fn busy() -> Served {
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+    let served = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)])
         .with([
-            on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
+            bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
             pod("small", "10Gi"),
             pod("vast", "900Gi"),
         ])
@@ -158,12 +158,12 @@ fn busy() -> Served {
         json!({ "accepted": 1, "dropped": 0 })
     );
     assert_eq!(
-        served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
+        served.filter_passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
         Vec::<String>::new()
     );
     assert_eq!(
         served
-            .passed(&pod("small", "10Gi"), &["node-a", "node-b"])
+            .filter_passed(&pod("small", "10Gi"), &["node-a", "node-b"])
             .len(),
         2
     );
@@ -172,7 +172,7 @@ fn busy() -> Served {
 }
 
 /// Families of what this cluster does not have.
-const OF_NOTHING_HERE: [&str; 12] = [
+const FAMILIES_WITHOUT_SAMPLES: [&str; 12] = [
     "stowage_certificate_expiry_timestamp_seconds",
     "stowage_engine_start_error_median_ratio",
     "stowage_engine_start_error_p90_ratio",
@@ -188,7 +188,7 @@ const OF_NOTHING_HERE: [&str; 12] = [
 ];
 
 #[test]
-fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_nothing_wrong() {
+fn the_metrics_page_has_every_family_and_passes_promtool() {
     let served = busy();
     let text = page(&served);
     assert_clean(&text);
@@ -222,7 +222,7 @@ fn serves_page_has_every_family_that_there_is_something_of_and_promtool_finds_no
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
         .collect();
     let absent: Vec<&str> = declared.difference(&shown).copied().collect();
-    assert_eq!(absent, OF_NOTHING_HERE);
+    assert_eq!(absent, FAMILIES_WITHOUT_SAMPLES);
     assert!(shown.is_subset(&declared));
 }
 
@@ -238,21 +238,21 @@ fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
             vram: Some(Bytes::gib(limit)),
             milli_gpus: None,
         },
-        ..Tenant::named(name, &[namespace])
+        ..Tenant::new(name, &[namespace])
     };
     let tenants = vec![
         tenant("chat", "default", 30, 100),
         tenant("search", "search", 70, 200),
     ];
-    let mut cluster = ServedCluster::of(&[("node-a", 2)]).with([
-        on(pod("large", "40Gi"), "node-a", &[0], gib(40)),
-        on(pod("small", "10Gi"), "node-a", &[0], gib(10)),
+    let mut cluster = ServedCluster::with_gpus(&[("node-a", 2)]).with([
+        bound_on(pod("large", "40Gi"), "node-a", &[0], gib(40)),
+        bound_on(pod("small", "10Gi"), "node-a", &[0], gib(10)),
         pod("vast", "900Gi"),
     ]);
     cluster.policy = cluster.policy.with_tenants(tenants).unwrap();
     let served = cluster.serve();
     assert_eq!(
-        served.passed(&pod("vast", "900Gi"), &["node-a"]),
+        served.filter_passed(&pod("vast", "900Gi"), &["node-a"]),
         Vec::<String>::new()
     );
     let text = page(&served);
@@ -287,7 +287,7 @@ fn the_figures_of_tenants_classes_and_the_cluster_are_those_of_their_pods() {
 }
 
 #[test]
-fn a_binding_is_counted_with_the_time_that_its_pod_had_no_place() {
+fn a_binding_is_counted_with_its_pods_waiting_time() {
     let served = busy();
     let text = page(&served);
     let counts = text.lines().filter_map(|line| {
@@ -316,7 +316,7 @@ fn a_gpu_has_at_most_six_series() {
             .count()
     };
     for gpu in ["GPU-node-a-0", "GPU-node-a-1"] {
-        assert_eq!(of(gpu), MOST_PER_GPU, "{gpu}");
+        assert_eq!(of(gpu), MAX_SERIES_PER_GPU, "{gpu}");
     }
 }
 
@@ -341,7 +341,7 @@ fn a_prometheus_that_scrapes_without_a_pause_is_bounded_and_delays_no_decision()
             .collect();
         for _ in 0..10 {
             assert_eq!(
-                served.passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
+                served.filter_passed(&pod("vast", "900Gi"), &["node-a", "node-b"]),
                 Vec::<String>::new()
             );
         }
@@ -372,7 +372,7 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
         ..gpu("a")
     };
     let (zero, one) = (seeing.uuid.clone(), blind.uuid.clone());
-    let world = AgentNode::of([seeing, blind]);
+    let world = AgentNode::with_gpus([seeing, blind]);
     let extender = world.extender();
     let url = format!("http://{}", extender.agents);
     let agent = RunningAgent::start(&mut world.agent(&[

@@ -30,7 +30,7 @@ fn asleep(pod: &str, node: &str, gpu: u32) -> Value {
     )
 }
 
-fn with(report: Value, engines: Value, tier: Option<&str>) -> Value {
+fn with_engines(report: Value, engines: Value, tier: Option<&str>) -> Value {
     let files = |tier| json!([{ "model": MODEL, "tier": tier, "bytes": 15_u64 << 30, "source": "huggingface" }]);
     let mut report = report;
     report["sequence"] = json!(report["sequence"].as_u64().unwrap() + 1);
@@ -40,13 +40,14 @@ fn with(report: Value, engines: Value, tier: Option<&str>) -> Value {
 }
 
 fn report_engines(served: &Served, node: &str, gpus: u32, engines: Value, tier: Option<&str>) {
-    let answer = served.report(with(report(node, "boot", 1, gpus), engines, tier));
+    let answer = served.report(with_engines(report(node, "boot", 1, gpus), engines, tier));
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
 fn served() -> Served {
     let served =
-        ServedCluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 1), ("node-d", 1)]).serve();
+        ServedCluster::with_gpus(&[("node-a", 4), ("node-b", 4), ("node-c", 1), ("node-d", 1)])
+            .serve();
     report_engines(&served, "node-a", 4, json!([]), Some("disk"));
     let engines = json!([
         asleep("launcher", "node-b", 3),
@@ -142,7 +143,7 @@ fn without_a_model_all_are_listed_with_their_counts() {
 fn a_page_has_no_more_entries_than_asked_for_and_says_where_the_next_begins() {
     let names: Vec<String> = (0..20).map(|node| format!("node-{node:02}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-    let served = ServedCluster::of(&gpus).serve();
+    let served = ServedCluster::with_gpus(&gpus).serve();
     for name in &names {
         report_engines(&served, name, 1, json!([]), Some("disk"));
     }
@@ -166,9 +167,9 @@ fn a_page_has_no_more_entries_than_asked_for_and_says_where_the_next_begins() {
 }
 
 #[test]
-fn models_of_a_hostile_agent_fill_no_page() {
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
-    let mut many = with(report("node-a", "boot", 1, 1), json!([]), None);
+fn models_of_a_hostile_agent_are_limited_per_page() {
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
+    let mut many = with_engines(report("node-a", "boot", 1, 1), json!([]), None);
     let models =
         (0..4096).map(|n| json!({ "model": format!("m{n:04}"), "tier": "disk", "source": "x" }));
     many["models"] = models.collect();
@@ -243,12 +244,12 @@ fn the_answer_changes_nothing() {
 }
 
 #[test]
-fn a_new_pod_gets_the_gpu_on_which_an_engine_of_its_model_sleeps_and_is_told_what_that_saves() {
+fn a_new_pod_gets_the_gpu_with_a_sleeping_engine_of_its_model() {
     let served = served();
     let nodes = ["node-a", "node-b", "node-c", "node-d"];
     let pod = llama("new");
-    served.show(&pod);
-    assert_eq!(served.passed(&pod, &nodes)[0], "node-b");
+    served.observe_pod(&pod);
+    assert_eq!(served.filter_passed(&pod, &nodes)[0], "node-b");
     let explained = Client::connect(served.operators)
         .get("/v1/explain?pod=new&node=node-b")
         .json();
@@ -283,11 +284,11 @@ fn a_new_pod_gets_the_gpu_on_which_an_engine_of_its_model_sleeps_and_is_told_wha
 }
 
 #[test]
-fn an_agent_that_does_not_know_the_field_opens_no_engine() {
+fn an_old_agents_report_makes_no_engine_reusable() {
     let served = served();
     let mut old = asleep("launcher", "node-b", 3);
     old.as_object_mut().unwrap().remove("reusableIn");
-    let mut without = with(report("node-b", "boot", 1, 4), json!([old]), None);
+    let mut without = with_engines(report("node-b", "boot", 1, 4), json!([old]), None);
     without["sequence"] = json!(9);
     assert_eq!(served.report(without).status, 200);
     let (_, located) = get(&served, &format!("?model={MODEL}"));
@@ -299,9 +300,9 @@ fn an_agent_that_does_not_know_the_field_opens_no_engine() {
         .unwrap();
     assert_eq!(asleep["reusableIn"], Value::Null);
     let pod = llama("new");
-    served.show(&pod);
+    served.observe_pod(&pod);
     assert_eq!(
-        served.passed(&pod, &["node-a", "node-b"])[0],
+        served.filter_passed(&pod, &["node-a", "node-b"])[0],
         "node-a",
         "its files are there"
     );

@@ -13,7 +13,7 @@ const TRACES: &str = "STOWAGE_TRACES";
 const CI: &str = "CI";
 
 /// Says that the current test is skipped, and why.
-pub fn skipped(why: impl Display) {
+pub fn report_skipped(why: impl Display) {
     let thread = std::thread::current();
     // Not `println!`: the test passes, and the output of a test that passes is not shown.
     let _ = writeln!(
@@ -28,12 +28,12 @@ pub fn skipped(why: impl Display) {
 /// # Panics
 ///
 /// In CI: what nothing has checked is not taken for checked.
-pub fn not_installed(program: &str, package: &str) {
+pub fn skip_not_installed(program: &str, package: &str) {
     assert!(
         !is_ci(),
         "{program} is not installed: .ci/run has to install Debian's package {package}"
     );
-    skipped(format_args!(
+    report_skipped(format_args!(
         "{program} is not installed; Debian has it in the package {package}"
     ));
 }
@@ -50,7 +50,7 @@ fn is_ci() -> bool {
 pub fn trace(name: &str) -> Option<String> {
     let folder = std::env::var_os(TRACES);
     if folder.as_deref().is_some_and(|folder| folder == "none") {
-        skipped(format_args!("{name}: {TRACES} is none"));
+        report_skipped(format_args!("{name}: {TRACES} is none"));
         return None;
     }
     // A folder that is not absolute is below the repository, whatever package's test this is.
@@ -66,7 +66,7 @@ pub fn trace(name: &str) -> Option<String> {
                 !is_ci(),
                 "{why}; {TRACES} names the folder of the traces, or is `none`: CI skips nothing by itself"
             );
-            skipped(why);
+            report_skipped(why);
             None
         }
     }

@@ -8,17 +8,17 @@ use stowage_lab::simulate::openb::published;
 use stowage_lab::simulate::openb::published::PUBLISHED;
 use stowage_lab::simulate::openb::{NODES, PODS, Trace, TraceText};
 use stowage_lab::simulate::packing::{
-    Arrivals, CpuRule, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical, replay,
+    Arrivals, CpuRule, SimulatedEviction, SimulatedPolicy, TypicalPods, WorkloadTrace, replay,
 };
 
 fn text(name: &str) -> Option<String> {
     needs::trace(&format!("openb/{name}"))
 }
 
-fn setting() -> Option<PlayedTrace> {
+fn setting() -> Option<WorkloadTrace> {
     let (nodes, pods) = (text(NODES)?, text(PODS)?);
     let of = |file, text| TraceText { file, text };
-    Some(PlayedTrace::of(
+    Some(WorkloadTrace::from_trace(
         &Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap(),
     ))
 }
@@ -33,7 +33,7 @@ fn pods_arrive_in_the_order_of_the_published_runs() {
         let (seed, rows) = line.split_once(',').unwrap();
         let rows: Vec<usize> = rows.split(' ').map(|row| row.parse().unwrap()).collect();
         assert!(
-            Arrivals::of(&setting, seed.parse().unwrap()).pods == rows,
+            Arrivals::draw(&setting, seed.parse().unwrap()).pods == rows,
             "seed {seed}"
         );
         seeds += 1;
@@ -51,8 +51,11 @@ fn a_published_policy_reaches_its_published_figure() {
         text: &runs,
     })
     .unwrap();
-    let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
-    for policy in [PlayedPolicy::BestFit, PlayedPolicy::Packing] {
+    let (typical, arrivals) = (
+        TypicalPods::from_trace(&setting),
+        Arrivals::draw(&setting, 42),
+    );
+    for policy in [SimulatedPolicy::BestFit, SimulatedPolicy::Packing] {
         let mut placer = policy.placer(
             &setting,
             &typical,

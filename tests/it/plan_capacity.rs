@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-struct Said {
+struct StowageOutput {
     code: i32,
     out: String,
     err: String,
 }
 
 /// `stowage plan capacity` with these arguments, in the repository's root.
-fn capacity(arguments: &[&str]) -> Said {
-    fed(arguments, "")
+fn capacity(arguments: &[&str]) -> StowageOutput {
+    capacity_from_stdin(arguments, "")
 }
 
 /// The same with something on standard input.
-fn fed(arguments: &[&str], input: &str) -> Said {
+fn capacity_from_stdin(arguments: &[&str], input: &str) -> StowageOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     command
         .args(["plan", "capacity"])
@@ -33,7 +33,7 @@ fn fed(arguments: &[&str], input: &str) -> Said {
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let ran = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    StowageOutput {
         code: ran.status.code().unwrap(),
         out: text(ran.stdout),
         err: text(ran.stderr),
@@ -214,7 +214,7 @@ fn pods_of_a_device_plugin_ask_for_a_geometry() {
     let pods = (0..4)
         .map(|n| pod(&format!("p{n}"), json!({"nvidia.com/mig-3g.40gb": "1"})))
         .collect();
-    let said = fed(
+    let said = capacity_from_stdin(
         &["--pods", "-", "--nodes", "gpus=8,gpu=A100-80GB"],
         &list(pods),
     );
@@ -270,10 +270,10 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
 }
 
 #[test]
-fn a_pod_without_a_place_is_found_by_its_line_and_its_amounts_have_units() {
+fn an_unplaced_pod_is_listed_with_its_line_and_units() {
     let mut first = pod("first", json!({"stowage.dev/vram": "10Gi", "cpu": "64"}));
     first["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "64"});
-    let said = fed(
+    let said = capacity_from_stdin(
         &["--pods", "-", "--nodes", "gpus=2,gpu=A100-80GB,cpu=32"],
         &format!("\n\n{first}\n"),
     );
@@ -292,9 +292,9 @@ fn a_pod_without_a_place_is_found_by_its_line_and_its_amounts_have_units() {
 }
 
 #[test]
-fn a_pod_whose_name_is_none_has_no_place() {
+fn a_pod_with_an_invalid_name_is_not_placed() {
     let odd = pod("Bad Name!", json!({"stowage.dev/vram": "1Gi"}));
-    let said = fed(
+    let said = capacity_from_stdin(
         &["--pods", "-", "--nodes", A100],
         &list(vec![odd, pod("ok", json!({"stowage.dev/vram": "1Gi"}))]),
     );
@@ -346,7 +346,7 @@ fn a_kind_of_node_that_needs_fewer_gpus_alone_is_named() {
     let pods = (0..6)
         .map(|n| pod(&format!("p{n}"), json!({"stowage.dev/vram": "30Gi"})))
         .collect();
-    let said = fed(
+    let said = capacity_from_stdin(
         &[
             "--pods",
             "-",
@@ -377,7 +377,7 @@ fn a_kind_of_node_that_needs_fewer_gpus_alone_is_named() {
 }
 
 #[test]
-fn a_slip_says_what_was_meant() {
+fn a_misspelled_argument_gets_a_suggestion() {
     let error = |arguments: &[&str]| {
         let said = capacity(arguments);
         assert!(
@@ -424,7 +424,7 @@ fn a_slip_says_what_was_meant() {
 
 #[test]
 fn without_a_pod_that_requests_a_gpu_there_is_nothing_to_plan() {
-    let empty = fed(&["--pods", "-", "--nodes", A100], "");
+    let empty = capacity_from_stdin(&["--pods", "-", "--nodes", A100], "");
     assert_eq!(empty.code, 2);
     assert!(
         empty.err.contains("there is no pod that requests a GPU")
@@ -432,7 +432,7 @@ fn without_a_pod_that_requests_a_gpu_there_is_nothing_to_plan() {
         "{}",
         empty.err
     );
-    let none = fed(
+    let none = capacity_from_stdin(
         &["--pods", "-", "--nodes", A100],
         &list(vec![pod("web", json!({"cpu": "1"}))]),
     );
@@ -472,7 +472,7 @@ fn dump() -> String {
 }
 
 #[test]
-fn what_runs_and_waits_in_a_dump_is_planned_on_its_own_kinds_of_nodes_or_on_others() {
+fn pods_of_a_dump_are_planned_on_its_own_kinds_of_nodes_or_on_others() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = file(&folder, "cluster.json", &dump());
     let own = capacity(&["--cluster", path(&cluster)]);

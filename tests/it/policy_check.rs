@@ -34,7 +34,7 @@ fn files(directory: &Path) -> Vec<SourceText> {
     .collect()
 }
 
-fn told(directory: &Path) -> String {
+fn diagnostics(directory: &Path) -> String {
     let files = files(directory);
     let found = match load(&files) {
         Ok(loaded) => loaded.warnings,
@@ -49,7 +49,7 @@ fn each_broken_policy_gets_its_committed_diagnostics() {
     let mut different = Vec::new();
     let directories = in_order(&broken());
     for directory in &directories {
-        let (expected, told) = (directory.join("expected.txt"), told(directory));
+        let (expected, told) = (directory.join("expected.txt"), diagnostics(directory));
         if bless {
             fs::write(&expected, &told).unwrap();
         }
@@ -73,7 +73,7 @@ fn each_broken_policy_gets_its_committed_diagnostics() {
 #[test]
 fn every_broken_policy_has_a_diagnostic_with_a_remedy() {
     for directory in in_order(&broken()) {
-        let told = told(&directory);
+        let told = diagnostics(&directory);
         assert!(
             !told.contains("no errors, no warnings"),
             "{}",
@@ -179,7 +179,7 @@ fn stowage_reads(arguments: &[&str], text: &str) -> Output {
 }
 
 #[test]
-fn n13_a_test_without_cases_holds_nothing_and_fails() {
+fn a_policy_test_without_cases_fails() {
     let output = stowage(&["test", "policies/default/policy.yaml"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stdout(&output), "");

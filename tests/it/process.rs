@@ -1,7 +1,7 @@
 //! The command as a user runs it: its output, its exit code, and that it stops cleanly.
 
-use crate::client::{Client, PATIENCE, post_head};
-use crate::served::{args, bind_args, gpu_labels, node, on, pod};
+use crate::client::{Client, TEST_TIMEOUT, post_head};
+use crate::served::{args, bind_args, bound_on, gpu_labels, node, pod};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ fn stowage(arguments: &[&str]) -> Output {
 
 /// Waits until it holds, on the thread of the test.
 pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
-    eventually_within(PATIENCE, what, holds);
+    eventually_within(TEST_TIMEOUT, what, holds);
 }
 
 /// The same for what takes a process a while on any machine.
@@ -38,7 +38,7 @@ pub fn eventually_within(patience: Duration, what: &str, mut holds: impl FnMut()
 }
 
 /// Exit code and what stands on stderr.
-pub fn fails(arguments: &[&str]) -> (i32, String) {
+pub fn expect_failure(arguments: &[&str]) -> (i32, String) {
     let output = stowage(arguments);
     assert_eq!(output.stdout, b"", "errors go to stderr");
     (
@@ -106,11 +106,11 @@ impl RunningServe {
     }
 
     /// One replica of an API server, which leads at once.
-    pub fn of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Self {
-        Self::run(&mut Self::command_of_api_server(kubeconfig, arguments))
+    pub fn serve_from_api_server(kubeconfig: &Path, arguments: &[&str]) -> Self {
+        Self::run(&mut Self::serve_command(kubeconfig, arguments))
     }
 
-    pub fn command_of_api_server(kubeconfig: &Path, arguments: &[&str]) -> Command {
+    pub fn serve_command(kubeconfig: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         command.args([
             "serve",
@@ -164,7 +164,7 @@ impl RunningServe {
     }
 
     /// The next line of its log that has `text` in it.
-    pub fn line_with(&self, text: &str) -> String {
+    pub fn wait_for_line(&self, text: &str) -> String {
         let mut early = self.early.borrow_mut();
         while let Some(line) = early.pop_front() {
             if line.contains(text) {
@@ -175,7 +175,7 @@ impl RunningServe {
     }
 
     /// The lines from here to the next one that has `text` in it.
-    pub fn lines_until(&self, text: &str) -> Vec<String> {
+    pub fn read_lines_until(&self, text: &str) -> Vec<String> {
         let mut early = self.early.borrow_mut();
         let mut between: VecDeque<String> = VecDeque::new();
         while let Some(line) = early.pop_front() {
@@ -191,7 +191,7 @@ impl RunningServe {
     fn line_after(&self, text: &str, before: &mut VecDeque<String>) -> String {
         loop {
             // Between two lines it may read a large cluster.
-            match self.log.recv_timeout(4 * PATIENCE) {
+            match self.log.recv_timeout(4 * TEST_TIMEOUT) {
                 Ok(line) if line.contains(text) => return line,
                 Ok(line) => before.push_back(line),
                 Err(_) => panic!("its log never said {text:?}"),
@@ -256,7 +256,7 @@ fn write(folder: &TempDir, name: &str, text: &str) -> PathBuf {
 
 /// What kubectl prints with `-o json`.
 pub fn json_dump(folder: &TempDir) -> PathBuf {
-    let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
+    let mut tenant = bound_on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
     // Labels show only the index of a GPU.
     tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
     let items = [
@@ -312,19 +312,19 @@ fn help_names_every_command_and_a_wrong_flag_exits_with_2() {
         help.status.success() && text.contains("serve") && text.contains("demo"),
         "{text}"
     );
-    let (code, error) = fails(&["serve", "--listne", "127.0.0.1:0"]);
+    let (code, error) = expect_failure(&["serve", "--listne", "127.0.0.1:0"]);
     assert_eq!(code, 2);
     assert!(
         error.contains("--listne") && error.contains("--listen"),
         "it says what was meant: {error}"
     );
-    assert_eq!(fails(&["serve", "--listen", "nowhere"]).0, 2);
+    assert_eq!(expect_failure(&["serve", "--listen", "nowhere"]).0, 2);
     assert_eq!(
-        fails(&["serve", "--cluster", "x", "--kubeconfig", "y"]).0,
+        expect_failure(&["serve", "--cluster", "x", "--kubeconfig", "y"]).0,
         2
     );
-    assert_eq!(fails(&["serve", "--tls-cert", "x"]).0, 2);
-    assert_eq!(fails(&[]).0, 2);
+    assert_eq!(expect_failure(&["serve", "--tls-cert", "x"]).0, 2);
+    assert_eq!(expect_failure(&[]).0, 2);
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn plain_http_on_a_reachable_address_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let dump = yaml_dump(&folder);
     for address in ["0.0.0.0:0", "[::]:0"] {
-        let (code, error) = fails(&[
+        let (code, error) = expect_failure(&[
             "serve",
             "--listen",
             address,
@@ -360,8 +360,9 @@ fn agents_of_other_hosts_need_tokens_and_tls() {
     let dump = dump.to_str().unwrap();
     // The wrong argument is found before the cluster, which does not exist, is contacted.
     let nowhere = folder.path().join("kubeconfig");
-    let serve =
-        |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
+    let serve = |arguments: &[&str]| {
+        expect_failure(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat())
+    };
     let cluster = [
         "--kubeconfig",
         nowhere.to_str().unwrap(),
@@ -446,14 +447,14 @@ fn the_printed_report_schema_matches_a_report() {
         .map(|field| field.as_str().unwrap())
         .collect();
     assert_eq!(required, ["node", "bootId", "sequence", "gpus"]);
-    assert_eq!(fails(&["schema", "reports"]).0, 2);
+    assert_eq!(expect_failure(&["schema", "reports"]).0, 2);
 }
 
 #[test]
 fn an_unreadable_dump_is_reported_with_its_position() {
     let folder = tempfile::tempdir().unwrap();
     let serve = |path: &Path| {
-        let (code, error) = fails(&[
+        let (code, error) = expect_failure(&[
             "serve",
             "--listen",
             "127.0.0.1:0",
@@ -510,7 +511,7 @@ fn a_port_in_use_is_reported_with_its_flag() {
     let folder = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (code, error) = fails(&[
+    let (code, error) = expect_failure(&[
         "serve",
         "--cluster",
         yaml_dump(&folder).to_str().unwrap(),
@@ -582,11 +583,11 @@ fn a_stop_finishes_requests_in_progress_and_exits_with_0() {
     assert!(client.has_answer());
     client.skip_line_and_blank("HTTP/1.1 100 Continue");
     running.terminate();
-    running.line_with("stopping");
+    running.wait_for_line("stopping");
     client.write(body.as_bytes()).unwrap();
     assert_eq!(client.read_answer().unwrap().json(), json!({ "Error": "" }));
     assert_eq!(running.child.wait().unwrap().code(), Some(0));
-    running.line_with("stopped");
+    running.wait_for_line("stopped");
 }
 
 #[test]
@@ -626,7 +627,7 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
 
 /// Until it has read its roles, an API server that has just started refuses all.
 #[test]
-fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_logged() {
+fn early_watch_failures_are_not_reported_as_missing_permissions() {
     let runtime = Runtime::new().unwrap();
     let api = runtime.block_on(ApiServer::start()).unwrap();
     for operation in [
@@ -634,7 +635,7 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
         Operation::ListNodes,
         Operation::ListBudgets,
     ] {
-        api.faults().next(operation, 2, InjectedFault::Forbids);
+        api.faults().fail_next(operation, 2, InjectedFault::Forbids);
     }
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
@@ -643,8 +644,8 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
         crate::agent::world::kubeconfig(&api.uri().to_string()),
     )
     .unwrap();
-    let running = RunningServe::of_api_server(&kubeconfig, &["--admin", "127.0.0.1:0"]);
-    let log = running.lines_until("the watches have synced");
+    let running = RunningServe::serve_from_api_server(&kubeconfig, &["--admin", "127.0.0.1:0"]);
+    let log = running.read_lines_until("the watches have synced");
     let lines_with = |text: &str| log.iter().filter(|line| line.contains(text)).count();
     assert_eq!(
         (lines_with("ERROR"), lines_with("rbac.yaml")),
@@ -666,7 +667,7 @@ fn refusals_of_the_first_moments_are_not_blamed_on_permissions_and_their_end_is_
     if works("poddisruptionbudgets") == 0 {
         assert!(
             running
-                .line_with("the watch works again")
+                .wait_for_line("the watch works again")
                 .contains("poddisruptionbudgets")
         );
     }

@@ -14,7 +14,7 @@ use stowage_server::extender::tls::{ServerFiles, from_pem, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// Timeout of a publication: longer than one takes on a busy machine, so that only a server that never answers meets it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An agent, and a runtime for it.
 struct PublishingAgent {
@@ -29,7 +29,7 @@ impl PublishingAgent {
             extenders.iter().map(|text| text.parse().unwrap()).collect();
         let publisher = Publisher::new(extenders, token_file, ca)
             .unwrap()
-            .with_patience(PATIENCE);
+            .with_replica_timeout(PUBLISH_TIMEOUT);
         Self {
             publisher,
             runtime: tokio::runtime::Runtime::new().unwrap(),
@@ -54,10 +54,10 @@ impl PublishingAgent {
 }
 
 fn served() -> Served {
-    ServedCluster::of(&[("node-a", 1)]).serve()
+    ServedCluster::with_gpus(&[("node-a", 1)]).serve()
 }
 
-fn at(served: &Served) -> String {
+fn agents_url(served: &Served) -> String {
     format!("http://{}", served.agents)
 }
 
@@ -72,7 +72,11 @@ fn unreachable(outcome: &PublishOutcome) -> &str {
 fn each_report_reaches_every_replica_and_a_dead_replica_delays_none() {
     let (one, other) = (served(), served());
     let dead = format!("http://127.0.0.1:{NOBODYS}");
-    let mut agent = PublishingAgent::of(&[at(&one), at(&other), dead.clone()], None, None);
+    let mut agent = PublishingAgent::of(
+        &[agents_url(&one), agents_url(&other), dead.clone()],
+        None,
+        None,
+    );
     for _ in 0..2 {
         agent.publish("node-a");
     }
@@ -102,8 +106,10 @@ fn each_report_reaches_every_replica_and_a_dead_replica_delays_none() {
 fn a_replica_that_never_answers_times_out() {
     let (live, hung) = (served(), TcpListener::bind("127.0.0.1:0").unwrap());
     let hung_at = format!("http://{}", hung.local_addr().unwrap());
-    let mut agent = PublishingAgent::of(&[at(&live), hung_at.clone()], None, None);
-    agent.publisher = agent.publisher.with_patience(Duration::from_millis(100));
+    let mut agent = PublishingAgent::of(&[agents_url(&live), hung_at.clone()], None, None);
+    agent.publisher = agent
+        .publisher
+        .with_replica_timeout(Duration::from_millis(100));
     eventually("the live one accepts and the hung one is given up", || {
         agent.publish("node-a");
         let state = agent.publisher.state();
@@ -124,7 +130,7 @@ fn a_replica_that_never_answers_times_out() {
 #[test]
 fn a_report_older_than_the_known_one_is_dropped_and_not_refused() {
     let served = served();
-    let mut agent = PublishingAgent::of(&[at(&served)], None, None);
+    let mut agent = PublishingAgent::of(&[agents_url(&served)], None, None);
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     agent.sequence = 0;
     assert_eq!(agent.publish("node-a"), [PublishOutcome::Dropped]);
@@ -139,7 +145,7 @@ fn a_report_older_than_the_known_one_is_dropped_and_not_refused() {
 fn each_report_carries_the_current_token_of_the_file() {
     let (guarded, files) = (GuardedReports::start(), TlsFixture::new());
     let token = files.write("token", "");
-    let mut agent = PublishingAgent::of(&[at(&guarded.served)], Some(token), None);
+    let mut agent = PublishingAgent::of(&[agents_url(&guarded.served)], Some(token), None);
     let unsent = agent.publish("node-a");
     let [PublishOutcome::Unsent { reason }] = &unsent[..] else {
         panic!("{unsent:?}")

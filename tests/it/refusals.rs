@@ -2,8 +2,8 @@
 //! keep two pods apart, and reservations of VRAM for a pod that waits.
 
 use crate::served::{
-    Served, ServedCluster, eventually, exclusive, gpu_report, on, over, pod, preempt_args,
-    priority, report, uid_of,
+    Served, ServedCluster, bound_on, eventually, gpu_report, pod, preempt_args, report, uid_of,
+    with_exclusive_gpu, with_gpu_count, with_priority,
 };
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::port::BindOutcome;
@@ -15,14 +15,14 @@ use stowage_scheduling::verbs::tick::Tick;
 use stowage_scheduling::verbs::wait::{EvictionsOrdered, ReleaseReservation, Reserve};
 use stowage_scheduling::vocabulary::disruption_info::ObservedDisruptionInfo;
 use stowage_scheduling::vocabulary::placement::Reservation;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 const NODES: [&str; 12] = [
     "n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12",
 ];
 
 fn equal_nodes() -> ServedCluster {
-    ServedCluster::of(&NODES.map(|name| (name, 1)))
+    ServedCluster::with_gpus(&NODES.map(|name| (name, 1)))
 }
 
 fn top(scores: &[(String, i64)]) -> &str {
@@ -35,11 +35,11 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
     let small: Vec<Value> = (0..6)
         .map(|n| pod(&format!("small-{n}"), &format!("{}Gi", n + 1)))
         .collect();
-    let cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+    let cluster = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)])
         .with(small.iter().cloned())
         .with(["node-a", "node-b"].into_iter().flat_map(|node| {
             [0, 1].map(|gpu| {
-                on(
+                bound_on(
                     pod(&format!("{node}-{gpu}"), "20Gi"),
                     node,
                     &[gpu],
@@ -100,7 +100,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
 
 #[test]
 fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
-    let mut cluster = ServedCluster::of(&[
+    let mut cluster = ServedCluster::with_gpus(&[
         ("full", 1),
         ("owned", 1),
         ("single", 1),
@@ -108,8 +108,13 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
         ("sick", 1),
     ])
     .with([
-        on(pod("tenant", "70Gi"), "full", &[0], 70 << 30),
-        on(exclusive(pod("owner", "1Gi")), "owned", &[0], 72 << 30),
+        bound_on(pod("tenant", "70Gi"), "full", &[0], 70 << 30),
+        bound_on(
+            with_exclusive_gpu(pod("owner", "1Gi")),
+            "owned",
+            &[0],
+            72 << 30,
+        ),
     ]);
     let plugin = json!({ "kind": "Node", "metadata": { "name": "plugin" }, "status": { "allocatable": { "nvidia.com/gpu": "8" } } });
     cluster.nodes.extend([plugin, crate::served::node("bare")]);
@@ -134,7 +139,7 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
         answer["FailedAndUnresolvableNodes"].clone()
     };
     assert_eq!(
-        refusals(over(pod("pair", "40Gi"), 2), &nodes),
+        refusals(with_gpu_count(pod("pair", "40Gi"), 2), &nodes),
         json!({
             "full": "too few GPUs on the node",
             "owned": "too few GPUs on the node",
@@ -151,7 +156,7 @@ fn every_reason_is_a_fixed_phrase_in_the_unresolvable_nodes() {
         refusals(pod("one", "40Gi"), &nodes[..2]),
         json!({ "full": taken, "owned": taken })
     );
-    let owner = exclusive(pod("own", "40Gi"));
+    let owner = with_exclusive_gpu(pod("own", "40Gi"));
     assert_eq!(
         refusals(owner, &nodes[..2]),
         json!({ "full": taken, "owned": taken })
@@ -179,7 +184,7 @@ fn a_shortlist_of_four_doubles_without_the_node_that_just_failed_when_the_pod_co
     let served = equal_nodes().with([llm.clone()]).serve();
     let mut failed: Vec<String> = Vec::new();
     for expected in [4, 8, 11] {
-        let passed = served.passed(&llm, &NODES);
+        let passed = served.filter_passed(&llm, &NODES);
         assert_eq!(passed.len(), expected, "{passed:?}");
         if let Some(just_failed) = failed.last() {
             assert!(
@@ -197,19 +202,19 @@ fn a_node_that_just_failed_is_passed_again_when_there_is_no_other() {
     let llm = pod("llm", "40Gi");
     let served = equal_nodes().with([llm.clone()]).serve();
     for _ in 0..3 {
-        assert_eq!(served.passed(&llm, &["n05"]), ["n05"]);
+        assert_eq!(served.filter_passed(&llm, &["n05"]), ["n05"]);
     }
     assert_eq!(served.bind(&llm, "n05"), "");
 }
 
 #[test]
-fn a_filter_that_was_refused_does_not_double_the_shortlist() {
+fn an_all_refused_filter_does_not_double_the_shortlist() {
     let llm = pod("llm", "40Gi");
     let served = equal_nodes().with([llm.clone()]).serve();
     for _ in 0..5 {
-        assert_eq!(served.passed(&llm, &["nowhere"]), [""; 0]);
+        assert_eq!(served.filter_passed(&llm, &["nowhere"]), [""; 0]);
     }
-    assert_eq!(served.passed(&llm, &NODES).len(), 4);
+    assert_eq!(served.filter_passed(&llm, &NODES).len(), 4);
 }
 
 #[test]
@@ -218,10 +223,10 @@ fn with_a_shortlist_of_one_filter_makes_the_soft_reservation() {
     cluster.policy.scoring.shortlist = 1;
     let served = cluster.serve();
     let [first, second] = ["first", "second"].map(|name| pod(name, "40Gi"));
-    assert_eq!(served.passed(&first, &NODES), ["n01"]);
-    assert_eq!(served.hint_on(&first).as_deref(), Some("n01"));
+    assert_eq!(served.filter_passed(&first, &NODES), ["n01"]);
+    assert_eq!(served.soft_reservation_node(&first).as_deref(), Some("n01"));
     assert_eq!(
-        served.passed(&second, &NODES),
+        served.filter_passed(&second, &NODES),
         ["n02"],
         "the first has not been bound yet"
     );
@@ -229,18 +234,23 @@ fn with_a_shortlist_of_one_filter_makes_the_soft_reservation() {
         (served.bind(&first, "n01"), served.bind(&second, "n02")),
         (String::new(), String::new())
     );
-    assert_eq!(served.hint_on(&first), None);
+    assert_eq!(served.soft_reservation_node(&first), None);
 }
 
 #[test]
 fn a_single_passing_node_gets_a_soft_reservation_because_prioritize_is_skipped() {
     let served = equal_nodes().serve();
-    assert_eq!(served.passed(&pod("first", "40Gi"), &["n03"]), ["n03"]);
     assert_eq!(
-        served.hint_on(&pod("first", "40Gi")).as_deref(),
+        served.filter_passed(&pod("first", "40Gi"), &["n03"]),
+        ["n03"]
+    );
+    assert_eq!(
+        served
+            .soft_reservation_node(&pod("first", "40Gi"))
+            .as_deref(),
         Some("n03")
     );
-    let passed = served.passed(&pod("second", "40Gi"), &["n03", "n04"]);
+    let passed = served.filter_passed(&pod("second", "40Gi"), &["n03", "n04"]);
     assert_eq!(
         passed,
         ["n04", "n03"],
@@ -252,11 +262,17 @@ fn a_single_passing_node_gets_a_soft_reservation_because_prioritize_is_skipped()
 fn several_passing_nodes_get_no_soft_reservation_before_prioritize() {
     let served = equal_nodes().serve();
     let llm = pod("llm", "40Gi");
-    let passed = served.passed(&llm, &NODES);
-    assert_eq!((passed.len(), served.hint_on(&llm)), (4, None));
+    let passed = served.filter_passed(&llm, &NODES);
+    assert_eq!(
+        (passed.len(), served.soft_reservation_node(&llm)),
+        (4, None)
+    );
     let names: Vec<&str> = passed.iter().map(String::as_str).collect();
     let scores = served.prioritize(&llm, &names);
-    assert_eq!(served.hint_on(&llm).as_deref(), Some(top(&scores)));
+    assert_eq!(
+        served.soft_reservation_node(&llm).as_deref(),
+        Some(top(&scores))
+    );
 }
 
 #[test]
@@ -269,7 +285,7 @@ fn prioritize_gives_one_node_the_top_score_and_each_later_node_less() {
     ];
     let tenant = |(node, vram): (&str, &str)| {
         let gib: u64 = vram.trim_end_matches("Gi").parse().unwrap();
-        on(pod(&format!("tenant-{node}"), vram), node, &[0], gib << 30)
+        bound_on(pod(&format!("tenant-{node}"), vram), node, &[0], gib << 30)
     };
     let served = equal_nodes().with(tenants.map(tenant)).serve();
     let scores = served.prioritize(
@@ -301,23 +317,26 @@ fn a_soft_reservation_steers_the_second_pod_elsewhere_and_expires() {
     let [first, second, third] = ["first", "second", "third"].map(|name| pod(name, "40Gi"));
     assert_eq!(top(&served.prioritize(&first, &["n01", "n02"])), "n01");
     assert_eq!(
-        served.entry(&first),
+        served.pod_state(&first),
         None,
         "prioritize alone enters nobody into the ledger"
     );
-    served.passed(&first, &["n01", "n02"]);
+    served.filter_passed(&first, &["n01", "n02"]);
     let first_choice = top(&served.prioritize(&first, &["n01", "n02"])).to_owned();
-    served.passed(&second, &["n01", "n02"]);
+    served.filter_passed(&second, &["n01", "n02"]);
     let second_choice = top(&served.prioritize(&second, &["n01", "n02"])).to_owned();
     assert_ne!(first_choice, second_choice);
     // Both have a soft reservation, which is never a refusal.
-    assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
+    assert_eq!(served.filter_passed(&third, &["n01", "n02"]).len(), 2);
     served.service.cluster().apply(Tick {
         now: Moment(u64::MAX),
         is_leading: true,
     });
     assert_eq!(
-        (served.hint_on(&first), served.hint_on(&second)),
+        (
+            served.soft_reservation_node(&first),
+            served.soft_reservation_node(&second)
+        ),
         (None, None)
     );
 }
@@ -329,14 +348,14 @@ fn a_soft_reservation_lasts_as_long_as_the_policy_says() {
         cluster.policy.scoring.soft_reservation_lifetime = Millis::seconds(seconds);
         let (served, llm) = (cluster.serve(), pod("llm", "40Gi"));
         let before = served.service.now();
-        served.passed(&llm, &["n01"]);
+        served.filter_passed(&llm, &["n01"]);
         let after = served.service.now();
         let hint_at = |now| {
             served.service.cluster().apply(Tick {
                 now,
                 is_leading: true,
             });
-            served.hint_on(&llm)
+            served.soft_reservation_node(&llm)
         };
         let (shorter, longer) = (Millis(seconds * 1000 - 1), Millis(seconds * 1000 + 1));
         assert_eq!(
@@ -351,41 +370,46 @@ fn a_soft_reservation_lasts_as_long_as_the_policy_says() {
 #[test]
 fn a_pod_that_fits_beside_a_soft_reservation_is_not_steered_away() {
     let served = equal_nodes()
-        .with([on(pod("tenant", "1Gi"), "n02", &[0], 1 << 30)])
+        .with([bound_on(pod("tenant", "1Gi"), "n02", &[0], 1 << 30)])
         .serve();
-    served.passed(&pod("first", "30Gi"), &["n02"]);
+    served.filter_passed(&pod("first", "30Gi"), &["n02"]);
     assert_eq!(
-        served.hint_on(&pod("first", "30Gi")).as_deref(),
+        served
+            .soft_reservation_node(&pod("first", "30Gi"))
+            .as_deref(),
         Some("n02")
     );
     assert_eq!(
-        served.passed(&pod("second", "30Gi"), &["n01", "n02"])[0],
+        served.filter_passed(&pod("second", "30Gi"), &["n01", "n02"])[0],
         "n02"
     );
 }
 
 /// A node of two GPUs, each with an opportunistic pod of 50 GiB, and one more node that is full of services.
-fn crowded() -> (Served, [Value; 2]) {
+fn two_full_nodes() -> (Served, [Value; 2]) {
     let victims = [0, 1].map(|gpu| {
-        on(
-            priority(pod(&format!("batch-{gpu}"), "50Gi"), -10),
+        bound_on(
+            with_priority(pod(&format!("batch-{gpu}"), "50Gi"), -10),
             "node-a",
             &[gpu],
             50 << 30,
         )
     });
     let serving = [0, 1].map(|gpu| {
-        on(
+        bound_on(
             pod(&format!("serving-{gpu}"), "50Gi"),
             "node-b",
             &[gpu],
             50 << 30,
         )
     });
-    let cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
+    let cluster = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 2)])
         .with(victims.clone())
         .with(serving)
-        .with([priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi")]);
+        .with([
+            with_priority(pod("urgent", "60Gi"), 1000),
+            pod("rival", "60Gi"),
+        ]);
     (cluster.serve(), victims)
 }
 
@@ -397,11 +421,17 @@ fn preempt(served: &Served, pod: &Value, offered: &[(&str, &[&Value])]) -> Value
 
 #[test]
 fn preempt_answers_one_node_and_reserves_it() {
-    let (served, victims) = crowded();
-    let (urgent, rival) = (priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi"));
+    let (served, victims) = two_full_nodes();
+    let (urgent, rival) = (
+        with_priority(pod("urgent", "60Gi"), 1000),
+        pod("rival", "60Gi"),
+    );
     let serving = pod("serving-0", "50Gi");
     let offered: [(&str, &[&Value]); 2] = [("node-a", &[&victims[0]]), ("node-b", &[&serving])];
-    assert_eq!(served.passed(&urgent, &["node-a", "node-b"]), [""; 0]);
+    assert_eq!(
+        served.filter_passed(&urgent, &["node-a", "node-b"]),
+        [""; 0]
+    );
     let chosen = preempt(&served, &urgent, &offered);
     assert_eq!(
         chosen,
@@ -451,16 +481,19 @@ fn preempt_answers_one_node_and_reserves_it() {
     );
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
-    assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);
+    assert_eq!(served.filter_passed(&rival, &["node-a"]), [""; 0]);
     assert_eq!(
         served.bind(&rival, "node-a"),
         "conflict: another pod took the GPU in the meantime"
     );
     assert_eq!(preempt(&served, &urgent, &offered), json!({}));
-    assert_eq!(served.passed(&urgent, &["node-b", "node-a"]), ["node-a"]);
+    assert_eq!(
+        served.filter_passed(&urgent, &["node-b", "node-a"]),
+        ["node-a"]
+    );
     assert_eq!(served.bind(&urgent, "node-a"), "");
     assert_eq!(
-        served.entry(&urgent).unwrap().devices().unwrap()[0].as_str(),
+        served.pod_state(&urgent).unwrap().devices().unwrap()[0].as_str(),
         "GPU-node-a-0"
     );
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
@@ -468,21 +501,21 @@ fn preempt_answers_one_node_and_reserves_it() {
 
 #[test]
 fn preempt_never_evicts_a_non_preemptible_pod_or_one_of_equal_or_higher_priority() {
-    let (served, victims) = crowded();
+    let (served, victims) = two_full_nodes();
     let serving = pod("serving-0", "50Gi");
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
     assert_eq!(
         preempt(&served, &urgent, &[("node-b", &[&serving])]),
         json!({}),
         "a service"
     );
-    let peer = priority(pod("peer", "60Gi"), -10);
+    let peer = with_priority(pod("peer", "60Gi"), -10);
     assert_eq!(
         preempt(&served, &peer, &[("node-a", &[&victims[0]])]),
         json!({}),
         "of its own priority"
     );
-    let mut meek = priority(pod("meek", "60Gi"), 1000);
+    let mut meek = with_priority(pod("meek", "60Gi"), 1000);
     meek["spec"]["preemptionPolicy"] = json!("Never");
     assert_eq!(
         preempt(&served, &meek, &[("node-a", &[&victims[0]])]),
@@ -498,18 +531,18 @@ fn just_bound(served: &Served, pod: &Value, node: &str) {
         .binds
         .lock()
         .push_back(BindOutcome::Written);
-    assert_eq!(served.passed(pod, &[node]), [node]);
+    assert_eq!(served.filter_passed(pod, &[node]), [node]);
     assert_eq!(served.bind(pod, node), "");
 }
 
 #[test]
-fn what_a_request_shows_protects_a_pod_from_eviction_before_the_watch_shows_it() {
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
-    let batch = |name: &str| priority(pod(name, "50Gi"), -10);
+fn protection_in_a_request_counts_before_the_watch_shows_it() {
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
+    let batch = |name: &str| with_priority(pod(name, "50Gi"), -10);
     let mut kept = batch("kept");
     kept["metadata"]["annotations"] = json!({ "karpenter.sh/do-not-disrupt": "true" });
     for (victim, is_chosen) in [(batch("plain"), true), (kept, false)] {
-        let served = ServedCluster::of(&[("node-a", 1)])
+        let served = ServedCluster::with_gpus(&[("node-a", 1)])
             .with([urgent.clone()])
             .serve();
         just_bound(&served, &victim, "node-a");
@@ -519,9 +552,9 @@ fn what_a_request_shows_protects_a_pod_from_eviction_before_the_watch_shows_it()
 }
 
 #[test]
-fn what_a_request_shows_keeps_a_group_whole_before_the_watch_shows_it() {
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
-    let [mut here, mut there] = ["here", "there"].map(|name| priority(pod(name, "50Gi"), -10));
+fn a_group_in_a_request_counts_before_the_watch_shows_it() {
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
+    let [mut here, mut there] = ["here", "there"].map(|name| with_priority(pod(name, "50Gi"), -10));
     for is_group in [false, true] {
         for member in [&mut here, &mut there] {
             member["metadata"]["labels"] = if is_group {
@@ -530,7 +563,7 @@ fn what_a_request_shows_keeps_a_group_whole_before_the_watch_shows_it() {
                 json!({})
             };
         }
-        let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)])
+        let served = ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 1)])
             .with([urgent.clone()])
             .serve();
         just_bound(&served, &here, "node-a");
@@ -545,15 +578,15 @@ fn what_a_request_shows_keeps_a_group_whole_before_the_watch_shows_it() {
 }
 
 #[test]
-fn what_the_watch_shows_counts_before_what_a_later_request_shows() {
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
-    let mut outdated = priority(pod("batch", "50Gi"), -10);
+fn the_watch_takes_precedence_over_a_later_request() {
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
+    let mut outdated = with_priority(pod("batch", "50Gi"), -10);
     outdated["metadata"]["annotations"] = json!({ "karpenter.sh/do-not-disrupt": "true" });
-    let served = ServedCluster::of(&[("node-a", 1)])
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([urgent.clone()])
         .serve();
-    let current = priority(pod("batch", "50Gi"), -10);
-    served.show(&current);
+    let current = with_priority(pod("batch", "50Gi"), -10);
+    served.observe_pod(&current);
     just_bound(&served, &outdated, "node-a");
     assert_ne!(
         preempt(&served, &urgent, &[("node-a", &[&current])]),
@@ -563,14 +596,14 @@ fn what_the_watch_shows_counts_before_what_a_later_request_shows() {
 
 #[test]
 fn evictions_by_the_scheduler_count_in_the_eviction_rates() {
-    let (served, victims) = crowded();
+    let (served, victims) = two_full_nodes();
     // Nine of the ten evictions that one node allows within a minute.
     let earlier = vec![uid_of(&victims[1]); 9];
     served
         .service
         .cluster()
         .apply(EvictionsOrdered(earlier.clone()));
-    let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));
+    let [urgent, next] = ["urgent", "next"].map(|name| with_priority(pod(name, "60Gi"), 1000));
     assert_ne!(
         preempt(&served, &urgent, &[("node-a", &[&victims[0]])]),
         json!({})
@@ -579,19 +612,19 @@ fn evictions_by_the_scheduler_count_in_the_eviction_rates() {
         preempt(&served, &next, &[("node-a", &[&victims[1]])]),
         json!({})
     );
-    assert!(served.entry(&next).unwrap().reservation().is_none());
+    assert!(served.pod_state(&next).unwrap().reservation().is_none());
 }
 
 #[test]
 fn a_reservation_that_cannot_be_written_evicts_no_pod() {
-    let (served, victims) = crowded();
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let (served, victims) = two_full_nodes();
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
     *served.control_plane.hold_fails.lock() = true;
     assert_eq!(
         preempt(&served, &urgent, &[("node-a", &[&victims[0]])]),
         json!({})
     );
-    assert!(served.entry(&urgent).unwrap().reservation().is_none());
+    assert!(served.pod_state(&urgent).unwrap().reservation().is_none());
     *served.control_plane.hold_fails.lock() = false;
     assert_ne!(
         preempt(&served, &urgent, &[("node-a", &[&victims[0]])]),
@@ -601,17 +634,17 @@ fn a_reservation_that_cannot_be_written_evicts_no_pod() {
 
 #[test]
 fn a_reservation_released_while_its_condition_is_written_evicts_no_pod() {
-    let (served, victims) = crowded();
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let (served, victims) = two_full_nodes();
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
     let uid = uid_of(&urgent);
-    while_it_is_written(&served, move |service| {
+    during_condition_write(&served, move |service| {
         service.cluster().apply(ReleaseReservation(uid))
     });
     assert_eq!(
         preempt(&served, &urgent, &[("node-a", &[&victims[0]])]),
         json!({})
     );
-    assert!(served.entry(&urgent).unwrap().reservation().is_none());
+    assert!(served.pod_state(&urgent).unwrap().reservation().is_none());
     assert_eq!(
         served.control_plane.holds.lock().len(),
         1,
@@ -619,18 +652,18 @@ fn a_reservation_released_while_its_condition_is_written_evicts_no_pod() {
     );
 }
 
-fn while_it_is_written(served: &Served, what: impl FnOnce(&Service) + Send + 'static) {
+fn during_condition_write(served: &Served, what: impl FnOnce(&ServerState) + Send + 'static) {
     let service = served.service.clone();
     *served.control_plane.meanwhile.lock() = Some(Box::new(move || what(&service)));
 }
 
 #[test]
-fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered() {
-    let (served, victims) = crowded();
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
+fn a_reservation_observed_by_the_watch_is_kept_although_its_write_got_no_answer() {
+    let (served, victims) = two_full_nodes();
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
     let uid = uid_of(&urgent);
     *served.control_plane.hold_fails.lock() = true;
-    while_it_is_written(&served, move |service| {
+    during_condition_write(&served, move |service| {
         let mut cluster = service.cluster();
         let pod = cluster.ledger().pod_state(&uid).unwrap().clone();
         let waiting = ObservedWaiting {
@@ -650,19 +683,19 @@ fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_answered(
         json!({})
     );
     assert!(
-        served.entry(&urgent).unwrap().reservation().is_some(),
+        served.pod_state(&urgent).unwrap().reservation().is_some(),
         "the planner may evict for it already"
     );
 }
 
 #[test]
-fn a_reservation_made_while_an_earlier_one_was_written_in_vain_is_neither_released_nor_cleared() {
+fn a_failed_write_of_an_earlier_reservation_does_not_release_the_current_one() {
     for hold_fails in [true, false] {
-        let (served, victims) = crowded();
-        let urgent = priority(pod("urgent", "60Gi"), 1000);
+        let (served, victims) = two_full_nodes();
+        let urgent = with_priority(pod("urgent", "60Gi"), 1000);
         let (uid, other) = (uid_of(&urgent), uid_of(&victims[1]));
         *served.control_plane.hold_fails.lock() = hold_fails;
-        while_it_is_written(&served, move |service| {
+        during_condition_write(&served, move |service| {
             let mut cluster = service.cluster();
             let earlier = cluster
                 .ledger()
@@ -691,7 +724,7 @@ fn a_reservation_made_while_an_earlier_one_was_written_in_vain_is_neither_releas
             preempt(&served, &urgent, &[("node-a", &[&victims[0]])]),
             json!({})
         );
-        let reservation = served.entry(&urgent).unwrap().reservation().cloned();
+        let reservation = served.pod_state(&urgent).unwrap().reservation().cloned();
         assert_eq!(
             reservation.map(|it| it.victims),
             Some([uid_of(&victims[1])].into())
@@ -713,7 +746,7 @@ fn a_bound_pod_passes_on_its_own_node_only() {
     let llm = pod("llm", "72Gi");
     assert_eq!(served.bind(&llm, "n07"), "");
     assert_eq!(
-        served.passed(&llm, &NODES),
+        served.filter_passed(&llm, &NODES),
         ["n07"],
         "its Binding was lost to the scheduler, not to us"
     );
@@ -731,5 +764,8 @@ fn a_bound_pod_passes_on_its_own_node_only() {
     });
     let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });
     assert_eq!(served.report(one_more).status, 200);
-    assert_eq!(served.passed(&pod("next", "72Gi"), &["n07"]), ["n07"]);
+    assert_eq!(
+        served.filter_passed(&pod("next", "72Gi"), &["n07"]),
+        ["n07"]
+    );
 }

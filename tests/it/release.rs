@@ -57,7 +57,7 @@ fn the_image_and_the_release_are_built_with_the_features_that_were_measured() {
 
 /// A function that is renamed would drop out of the list in silence.
 #[test]
-fn every_function_that_mistakes_are_made_in_is_there() {
+fn every_function_with_planted_mistakes_exists() {
     let (listed, sources) = (read(".cargo/mutants.toml"), sources());
     let quoted = listed
         .lines()
@@ -91,7 +91,7 @@ fn sources() -> Vec<String> {
 }
 
 #[test]
-fn the_binary_tells_its_version_and_the_commit_where_it_was_told() {
+fn the_version_command_prints_version_and_commit() {
     let said = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .arg("--version")
         .output()
@@ -103,7 +103,7 @@ fn the_binary_tells_its_version_and_the_commit_where_it_was_told() {
 }
 
 #[test]
-fn every_step_of_the_workflows_runs_a_script_that_is_here() {
+fn every_script_that_a_workflow_runs_exists() {
     let mut scripts = 0;
     for file in [".github/workflows/ci.yml", ".github/workflows/release.yml"] {
         let workflow: Value = serde_saphyr::from_str(&read(file)).unwrap();

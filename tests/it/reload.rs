@@ -5,10 +5,10 @@ mod at_start;
 mod under_load;
 
 use crate::client::{Client, HttpAnswer};
-use crate::process::{RunningServe, fails, json_dump};
+use crate::process::{RunningServe, expect_failure, json_dump};
 use crate::served::{
-    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, uid_of,
-    without_engines,
+    Served, ServedCluster, args, bind_args, bound_on, eventually, pod, policy_without_engines,
+    preempt_args, uid_of, with_priority,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -33,7 +33,7 @@ const CHANGES: usize = 4;
 
 /// A policy by which pods of the class `moving` may be placed on one side only. By side b's policy it is the second class, and
 /// the first may be placed on side a: a pod that is classified by one policy and placed by the other is detected.
-fn one_sided(side: &str) -> String {
+fn policy_for_side(side: &str) -> String {
     let other = "  - name: other\n    match:\n      labels: {app: other}\n";
     let pool = |name: &str| {
         let class = match (name == side, side) {
@@ -53,7 +53,7 @@ fn one_sided(side: &str) -> String {
     )
 }
 
-fn moving(name: &str) -> Value {
+fn pod_of_either_side(name: &str) -> Value {
     let mut pod = pod(name, "1Gi");
     pod["metadata"]["labels"] = json!({ "app": "moving" });
     pod
@@ -68,7 +68,7 @@ struct Reloading {
 
 impl Reloading {
     fn new() -> Self {
-        Self::with(|folder| fs::write(folder.join("policy.yaml"), one_sided("a")).unwrap())
+        Self::with(|folder| fs::write(folder.join("policy.yaml"), policy_for_side("a")).unwrap())
     }
 
     fn with(write: impl FnOnce(&Path)) -> Self {
@@ -77,9 +77,11 @@ impl Reloading {
         fs::create_dir(&policies).unwrap();
         write(&policies);
         let (policy, watch) = policy_watch::open(policies, None).unwrap();
-        let pods: Vec<Value> = (0..800).map(|n| moving(&format!("pod-{n:03}"))).collect();
+        let pods: Vec<Value> = (0..800)
+            .map(|n| pod_of_either_side(&format!("pod-{n:03}")))
+            .collect();
         let mut cluster =
-            ServedCluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
+            ServedCluster::with_gpus(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
         for node in &mut cluster.nodes {
             let side = side_of(node["metadata"]["name"].as_str().unwrap());
             node["metadata"]["labels"] = json!({ "side": side });
@@ -116,7 +118,7 @@ impl Reloading {
         )) == 1
     }
 
-    fn until_in_force(&self, digest: Digest) {
+    fn wait_until_in_force(&self, digest: Digest) {
         eventually("the policy is in force", || self.is_in_force(digest));
     }
 
@@ -131,7 +133,7 @@ impl Reloading {
     }
 
     /// What was said to Stowage's own pod.
-    fn told(&self) -> Vec<(PodEventReason, String)> {
+    fn recorded_events(&self) -> Vec<(PodEventReason, String)> {
         let events = self.served.events().into_iter();
         events
             .filter(|(name, ..)| name == "stowage-0")
@@ -160,7 +162,7 @@ fn digest_of(text: &str) -> Digest {
 }
 
 /// The one side that these nodes are of.
-fn one_side<'a>(nodes: impl Iterator<Item = &'a str>) -> String {
+fn common_side<'a>(nodes: impl Iterator<Item = &'a str>) -> String {
     let mut sides: Vec<&str> = nodes.map(side_of).collect();
     sides.sort_unstable();
     sides.dedup();
@@ -174,8 +176,8 @@ fn a_pod_is_classified_anew_after_a_policy_change() {
     let pod = serde_json::from_value(reloading.pods[0].clone()).unwrap();
     let request = read_pod(&reloading.served.extender, &pod).unwrap().unwrap();
     let before = request.demand.clone();
-    reloading.write(&one_sided("b"));
-    reloading.until_in_force(digest_of(&one_sided("b")));
+    reloading.write(&policy_for_side("b"));
+    reloading.wait_until_in_force(digest_of(&policy_for_side("b")));
     let view = reloading
         .served
         .service
@@ -192,9 +194,12 @@ fn a_pod_is_classified_anew_after_a_policy_change() {
 
 #[test]
 fn a_policy_change_during_victim_selection_evicts_no_pod() {
-    let tenant = priority(on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30), -10);
-    let urgent = priority(pod("urgent", "40Gi"), 1000);
-    let served = ServedCluster::of(&[("node-a", 1)])
+    let tenant = with_priority(
+        bound_on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30),
+        -10,
+    );
+    let urgent = with_priority(pod("urgent", "40Gi"), 1000);
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([tenant.clone(), urgent.clone()])
         .serve();
     let body = preempt_args(&urgent, &[("node-a", &[&tenant])]).to_string();
@@ -204,7 +209,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
         .enable_all()
         .build()
         .unwrap();
-    let mut other = without_engines();
+    let mut other = policy_without_engines();
     other.scoring.shortlist = 2;
     let (changed, wait) = std::sync::mpsc::channel::<()>();
     let preempted = |changes: bool| {
@@ -224,7 +229,7 @@ fn a_policy_change_during_victim_selection_evicts_no_pod() {
     };
     runtime.spawn_blocking(move || wait.recv().unwrap());
     assert_eq!(preempted(true), 0);
-    assert!(served.entry(&urgent).unwrap().reservation().is_none());
+    assert!(served.pod_state(&urgent).unwrap().reservation().is_none());
     assert_eq!(
         served.metric(
             "stowage_answers_total{code=\"not-reserved\",outcome=\"none\",verb=\"preempt\"}"
@@ -260,23 +265,23 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
         fs::rename(policies.join("..data_tmp"), policies.join("..data")).unwrap();
     };
     let reloading = Reloading::with(|policies| {
-        swap(policies, "2026_01", &one_sided("a"));
+        swap(policies, "2026_01", &policy_for_side("a"));
         std::os::unix::fs::symlink("..data/policy.yaml", policies.join("policy.yaml")).unwrap();
     });
     let pod = &reloading.pods[0];
     let passed = || {
-        one_side(
+        common_side(
             reloading
                 .served
-                .passed(pod, &NODES)
+                .filter_passed(pod, &NODES)
                 .iter()
                 .map(String::as_str),
         )
     };
     assert_eq!(passed(), "a");
-    swap(&reloading.policies(), "2026_02", &one_sided("b"));
+    swap(&reloading.policies(), "2026_02", &policy_for_side("b"));
     fs::remove_dir_all(reloading.policies().join("..2026_01")).unwrap();
-    reloading.until_in_force(digest_of(&one_sided("b")));
+    reloading.wait_until_in_force(digest_of(&policy_for_side("b")));
     assert_eq!(passed(), "b");
     assert_eq!(
         reloading.reloads("rejected"),
@@ -289,7 +294,7 @@ fn a_config_map_swapped_by_its_symlink_comes_into_force() {
 fn an_edit_that_changes_no_setting_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.cluster().ledger().policy().version;
-    reloading.write(&format!("# Written again.\n{}", one_sided("a")));
+    reloading.write(&format!("# Written again.\n{}", policy_for_side("a")));
     eventually("the change is dealt with", || {
         reloading.reloads("unchanged") == 1
     });
@@ -297,11 +302,11 @@ fn an_edit_that_changes_no_setting_changes_nothing() {
         reloading.served.service.cluster().ledger().policy().version,
         version
     );
-    assert_eq!(reloading.told(), []);
+    assert_eq!(reloading.recorded_events(), []);
 }
 
 /// Nine times nine aliases of aliases: some gigabytes, once they are followed.
-fn bomb() -> String {
+fn yaml_bomb() -> String {
     let level = |n: usize| {
         format!(
             "a{n}: &a{n} [{}]\n",
@@ -313,9 +318,12 @@ fn bomb() -> String {
 }
 
 /// Breaks the policy in one way, and looks at all that must be so.
-fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
+fn assert_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce()) {
     let good = reloading.served.service.cluster().ledger().policy().clone();
-    let (refused, told) = (reloading.reloads("rejected"), reloading.told().len());
+    let (refused, told) = (
+        reloading.reloads("rejected"),
+        reloading.recorded_events().len(),
+    );
     spoil();
     eventually(what, || reloading.reloads("rejected") == refused + 1);
     let ready = reloading.readyz();
@@ -342,7 +350,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     );
     assert!(reloading.is_in_force(good.digest), "{what}");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 1);
-    let said = reloading.told();
+    let said = reloading.recorded_events();
     let (kind, text) = &said[said.len() - 1];
     assert_eq!(
         (said.len(), *kind),
@@ -353,8 +361,12 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
         text.contains(part) && text.contains("stays in force"),
         "{text}"
     );
-    let passed = reloading.served.passed(&reloading.pods[0], &NODES);
-    assert_eq!(one_side(passed.iter().map(String::as_str)), "a", "{what}");
+    let passed = reloading.served.filter_passed(&reloading.pods[0], &NODES);
+    assert_eq!(
+        common_side(passed.iter().map(String::as_str)),
+        "a",
+        "{what}"
+    );
     let page = Client::connect(reloading.served.operators)
         .get("/debug/policy")
         .json();
@@ -370,26 +382,30 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
     let reloading = Reloading::new();
     let policies = reloading.policies();
     let away = reloading.folder.path().join("away");
-    let large = format!("{}{}", one_sided("b"), "# and so on\n".repeat(1 << 20));
-    is_refused(&reloading, "a broken edit", "policy.yaml:1", || {
+    let large = format!(
+        "{}{}",
+        policy_for_side("b"),
+        "# and so on\n".repeat(1 << 20)
+    );
+    assert_refused(&reloading, "a broken edit", "policy.yaml:1", || {
         reloading.write("scorring: {shortlist: 8}\n")
     });
-    is_refused(&reloading, "a torn edit", "policy.yaml", || {
+    assert_refused(&reloading, "a torn edit", "policy.yaml", || {
         reloading.write("classes: [{name: moving\n")
     });
-    is_refused(&reloading, "a bomb of anchors", "policy.yaml", || {
-        reloading.write(&bomb())
+    assert_refused(&reloading, "a bomb of anchors", "policy.yaml", || {
+        reloading.write(&yaml_bomb())
     });
-    is_refused(
+    assert_refused(
         &reloading,
         "ten megabytes",
         "the file is larger than 1 MiB",
         || reloading.write(&large),
     );
-    is_refused(&reloading, "an empty directory", "is no policy", || {
+    assert_refused(&reloading, "an empty directory", "is no policy", || {
         fs::remove_file(policies.join("policy.yaml")).unwrap();
     });
-    is_refused(
+    assert_refused(
         &reloading,
         "a directory that is gone",
         "No such file",
@@ -398,33 +414,33 @@ fn an_invalid_policy_is_refused_with_a_log_line_and_the_last_good_one_stays() {
         },
     );
     fs::rename(&away, &policies).unwrap();
-    reloading.write(&one_sided("b"));
+    reloading.write(&policy_for_side("b"));
     eventually("the policy is in force", || {
         reloading.reloads("applied") == 1
     });
-    assert!(reloading.is_in_force(digest_of(&one_sided("b"))));
+    assert!(reloading.is_in_force(digest_of(&policy_for_side("b"))));
     assert_eq!(reloading.readyz().text(), "ok\n");
     assert_eq!(reloading.served.metric("stowage_policy_reload_failed"), 0);
-    let (kind, text) = reloading.told().pop().unwrap();
+    let (kind, text) = reloading.recorded_events().pop().unwrap();
     assert_eq!(kind, PodEventReason::PolicyApplied);
     for side in SIDES {
         assert!(
-            text.contains(&digest_of(&one_sided(side)).to_string()),
+            text.contains(&digest_of(&policy_for_side(side)).to_string()),
             "{text}"
         );
     }
-    let passed = reloading.served.passed(&reloading.pods[0], &NODES);
-    assert_eq!(one_side(passed.iter().map(String::as_str)), "b");
+    let passed = reloading.served.filter_passed(&reloading.pods[0], &NODES);
+    assert_eq!(common_side(passed.iter().map(String::as_str)), "b");
 }
 
 #[test]
 fn a_reverted_broken_edit_changes_nothing() {
     let reloading = Reloading::new();
     let version = reloading.served.service.cluster().ledger().policy().version;
-    is_refused(&reloading, "a broken edit", "policy.yaml:1", || {
+    assert_refused(&reloading, "a broken edit", "policy.yaml:1", || {
         reloading.write("nodepools: []\n")
     });
-    reloading.write(&one_sided("a"));
+    reloading.write(&policy_for_side("a"));
     eventually("the refusal is over", || {
         reloading.readyz().text() == "ok\n"
     });

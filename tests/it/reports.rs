@@ -2,7 +2,7 @@
 
 use crate::client::{Client, post_head};
 use crate::served::{
-    GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report,
+    GPU_BYTES, Served, ServedCluster, args, bound_on, gpu_report, node, pod, report, with_gpu_count,
 };
 use serde_json::{Value, json};
 use stowage_scheduling::control_loop::PodEventReason;
@@ -10,9 +10,9 @@ use stowage_scheduling::units::Bytes;
 use stowage_server::service::Tenure;
 
 fn served() -> Served {
-    ServedCluster::of(&[("node-a", 2)])
+    ServedCluster::with_gpus(&[("node-a", 2)])
         .with([
-            on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
+            bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
             pod("small", "10Gi"),
             pod("vast", "9223372036854775807"),
         ])
@@ -26,7 +26,7 @@ fn outcomes(served: &Served, outcome: &str) -> u64 {
 }
 
 /// A single report that is refused: with its status, its code, and nothing changed.
-fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
+fn expect_refusal(served: &Served, status: u16, code: &str, report: &Value) -> String {
     let (ledger, count) = (served.ledger(), outcomes(served, code));
     let answer = served.report(report.clone());
     assert_eq!(answer.status, status, "{}", answer.text());
@@ -40,15 +40,15 @@ fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
     answer.json()["Error"].as_str().unwrap().to_owned()
 }
 
-fn with(mut report: Value, edit: impl FnOnce(&mut Value)) -> Value {
+fn edited(mut report: Value, edit: impl FnOnce(&mut Value)) -> Value {
     edit(&mut report);
     report
 }
 
 #[test]
 fn a_gpu_that_could_not_be_read_is_not_lost() {
-    let tenant = on(pod("tenant", "40Gi"), "node-a", &[2], 40 << 30);
-    let mut cluster = ServedCluster::of(&[]).with([tenant]);
+    let tenant = bound_on(pod("tenant", "40Gi"), "node-a", &[2], 40 << 30);
+    let mut cluster = ServedCluster::with_gpus(&[]).with([tenant]);
     cluster.nodes.push(node("node-a"));
     let served = cluster.serve();
     let mut unread = report("node-a", "boot", 1, 2);
@@ -76,27 +76,33 @@ fn a_gpu_that_could_not_be_read_is_not_lost() {
 fn an_impossible_report_is_refused_with_its_reason() {
     let served = served();
     let good = || report("node-a", "boot", 2, 2);
-    let error = refused(
+    let error = expect_refusal(
         &served,
         422,
         "unknown-node",
-        &with(good(), |r| r["node"] = json!("node-z")),
+        &edited(good(), |r| r["node"] = json!("node-z")),
     );
     assert!(error.contains("no node \"node-z\""), "{error}");
-    let twice = with(good(), |r| {
+    let twice = edited(good(), |r| {
         r["gpus"][1]["uuid"] = r["gpus"][0]["uuid"].clone()
     });
-    assert!(refused(&served, 422, "gpu-twice", &twice).contains("GPU-node-a-0 is listed twice"));
-    let reserved = with(good(), |r| {
+    assert!(
+        expect_refusal(&served, 422, "gpu-twice", &twice).contains("GPU-node-a-0 is listed twice")
+    );
+    let reserved = edited(good(), |r| {
         r["gpus"][1]["reservedBytes"] = json!(GPU_BYTES + 1)
     });
-    assert!(refused(&served, 422, "reserved-above-total", &reserved).contains("GPU-node-a-1"));
-    let empty = with(good(), |r| r["gpus"][0]["totalBytes"] = json!(0));
-    assert!(refused(&served, 422, "no-memory", &empty).contains("GPU-node-a-0 has no memory"));
-    let many = with(good(), |r| {
+    assert!(
+        expect_refusal(&served, 422, "reserved-above-total", &reserved).contains("GPU-node-a-1")
+    );
+    let empty = edited(good(), |r| r["gpus"][0]["totalBytes"] = json!(0));
+    assert!(
+        expect_refusal(&served, 422, "no-memory", &empty).contains("GPU-node-a-0 has no memory")
+    );
+    let many = edited(good(), |r| {
         r["gpus"] = (0..65).map(|gpu| gpu_report("node-a", gpu)).collect()
     });
-    assert!(refused(&served, 422, "too-many-gpus", &many).contains("at most 64"));
+    assert!(expect_refusal(&served, 422, "too-many-gpus", &many).contains("at most 64"));
     assert_eq!(
         served.report(good()).json(),
         json!({ "accepted": 1, "dropped": 0 })
@@ -111,29 +117,29 @@ fn impossible_figures_are_refused_with_their_place() {
         let mut engine =
             json!({ "pod": "uid-tenant", "engine": "vllm", "gpus": [], "state": "serving" });
         edit(&mut engine);
-        with(good(), |r| r["engines"] = json!([engine]))
+        edited(good(), |r| r["engines"] = json!([engine]))
     };
     let long = "x".repeat(1025);
     let cases: Vec<(&str, &str, Value)> = vec![
         (
             "used-above-total",
             "gpus[1]: GPU GPU-node-a-1",
-            with(good(), |r| r["gpus"][1]["usedBytes"] = json!(GPU_BYTES + 1)),
+            edited(good(), |r| r["gpus"][1]["usedBytes"] = json!(GPU_BYTES + 1)),
         ),
         (
             "bad-utilization",
             "gpus[0]: GPU GPU-node-a-0 is busy for 101 %",
-            with(good(), |r| r["gpus"][0]["utilizationPercent"] = json!(101)),
+            edited(good(), |r| r["gpus"][0]["utilizationPercent"] = json!(101)),
         ),
         (
             "bad-uuid",
             "gpus[0]: index-0",
-            with(good(), |r| r["gpus"][0]["uuid"] = json!("index-0")),
+            edited(good(), |r| r["gpus"][0]["uuid"] = json!("index-0")),
         ),
         (
             "bad-uuid",
             "gpus[1]: a,b",
-            with(good(), |r| r["gpus"][1]["uuid"] = json!("a,b")),
+            edited(good(), |r| r["gpus"][1]["uuid"] = json!("a,b")),
         ),
         (
             "bad-kv-usage",
@@ -153,22 +159,22 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "no-reason",
             "`missing` does not say why",
-            with(good(), |r| r["gpus"] = Value::Null),
+            edited(good(), |r| r["gpus"] = Value::Null),
         ),
         (
             "too-aged",
             "3601 s old",
-            with(good(), |r| r["ageMillis"] = json!(3_601_000)),
+            edited(good(), |r| r["ageMillis"] = json!(3_601_000)),
         ),
         (
             "too-long",
             "bootId is 129 bytes",
-            with(good(), |r| r["bootId"] = json!("x".repeat(129))),
+            edited(good(), |r| r["bootId"] = json!("x".repeat(129))),
         ),
         (
             "too-long",
             "gpus[1].healthReason",
-            with(good(), |r| r["gpus"][1]["healthReason"] = json!(long)),
+            edited(good(), |r| r["gpus"][1]["healthReason"] = json!(long)),
         ),
         (
             "too-long",
@@ -183,21 +189,21 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "too-long",
             "models[0].source",
-            with(good(), |r| {
+            edited(good(), |r| {
                 r["models"] = json!([{ "model": "m", "tier": "disk", "source": long }])
             }),
         ),
         (
             "too-long",
             "missing[0].reason",
-            with(good(), |r| {
+            edited(good(), |r| {
                 r["missing"] = json!([{ "part": "pods", "reason": long }])
             }),
         ),
         (
             "too-many",
             "4097 processes; at most 4096",
-            with(good(), |r| {
+            edited(good(), |r| {
                 r["gpus"][0]["processes"] = (0..4000).map(|pid| json!({ "pid": pid })).collect();
                 r["gpus"][1]["processes"] = (0..97).map(|pid| json!({ "pid": pid })).collect();
             }),
@@ -205,14 +211,14 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "too-many",
             "513 engines",
-            with(engine(&|_| {}), |r| {
+            edited(engine(&|_| {}), |r| {
                 r["engines"] = (0..513).map(|_| r["engines"][0].clone()).collect()
             }),
         ),
         (
             "too-many",
             "4097 models",
-            with(good(), |r| {
+            edited(good(), |r| {
                 let model = json!({ "model": "m", "tier": "disk", "source": "huggingface" });
                 r["models"] = (0..4097).map(|_| model.clone()).collect();
             }),
@@ -220,21 +226,21 @@ fn impossible_figures_are_refused_with_their_place() {
         (
             "too-many-gpus",
             "lists 129 GPUs",
-            with(good(), |r| {
+            edited(good(), |r| {
                 r["gpus"] = (0..129).map(|gpu| gpu_report("node-a", gpu)).collect()
             }),
         ),
     ];
     for (code, text, report) in cases {
-        let error = refused(&served, 422, code, &report);
+        let error = expect_refusal(&served, 422, code, &report);
         assert!(
             error.contains("node node-a") && error.contains(text),
             "{code}: {error}"
         );
     }
     let nobody = engine(&|engine| engine["pod"] = json!("two words"));
-    assert!(refused(&served, 422, "malformed", &nobody).contains("pod UID"));
-    let at_the_edge = with(engine(&|engine| engine["kvCacheUsage"] = json!(1.0)), |r| {
+    assert!(expect_refusal(&served, 422, "malformed", &nobody).contains("pod UID"));
+    let at_the_edge = edited(engine(&|engine| engine["kvCacheUsage"] = json!(1.0)), |r| {
         r["gpus"][0]["usedBytes"] = json!(GPU_BYTES);
         r["gpus"][0]["utilizationPercent"] = json!(100);
         r["ageMillis"] = json!(3_600_000);
@@ -249,7 +255,7 @@ fn impossible_figures_are_refused_with_their_place() {
 fn a_report_without_gpus_keeps_the_known_gpus() {
     let served = served();
     let missing = json!([{ "part": "gpus", "reason": "the driver does not answer" }, { "part": "owners", "reason": "no /proc" }]);
-    let blind = with(report("node-a", "boot", 2, 0), |r| {
+    let blind = edited(report("node-a", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;
         r["missing"] = missing.clone();
     });
@@ -267,11 +273,11 @@ fn a_report_without_gpus_keeps_the_known_gpus() {
             1
         );
     }
-    let foreign_pod = with(report("node-z", "boot", 2, 0), |r| {
+    let foreign_pod = edited(report("node-z", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;
         r["missing"] = missing;
     });
-    refused(&served, 422, "unknown-node", &foreign_pod);
+    expect_refusal(&served, 422, "unknown-node", &foreign_pod);
 }
 
 #[test]
@@ -314,10 +320,10 @@ fn a_truncated_report_and_one_of_seventy_megabytes_are_refused() {
 
 #[test]
 fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
-    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 2)]).serve();
+    let served = ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 2)]).serve();
     let bytes = served.metric("stowage_agent_report_bytes_total");
     let later =
-        with(
+        edited(
             report("node-a", "boot", 7, 1),
             |r| r["models"] = json!([{ "model": "m", "tier": "disk", "source": "huggingface" }]),
         );
@@ -359,10 +365,10 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
 }
 
 #[test]
-fn the_leader_records_an_agents_findings_as_events() {
-    let tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
-    let other = on(pod("other", "40Gi"), "node-b", &[0], 40 << 30);
-    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 1)])
+fn the_leader_records_events_for_what_an_agent_found() {
+    let tenant = bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
+    let other = bound_on(pod("other", "40Gi"), "node-b", &[0], 40 << 30);
+    let served = ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 1)])
         .with([tenant, other, pod("small", "10Gi")])
         .serve();
     let finding = |pod: &str| {
@@ -373,7 +379,7 @@ fn the_leader_records_an_agents_findings_as_events() {
     };
     let told = |sequence: u64, pod: &str| {
         let before = served.events().len();
-        let report = with(report("node-a", "boot", sequence, 2), |r| {
+        let report = edited(report("node-a", "boot", sequence, 2), |r| {
             r["findings"] = finding(pod)
         });
         assert_eq!(
@@ -415,14 +421,14 @@ fn the_leader_records_an_agents_findings_as_events() {
 }
 
 #[test]
-fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
+fn a_pod_that_uses_a_gpu_without_an_allocation_gets_an_event() {
     let bound = |name: &str, node: &str, limits: Value| {
-        with(pod(name, "1Gi"), |pod| {
+        edited(pod(name, "1Gi"), |pod| {
             pod["spec"]["nodeName"] = json!(node);
             pod["spec"]["containers"][0]["resources"]["limits"] = limits;
         })
     };
-    let mut cluster = ServedCluster::of(&[
+    let mut cluster = ServedCluster::with_gpus(&[
         ("node-a", 2),
         ("node-b", 1),
         ("plugins", 1),
@@ -458,7 +464,7 @@ fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
             let gpu = format!("GPU-{node}-0");
             json!({ "pod": format!("uid-{name}"), "namespace": "default", "name": name, "gpus": [gpu] })
         });
-        let report = with(report(node, "boot", sequence, 1), |r| {
+        let report = edited(report(node, "boot", sequence, 1), |r| {
             r["unrecorded"] = json!(unrecorded)
         });
         assert_eq!(
@@ -489,7 +495,7 @@ fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
     assert_eq!(told("volcanos", 2), [""; 0], "another allocator did");
     served.service.set_tenure(Tenure::Standby);
     assert_eq!(told("node-a", 3), [""; 0], "the other replica tells it");
-    let bad = with(report("node-a", "boot", 4, 1), |r| {
+    let bad = edited(report("node-a", "boot", 4, 1), |r| {
         r["unrecorded"] =
             json!([{ "pod": "uid-sneaks", "namespace": "a/b", "name": "", "gpus": [] }]);
     });
@@ -503,21 +509,29 @@ fn a_pod_that_uses_a_gpu_of_stowages_nodes_and_was_given_none_is_told() {
 #[test]
 fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
     let tenants = (0..4).map(|gpu| {
-        on(
+        bound_on(
             pod(&format!("tenant-{gpu}"), "20Gi"),
             "node-a",
             &[gpu],
             20 << 30,
         )
     });
-    let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);
-    let served = ServedCluster::of(&[("node-a", 5), ("node-b", 1)])
+    let pair = bound_on(
+        with_gpu_count(pod("pair", "20Gi"), 2),
+        "node-a",
+        &[0, 1],
+        20 << 30,
+    );
+    let served = ServedCluster::with_gpus(&[("node-a", 5), ("node-b", 1)])
         .with(tenants)
-        .with([pair, on(pod("elsewhere", "20Gi"), "node-b", &[0], 20 << 30)])
+        .with([
+            pair,
+            bound_on(pod("elsewhere", "20Gi"), "node-b", &[0], 20 << 30),
+        ])
         .serve();
     assert_eq!(served.events(), [], "the first report has lost nothing");
     let changed = |sequence: u64| {
-        with(report("node-a", "boot", sequence, 5), |r| {
+        edited(report("node-a", "boot", sequence, 5), |r| {
             let gpus = r["gpus"].as_array_mut().unwrap();
             gpus[1]["health"] = json!("lost");
             gpus[1]["healthReason"] = json!("XID 79");
@@ -571,10 +585,10 @@ fn the_pods_of_a_lost_gpu_get_one_event_that_names_the_gpu_and_the_cause() {
 fn a_missing_or_wrong_field_of_a_report_is_named() {
     let served = served();
     for field in ["node", "bootId", "sequence", "gpus"] {
-        let report = with(report("node-a", "boot", 2, 2), |r| {
+        let report = edited(report("node-a", "boot", 2, 2), |r| {
             drop(r.as_object_mut().unwrap().remove(field))
         });
-        let error = refused(&served, 422, "malformed", &report);
+        let error = expect_refusal(&served, 422, "malformed", &report);
         assert!(
             error.contains(&format!("missing field `{field}`")) && error.contains("line 1 column"),
             "{error}"
@@ -585,10 +599,10 @@ fn a_missing_or_wrong_field_of_a_report_is_named() {
         ("index", json!("0")),
         ("uuid", json!("")),
     ] {
-        let report = with(report("node-a", "boot", 2, 2), |r| {
+        let report = edited(report("node-a", "boot", 2, 2), |r| {
             r["gpus"][1][field] = value
         });
-        assert!(refused(&served, 422, "malformed", &report).contains("line 1 column"));
+        assert!(expect_refusal(&served, 422, "malformed", &report).contains("line 1 column"));
     }
 }
 
@@ -608,7 +622,7 @@ fn a_report_that_is_no_json_is_a_400() {
 #[test]
 fn unknown_fields_of_a_later_version_are_accepted() {
     let served = served();
-    let later = with(report("node-a", "boot", 2, 3), |r| {
+    let later = edited(report("node-a", "boot", 2, 3), |r| {
         r["driver"] = json!({ "version": "600.1" });
         r["gpus"][2]["temperature"] = json!(55);
     });
@@ -643,7 +657,7 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_id_restarts_the_count() {
 fn racing_reports_of_one_node_end_with_the_latest() {
     const SENDERS: u64 = 4;
     const LAST: u64 = 200;
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
     std::thread::scope(|scope| {
         for sender in 1..=SENDERS {
             let served = &served;
@@ -674,7 +688,7 @@ fn racing_reports_of_one_node_end_with_the_latest() {
 
 #[test]
 fn the_valid_reports_of_a_batch_count() {
-    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)]).serve();
+    let served = ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 1)]).serve();
     let batch = json!([
         report("node-a", "boot", 2, 2),
         report("node-z", "boot", 2, 2),
@@ -713,7 +727,7 @@ fn the_valid_reports_of_a_batch_count() {
 #[test]
 fn a_report_with_absurdly_much_memory_breaks_nothing() {
     let served = served();
-    let absurd = with(report("node-a", "boot", 2, 2), |r| {
+    let absurd = edited(report("node-a", "boot", 2, 2), |r| {
         for gpu in [0, 1] {
             r["gpus"][gpu]["totalBytes"] = json!(u64::MAX);
         }
@@ -722,7 +736,7 @@ fn a_report_with_absurdly_much_memory_breaks_nothing() {
     served.ledger();
     served.metric("stowage_nodes");
     assert_eq!(
-        served.passed(&pod("vast", "9223372036854775807"), &["node-a"]),
+        served.filter_passed(&pod("vast", "9223372036854775807"), &["node-a"]),
         ["node-a"]
     );
     assert_eq!(
@@ -746,10 +760,10 @@ fn a_gpu_with_a_pod_that_is_no_longer_reported_is_lost_and_keeps_its_charge() {
         ]
     );
     let small = pod("small", "10Gi");
-    assert_eq!(served.passed(&small, &["node-a"]), ["node-a"]);
+    assert_eq!(served.filter_passed(&small, &["node-a"]), ["node-a"]);
     assert_eq!(served.bind(&small, "node-a"), "");
     assert_eq!(
-        served.entry(&small).unwrap().devices().unwrap()[0].as_str(),
+        served.pod_state(&small).unwrap().devices().unwrap()[0].as_str(),
         "GPU-node-a-1",
         "nothing new on a lost GPU"
     );

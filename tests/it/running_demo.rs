@@ -1,14 +1,14 @@
 //! `stowage demo` with its story played, for tests that look at it from outside.
 
-use crate::client::PATIENCE;
+use crate::client::TEST_TIMEOUT;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 
 /// A process that ends with the test.
-pub struct Ends(pub Child);
+pub struct KillOnDrop(pub Child);
 
-impl Drop for Ends {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -18,7 +18,7 @@ impl Drop for Ends {
 pub struct RunningDemo {
     /// Its operators' address, such as `http://127.0.0.1:40123`.
     pub operators: String,
-    _process: Ends,
+    _process: KillOnDrop,
 }
 
 impl RunningDemo {
@@ -32,7 +32,7 @@ impl RunningDemo {
             .unwrap();
         let (sender, lines) = channel();
         let out = BufReader::new(process.stdout.take().unwrap());
-        let process = Ends(process);
+        let process = KillOnDrop(process);
         std::thread::spawn(move || {
             out.lines()
                 .map_while(Result::ok)
@@ -40,7 +40,7 @@ impl RunningDemo {
         });
         loop {
             let line = lines
-                .recv_timeout(4 * PATIENCE)
+                .recv_timeout(4 * TEST_TIMEOUT)
                 .expect("the demo names its operators' address");
             if let Some(operators) = operators_address(&line) {
                 return Self {

@@ -23,7 +23,7 @@ use stowage_kubernetes_objects::port::{
 };
 use stowage_scheduling::audit::ledger::audit;
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, PodEventReason,
     ReservationChange, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
@@ -38,8 +38,8 @@ use stowage_server::extender::server::{Endpoint, Endpoints};
 use stowage_server::extender::{Extender, server};
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane};
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::kubernetes::observed::ObservedControlPlane;
-use stowage_server::service::{Service, TimeSource};
+use stowage_server::kubernetes::observed::ActivityRecordingControlPlane;
+use stowage_server::service::{ServerState, TimeSource};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -47,10 +47,10 @@ use tokio_util::sync::CancellationToken;
 /// Each GPU of a test's cluster: 80 GiB, of which 72 GiB are allocatable (10 % headroom).
 pub const GPU_BYTES: u64 = 80 << 30;
 
-pub type ReadOutcome = Result<Option<PodOnRecord>, ControlPlaneError>;
+pub type ReadOutcome = Result<Option<FreshPod>, ControlPlaneError>;
 
 /// The dump's control plane, except where a test has written down what happens instead.
-pub struct Scripted {
+pub struct ScriptedControlPlane {
     dump: DumpControlPlane,
     pub binds: Mutex<VecDeque<BindOutcome>>,
     pub reads: Mutex<VecDeque<ReadOutcome>>,
@@ -67,7 +67,7 @@ pub struct Scripted {
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl Scripted {
+impl ScriptedControlPlane {
     async fn bind(&self, order: &BindOrder) -> BindOutcome {
         let place = {
             let mut orders = self.orders.lock();
@@ -75,7 +75,7 @@ impl Scripted {
             orders.len() - 1
         };
         self.permits.acquire().await.unwrap().forget();
-        self.panic_as_told();
+        self.panic_if_scripted();
         let scripted = self.binds.lock().pop_front();
         let outcome = match scripted {
             Some(outcome) => outcome,
@@ -86,8 +86,8 @@ impl Scripted {
     }
 }
 
-impl Scripted {
-    fn panic_as_told(&self) {
+impl ScriptedControlPlane {
+    fn panic_if_scripted(&self) {
         let panics = {
             let mut left = self.panics.lock();
             let panics = *left > 0;
@@ -98,14 +98,14 @@ impl Scripted {
     }
 }
 
-impl ControlPlane for Scripted {
+impl ControlPlane for ScriptedControlPlane {
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         self.bind(order).boxed()
     }
 
     fn read_pod<'a>(&'a self, key: &'a PodKey) -> BoxFuture<'a, ReadOutcome> {
         async {
-            self.panic_as_told();
+            self.panic_if_scripted();
             let scripted = self.reads.lock().pop_front();
             match scripted {
                 Some(outcome) => outcome,
@@ -164,7 +164,7 @@ impl ControlPlane for Scripted {
 
 /// The default policy, but that no class is of engines and a report stays fresh for a day: pods that no kubelet runs never
 /// get through their start, and agents here report once. What either does to others has tests of its own.
-pub fn without_engines() -> Policy {
+pub fn policy_without_engines() -> Policy {
     let mut policy = Policy::default();
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
     policy.telemetry.stale = Millis::seconds(48 * 3600);
@@ -191,11 +191,11 @@ pub struct ServedCluster {
 
 impl ServedCluster {
     /// Nodes whose agents report this many GPUs.
-    pub fn of(gpus: &[(&str, u32)]) -> Self {
+    pub fn with_gpus(gpus: &[(&str, u32)]) -> Self {
         Self {
             nodes: gpus.iter().map(|(name, _)| node(name)).collect(),
             pods: Vec::new(),
-            policy: without_engines(),
+            policy: policy_without_engines(),
             limits: RequestLimits::default(),
             time: TimeSource::SYSTEM,
             authority: None,
@@ -214,13 +214,13 @@ impl ServedCluster {
 
     pub fn serve(self) -> Served {
         let items: Vec<&Value> = self.nodes.iter().chain(&self.pods).collect();
-        let dump = Dump::of(
+        let dump = Dump::from_text(
             json!({ "kind": "List", "items": items }).to_string(),
             Path::new("test"),
         );
-        let service = Service::timed_by(self.time, self.policy);
+        let service = ServerState::with_time_source(self.time, self.policy);
         let mut index = ClusterIndex::default();
-        let control_plane = Arc::new(Scripted {
+        let control_plane = Arc::new(ScriptedControlPlane {
             dump: DumpControlPlane::load(&dump, &service, &mut index).unwrap(),
             binds: Mutex::default(),
             reads: Mutex::default(),
@@ -243,11 +243,11 @@ impl ServedCluster {
         let page_auth = {
             let _inside = runtime.enter();
             self.pages.map_or(PageAuth::Anyone, |authority| {
-                PageAuth::by(authority, service.clone())
+                PageAuth::new(authority, service.clone())
             })
         };
         // As `stowage serve` has it: what is written is among the decisions that the page lists.
-        let observed = ObservedControlPlane::new(control_plane.clone(), service.clone());
+        let observed = ActivityRecordingControlPlane::new(control_plane.clone(), service.clone());
         let extender = Extender::new(service.clone(), observed, self.limits)
             .with_agent_auth(agent_auth)
             .with_page_auth(page_auth);
@@ -299,9 +299,9 @@ pub fn endpoints() -> (Endpoints, [SocketAddr; 3]) {
 }
 
 pub struct Served {
-    pub service: Arc<Service>,
+    pub service: Arc<ServerState>,
     pub index: Mutex<ClusterIndex>,
-    pub control_plane: Arc<Scripted>,
+    pub control_plane: Arc<ScriptedControlPlane>,
     pub extender: Extender,
     pub scheduler: SocketAddr,
     pub agents: SocketAddr,
@@ -331,7 +331,7 @@ impl Served {
     }
 
     /// The nodes that pass.
-    pub fn passed(&self, pod: &Value, nodes: &[&str]) -> Vec<String> {
+    pub fn filter_passed(&self, pod: &Value, nodes: &[&str]) -> Vec<String> {
         let answer = self.filter(pod, nodes);
         assert_eq!(answer.status, 200, "{}", answer.text());
         serde_json::from_value(answer.json()["NodeNames"].take()).unwrap()
@@ -359,7 +359,7 @@ impl Served {
     }
 
     /// Makes a pod known, as its watch would.
-    pub fn show(&self, pod: &Value) -> Option<PodEvent> {
+    pub fn observe_pod(&self, pod: &Value) -> Option<PodEvent> {
         self.index
             .lock()
             .apply_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap())
@@ -371,7 +371,7 @@ impl Served {
             .delete_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap());
     }
 
-    pub fn entry(&self, pod: &Value) -> Option<PodState> {
+    pub fn pod_state(&self, pod: &Value) -> Option<PodState> {
         self.service
             .cluster()
             .ledger()
@@ -380,15 +380,15 @@ impl Served {
     }
 
     pub fn phase(&self, pod: &Value) -> PodPhase {
-        self.entry(pod).expect("the ledger knows the pod").phase
+        self.pod_state(pod).expect("the ledger knows the pod").phase
     }
 
     pub fn is_bound_to(&self, pod: &Value, node: &str) -> bool {
         matches!(self.phase(pod), PodPhase::Bound(bound) if bound.node.as_str() == node)
     }
 
-    pub fn hint_on(&self, pod: &Value) -> Option<String> {
-        self.entry(pod)?
+    pub fn soft_reservation_node(&self, pod: &Value) -> Option<String> {
+        self.pod_state(pod)?
             .soft_reservation()
             .map(|soft_reservation| soft_reservation.node.to_string())
     }
@@ -424,7 +424,7 @@ impl Served {
     }
 
     /// The same where a test has shortened the limits of connections: on a busy machine its own would exceed them.
-    pub fn metric_past_limits(&self, series: &str) -> u64 {
+    pub fn metric_without_limits(&self, series: &str) -> u64 {
         sample(&self.service.metrics.render(), series)
     }
 
@@ -447,7 +447,10 @@ impl Served {
     }
 
     /// What the accepted Bindings allocate on each GPU: summed here, from nothing but the orders.
-    pub fn promised(&self, is_counted: impl Fn(&BindOrder) -> bool) -> BTreeMap<String, u64> {
+    pub fn bound_vram_by_gpu(
+        &self,
+        is_counted: impl Fn(&BindOrder) -> bool,
+    ) -> BTreeMap<String, u64> {
         let mut promised = BTreeMap::new();
         for (order, outcome) in self.control_plane.orders.lock().iter() {
             if *outcome == Some(BindOutcome::Written) && is_counted(order) {
@@ -492,7 +495,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(
-            started.elapsed() < crate::client::PATIENCE,
+            started.elapsed() < crate::client::TEST_TIMEOUT,
             "it never came that {what}"
         );
         std::thread::park_timeout(std::time::Duration::from_millis(1));

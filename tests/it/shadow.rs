@@ -1,9 +1,11 @@
 //! Shadow mode, as the scheduler and operators see it: everything passes, the decision that enforcement would have made is
 //! recorded, and nothing is reserved, reported on pods or written but plain Bindings.
 
-use crate::client::{Client, PATIENCE};
-use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
-use crate::served::{Served, ServedCluster, pod, preempt_args, priority, without_engines};
+use crate::client::{Client, TEST_TIMEOUT};
+use crate::device_plugin::{GPU, bound_to, plugin_node, pod_requesting};
+use crate::served::{
+    Served, ServedCluster, pod, policy_without_engines, preempt_args, with_priority,
+};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -25,23 +27,23 @@ use stowage_server::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage_server::extender::{Extender, server};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::{ClusterOptions, LeadWith};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-fn shadowing(mut policy: Policy) -> Policy {
+fn in_shadow_mode(mut policy: Policy) -> Policy {
     policy.mode = Mode::Shadow;
     policy.digest = Digest(0xabc);
     policy
 }
 
 fn cluster(nodes: &[(&str, u32)]) -> ServedCluster {
-    let mut cluster = ServedCluster::of(&[]);
+    let mut cluster = ServedCluster::with_gpus(&[]);
     cluster.nodes = nodes
         .iter()
         .map(|(name, gpus)| plugin_node(name, GPU, *gpus))
         .collect();
-    cluster.policy = shadowing(without_engines());
+    cluster.policy = in_shadow_mode(policy_without_engines());
     cluster
 }
 
@@ -68,17 +70,17 @@ impl Served {
 }
 
 #[test]
-fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused() {
-    let there = bound_to(asks("there", GPU, 2), "b");
+fn filter_passes_every_node_and_records_what_it_would_have_refused() {
+    let there = bound_to(pod_requesting("there", GPU, 2), "b");
     let served = cluster(&[("a", 2), ("b", 2)]).with([there]).serve();
-    let one = asks("one", GPU, 1);
+    let one = pod_requesting("one", GPU, 1);
     assert_eq!(
-        served.passed(&one, &["a", "b", "unknown"]),
+        served.filter_passed(&one, &["a", "b", "unknown"]),
         ["a", "b", "unknown"]
     );
-    assert_eq!(served.passed(&one, &["a"]), ["a"]);
+    assert_eq!(served.filter_passed(&one, &["a"]), ["a"]);
     assert_eq!(
-        served.passed(&asks("nine", GPU, 9), &["a", "b"]),
+        served.filter_passed(&pod_requesting("nine", GPU, 9), &["a", "b"]),
         ["a", "b"]
     );
     let whole = ["a", "b"].map(|name| json!({ "metadata": { "name": name, "x": 1.50 } }));
@@ -115,13 +117,13 @@ fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused(
         ["different", "same", "would-reject"].map(|outcome| served.shadow("filter", outcome));
     assert_eq!(counts, [2, 1, 1]);
     assert!(served.events().is_empty(), "nobody was refused");
-    assert_eq!(served.hint_on(&one), None);
+    assert_eq!(served.soft_reservation_node(&one), None);
 }
 
 #[test]
 fn prioritize_leaves_the_order_to_the_scheduler() {
     let served = cluster(&[("a", 8), ("b", 2)]).serve();
-    let scores = served.prioritize(&asks("one", GPU, 1), &["a", "b"]);
+    let scores = served.prioritize(&pod_requesting("one", GPU, 1), &["a", "b"]);
     assert_eq!(scores, [("a".to_owned(), 0), ("b".to_owned(), 0)]);
     assert_eq!(
         served.journal(),
@@ -131,12 +133,14 @@ fn prioritize_leaves_the_order_to_the_scheduler() {
 
 #[test]
 fn preempt_answers_the_candidates_as_offered_in_either_form() {
-    let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
+    let there = |name: &str, node: &str, rank| {
+        bound_to(with_priority(pod_requesting(name, GPU, 2), rank), node)
+    };
     let (low, parse) = (there("low", "a", -1), there("lower", "b", -2));
     let served = cluster(&[("a", 2), ("b", 2)])
         .with([low.clone(), parse.clone()])
         .serve();
-    let high = priority(asks("high", GPU, 2), 9);
+    let high = with_priority(pod_requesting("high", GPU, 2), 9);
     let offered: [(&str, &[&Value]); 2] = [("a", &[&low]), ("b", &[&parse])];
     let victims = |name: &str, budgets| json!({ "Pods": [{ "UID": format!("uid-{name}") }], "NumPDBViolations": budgets });
     let expected =
@@ -151,7 +155,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     let request = json!({ "Pod": high, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null });
     let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 3) } });
     assert_eq!(served.post("/scheduler/preempt", request).json(), expected);
-    let equal = priority(asks("equal", GPU, 2), -2);
+    let equal = with_priority(pod_requesting("equal", GPU, 2), -2);
     served.post("/scheduler/preempt", preempt_args(&equal, &offered[1..]));
     let expected = [
         ["preempt", "would-narrow", "b", "2 candidates as offered"],
@@ -175,15 +179,15 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
 
 #[test]
 fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
-    let there = bound_to(asks("there", GPU, 2), "b");
+    let there = bound_to(pod_requesting("there", GPU, 2), "b");
     let [same, other, full, gone] =
-        ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
-    let huge = asks("huge", GPU, 9);
+        ["same", "other", "full", "gone"].map(|name| pod_requesting(name, GPU, 1));
+    let huge = pod_requesting("huge", GPU, 9);
     let pods = [&there, &same, &other, &full, &gone, &huge].map(Clone::clone);
     let served = cluster(&[("a", 8), ("b", 2), ("c", 4)]).with(pods).serve();
     // It would have packed each of them onto the smaller node.
     for pod in [&same, &other, &huge] {
-        served.passed(pod, &["a", "c"]);
+        served.filter_passed(pod, &["a", "c"]);
     }
     for (pod, node) in [
         (&same, "c"),
@@ -231,8 +235,8 @@ fn bind_writes_the_schedulers_choice_whatever_the_ledger_says() {
 #[test]
 fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let vram = pod("vram", "10Gi");
-    let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
-    cluster.policy = shadowing(without_engines());
+    let mut cluster = ServedCluster::with_gpus(&[("stowage", 2)]).with([vram.clone()]);
+    cluster.policy = in_shadow_mode(policy_without_engines());
     let served = cluster.serve();
     let answer = served.filter(&vram, &["stowage"]).json();
     assert_eq!(answer["NodeNames"], json!([]));
@@ -260,14 +264,14 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
 
 #[test]
 fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
-    let mut odd = asks("odd", GPU, 1);
+    let mut odd = pod_requesting("odd", GPU, 1);
     odd["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
     odd["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("perhaps");
     let served = cluster(&[("a", 2)]).with([odd.clone()]).serve();
-    assert_eq!(served.show(&odd), None);
-    assert_eq!(served.passed(&odd, &["a"]), ["a"]);
+    assert_eq!(served.observe_pod(&odd), None);
+    assert_eq!(served.filter_passed(&odd, &["a"]), ["a"]);
     // Its watch shows it again, between filter and bind.
-    assert_eq!(served.show(&odd), None);
+    assert_eq!(served.observe_pod(&odd), None);
     assert_eq!(served.bind(&odd, "a"), "");
     let mut both = odd.clone();
     both["metadata"]["name"] = json!("both");
@@ -281,23 +285,23 @@ fn an_invalid_pod_passes_and_is_bound_in_shadow_mode() {
 #[test]
 fn a_policy_that_switches_to_enforcing_takes_effect_at_once() {
     let served = cluster(&[("a", 2), ("b", 8)])
-        .with([bound_to(asks("there", GPU, 2), "a")])
+        .with([bound_to(pod_requesting("there", GPU, 2), "a")])
         .serve();
-    let one = asks("one", GPU, 1);
-    assert_eq!(served.passed(&one, &["a", "b"]), ["a", "b"]);
-    served.service.set_policy(without_engines());
-    assert_eq!(served.passed(&one, &["a", "b"]), ["b"]);
+    let one = pod_requesting("one", GPU, 1);
+    assert_eq!(served.filter_passed(&one, &["a", "b"]), ["a", "b"]);
+    served.service.set_policy(policy_without_engines());
+    assert_eq!(served.filter_passed(&one, &["a", "b"]), ["b"]);
     assert_eq!(served.journal().len(), 1);
 }
 
 #[test]
 fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
     let vram = pod("vram", "10Gi");
-    let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
-    cluster.policy = shadowing(without_engines());
+    let mut cluster = ServedCluster::with_gpus(&[("stowage", 2)]).with([vram.clone()]);
+    cluster.policy = in_shadow_mode(policy_without_engines());
     let served = cluster.serve();
-    assert!(served.passed(&vram, &["stowage"]).is_empty());
-    served.service.set_policy(without_engines());
+    assert!(served.filter_passed(&vram, &["stowage"]).is_empty());
+    served.service.set_policy(policy_without_engines());
     let mut ledger = served.service.cluster();
     let later = ledger.ledger().now() + Millis::seconds(5);
     ledger.apply(ClockAdvanced(later));
@@ -315,7 +319,7 @@ fn a_pod_refused_in_shadow_mode_is_retried_when_the_policy_enforces() {
 /// Stowage beside the stand-in scheduler, both over the stand-in API server.
 struct ShadowSetup {
     api: Arc<ApiServer>,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     extender: Extender,
     scheduler: StandInScheduler,
     _kubelet: Kubelet,
@@ -330,7 +334,7 @@ impl Drop for ShadowSetup {
 }
 
 /// Which pods the scheduler brings to Stowage.
-const NOBODYS: &str = "example.com/nothing";
+const UNUSED_RESOURCE: &str = "example.com/nothing";
 
 impl ShadowSetup {
     /// Four nodes of 4, 6, 8 and 10 GPUs.
@@ -339,7 +343,7 @@ impl ShadowSetup {
         for (name, gpus) in [("n0", 4), ("n1", 6), ("n2", 8), ("n3", 10)] {
             api.create("nodes", plugin_node(name, GPU, gpus)).unwrap();
         }
-        let service = Service::new(policy);
+        let service = ServerState::new(policy);
         let stop = CancellationToken::new();
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let client = api.client("stowage").unwrap();
@@ -351,7 +355,7 @@ impl ShadowSetup {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, synced)
+        tokio::time::timeout(TEST_TIMEOUT, synced)
             .await
             .expect("the cluster is listed");
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
@@ -365,7 +369,7 @@ impl ShadowSetup {
                 .unwrap()
         };
         tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
-        let mut config = SchedulerConfig::shipped(&format!("http://{address}/scheduler"));
+        let mut config = SchedulerConfig::as_shipped(&format!("http://{address}/scheduler"));
         config.initial_back_off = Duration::from_millis(5);
         config.extender.timeout = Duration::from_secs(30);
         config.extender.managed_resource = managed.to_owned();
@@ -387,7 +391,7 @@ impl ShadowSetup {
     }
 
     async fn bind(&self, name: &str, gpus: u32, rank: i32) -> String {
-        let mut pod = priority(asks(name, GPU, gpus), rank);
+        let mut pod = with_priority(pod_requesting(name, GPU, gpus), rank);
         pod["metadata"].as_object_mut().unwrap().remove("uid");
         self.api.create("pods", pod).unwrap();
         let node = || {
@@ -400,7 +404,7 @@ impl ShadowSetup {
             let seen = self.scheduler.observations();
             let pod = format!("default/{name}");
             seen.until(|seen| {
-                (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(())
+                (seen.outcome(&pod).node.is_some() && seen.progress().is_idle).then_some(())
             })
             .await;
             bound
@@ -451,14 +455,14 @@ impl ShadowSetup {
 
 #[tokio::test]
 async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
-    let without = ShadowSetup::start(without_engines(), NOBODYS).await;
+    let without = ShadowSetup::start(policy_without_engines(), UNUSED_RESOURCE).await;
     let alone = without.all().await;
     assert_eq!(
         without.scheduler.observations().calls().len(),
         0,
         "it decided alone"
     );
-    let beside = ShadowSetup::start(shadowing(without_engines()), GPU).await;
+    let beside = ShadowSetup::start(in_shadow_mode(policy_without_engines()), GPU).await;
     assert_eq!(beside.all().await, alone);
 
     let seen = beside.scheduler.observations();
@@ -509,13 +513,17 @@ async fn in_shadow_mode_every_pod_is_placed_as_without_stowage() {
 }
 
 #[tokio::test]
-async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
+async fn in_enforce_mode_the_same_pods_are_packed_and_victims_evicted() {
     let pool = Pool {
         selector: [("pool".to_owned(), "n3".to_owned())].into(),
         classes: Some(vec!["serving".into()]),
-        ..Pool::named("kept-free")
+        ..Pool::new("kept-free")
     };
-    let beside = ShadowSetup::start(without_engines().with_pools(vec![pool]).unwrap(), GPU).await;
+    let beside = ShadowSetup::start(
+        policy_without_engines().with_pools(vec![pool]).unwrap(),
+        GPU,
+    )
+    .await;
     let mut nodes = Vec::new();
     for number in 0..9 {
         nodes.push(beside.bind(&format!("pod-{number}"), 2, -1).await);

@@ -54,7 +54,7 @@ fn items<'a>(value: &'a Value, field: &str) -> &'a [Value] {
 }
 
 /// Whether the pods of a workload have all of these labels; an empty selector takes every pod.
-fn selects(selector: &Value, workload: &Value) -> bool {
+fn is_selected(selector: &Value, workload: &Value) -> bool {
     let labels = &workload["spec"]["template"]["metadata"]["labels"];
     let wanted = selector["matchLabels"]
         .as_object()
@@ -72,13 +72,13 @@ fn port_names(workload: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
+fn a_network_policy_guards_every_port_of_the_shipped_pods() {
     network_policies_guard_every_port(&applied());
 }
 
 /// What no way to install may leave out: network policies, and admission rules that deny. In shadow mode the rule about the GPUs
 /// that a container sees warns: pods of a device plugin's cluster do not know it yet.
-pub fn guards_are_in_place(objects: &[Value]) {
+pub fn assert_guards(objects: &[Value]) {
     network_policies_guard_every_port(objects);
     let is_shadow = of_kind(objects, &["ConfigMap"]).iter().any(|config_map| {
         let policy = config_map["data"]["policy.yaml"].as_str();
@@ -126,7 +126,7 @@ fn network_policies_guard_every_port(applied: &[Value]) {
         let name = &workload["metadata"]["name"];
         let of_it = policies
             .iter()
-            .filter(|policy| selects(&policy["spec"]["podSelector"], workload));
+            .filter(|policy| is_selected(&policy["spec"]["podSelector"], workload));
         let of_it: Vec<_> = of_it.collect();
         assert_eq!(of_it.len(), 1, "{name}");
         let spec = &of_it[0]["spec"];
@@ -149,7 +149,7 @@ fn network_policies_guard_every_port(applied: &[Value]) {
             {
                 let reaches = workloads
                     .iter()
-                    .any(|workload| selects(&peer["podSelector"], workload));
+                    .any(|workload| is_selected(&peer["podSelector"], workload));
                 assert!(reaches, "{name}: nobody is {peer}");
             }
         }
@@ -161,7 +161,7 @@ fn network_policies_guard_every_port(applied: &[Value]) {
 }
 
 #[test]
-fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
+fn the_memory_limit_exceeds_the_measured_use_with_a_margin() {
     let page = fs::read_to_string(root().join("docs/inside/measurements.md")).unwrap();
     let rows = page
         .lines()
@@ -192,7 +192,7 @@ fn s5_the_memory_limit_exceeds_the_measured_use_with_a_margin() {
 }
 
 #[test]
-fn b8_the_shipped_deployment_keeps_its_last_good_policy_where_a_restart_finds_it() {
+fn the_shipped_deployment_keeps_its_last_good_policy_on_a_volume() {
     let applied = applied();
     let pod = &of_kind(&applied, &["Deployment"])[0]["spec"]["template"]["spec"];
     let stowage = &items(pod, "containers")[0];
@@ -214,7 +214,7 @@ fn b8_the_shipped_deployment_keeps_its_last_good_policy_where_a_restart_finds_it
 }
 
 #[test]
-fn n9_every_file_of_the_base_is_installed_or_made_into_a_config_map() {
+fn every_file_of_the_base_is_installed_or_made_into_a_config_map() {
     let kustomization = one("base/kustomization.yaml");
     let inputs = items(&kustomization, "configMapGenerator")
         .iter()
@@ -231,7 +231,7 @@ fn n9_every_file_of_the_base_is_installed_or_made_into_a_config_map() {
         .collect();
     files.sort();
     assert_eq!(files, named);
-    guards_are_in_place(&applied());
+    assert_guards(&applied());
     let kinds = applied();
     let kinds = kinds.iter().map(|object| as_str(&object["kind"]));
     assert!(
@@ -303,7 +303,7 @@ fn the_component_of_turns_asks_the_socket_that_it_gives_the_agent() {
 }
 
 #[test]
-fn what_two_folders_have_is_the_same() {
+fn files_in_two_folders_are_identical() {
     let shipped = fs::read_to_string(root().join("policies/first-day-shadow/policy.yaml")).unwrap();
     assert_eq!(
         text("overlays/shadow/policy.yaml"),
@@ -335,7 +335,7 @@ fn what_two_folders_have_is_the_same() {
 }
 
 #[test]
-fn n20_an_agent_runs_where_any_of_the_labels_says_that_there_is_a_gpu() {
+fn an_agent_runs_on_nodes_with_any_of_the_gpu_labels() {
     let applied = applied();
     let agent = &of_kind(&applied, &["DaemonSet"])[0]["spec"]["template"]["spec"];
     assert!(
@@ -373,7 +373,7 @@ fn n20_an_agent_runs_where_any_of_the_labels_says_that_there_is_a_gpu() {
 }
 
 #[test]
-fn of_secrets_and_config_maps_stowage_may_touch_its_own_two_only() {
+fn stowage_may_access_its_own_secret_and_config_map_only() {
     let applied = applied();
     let roles = of_kind(&applied, &["ClusterRole", "Role"]);
     let mut touched = Vec::new();

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use stowage_policy_file::cases as policy_cases;
-use stowage_policy_file::{Loaded, SourceText, diagnostic, load};
+use stowage_policy_file::{LoadedPolicy, SourceText, diagnostic, load};
 use stowage_scheduling::policy::Policy;
 
 fn folders() -> Vec<PathBuf> {
@@ -31,7 +31,7 @@ fn sources(folder: &Path) -> Vec<SourceText> {
         .collect()
 }
 
-fn loaded(folder: &Path) -> Loaded {
+fn loaded(folder: &Path) -> LoadedPolicy {
     let sources = sources(folder);
     let loaded = load(&sources);
     let texts = stowage_policy_file::PolicySources::new(&sources);
@@ -50,7 +50,7 @@ fn every_shipped_policy_is_valid_and_its_cases_pass() {
     assert!(folders.len() >= 6, "{folders:?}");
     let (mut cases, mut failures) = (0, String::new());
     for folder in &folders {
-        let Loaded { policy, tests, .. } = loaded(folder);
+        let LoadedPolicy { policy, tests, .. } = loaded(folder);
         for test in &tests {
             for outcome in policy_cases::run(&policy, &test.test).unwrap() {
                 cases += 1;

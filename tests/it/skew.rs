@@ -147,7 +147,7 @@ fn of_extenders(configuration: &Value) -> impl Iterator<Item = (Vec<Value>, Vec<
 fn decoder(folder: &Path, minor: u32) -> Option<PathBuf> {
     let version = Command::new("go").arg("version").output();
     if !version.is_ok_and(|ran| ran.status.success()) {
-        needs::skipped(
+        needs::report_skipped(
             "Go, whose types kube-scheduler's configuration is decoded with, is not installed",
         );
         return None;
@@ -169,7 +169,7 @@ fn decoder(folder: &Path, minor: u32) -> Option<PathBuf> {
         .status
         .success()
     {
-        needs::skipped(format_args!(
+        needs::report_skipped(format_args!(
             "Go cannot get the module k8s.io/kube-scheduler v0.{minor}.0"
         ));
         return None;

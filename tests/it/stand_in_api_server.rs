@@ -12,7 +12,7 @@ use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn server() -> (ApiServer, kube::Client) {
     let api = ApiServer::start().await.unwrap();
@@ -176,7 +176,7 @@ async fn a_binding_writes_node_annotations_labels_and_condition_at_once_and_only
 }
 
 #[tokio::test]
-async fn a_gate_is_lifted_but_never_added() {
+async fn a_scheduling_gate_can_be_removed_but_not_added() {
     let (api, client) = server().await;
     let mut gated = pod("a");
     gated["spec"]["schedulingGates"] = json!([{"name": "stowage.dev/plan"}]);
@@ -202,7 +202,8 @@ async fn a_gate_is_lifted_but_never_added() {
 }
 
 #[tokio::test]
-async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one_gate_of_several() {
+async fn a_gated_pod_has_the_gated_condition_and_no_node_and_a_merge_patch_removes_one_of_its_gates()
+ {
     let (api, client) = server().await;
     let mut gated = pod("a");
     gated["spec"]["schedulingGates"] = json!([{"name": "quota"}, {"name": "stowage.dev/plan"}]);
@@ -424,7 +425,8 @@ async fn a_disruption_budget_admits_as_many_evictions_as_it_allows() {
 }
 
 #[tokio::test]
-async fn a_pod_of_two_budgets_cannot_be_evicted_and_one_not_yet_counted_says_when_to_come_back() {
+async fn a_pod_of_two_budgets_cannot_be_evicted_and_a_budget_with_stale_status_answers_retry_after()
+{
     let (api, client) = server().await;
     running(&api, "a", "served");
     let mut uncounted = budget("pdb", 5);
@@ -459,7 +461,7 @@ async fn a_watch_sees_what_enters_and_leaves_its_selector_and_survives_a_compact
     let config = watcher::Config::default().fields("spec.nodeName=");
     let mut events = watcher::watcher(pods, config).boxed();
     let mut next = async || loop {
-        let event = tokio::time::timeout(PATIENCE, events.next())
+        let event = tokio::time::timeout(TEST_TIMEOUT, events.next())
             .await
             .unwrap()
             .unwrap();
@@ -515,7 +517,7 @@ async fn a_streamed_list_ends_with_its_bookmark() {
     let mut events = watcher::watcher(Api::<Node>::all(client), config).boxed();
     let mut seen = Vec::new();
     while !matches!(seen.last(), Some(Event::InitDone)) {
-        let event = tokio::time::timeout(PATIENCE, events.next())
+        let event = tokio::time::timeout(TEST_TIMEOUT, events.next())
             .await
             .unwrap()
             .unwrap();
@@ -530,12 +532,12 @@ async fn injected_faults_occur_in_order_and_then_stop() {
     api.create("pods", pod("a")).unwrap();
     let path = "/api/v1/namespaces/default/pods/a/binding";
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::Fails);
+        .fail_next(Operation::Binding, 1, InjectedFault::Fails);
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::Conflicts);
+        .fail_next(Operation::Binding, 1, InjectedFault::Conflicts);
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::Hangs);
-    api.faults().next(
+        .fail_next(Operation::Binding, 1, InjectedFault::Hangs);
+    api.faults().fail_next(
         Operation::Binding,
         1,
         InjectedFault::AnswersLate(Duration::from_secs(60)),
@@ -586,7 +588,7 @@ async fn injected_faults_occur_in_order_and_then_stop() {
 }
 
 #[tokio::test]
-async fn odd_input_is_refused_and_never_ends_the_server() {
+async fn malformed_input_is_refused_and_the_server_keeps_running() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let pods = "/api/v1/namespaces/default/pods";
@@ -627,7 +629,7 @@ async fn dropping_the_server_ends_its_watches_and_hanging_requests() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::Hangs);
+        .fail_next(Operation::Binding, 1, InjectedFault::Hangs);
     let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1")
         .body(Vec::new())
         .unwrap();
@@ -651,14 +653,14 @@ async fn dropping_the_server_ends_its_watches_and_hanging_requests() {
     }
     drop(api);
     assert!(
-        tokio::time::timeout(PATIENCE, watching)
+        tokio::time::timeout(TEST_TIMEOUT, watching)
             .await
             .unwrap()
             .unwrap()
             .is_ok()
     );
     assert_eq!(
-        tokio::time::timeout(PATIENCE, hanging)
+        tokio::time::timeout(TEST_TIMEOUT, hanging)
             .await
             .unwrap()
             .unwrap()

@@ -163,9 +163,9 @@ fn encode(answer: &ScriptedAnswer) -> Vec<u8> {
 }
 
 /// The default script: every node passes, all score alike, bind does as requested.
-pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
+pub fn accept_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     match request.verb.as_str() {
-        "filter" => ScriptedAnswer::ok(keep(request, |_| true)),
+        "filter" => ScriptedAnswer::ok(filter_answer(request, |_| true)),
         "prioritize" => ScriptedAnswer::ok(json!([])),
         "preempt" => ScriptedAnswer::ok(
             json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]}),
@@ -175,7 +175,7 @@ pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
 }
 
 /// A filter answer in the mode of the request.
-pub fn keep(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
+pub fn filter_answer(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
     match &request.body["NodeNames"] {
         Value::Array(names) => {
             let kept: Vec<&Value> = names
@@ -198,7 +198,7 @@ pub fn keep(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
 }
 
 /// The names a filter request asks about, in either mode.
-pub fn asked(request: &RecordedRequest) -> Vec<String> {
+pub fn requested_nodes(request: &RecordedRequest) -> Vec<String> {
     let names = |values: &Vec<Value>, name: fn(&Value) -> &Value| {
         values
             .iter()

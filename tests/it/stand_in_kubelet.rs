@@ -49,18 +49,19 @@ async fn a_bound_pod_runs_and_a_deleted_one_ends() {
 }
 
 /// A grace period that no test outlives, so that what ends before it ended by itself.
-const LONG: Duration = Duration::from_secs(3600);
+const LONG_GRACE_PERIOD: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
 async fn a_pod_terminates_after_the_delay_it_declares() {
     let api = ApiServer::start().await.unwrap();
     let config = KubeletConfig {
-        grace_second: LONG,
+        grace_second: LONG_GRACE_PERIOD,
         ..KubeletConfig::default()
     };
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
     for (name, takes) in [("soon", "1"), ("never", termination::FOR_EVER)] {
-        let metadata = json!({"name": name, "annotations": {termination::TAKES: takes}});
+        let metadata =
+            json!({"name": name, "annotations": {termination::TERMINATION_MILLIS: takes}});
         api.create(
             "pods",
             json!({"metadata": metadata, "spec": {"containers": []}}),

@@ -1,7 +1,7 @@
 //! The stand-in scheduler's nominations: their effect, and the paths on which they are lost.
 
 use crate::stand_in_extender::{
-    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked,
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, accept_all, requested_nodes,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ impl NominationCluster {
     }
 
     fn schedule(&self) -> StandInScheduler {
-        let mut config = SchedulerConfig::shipped(&self.extender.url_prefix());
+        let mut config = SchedulerConfig::as_shipped(&self.extender.url_prefix());
         config.initial_back_off = Duration::from_millis(5);
         // No test here is about time-outs, and a busy machine must not cause one.
         config.extender.timeout = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl NominationCluster {
         );
     }
 
-    fn lift(&self, name: &str) {
+    fn remove_gate(&self, name: &str) {
         let gates = json!([{"$patch": "delete", "name": "stowage.dev/plan"}]);
         let patch = json!({"spec": {"schedulingGates": gates}});
         self.api
@@ -102,19 +102,19 @@ impl NominationCluster {
         )
     }
 
-    async fn bound(&self, name: &str) -> String {
-        within(self.api.until(|_| self.node_of(name))).await
+    async fn wait_until_bound(&self, name: &str) -> String {
+        with_timeout(self.api.until(|_| self.node_of(name))).await
     }
 
     /// The nodes of each filter call about a pod.
     fn filtered(&self, name: &str) -> Vec<Vec<String>> {
         let requests = self.extender.requests("filter").into_iter();
         let of_pod = requests.filter(|request| request.body["Pod"]["metadata"]["name"] == name);
-        of_pod.map(|request| asked(&request)).collect()
+        of_pod.map(|request| requested_nodes(&request)).collect()
     }
 
     /// Until the scheduler has seen all that was written and has nothing to do.
-    async fn settled(&self, scheduler: &StandInScheduler) {
+    async fn wait_until_idle(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
             let version = |object: &Arc<Value>| {
                 object["metadata"]["resourceVersion"]
@@ -133,16 +133,16 @@ impl NominationCluster {
             let progress = seen.progress();
             let news = progress.pods_version >= newest("pods")
                 && progress.nodes_version >= newest("nodes");
-            (progress.idle && news).then_some(())
+            (progress.is_idle && news).then_some(())
         });
-        within(settled).await;
+        with_timeout(settled).await;
     }
 }
 
 fn answer(api: &ApiServer, mood: ExtenderMood, request: &RecordedRequest) -> ScriptedAnswer {
     match (mood, request.verb.as_str()) {
         (ExtenderMood::RefusesEverywhere, "filter") => {
-            let reasons: Value = asked(request)
+            let reasons: Value = requested_nodes(request)
                 .into_iter()
                 .map(|name| (name, json!("no room")))
                 .collect();
@@ -151,11 +151,11 @@ fn answer(api: &ApiServer, mood: ExtenderMood, request: &RecordedRequest) -> Scr
         (ExtenderMood::FailsToFilter, "filter") | (ExtenderMood::FailsToBind, "bind") => {
             ScriptedAnswer::ok(json!({"Error": "not now"}))
         }
-        _ => agreeable(api, request),
+        _ => accept_all(api, request),
     }
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
+async fn with_timeout<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future)
         .await
         .expect("in time")
@@ -166,16 +166,16 @@ async fn a_planned_pod_costs_one_filter_call_for_one_node_and_no_prioritize() {
     let cluster = NominationCluster::new(4).await;
     let scheduler = cluster.schedule();
     cluster.gated("planned", "1Gi");
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     cluster.nominate("planned", Some("n2"));
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(
         scheduler.observations().calls(),
         [],
         "gated, it is nobody's business"
     );
-    cluster.lift("planned");
-    assert_eq!(cluster.bound("planned").await, "n2");
+    cluster.remove_gate("planned");
+    assert_eq!(cluster.wait_until_bound("planned").await, "n2");
     assert_eq!(cluster.filtered("planned"), [["n2"]]);
     let calls = scheduler.observations().calls_for("default/planned");
     let calls: Vec<(Verb, usize)> = calls.iter().map(|call| (call.verb, call.nodes)).collect();
@@ -195,7 +195,7 @@ async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_re
         cluster.create("p", "1Gi", json!({}));
         cluster.nominate("p", Some("n1"));
         let _scheduler = cluster.schedule();
-        within(
+        with_timeout(
             cluster
                 .api
                 .until(|_| cluster.nominated("p").is_none().then_some(())),
@@ -211,7 +211,7 @@ async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_re
                 &json!({"metadata": {"annotations": {"touch": "1"}}}),
             )
             .unwrap();
-        cluster.bound("p").await;
+        cluster.wait_until_bound("p").await;
     }
 }
 
@@ -222,13 +222,13 @@ async fn a_pod_that_may_not_preempt_keeps_its_nomination_when_refused() {
     cluster.create("p", "1Gi", json!({"preemptionPolicy": "Never"}));
     cluster.nominate("p", Some("n1"));
     let scheduler = cluster.schedule();
-    within(
+    with_timeout(
         scheduler
             .observations()
             .until(|seen| seen.outcome("default/p").message),
     )
     .await;
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(cluster.nominated("p").as_deref(), Some("n1"));
 }
 
@@ -237,12 +237,12 @@ async fn a_nomination_keeps_resources_from_lower_and_equal_priority_only() {
     let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     cluster.nominate("planned", Some("n0"));
     for (name, priority) in [("lower", -1), ("equal", 0)] {
         cluster.create(name, "40Gi", json!({"priority": priority}));
     }
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     for name in ["lower", "equal"] {
         assert_eq!(
             scheduler
@@ -253,21 +253,21 @@ async fn a_nomination_keeps_resources_from_lower_and_equal_priority_only() {
         );
     }
     cluster.create("higher", "40Gi", json!({"priority": 1}));
-    assert_eq!(cluster.bound("higher").await, "n0");
+    assert_eq!(cluster.wait_until_bound("higher").await, "n0");
 }
 
 #[tokio::test]
-async fn clearing_a_nomination_wakes_the_pods_it_blocked() {
+async fn clearing_a_nomination_requeues_the_pods_it_blocked() {
     let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     cluster.nominate("planned", Some("n0"));
     cluster.create("equal", "40Gi", json!({}));
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(cluster.node_of("equal"), None);
     cluster.nominate("planned", None);
-    assert_eq!(cluster.bound("equal").await, "n0");
+    assert_eq!(cluster.wait_until_bound("equal").await, "n0");
 }
 
 #[tokio::test]
@@ -278,13 +278,13 @@ async fn a_restarted_scheduler_forgets_a_gated_pods_nomination_until_the_pod_cha
     let scheduler = cluster.schedule();
     cluster.create("first", "10Gi", json!({}));
     assert_eq!(
-        cluster.bound("first").await,
+        cluster.wait_until_bound("first").await,
         "n0",
         "it would fit beside the planned one, too"
     );
     cluster.create("second", "40Gi", json!({}));
     assert_eq!(
-        cluster.bound("second").await,
+        cluster.wait_until_bound("second").await,
         "n0",
         "nobody knows of the planned one"
     );
@@ -296,10 +296,10 @@ async fn a_restarted_scheduler_forgets_a_gated_pods_nomination_until_the_pod_cha
             &json!({"metadata": {"annotations": {"a": "b"}}}),
         )
         .unwrap();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     cluster.create("third", "40Gi", json!({}));
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(cluster.node_of("third"), None);
-    cluster.lift("planned");
-    assert_eq!(cluster.bound("planned").await, "n0");
+    cluster.remove_gate("planned");
+    assert_eq!(cluster.wait_until_bound("planned").await, "n0");
 }

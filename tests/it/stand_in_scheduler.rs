@@ -2,7 +2,7 @@
 
 use crate::recorded;
 use crate::stand_in_extender::{
-    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, keep,
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, accept_all, filter_answer, requested_nodes,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl SchedulerCluster {
     }
 
     fn config(&self) -> SchedulerConfig {
-        let mut config = SchedulerConfig::shipped(&self.extender.url_prefix());
+        let mut config = SchedulerConfig::as_shipped(&self.extender.url_prefix());
         config.initial_back_off = Duration::from_millis(5);
         // No test here is about time-outs, and a busy machine must not cause one.
         config.extender.timeout = Duration::from_secs(30);
@@ -66,12 +66,12 @@ impl SchedulerCluster {
         )
     }
 
-    async fn bound(&self, pod: &str) -> String {
-        within(self.api.until(|_| self.node_of(pod))).await
+    async fn wait_until_bound(&self, pod: &str) -> String {
+        with_timeout(self.api.until(|_| self.node_of(pod))).await
     }
 
     /// Until the scheduler has seen all that was written and has nothing to do.
-    async fn settled(&self, scheduler: &StandInScheduler) {
+    async fn wait_until_idle(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
             let version = |object: &Arc<Value>| {
                 object["metadata"]["resourceVersion"]
@@ -90,13 +90,13 @@ impl SchedulerCluster {
             let progress = seen.progress();
             let news = progress.pods_version >= newest("pods")
                 && progress.nodes_version >= newest("nodes");
-            (progress.idle && news).then_some(())
+            (progress.is_idle && news).then_some(())
         });
-        within(settled).await;
+        with_timeout(settled).await;
     }
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
+async fn with_timeout<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future)
         .await
         .expect("in time")
@@ -104,9 +104,9 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 
 fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     if request.verb != "filter" {
-        return agreeable(api, request);
+        return accept_all(api, request);
     }
-    let reasons: Value = asked(request)
+    let reasons: Value = requested_nodes(request)
         .into_iter()
         .map(|name| (name, json!("no single GPU has room")))
         .collect();
@@ -116,7 +116,7 @@ fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
 #[tokio::test]
 async fn the_stand_ins_requests_equal_the_recorded_ones() {
     let recorded = recorded::json("filter-cached.json");
-    let cluster = SchedulerCluster::new(2, agreeable).await;
+    let cluster = SchedulerCluster::new(2, accept_all).await;
     let mut pod = recorded["request"]["Pod"].clone();
     pod["spec"]["schedulerName"] = json!("stowage");
     let mut config = cluster.config();
@@ -131,7 +131,7 @@ async fn the_stand_ins_requests_equal_the_recorded_ones() {
     }
     cluster.api.create("pods", pod.clone()).unwrap();
     let _scheduler = StandInScheduler::start(cluster.api.client("scheduler").unwrap(), config);
-    cluster.bound("llm-0").await;
+    cluster.wait_until_bound("llm-0").await;
 
     let mut request = cluster.extender.requests("filter").remove(0);
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
@@ -165,23 +165,23 @@ fn keys(object: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
+async fn a_refused_pod_is_requeued_by_a_pod_update_and_not_by_a_node_heartbeat() {
     let cluster = SchedulerCluster::new(2, refuse_all).await;
     let scheduler = cluster.schedule();
     cluster.create("a", "1Gi", 0);
     let filters = || scheduler.observations().count(Verb::Filter);
-    within(
+    with_timeout(
         scheduler
             .observations()
             .until(|seen| (seen.count(Verb::Filter) == 2).then_some(())),
     )
     .await;
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(filters(), 2, "its own condition woke it once");
 
     let heartbeat = json!({"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
     cluster.api.patch_status("nodes/n0", &heartbeat).unwrap();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(filters(), 2);
 
     cluster
@@ -191,19 +191,19 @@ async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
             &json!({"metadata": {"annotations": {"touch": "1"}}}),
         )
         .unwrap();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(filters(), 3);
     cluster
         .api
         .patch("nodes/n0", &json!({"metadata": {"labels": {"touch": "1"}}}))
         .unwrap();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(filters(), 4);
 }
 
 #[tokio::test]
 async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
-    let cluster = SchedulerCluster::new(4, agreeable).await;
+    let cluster = SchedulerCluster::new(4, accept_all).await;
     cluster.create("a", "1Gi", 0);
     cluster
         .api
@@ -213,15 +213,18 @@ async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
         )
         .unwrap();
     let scheduler = cluster.schedule();
-    assert_eq!(cluster.bound("a").await, "n2");
-    assert_eq!(asked(&cluster.extender.requests("filter")[0]), ["n2"]);
+    assert_eq!(cluster.wait_until_bound("a").await, "n2");
+    assert_eq!(
+        requested_nodes(&cluster.extender.requests("filter")[0]),
+        ["n2"]
+    );
     assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
     assert!(cluster.api.get("pods/default/a").unwrap()["status"]["nominatedNodeName"].is_null());
 }
 
 #[tokio::test]
-async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
-    let cluster = SchedulerCluster::new(1, agreeable).await;
+async fn a_gated_pod_waits_for_its_gate_and_another_schedulers_pod_is_never_scheduled() {
+    let cluster = SchedulerCluster::new(1, accept_all).await;
     let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
     let pod = |name: &str, scheduler: &str, gates: Value| {
         let spec = json!({"schedulerName": scheduler, "schedulingGates": gates, "containers": [container]});
@@ -236,7 +239,7 @@ async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
         .create("pods", pod("strange", "default-scheduler", json!([])))
         .unwrap();
     let scheduler = cluster.schedule();
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(scheduler.observations().calls(), []);
     cluster
         .api
@@ -245,7 +248,7 @@ async fn a_gated_pod_waits_for_its_gate_and_a_foreign_pod_for_ever() {
             &json!({"spec": {"schedulingGates": null}}),
         )
         .unwrap();
-    cluster.bound("gated").await;
+    cluster.wait_until_bound("gated").await;
     assert_eq!(cluster.node_of("strange"), None);
 }
 
@@ -255,25 +258,25 @@ async fn the_top_score_wins_every_time() {
         "prioritize" => {
             ScriptedAnswer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}]))
         }
-        _ => agreeable(api, request),
+        _ => accept_all(api, request),
     });
     let cluster = cluster.await;
     let _scheduler = cluster.schedule();
     for name in ["a", "b", "c"] {
         cluster.create(name, "1Gi", 0);
-        assert_eq!(cluster.bound(name).await, "n3");
+        assert_eq!(cluster.wait_until_bound(name).await, "n3");
     }
 }
 
 #[tokio::test]
-async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_node() {
+async fn insufficient_allocatable_vram_causes_a_preemption_and_a_nomination() {
     let cluster = SchedulerCluster::new(2, |api, request| match request.verb.as_str() {
         // The one node of the two on which the placement is to succeed.
         "preempt" => {
             let victims = &request.body["NodeNameToMetaVictims"]["n1"];
             ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": {"n1": victims}}))
         }
-        _ => agreeable(api, request),
+        _ => accept_all(api, request),
     });
     let cluster = cluster.await;
     let fast = kubelet::KubeletConfig {
@@ -284,10 +287,10 @@ async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_nod
     let scheduler = cluster.schedule();
     for name in ["low0", "low1"] {
         cluster.create(name, "60Gi", 0);
-        cluster.bound(name).await;
+        cluster.wait_until_bound(name).await;
     }
     cluster.create("high", "40Gi", 100);
-    assert_eq!(cluster.bound("high").await, "n1");
+    assert_eq!(cluster.wait_until_bound("high").await, "n1");
 
     let preempts = cluster.extender.requests("preempt");
     assert_eq!(
@@ -301,7 +304,7 @@ async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_nod
     );
     assert_eq!(preempts[0].body["NodeNameToVictims"], Value::Null);
     let last = cluster.extender.requests("filter").pop().unwrap();
-    assert_eq!(asked(&last), ["n1"]);
+    assert_eq!(requested_nodes(&last), ["n1"]);
     assert_eq!(last.body["Pod"]["status"]["nominatedNodeName"], "n1");
     assert_eq!(
         scheduler.observations().outcome("default/high").preemptions,
@@ -318,20 +321,20 @@ async fn a_full_node_sum_causes_a_preemption_and_the_nomination_leads_to_the_nod
 async fn an_empty_preempt_answer_evicts_no_pod() {
     let cluster = SchedulerCluster::new(1, |api, request| match request.verb.as_str() {
         "preempt" => ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": {}})),
-        _ => agreeable(api, request),
+        _ => accept_all(api, request),
     });
     let cluster = cluster.await;
     let scheduler = cluster.schedule();
     cluster.create("low", "60Gi", 0);
-    cluster.bound("low").await;
+    cluster.wait_until_bound("low").await;
     cluster.create("high", "40Gi", 100);
-    within(
+    with_timeout(
         scheduler
             .observations()
             .until(|seen| seen.outcome("default/high").message),
     )
     .await;
-    cluster.settled(&scheduler).await;
+    cluster.wait_until_idle(&scheduler).await;
     assert_eq!(
         scheduler
             .observations()
@@ -355,7 +358,7 @@ async fn an_empty_preempt_answer_evicts_no_pod() {
 
 #[tokio::test]
 async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
-    let cluster = SchedulerCluster::new(1, agreeable).await;
+    let cluster = SchedulerCluster::new(1, accept_all).await;
     let scheduler = cluster.schedule();
     for name in ["a", "b", "c"] {
         cluster.create(name, "40Gi", 0);
@@ -365,7 +368,7 @@ async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
         outcome.reason == Some("Unschedulable")
     };
     let all = ["a", "b", "c"];
-    within(scheduler.observations().until(|seen| {
+    with_timeout(scheduler.observations().until(|seen| {
         let done =
             |name: &&str| seen.outcome(&format!("default/{name}")).node.is_some() || refused(name);
         all.iter().all(done).then_some(())
@@ -382,13 +385,13 @@ async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
 #[tokio::test]
 async fn a_shortlist_of_one_is_bound_without_scores() {
     let cluster = SchedulerCluster::new(3, |api, request| match request.verb.as_str() {
-        "filter" => ScriptedAnswer::ok(keep(request, |name| name == "n1")),
-        _ => agreeable(api, request),
+        "filter" => ScriptedAnswer::ok(filter_answer(request, |name| name == "n1")),
+        _ => accept_all(api, request),
     });
     let cluster = cluster.await;
     let scheduler = cluster.schedule();
     cluster.create("a", "1Gi", 0);
-    assert_eq!(cluster.bound("a").await, "n1");
+    assert_eq!(cluster.wait_until_bound("a").await, "n1");
     assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
     assert_eq!(
         cluster
@@ -402,13 +405,13 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
 
 /// Why Stowage refuses through `FailedAndUnresolvableNodes`; see "Refusals" in docs/inside/kube-scheduler.md.
 #[tokio::test]
-async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
+async fn a_resolvable_refusal_repeats_where_a_pod_could_be_evicted() {
     let cluster = SchedulerCluster::new(6, |api, request| {
         let refused = request.verb == "filter" && request.body["Pod"]["metadata"]["name"] == "high";
         if !refused {
-            return agreeable(api, request);
+            return accept_all(api, request);
         }
-        let reasons: Value = asked(request)
+        let reasons: Value = requested_nodes(request)
             .into_iter()
             .map(|name| (name, json!("no room")))
             .collect();
@@ -419,11 +422,12 @@ async fn a_resolvable_refusal_loops_where_a_pod_could_be_evicted() {
     for number in 0..6 {
         let name = format!("low{number}");
         cluster.create(&name, "50Gi", 0);
-        cluster.bound(&name).await;
+        cluster.wait_until_bound(&name).await;
     }
     cluster.create("high", "10Gi", 100);
     let seen = scheduler.observations();
-    within(seen.until(|seen| (seen.calls_for("default/high").len() > 20).then_some(()))).await;
+    with_timeout(seen.until(|seen| (seen.calls_for("default/high").len() > 20).then_some(())))
+        .await;
     let message = seen.outcome("default/high").message.unwrap();
     assert!(
         message.contains("expected at least one victim pod on node"),

@@ -2,7 +2,8 @@
 
 use crate::recorded;
 use crate::stand_in_extender::{
-    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, bind, keep,
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, accept_all, bind, filter_answer,
+    requested_nodes,
 };
 use futures::future::{join, join_all};
 use futures::stream::{self, StreamExt};
@@ -12,14 +13,14 @@ use std::time::Duration;
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_lab::demo::scheduler::config::SchedulerConfig;
 use stowage_lab::demo::scheduler::observations::Verb;
-use stowage_lab::demo::scheduler::trial::{Trial, run_one};
+use stowage_lab::demo::scheduler::trial::{TrialResult, run_one};
 
 /// The recorded pod of the one message that names a pod.
 const POD: &str = "b42";
 /// Recorded: 2 s of patience, answers after 3 s. Here so much patience that a busy machine is not mistaken for a silent extender, and
 /// a late answer comes after everything is over.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LATE: Duration = Duration::from_secs(3600);
+const EXTENDER_TIMEOUT: Duration = Duration::from_secs(30);
+const LATE_ANSWER_DELAY: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
 async fn every_recorded_answer_shape_has_its_recorded_outcome() {
@@ -72,14 +73,17 @@ async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String
     let (script_api, script_case) = (api.clone(), case.clone());
     let extender =
         ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
-    let trial = tokio::time::timeout(LATE / 2, run_one(&api, config(&extender, mode), pod()));
+    let trial = tokio::time::timeout(
+        LATE_ANSWER_DELAY / 2,
+        run_one(&api, config(&extender, mode), pod()),
+    );
     let trial = trial.await.map_err(|_| "did not end".to_owned())?.unwrap();
     compare(&trial, expected, &extender.url_prefix())
 }
 
 fn config(extender: &ScriptedExtender, mode: &str) -> SchedulerConfig {
-    let mut config = SchedulerConfig::shipped(&extender.url_prefix());
-    config.extender.timeout = PATIENCE;
+    let mut config = SchedulerConfig::as_shipped(&extender.url_prefix());
+    config.extender.timeout = EXTENDER_TIMEOUT;
     config.extender.weight = 1;
     config.extender.ignored_by_scheduler = true;
     config.extender.node_cache_capable = mode.contains("nodeCacheCapable:true");
@@ -98,7 +102,7 @@ fn script(api: &ApiServer, case: &Value, request: &RecordedRequest) -> ScriptedA
     let is_about = case["verb"] == *request.verb;
     let mut answer = match case["errorField"].as_str().filter(|_| is_about) {
         Some(error) => ScriptedAnswer::ok(json!({"Error": error})),
-        None => by_setting(api, &case["dummySetting"], request),
+        None => answer_for_setting(api, &case["dummySetting"], request),
     };
     if !is_about {
         return answer;
@@ -112,7 +116,7 @@ fn script(api: &ApiServer, case: &Value, request: &RecordedRequest) -> ScriptedA
     answer.delay = if case["delaySeconds"].is_null() {
         Duration::ZERO
     } else {
-        LATE
+        LATE_ANSWER_DELAY
     };
     answer.closes = case["closesConnection"] == true;
     answer.chunked = case["chunked"] == true;
@@ -123,32 +127,38 @@ fn script(api: &ApiServer, case: &Value, request: &RecordedRequest) -> ScriptedA
     answer
 }
 
-fn by_setting(api: &ApiServer, setting: &Value, request: &RecordedRequest) -> ScriptedAnswer {
+fn answer_for_setting(
+    api: &ApiServer,
+    setting: &Value,
+    request: &RecordedRequest,
+) -> ScriptedAnswer {
     match request.verb.as_str() {
-        "filter" if setting["deny"] == "*" => ScriptedAnswer::ok(denial(setting, request)),
+        "filter" if setting["deny"] == "*" => ScriptedAnswer::ok(filter_refusal(setting, request)),
         "filter" if setting["keep"].is_array() => {
             let kept = setting["keep"].as_array().unwrap();
-            ScriptedAnswer::ok(keep(request, |name| kept.iter().any(|keep| keep == name)))
+            ScriptedAnswer::ok(filter_answer(request, |name| {
+                kept.iter().any(|keep| keep == name)
+            }))
         }
         // Recorded with one node left, which was not the one bound to.
         "filter" if setting["node"].is_string() => {
-            ScriptedAnswer::ok(keep(request, |name| name == "n0003"))
+            ScriptedAnswer::ok(filter_answer(request, |name| name == "n0003"))
         }
         "bind" if setting["mode"] == "ok" => ScriptedAnswer::ok(json!({})),
         "bind" if setting["node"].is_string() => {
             bind(api, request, setting["node"].as_str().unwrap())
         }
-        _ => agreeable(api, request),
+        _ => accept_all(api, request),
     }
 }
 
-fn denial(setting: &Value, request: &RecordedRequest) -> Value {
+fn filter_refusal(setting: &Value, request: &RecordedRequest) -> Value {
     let message = setting["msg"].as_str().unwrap_or_default();
-    let reasons: Value = asked(request)
+    let reasons: Value = requested_nodes(request)
         .into_iter()
         .map(|name| (name, json!(message)))
         .collect();
-    let mut answer = keep(request, |_| false);
+    let mut answer = filter_answer(request, |_| false);
     match setting["as"].as_str() {
         None => answer["FailedNodes"] = reasons,
         Some("unresolvable") => answer["FailedAndUnresolvableNodes"] = reasons,
@@ -161,7 +171,7 @@ fn denial(setting: &Value, request: &RecordedRequest) -> Value {
     answer
 }
 
-fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), String> {
+fn compare(trial: &TrialResult, expected: &Value, url_prefix: &str) -> Result<(), String> {
     let same = |what: &str, found: &Value, wanted: &Value| {
         if found == wanted {
             Ok(())
@@ -169,10 +179,14 @@ fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), Stri
             Err(format!("{what}: {found}, recorded {wanted}"))
         }
     };
-    same("bound", &json!(trial.bound.is_some()), &expected["bound"])?;
+    same(
+        "bound",
+        &json!(trial.bound_node.is_some()),
+        &expected["bound"],
+    )?;
     same("reason", &json!(trial.reason), &expected["reason"])?;
     // The one recorded text with a node in it names the node the pod went to.
-    let node = trial.bound.as_deref().unwrap_or("n0001");
+    let node = trial.bound_node.as_deref().unwrap_or("n0001");
     let prefix = url_prefix.trim_end_matches("/scheduler");
     let text = |text: &str| {
         text.replace("http://EXTENDER", prefix)

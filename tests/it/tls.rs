@@ -1,6 +1,6 @@
 //! Mutual TLS on the scheduler's address: only a client with a certificate of the operators' CA gets an answer.
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TEST_TIMEOUT};
 use crate::served::{ServedCluster, args, endpoints, pod};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stowage_server::extender::server;
-use stowage_server::extender::tls::{TlsFiles, load};
+use stowage_server::extender::tls::{TlsFiles, load_mutual};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -115,7 +115,7 @@ pub fn connect_to(
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let connection = ClientConnection::new(Arc::new(config), name).unwrap();
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     Client::over(StreamOwned::new(connection, stream))
 }
 
@@ -123,8 +123,8 @@ pub fn connect_to(
 fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
     let [ours, theirs, impostor] = ["ours", "theirs", "ours"].map(Ca::new);
     let files = TlsFixture::new();
-    let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
+    let tls = load_mutual(&files.of(&ours.issue(), &ours.pem)).unwrap();
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
     let (mut endpoints, [address, ..]) = endpoints();
     endpoints.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
@@ -159,7 +159,7 @@ fn only_a_client_certificate_of_the_configured_ca_is_accepted() {
             .is_err()
     );
     assert_eq!(served.ledger(), ledger, "nobody was heard");
-    assert_eq!(served.entry(&llm), None);
+    assert_eq!(served.pod_state(&llm), None);
 
     let mut scheduler = connect(address, &ours.pem, Some(&ours.issue()));
     for _ in 0..2 {
@@ -184,7 +184,7 @@ fn unusable_tls_files_are_named_with_the_error() {
     let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), TlsFixture::new());
     let server = ca.issue();
     let good = files.of(&server, &ca.pem);
-    assert!(load(&good).is_ok());
+    assert!(load_mutual(&good).is_ok());
     let missing = files.folder.path().join("missing.pem");
     let empty = files.write("empty.pem", "");
     let garbage = files.write(
@@ -266,7 +266,9 @@ fn unusable_tls_files_are_named_with_the_error() {
         ),
     ];
     for (files, parts) in cases {
-        let error = load(&files).expect_err("it does not load").to_string();
+        let error = load_mutual(&files)
+            .expect_err("it does not load")
+            .to_string();
         for part in parts {
             assert!(error.contains(part), "{error:?} does not say {part:?}");
         }

@@ -1,8 +1,8 @@
 //! `stowage top` and the plugin of kubectl, as a user runs them.
 
-use crate::needs::not_installed;
+use crate::needs::skip_not_installed;
 use crate::running_demo::RunningDemo;
-use crate::served::{ServedCluster, on, pod};
+use crate::served::{ServedCluster, bound_on, pod};
 use serde_json::Value;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -27,10 +27,10 @@ fn stowage(arguments: &[&str]) -> Output {
 
 fn served() -> crate::served::Served {
     let two = [
-        on(pod("running", "40Gi"), "node-a", &[0], 40 << 30),
+        bound_on(pod("running", "40Gi"), "node-a", &[0], 40 << 30),
         pod("waiting", "30Gi"),
     ];
-    ServedCluster::of(&[("node-a", 2), ("node-b", 1)])
+    ServedCluster::with_gpus(&[("node-a", 2), ("node-b", 1)])
         .with(two)
         .serve()
 }
@@ -96,7 +96,7 @@ impl Tmux {
             .stdout(Stdio::null())
             .status();
         if !found.is_ok_and(|status| status.success()) {
-            not_installed("tmux", "tmux");
+            skip_not_installed("tmux", "tmux");
             return None;
         }
         let tmux = Self {
@@ -139,7 +139,7 @@ impl Tmux {
     fn until(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
         let mut screen = String::new();
         let began = Instant::now();
-        while began.elapsed() < crate::client::PATIENCE {
+        while began.elapsed() < crate::client::TEST_TIMEOUT {
             screen = self.screen();
             if holds(&screen) {
                 return screen;
@@ -157,7 +157,7 @@ impl Drop for Tmux {
 }
 
 #[test]
-fn a_user_looks_around_in_a_terminal_that_is_as_before_at_the_end() {
+fn every_view_is_reachable_and_the_terminal_is_restored() {
     let served = served();
     let server = format!("http://{}", served.operators);
     let top = format!(
@@ -202,7 +202,7 @@ fn a_user_looks_around_in_a_terminal_that_is_as_before_at_the_end() {
 
 /// A connection that is lost, or a terminal that is closed.
 #[test]
-fn it_ends_with_its_terminal() {
+fn top_exits_when_its_terminal_closes() {
     let served = served();
     let server = format!("http://{}", served.operators);
     let command = format!(
@@ -222,7 +222,7 @@ fn it_ends_with_its_terminal() {
     let began = Instant::now();
     while Path::new(&process).exists() {
         assert!(
-            began.elapsed() < crate::client::PATIENCE,
+            began.elapsed() < crate::client::TEST_TIMEOUT,
             "it runs on without a terminal"
         );
         std::thread::park_timeout(Duration::from_millis(50));
@@ -230,7 +230,7 @@ fn it_ends_with_its_terminal() {
 }
 
 #[test]
-fn five_seconds_of_top_beside_the_demo() {
+fn top_shows_the_running_demo() {
     let Some(tmux) = Tmux::start("sh") else {
         return;
     };
@@ -247,7 +247,7 @@ fn five_seconds_of_top_beside_the_demo() {
     let began = Instant::now();
     let mut screens = std::collections::BTreeSet::from([first]);
     while began.elapsed() < Duration::from_secs(5) || screens.len() < 2 {
-        assert!(began.elapsed() < crate::client::PATIENCE, "{screens:?}");
+        assert!(began.elapsed() < crate::client::TEST_TIMEOUT, "{screens:?}");
         screens.insert(tmux.screen());
         std::thread::park_timeout(Duration::from_millis(200));
     }

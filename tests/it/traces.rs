@@ -2,7 +2,7 @@
 
 use crate::client::{Client, NOBODYS};
 use crate::process::{RunningServe, eventually, json_dump};
-use crate::served::{self, args, bind_args, on, pod, preempt_args, priority};
+use crate::served::{self, args, bind_args, bound_on, pod, preempt_args, with_priority};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
@@ -201,15 +201,15 @@ fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
     let collector = StandInCollector::start();
     let mut node = served::node("node-a");
     node["metadata"]["labels"] = served::gpu_labels(1);
-    let mut victim = on(
-        priority(pod("batch", "60Gi"), -10),
+    let mut victim = bound_on(
+        with_priority(pod("batch", "60Gi"), -10),
         "node-a",
         &[0],
         60 << 30,
     );
     // Labels show only the index of a GPU.
     victim["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
-    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    let urgent = with_priority(pod("urgent", "60Gi"), 1000);
     let dump = folder.path().join("dump.json");
     let items = json!({ "kind": "List", "items": [node, victim, urgent] });
     std::fs::write(&dump, items.to_string()).unwrap();
@@ -249,7 +249,7 @@ fn a_preemption_is_traced_to_the_reservation_that_it_writes() {
 }
 
 #[test]
-fn without_a_collector_calls_are_answered_and_what_was_dropped_is_counted_and_logged_once() {
+fn without_a_collector_calls_are_answered_and_dropped_spans_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let closed = format!("http://127.0.0.1:{NOBODYS}");
     let serve = RunningServe::serve_with(&json_dump(&folder), &["--otlp-endpoint", &closed]);
@@ -271,10 +271,10 @@ fn without_a_collector_calls_are_answered_and_what_was_dropped_is_counted_and_lo
         call(&serve, "bind", &bind_args(&llm, "node-b"))["Error"],
         ""
     );
-    let line = serve.line_with("spans are dropped");
+    let line = serve.wait_for_line("spans are dropped");
     assert!(line.contains("nothing else is affected"), "{line}");
     // The log goes on with the binding, and has no second line of this kind before it.
-    let again = serve.lines_until(" bound");
+    let again = serve.read_lines_until(" bound");
     assert!(
         !again.iter().any(|line| line.contains("spans are dropped")),
         "{again:?}"

@@ -126,9 +126,9 @@ fn a_reservation_is_found_until_it_has_ended() {
 }
 
 #[test]
-fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
+fn gates_and_nominations_of_earlier_versions_are_read() {
     for version in versions() {
-        let nominated = objects::nominated(&pod(&version, "nominated"));
+        let nominated = objects::nominated_node(&pod(&version, "nominated"));
         assert_eq!(nominated.as_ref().map(|node| node.as_str()), Some("node-a"));
         for (name, ours, others) in [
             ("without-a-place", true, false),
@@ -137,7 +137,10 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
         ] {
             assert_eq!(
                 objects::gates(&pod(&version, name)),
-                Gates { ours, others },
+                Gates {
+                    has_planner_gate: ours,
+                    has_other_gates: others
+                },
                 "{name}"
             );
         }
@@ -147,16 +150,16 @@ fn gates_are_the_planners_or_others_and_a_nomination_is_found() {
 /// A condition that is not known any more would stay on its pod forever, and an annotation would mean nothing.
 #[test]
 fn every_condition_and_annotation_is_one_that_is_still_known() {
-    use stowage_kubernetes_objects::{asked, written};
+    use stowage_kubernetes_objects::{binding_annotations, user_annotations};
     let annotations = [
-        asked::GPUS,
-        asked::EXCLUSIVE,
-        written::DEVICES,
-        written::GRANTED,
-        written::EXCLUSIVE,
-        written::MEMORY_FRACTION,
-        written::VISIBLE_DEVICES,
-        written::LEADER_EPOCH,
+        user_annotations::GPUS,
+        user_annotations::EXCLUSIVE,
+        binding_annotations::DEVICES,
+        binding_annotations::GRANTED,
+        binding_annotations::EXCLUSIVE,
+        binding_annotations::MEMORY_FRACTION,
+        binding_annotations::VISIBLE_DEVICES,
+        binding_annotations::LEADER_EPOCH,
     ];
     for version in versions() {
         let mut conditions = 0;
@@ -187,7 +190,7 @@ fn every_condition_and_annotation_is_one_that_is_still_known() {
 }
 
 #[test]
-fn a_ledger_is_built_from_what_was_left() {
+fn a_ledger_is_rebuilt_from_recorded_objects() {
     for version in versions() {
         let left = [
             "bound-shared",

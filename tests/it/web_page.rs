@@ -10,8 +10,8 @@ mod using;
 
 use crate::browser::Browser;
 use crate::served::{
-    Served, ServedCluster, eventually, exclusive, gpu_report, key_of, on, pod, priority, report,
-    uid_of, without_engines,
+    Served, ServedCluster, bound_on, eventually, gpu_report, key_of, pod, policy_without_engines,
+    report, uid_of, with_exclusive_gpu, with_priority,
 };
 use serde_json::{Value, json};
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
@@ -20,7 +20,7 @@ use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::cluster_share::TenantUsage;
 
 /// Holds once the first view of the cluster is drawn.
-const DRAWN: &str = "document.documentElement?.dataset.ready === ''";
+const IS_DRAWN: &str = "document.documentElement?.dataset.ready === ''";
 const GIB: u64 = 1 << 30;
 
 fn with_tenants() -> Policy {
@@ -30,29 +30,39 @@ fn with_tenants() -> Policy {
     };
     let team = Tenant {
         guarantee,
-        ..Tenant::named("team-default", &["default"])
+        ..Tenant::new("team-default", &["default"])
     };
-    without_engines()
-        .with_tenants(vec![team, Tenant::named("team-idle", &["idle"])])
+    policy_without_engines()
+        .with_tenants(vec![team, Tenant::new("team-idle", &["idle"])])
         .unwrap()
 }
 
 /// Three nodes, pods of three classes, one that has just been bound and two that wait: `large` fits nowhere.
 fn cluster() -> ServedCluster {
-    let mut cluster = ServedCluster::of(&[("node-a", 4), ("node-b", 2), ("node-c", 8)]);
+    let mut cluster = ServedCluster::with_gpus(&[("node-a", 4), ("node-b", 2), ("node-c", 8)]);
     cluster.policy = with_tenants();
     cluster.with([
-        on(
+        bound_on(
             serving("chat", "acme/Chat-8B", "40Gi"),
             "node-a",
             &[0],
             40 * GIB,
         ),
-        on(priority(pod("job", "20Gi"), -5), "node-a", &[0], 20 * GIB),
-        on(exclusive(pod("alone", "60Gi")), "node-b", &[1], 60 * GIB),
+        bound_on(
+            with_priority(pod("job", "20Gi"), -5),
+            "node-a",
+            &[0],
+            20 * GIB,
+        ),
+        bound_on(
+            with_exclusive_gpu(pod("alone", "60Gi")),
+            "node-b",
+            &[1],
+            60 * GIB,
+        ),
         pod("new", "30Gi"),
         pod("large", "100Gi"),
-        priority(pod("later", "10Gi"), -10),
+        with_priority(pod("later", "10Gi"), -10),
     ])
 }
 
@@ -67,7 +77,7 @@ fn served() -> Served {
     assert_eq!(served.bind(&pod("new", "30Gi"), "node-c"), "");
     let large = pod("large", "100Gi");
     assert_eq!(
-        served.passed(&large, &["node-a", "node-b", "node-c"]),
+        served.filter_passed(&large, &["node-a", "node-b", "node-c"]),
         [""; 0]
     );
     // The planner says so once a pod has been refused for a while.
@@ -107,7 +117,7 @@ fn url(served: &Served) -> String {
 fn visiting(served: &Served) -> Option<Browser> {
     let mut browser = Browser::start()?;
     browser.go(&url(served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     Some(browser)
 }
 
@@ -115,7 +125,9 @@ impl Browser {
     /// Something of this role comes to have a name that contains this.
     fn expect(&mut self, role: &str, name: &str) {
         eventually(&format!("there is a {role} {name:?}"), || {
-            self.names(role).iter().any(|of| of.contains(name))
+            self.accessible_names(role)
+                .iter()
+                .any(|of| of.contains(name))
         });
     }
 
@@ -134,12 +146,12 @@ impl Browser {
     fn view(&mut self, name: &str) {
         self.click(&format!("[data-view={name}]"));
         let chosen = format!("document.querySelector('[data-view={name}][aria-pressed=true]')&&1");
-        self.until("the view is chosen", &chosen);
+        self.wait_for("the view is chosen", &chosen);
     }
 }
 
 #[test]
-fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
+fn the_page_shows_nodes_pods_tenants_and_decisions() {
     let served = served();
     let Some(mut browser) = visiting(&served) else {
         return;
@@ -190,7 +202,7 @@ fn it_shows_nodes_pods_by_class_what_waits_tenants_and_decisions() {
         "[...document.querySelectorAll('.gpu[data-key=GPU-node-a-0] .segment')].map((one) => getComputedStyle(one).backgroundColor)",
     );
     assert_ne!(classes[0], classes[1], "classes differ by color");
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -200,25 +212,25 @@ fn a_decision_appears_without_a_reload() {
         return;
     };
     assert_eq!(
-        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        served.bind(&with_priority(pod("later", "10Gi"), -10), "node-b"),
         ""
     );
-    browser.until(
+    browser.wait_for(
         "the pod is on its GPU",
         "document.querySelector('.segment[title^=\"default/later: 10.0 GiB\"]')&&1",
     );
-    browser.until(
+    browser.wait_for(
         "the decision is listed",
         "document.getElementById('activity').innerText.includes('default/later')",
     );
-    browser.until(
+    browser.wait_for(
         "it waits no more",
         "!document.getElementById('pending').innerText.includes('default/later')",
     );
-    served.delete(&on(pod("chat", "40Gi"), "node-a", &[0], 40 * GIB));
-    browser.until(
+    served.delete(&bound_on(pod("chat", "40Gi"), "node-a", &[0], 40 * GIB));
+    browser.wait_for(
         "a pod leaves",
         "!document.querySelector('.segment[title^=\"default/chat\"]')",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }

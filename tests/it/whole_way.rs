@@ -3,7 +3,7 @@
 //!
 //! Only the hardware and the pod list are made up. What a page says reaches the extender through the agent or not at all.
 
-use crate::served::{Served, ServedCluster, eventually, gpu_report, on, pod};
+use crate::served::{Served, ServedCluster, bound_on, eventually, gpu_report, pod};
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use futures::future::{BoxFuture, ready};
@@ -20,7 +20,7 @@ use stowage_agent::nvml::{GpuSample, GpuSource};
 use stowage_agent::ownership::OwnerSource;
 use stowage_agent::pods::{PodOnNode, PodSource};
 use stowage_agent::publish::Publisher;
-use stowage_agent::round::{ReportSources, Round, Rounds};
+use stowage_agent::round::{NodeSampler, ReportSources, Round};
 use stowage_report::{EngineReport, EngineState, GpuReport, MissingPart};
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
@@ -93,29 +93,29 @@ async fn answer(uri: &Uri, mood: EngineMood) -> Response {
 }
 
 /// A node's GPUs as a driver shows them that reports no processes, and its pods as they are bound.
-struct Given {
+struct ScriptedSources {
     gpus: Vec<GpuReport>,
     pods: Vec<PodOnNode>,
 }
 
-impl GpuSource for Given {
+impl GpuSource for ScriptedSources {
     fn sample(&mut self) -> Result<GpuSample, String> {
         Ok(GpuSample {
             gpus: self.gpus.clone(),
             sensors: Default::default(),
             missing: Vec::new(),
-            taken: Instant::now(),
+            taken_at: Instant::now(),
         })
     }
 }
 
-impl PodSource for Given {
+impl PodSource for ScriptedSources {
     fn pods(&mut self) -> Result<Vec<PodOnNode>, String> {
         Ok(self.pods.clone())
     }
 }
 
-impl OwnerSource for Given {
+impl OwnerSource for ScriptedSources {
     fn owners<'a>(
         &'a mut self,
         _: &'a mut [GpuReport],
@@ -125,7 +125,7 @@ impl OwnerSource for Given {
     }
 }
 
-impl ModelSource for Given {
+impl ModelSource for ScriptedSources {
     fn models(&mut self) -> ModelScan {
         ModelScan::default()
     }
@@ -133,20 +133,22 @@ impl ModelSource for Given {
 
 /// The agent of a node, driven round by round.
 struct SteppedAgent {
-    rounds: Rounds,
+    rounds: NodeSampler,
     publisher: Publisher,
     runtime: Runtime,
 }
 
 impl SteppedAgent {
     fn of(node: &str, gpus: u32, pods: &[Value], served: &Served) -> Self {
-        let given = || Given {
+        let given = || ScriptedSources {
             gpus: (0..gpus)
                 .map(|gpu| serde_json::from_value(gpu_report(node, gpu)).unwrap())
                 .collect(),
             pods: pods
                 .iter()
-                .map(|pod| PodOnNode::of(&serde_json::from_value(pod.clone()).unwrap()).unwrap())
+                .map(|pod| {
+                    PodOnNode::from_pod(&serde_json::from_value(pod.clone()).unwrap()).unwrap()
+                })
                 .collect(),
         };
         let sources = ReportSources {
@@ -158,7 +160,8 @@ impl SteppedAgent {
         };
         let extender = format!("http://{}", served.agents).parse().unwrap();
         Self {
-            rounds: Rounds::new(NodeName::parse(node).unwrap(), "agent".into(), sources).unwrap(),
+            rounds: NodeSampler::new(NodeName::parse(node).unwrap(), "agent".into(), sources)
+                .unwrap(),
             publisher: Publisher::new(vec![extender], None, None).unwrap(),
             runtime: Runtime::new().unwrap(),
         }
@@ -167,7 +170,7 @@ impl SteppedAgent {
     /// One round, reported; what it says of the engine.
     fn round(&mut self) -> Option<EngineReport> {
         self.runtime.block_on(async {
-            let Round { report, as_of, .. } = self.rounds.next().await;
+            let Round { report, as_of, .. } = self.rounds.run_round().await;
             let engine = report.engines.first().cloned();
             self.publisher.publish(report, as_of).await;
             engine
@@ -178,32 +181,32 @@ impl SteppedAgent {
 /// The shipped limits, except what would delay a test: no pause after a failed attempt, and figures are reported briefly only.
 fn limits() -> EngineLimits {
     EngineLimits {
-        patience: Duration::from_millis(50),
-        keep: Duration::from_millis(500),
-        retry_engine: Duration::ZERO,
+        round_timeout: Duration::from_millis(50),
+        max_age: Duration::from_millis(500),
+        max_engine_backoff: Duration::ZERO,
         ..EngineLimits::default()
     }
 }
 
-const CALM: EngineMood = EngineMood::Serves {
+const CALM_ENGINE: EngineMood = EngineMood::Serves {
     kv: 0.3,
     waiting: 0,
 };
-const FULL: EngineMood = EngineMood::Serves {
+const FULL_ENGINE: EngineMood = EngineMood::Serves {
     kv: 0.97,
     waiting: 40,
 };
 
 /// The pod that the engine runs in: half of GPU 0 of node-a.
-fn tenant(engine: &EngineProcess) -> Value {
-    let mut tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
+fn pod_of_engine(engine: &EngineProcess) -> Value {
+    let mut tenant = bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
     tenant["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(engine.port.to_string());
     tenant["status"] = json!({ "phase": "Running", "podIP": "127.0.0.1" });
     tenant
 }
 
 /// Polls the engine until the ledger has this load of its GPU.
-fn until_known(
+fn report_until(
     what: &str,
     agent: &mut SteppedAgent,
     served: &Served,
@@ -225,8 +228,8 @@ fn is_calm(pressure: EngineLoad) -> bool {
 }
 
 /// Binds a pod where the verbs send it, and takes it away again. Answers its GPU.
-fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
-    let passed = served.passed(newcomer, nodes);
+fn placed_gpu(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
+    let passed = served.filter_passed(newcomer, nodes);
     let passed: Vec<&str> = passed.iter().map(String::as_str).collect();
     let scores = served.prioritize(newcomer, &passed);
     let (best, _) = scores.into_iter().max_by_key(|(_, score)| *score).unwrap();
@@ -247,32 +250,32 @@ fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
 
 #[test]
 fn an_engines_metric_decides_the_gpu_of_a_pod() {
-    let engine = EngineProcess::start(CALM);
-    let tenant = tenant(&engine);
+    let engine = EngineProcess::start(CALM_ENGINE);
+    let tenant = pod_of_engine(&engine);
     let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
-    let served = ServedCluster::of(&[("node-a", 2)])
+    let served = ServedCluster::with_gpus(&[("node-a", 2)])
         .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
         .serve();
     let mut agent = SteppedAgent::of("node-a", 2, &[tenant], &served);
-    let place = |newcomer: &Value| placed(&served, newcomer, &["node-a"]);
+    let place = |newcomer: &Value| placed_gpu(&served, newcomer, &["node-a"]);
 
-    until_known(
+    report_until(
         "the engine is known to be calm",
         &mut agent,
         &served,
         is_calm,
     );
     assert_eq!(place(&newcomers[0]), "GPU-node-a-0", "the tightest fit");
-    engine.is(FULL);
-    until_known(
+    engine.is(FULL_ENGINE);
+    report_until(
         "its KV cache is known to be full",
         &mut agent,
         &served,
         is_full,
     );
     assert_eq!(place(&newcomers[1]), "GPU-node-a-1");
-    engine.is(CALM);
-    until_known(
+    engine.is(CALM_ENGINE);
+    report_until(
         "its KV cache is known to have room",
         &mut agent,
         &served,
@@ -283,60 +286,60 @@ fn an_engines_metric_decides_the_gpu_of_a_pod() {
 
 #[test]
 fn an_engines_metric_decides_the_node_of_a_pod() {
-    let engine = EngineProcess::start(FULL);
-    let tenant = tenant(&engine);
+    let engine = EngineProcess::start(FULL_ENGINE);
+    let tenant = pod_of_engine(&engine);
     let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
     let nodes = ["node-a", "node-b"];
-    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)])
+    let served = ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 1)])
         .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
         .serve();
     let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
 
-    until_known(
+    report_until(
         "its KV cache is known to be full",
         &mut agent,
         &served,
         is_full,
     );
     assert_eq!(
-        served.passed(&newcomers[0], &nodes[..1]),
+        served.filter_passed(&newcomers[0], &nodes[..1]),
         [""; 0],
         "it waits rather than to join"
     );
-    assert_eq!(placed(&served, &newcomers[0], &nodes), "GPU-node-b-0");
-    engine.is(CALM);
-    until_known(
+    assert_eq!(placed_gpu(&served, &newcomers[0], &nodes), "GPU-node-b-0");
+    engine.is(CALM_ENGINE);
+    report_until(
         "its KV cache is known to have room",
         &mut agent,
         &served,
         is_calm,
     );
-    assert_eq!(placed(&served, &newcomers[1], &nodes), "GPU-node-a-0");
+    assert_eq!(placed_gpu(&served, &newcomers[1], &nodes), "GPU-node-a-0");
 }
 
 /// Full at first, so that later assertions cannot be met by the initial state.
-fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
-    let engine = EngineProcess::start(FULL);
-    let (tenant, newcomer) = (tenant(&engine), pod("newcomer", "20Gi"));
-    let served = ServedCluster::of(&[("node-a", 1)])
+fn agent_with_full_engine() -> (EngineProcess, Served, SteppedAgent, Value) {
+    let engine = EngineProcess::start(FULL_ENGINE);
+    let (tenant, newcomer) = (pod_of_engine(&engine), pod("newcomer", "20Gi"));
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
         .with([tenant.clone(), newcomer.clone()])
         .serve();
     let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
-    until_known(
+    report_until(
         "its KV cache is known to be full",
         &mut agent,
         &served,
         is_full,
     );
-    assert_eq!(served.passed(&newcomer, &["node-a"]), [""; 0]);
+    assert_eq!(served.filter_passed(&newcomer, &["node-a"]), [""; 0]);
     (engine, served, agent, newcomer)
 }
 
 #[test]
 fn a_hanging_engine_has_unknown_load_and_excludes_no_pod() {
-    let (engine, served, mut agent, newcomer) = known_to_be_full();
+    let (engine, served, mut agent, newcomer) = agent_with_full_engine();
     engine.is(EngineMood::Hangs);
-    until_known("nothing is known", &mut agent, &served, |pressure| {
+    report_until("nothing is known", &mut agent, &served, |pressure| {
         (pressure.kv_cache, pressure.queue) == (None, None)
     });
     let told = agent.round().unwrap();
@@ -345,16 +348,16 @@ fn a_hanging_engine_has_unknown_load_and_excludes_no_pod() {
         (None, None),
         "unknown is not zero"
     );
-    assert_eq!(served.passed(&newcomer, &["node-a"]), ["node-a"]);
+    assert_eq!(served.filter_passed(&newcomer, &["node-a"]), ["node-a"]);
 }
 
 #[test]
 fn a_dead_engine_has_unknown_load_and_excludes_no_pod() {
-    let (engine, served, mut agent, newcomer) = known_to_be_full();
+    let (engine, served, mut agent, newcomer) = agent_with_full_engine();
     engine.dies();
-    until_known("nothing is known", &mut agent, &served, |pressure| {
+    report_until("nothing is known", &mut agent, &served, |pressure| {
         (pressure.kv_cache, pressure.queue) == (None, None)
     });
     assert_eq!(agent.round().unwrap().state, EngineState::Unreachable);
-    assert_eq!(served.passed(&newcomer, &["node-a"]), ["node-a"]);
+    assert_eq!(served.filter_passed(&newcomer, &["node-a"]), ["node-a"]);
 }

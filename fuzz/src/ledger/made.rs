@@ -58,7 +58,7 @@ pub fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
         pod: pod.clone(),
         model: ModelId::parse("model").expect("a name"),
         gpus: [device.uuid.clone()].into(),
-        state: EngineModelState::Asleep(SleepLevel::of(Some(amount % 3))),
+        state: EngineModelState::Asleep(SleepLevel::from_reported(Some(amount % 3))),
         reusable_in: amount.is_multiple_of(2).then(|| "default".into()),
         seen: Moment(u64::MAX),
     }

@@ -1,14 +1,14 @@
 //! What operators read of any state: an explanation agrees with what filter answers of the same state, the pages' sums with each
 //! other, and the number of replicas with its own parts.
 
-use super::LedgerRace;
+use super::FuzzedControlPlane;
 use std::collections::BTreeSet;
 use stowage_scheduling::autoscaling::{Autoscaler, EngineFigures, EngineSample, Permille, loads};
 use stowage_scheduling::explaining::explanation::PodVerdict;
 use stowage_scheduling::explaining::fleet::Fleet;
 use stowage_scheduling::explaining::fleet::history::FleetSums;
 use stowage_scheduling::explaining::fragmentation::fragmented_vram;
-use stowage_scheduling::explaining::models::{self, Page};
+use stowage_scheduling::explaining::models::{self, PageRequest};
 use stowage_scheduling::explaining::{ShownNodes, explain, usage};
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::ledger::{Ledger, ObservedWaiting, PodState};
@@ -18,9 +18,9 @@ use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::verbs::filter::FilterAsked;
 use stowage_scheduling::verbs::request::VerbRequest;
 
-impl LedgerRace {
+impl FuzzedControlPlane {
     /// Checks the pages, without a change: verbs are called on a copy of the cluster.
-    pub(super) fn read_pages(&self) {
+    pub(super) fn check_pages(&self) {
         for replica in &self.replicas {
             let cluster = &replica.ledger;
             cluster
@@ -52,7 +52,7 @@ impl LedgerRace {
             let node = pod.node()?.clone();
             Some(EngineSample {
                 node,
-                is_heard: true,
+                is_report_fresh: true,
                 pod: uid.clone(),
                 model: model(),
                 figures,
@@ -73,7 +73,7 @@ impl LedgerRace {
                 load.replicas(),
                 "{desired:?} of {load:?}"
             );
-            let rules = rules.of(&model);
+            let rules = rules.for_model(&model);
             assert!(
                 (rules.min_replicas..=rules.max_replicas).contains(&desired.replicas),
                 "{desired:?}"
@@ -128,7 +128,7 @@ fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
         view.attempt(),
     );
     let refused: BTreeSet<&str> = list
-        .refused
+        .rejected
         .iter()
         .map(|(place, _)| nodes[*place].name.as_str())
         .collect();
@@ -144,8 +144,11 @@ fn check_explanation(cluster: &Cluster, uid: &PodUid, pod: &PodState) {
 
 /// Checks that the page, the stored sums and the gauges agree.
 fn check_sums(ledger: &Ledger) {
-    let (fleet, usage) = (Fleet::of(ledger, usize::MAX), usage::usage(ledger));
-    assert_eq!(FleetSums::of(&fleet), FleetSums::of_ledger(ledger));
+    let (fleet, usage) = (Fleet::from_ledger(ledger, usize::MAX), usage::usage(ledger));
+    assert_eq!(
+        FleetSums::from_fleet(&fleet),
+        FleetSums::from_ledger(ledger)
+    );
     assert_eq!(fleet.pending.len() as u64, fleet.pending_count);
     let pods: u64 = fleet
         .classes
@@ -169,20 +172,20 @@ fn check_sums(ledger: &Ledger) {
 
 /// Checks that pages of one entry have together what one page has.
 fn check_models(ledger: &Ledger) {
-    let whole = models::list(
+    let whole = models::list_models(
         ledger,
-        &Page {
+        &PageRequest {
             limit: usize::MAX,
             after: None,
         },
     );
     let mut paged = Vec::new();
-    let mut page = Page {
+    let mut page = PageRequest {
         limit: 1,
         after: None,
     };
     loop {
-        let next = models::list(ledger, &page);
+        let next = models::list_models(ledger, &page);
         paged.extend(next.models);
         match next.next {
             Some(after) => page.after = Some(after),
@@ -194,7 +197,7 @@ fn check_models(ledger: &Ledger) {
         let located = models::locate(
             ledger,
             &summary.model,
-            &Page {
+            &PageRequest {
                 limit: usize::MAX,
                 after: None,
             },

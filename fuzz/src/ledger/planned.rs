@@ -1,7 +1,7 @@
 //! The planner's run and kube-scheduler's preemption in the race: what they reserve is written, and their victims are pods that
 //! they have a right to.
 
-use super::{LedgerRace, Write};
+use super::{FuzzedControlPlane, PendingWrite};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::ledger::ObservedWaiting;
 use stowage_scheduling::planning::{EvictionRight, PlanStep, PlannedPlacement, plan};
@@ -15,31 +15,31 @@ use stowage_scheduling::verbs::wait::{
 };
 use stowage_scheduling::vocabulary::placement::Reservation;
 
-impl LedgerRace {
+impl FuzzedControlPlane {
     /// Plans for the waiting pods. The cluster changes by `meanwhile` before the plan is applied.
     pub(super) fn plan(&mut self, limit: usize, meanwhile: impl FnOnce(&mut Self)) {
-        let acting = self.acting;
+        let acting = self.leader;
         let ledger = &mut self.replicas[acting].ledger;
         let pending = ledger.apply(TakePending { limit });
         let generation = ledger.ledger().generation();
         let kube_filters = ledger.kube_filters().snapshot();
         let steps = plan(ledger.ledger().scratch(), &kube_filters, &pending);
         meanwhile(self);
-        if self.acting != acting {
+        if self.leader != acting {
             return;
         }
         for step in steps {
             let ledger = &mut self.replicas[acting].ledger;
             match step {
-                PlanStep::Place(places) => self.take(places, generation),
-                PlanStep::Wake { uid, .. } => ledger.apply(PodRequeued(uid)),
+                PlanStep::Place(places) => self.apply_plan(places, generation),
+                PlanStep::Requeue { uid, .. } => ledger.apply(PodRequeued(uid)),
                 PlanStep::Wait { uid, .. } => ledger.apply(NoPlacementFound { uid, generation }),
             }
         }
     }
 
-    fn take(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
-        let ledger = &mut self.replicas[self.acting].ledger;
+    fn apply_plan(&mut self, places: Vec<PlannedPlacement>, generation: u64) {
+        let ledger = &mut self.replicas[self.leader].ledger;
         if ledger
             .apply(ReservePlaces {
                 places: places.clone(),
@@ -57,15 +57,15 @@ impl LedgerRace {
         } in places
         {
             if by == EvictionRight::Preemption {
-                self.check_victims(&uid, &reservation);
+                self.assert_victims_allowed(&uid, &reservation);
             }
-            self.hold(uid, reservation);
+            self.write_reservation(uid, reservation);
         }
     }
 
     /// A preempt request of kube-scheduler, which offers every node with all of its pods.
     pub(super) fn preempt(&mut self, uid: &PodUid) {
-        let ledger = &mut self.replicas[self.acting].ledger;
+        let ledger = &mut self.replicas[self.leader].ledger;
         let Some(pod) = ledger.ledger().pod_state(uid) else {
             return;
         };
@@ -87,7 +87,7 @@ impl LedgerRace {
             wants: Default::default(),
             offered: offered.collect(),
         };
-        let ledger = &mut self.replicas[self.acting].ledger;
+        let ledger = &mut self.replicas[self.leader].ledger;
         let Some((_, view)) = ledger.apply(asked) else {
             return;
         };
@@ -100,8 +100,8 @@ impl LedgerRace {
             victims,
             policy,
         }) {
-            self.check_victims(uid, &made.reservation);
-            self.hold(uid.clone(), made.reservation);
+            self.assert_victims_allowed(uid, &made.reservation);
+            self.write_reservation(uid.clone(), made.reservation);
         }
     }
 
@@ -119,7 +119,7 @@ impl LedgerRace {
     }
 
     /// Asserts that a victim that would stay has a lower priority; one that terminates anyway, or is gone, is only awaited.
-    fn check_victims(&self, uid: &PodUid, reservation: &Reservation) {
+    fn assert_victims_allowed(&self, uid: &PodUid, reservation: &Reservation) {
         let stays = |victim: &&PodUid| {
             self.pods
                 .get(*victim)
@@ -150,9 +150,9 @@ impl LedgerRace {
     }
 
     /// Writes the reservation to the pod and evicts its victims. Nothing is written to a pod that is gone.
-    fn hold(&mut self, uid: PodUid, reservation: Reservation) {
+    fn write_reservation(&mut self, uid: PodUid, reservation: Reservation) {
         if !self.pods.contains_key(&uid) {
-            self.replicas[self.acting]
+            self.replicas[self.leader]
                 .ledger
                 .apply(ReleaseReservation(uid));
             return;
@@ -161,13 +161,13 @@ impl LedgerRace {
             if let Some((pod, _)) = self.pods.get_mut(victim) {
                 pod.metadata.deletion_timestamp =
                     serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
-                self.replicas[self.acting]
+                self.replicas[self.leader]
                     .ledger
                     .apply(PodEvicted(victim.clone()));
-                self.tell_pod(victim);
+                self.broadcast_pod(victim);
             }
         }
-        self.writes.push_back(Write::Hold {
+        self.writes.push_back(PendingWrite::Reserve {
             term: self.term,
             uid,
             reservation,

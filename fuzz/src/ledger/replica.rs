@@ -24,7 +24,7 @@ pub struct FuzzedReplica {
 }
 
 impl FuzzedReplica {
-    pub fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
+    pub fn observe_pod(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
         let seen = objects::observation(
             pod,
             self.ledger.ledger().policy(),
@@ -36,7 +36,7 @@ impl FuzzedReplica {
         }
     }
 
-    pub fn describe(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
+    pub fn observe_node(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
         self.ledger.apply(NodeObserved {
             identity: Some(identity),
             ..NodeObserved::new(name.clone(), NodeKind::Stowage)

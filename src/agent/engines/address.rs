@@ -37,7 +37,7 @@ pub struct MetricsAddress {
 pub struct EngineQuery {
     /// The engine its label names.
     pub engine: Option<Engine>,
-    pub claim: EngineEvidence,
+    pub evidence: EngineEvidence,
     /// In the order of the attempts; no address twice.
     pub addresses: Vec<MetricsAddress>,
     /// The ports that the pod declares. Each may be that of an engine of its own.
@@ -60,7 +60,7 @@ pub enum AddressOwner {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadAnnotation {
+pub enum AnnotationError {
     #[error(
         "its annotation {METRICS_PORT} is {0:?}; write a port from 1 to 65535, or up to {MAX_ENGINE_PORTS} of them with commas"
     )]
@@ -69,35 +69,39 @@ pub enum BadAnnotation {
     Path(String),
 }
 
-pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAnnotation> {
+pub fn engine_query(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, AnnotationError> {
     let annotation = |key: &str| pod.annotations.get(key).map(|text| text.trim());
     let label = pod.labels.get(ENGINE_TYPE);
     let engine = label
-        .map(|text| Engine::named_in(text))
+        .map(|text| Engine::from_text(text))
         .filter(|engine| *engine != Engine::Other);
-    let own_ports = annotation(METRICS_PORT)
-        .map(|text| own_ports(text).ok_or_else(|| BadAnnotation::Port(text.into())))
+    let annotated_ports = annotation(METRICS_PORT)
+        .map(|text| parse_ports(text).ok_or_else(|| AnnotationError::Port(text.into())))
         .transpose()?;
-    let own_path = annotation(METRICS_PATH)
-        .map(|text| path(text).ok_or_else(|| BadAnnotation::Path(text.into())))
+    let annotated_path = annotation(METRICS_PATH)
+        .map(|text| parse_path(text).ok_or_else(|| AnnotationError::Path(text.into())))
         .transpose()?;
-    let is_declared = own_ports.is_some() || own_path.is_some() || label.is_some();
-    let claim = if is_declared {
+    let is_declared = annotated_ports.is_some() || annotated_path.is_some() || label.is_some();
+    let evidence = if is_declared {
         EngineEvidence::Declared
     } else {
         EngineEvidence::Guessed
     };
-    let monitored = PROMETHEUS.iter().find_map(|prefix| {
-        let said = |name: &str| annotation(&format!("{prefix}{name}"));
-        let scheme = if said("scheme") == Some("https") {
+    let prometheus_address = PROMETHEUS.iter().find_map(|prefix| {
+        let prometheus_annotation = |name: &str| annotation(&format!("{prefix}{name}"));
+        let scheme = if prometheus_annotation("scheme") == Some("https") {
             Scheme::Https
         } else {
             Scheme::Http
         };
-        Some((port(said("port")?)?, said("path").and_then(path), scheme))
+        Some((
+            parse_port(prometheus_annotation("port")?)?,
+            prometheus_annotation("path").and_then(parse_path),
+            scheme,
+        ))
     });
-    let mut ports = own_ports.clone().unwrap_or_else(|| {
-        monitored
+    let mut ports = annotated_ports.clone().unwrap_or_else(|| {
+        prometheus_address
             .iter()
             .map(|(port, ..)| *port)
             .chain(pod.ports.iter().copied())
@@ -105,22 +109,25 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
     });
     dedup(&mut ports);
     let mut addresses = Addresses {
-        own_path,
+        annotated_path,
         list: Vec::new(),
     };
     // The path for a port of which only the number is known, and those at which other engines have theirs.
-    let usual = PathAndQuery::from_static(engine.unwrap_or_default().declaration().path);
-    let elsewhere = DECLARATIONS
+    let default_path = PathAndQuery::from_static(engine.unwrap_or_default().declaration().path);
+    let other_engines_paths = DECLARATIONS
         .iter()
         .map(|one| PathAndQuery::from_static(one.path));
-    if let (Some((port, path, scheme)), None) = (monitored, &own_ports) {
-        addresses.add(scheme, port, path.as_ref().unwrap_or(&usual));
+    if let (Some((port, path, scheme)), None) = (prometheus_address, &annotated_ports) {
+        addresses.add(scheme, port, path.as_ref().unwrap_or(&default_path));
     }
     let guesses = match (owner, engine) {
-        _ if own_ports.is_some() => Vec::new(),
+        _ if annotated_ports.is_some() => Vec::new(),
         (AddressOwner::Shared, _) => Vec::new(),
-        (AddressOwner::Pod, Some(engine)) => well_known(engine),
-        (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
+        (AddressOwner::Pod, Some(engine)) => default_addresses(engine),
+        (AddressOwner::Pod, None) => Engine::ALL
+            .into_iter()
+            .flat_map(default_addresses)
+            .collect(),
     };
     // A named engine's default port is a better guess than one of several that the pod declares.
     let (before, after) = if engine.is_some() {
@@ -133,8 +140,8 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         .for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
     ports
         .iter()
-        .for_each(|&port| addresses.add(Scheme::Http, port, &usual));
-    for path in elsewhere {
+        .for_each(|&port| addresses.add(Scheme::Http, port, &default_path));
+    for path in other_engines_paths {
         ports
             .iter()
             .for_each(|&port| addresses.add(Scheme::Http, port, &path));
@@ -144,7 +151,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
         .for_each(|(port, path)| addresses.add(Scheme::Http, *port, path));
     Ok(EngineQuery {
         engine,
-        claim,
+        evidence,
         addresses: addresses.list,
         ports,
     })
@@ -153,7 +160,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAn
 impl EngineQuery {
     /// The query for one of the pod's ports. A port beside that of a known engine may be anything, unless the pod's own annotation
     /// names it.
-    pub fn at(&self, port: u16, claim: EngineEvidence) -> Self {
+    pub fn at_port(&self, port: u16, evidence: EngineEvidence) -> Self {
         let addresses = self
             .addresses
             .iter()
@@ -162,7 +169,7 @@ impl EngineQuery {
             .collect();
         Self {
             engine: self.engine,
-            claim,
+            evidence,
             addresses,
             ports: vec![port],
         }
@@ -171,17 +178,17 @@ impl EngineQuery {
 
 struct Addresses {
     /// The path of the pod's annotation, which replaces every other path.
-    own_path: Option<PathAndQuery>,
+    annotated_path: Option<PathAndQuery>,
     list: Vec<MetricsAddress>,
 }
 
 impl Addresses {
     fn add(&mut self, scheme: Scheme, port: u16, path: &PathAndQuery) {
-        let path = self.own_path.as_ref().unwrap_or(path);
+        let path = self.annotated_path.as_ref().unwrap_or(path);
         if !self
             .list
             .iter()
-            .any(|known| known.port == port && known.path == *path)
+            .any(|other| other.port == port && other.path == *path)
         {
             self.list.push(MetricsAddress {
                 scheme,
@@ -192,14 +199,14 @@ impl Addresses {
     }
 }
 
-fn port(text: &str) -> Option<u16> {
+fn parse_port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|&port| port != 0)
 }
 
-fn own_ports(text: &str) -> Option<Vec<u16>> {
+fn parse_ports(text: &str) -> Option<Vec<u16>> {
     let mut ports: Vec<u16> = text
         .split(',')
-        .map(|text| port(text.trim()))
+        .map(|text| parse_port(text.trim()))
         .collect::<Option<_>>()?;
     let is_within = ports.len() <= MAX_ENGINE_PORTS;
     dedup(&mut ports);
@@ -208,21 +215,21 @@ fn own_ports(text: &str) -> Option<Vec<u16>> {
 
 /// Each once, in order, and no more than are probed.
 fn dedup(ports: &mut Vec<u16>) {
-    let mut known = Vec::new();
+    let mut kept = Vec::new();
     ports.retain(|port| {
-        !known.contains(port) && known.len() < MAX_ENGINE_PORTS && {
-            known.push(*port);
+        !kept.contains(port) && kept.len() < MAX_ENGINE_PORTS && {
+            kept.push(*port);
             true
         }
     });
 }
 
-fn path(text: &str) -> Option<PathAndQuery> {
+fn parse_path(text: &str) -> Option<PathAndQuery> {
     text.starts_with('/').then(|| text.parse().ok()).flatten()
 }
 
 /// An engine's default metrics addresses.
-fn well_known(engine: Engine) -> Vec<(u16, PathAndQuery)> {
+fn default_addresses(engine: Engine) -> Vec<(u16, PathAndQuery)> {
     let one = engine.declaration();
     one.ports
         .iter()
@@ -232,7 +239,7 @@ fn well_known(engine: Engine) -> Vec<(u16, PathAndQuery)> {
 
 /// The health endpoint of an engine whose metrics are at `metrics`, if it has one. A server of which no engine is known is asked
 /// where most engines have theirs.
-pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<MetricsAddress> {
+pub fn health_address(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<MetricsAddress> {
     let endpoint = engine.unwrap_or(Engine::Vllm).declaration().health?;
     Some(MetricsAddress {
         scheme: metrics.scheme,
@@ -242,7 +249,7 @@ pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<Metric
 }
 
 /// The endpoint where llama.cpp reports the size of its KV cache.
-pub fn properties(metrics: &MetricsAddress) -> MetricsAddress {
+pub fn properties_address(metrics: &MetricsAddress) -> MetricsAddress {
     MetricsAddress {
         path: PathAndQuery::from_static("/props"),
         ..metrics.clone()

@@ -69,7 +69,7 @@ impl FetchError {
 
     /// The server may speak the other scheme: a plain request to a TLS port is broken off, answered with an alert or with 400,
     /// and a handshake on a plain port with something else.
-    fn is_of_scheme(&self) -> bool {
+    fn may_be_other_scheme(&self) -> bool {
         match self {
             Self::Broken(..) | Self::Tls(_, rustls::Error::InvalidMessage(_)) => true,
             Self::Status(uri, status) => {
@@ -87,44 +87,44 @@ impl FetchError {
 
 /// A connection is kept from one round to the next, and closed before the server closes it (Python's usual one, after five
 /// seconds).
-const IDLE: Duration = Duration::from_secs(4);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Maximum head of a response: all pods of a node may answer at once, and no head of an engine takes a tenth of it.
-const HEAD: usize = 16 << 10;
+const MAX_HEAD_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     client: Client<HttpsConnector<HttpConnector>, Empty<bytes::Bytes>>,
     /// Held while a page is read on beyond [`EngineLimits::medium_page_bytes`].
-    medium: Semaphore,
+    medium_permits: Semaphore,
     /// Held while a page is read on beyond [`EngineLimits::large_page_bytes`].
-    large: Semaphore,
+    large_permits: Semaphore,
     limits: EngineLimits,
 }
 
 impl Fetcher {
     pub fn new(limits: EngineLimits) -> Self {
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(limits.connect));
+        connector.set_connect_timeout(Some(limits.connect_timeout));
         connector.set_nodelay(true);
         connector.enforce_http(false);
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls())
+            .with_tls_config(tls_config())
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new())
             // Metrics and health at once.
             .pool_max_idle_per_host(2)
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_timer(TokioTimer::new())
-            .http1_max_buf_size(HEAD)
+            .http1_max_buf_size(MAX_HEAD_BYTES)
             .build(connector);
-        let medium = Semaphore::new(limits.medium_pages);
+        let medium = Semaphore::new(limits.concurrent_medium_pages);
         Self {
             client,
-            medium,
-            large: Semaphore::new(1),
+            medium_permits: medium,
+            large_permits: Semaphore::new(1),
             limits,
         }
     }
@@ -136,33 +136,33 @@ impl Fetcher {
         ip: IpAddr,
         address: &MetricsAddress,
     ) -> Result<(Vec<u8>, Scheme), FetchError> {
-        let deadline = Instant::now() + self.limits.answer;
+        let deadline = Instant::now() + self.limits.response_timeout;
         let first = uri(ip, address, address.scheme);
-        let error = match timeout_at(deadline, self.ask(&first)).await {
+        let error = match timeout_at(deadline, self.get_once(&first)).await {
             Ok(Ok(page)) => return Ok((page, address.scheme)),
-            Ok(Err(error)) if error.is_of_scheme() => error,
+            Ok(Err(error)) if error.may_be_other_scheme() => error,
             Ok(Err(error)) => return Err(error),
-            Err(_) => return Err(FetchError::TimedOut(first, self.limits.answer)),
+            Err(_) => return Err(FetchError::TimedOut(first, self.limits.response_timeout)),
         };
         let other = if address.scheme == Scheme::Http {
             Scheme::Https
         } else {
             Scheme::Http
         };
-        match timeout_at(deadline, self.ask(&uri(ip, address, other))).await {
+        match timeout_at(deadline, self.get_once(&uri(ip, address, other))).await {
             Ok(Ok(page)) => Ok((page, other)),
-            Ok(Err(said @ (FetchError::Tls(..) | FetchError::Status(..))))
-                if !said.is_of_scheme() =>
+            Ok(Err(error @ (FetchError::Tls(..) | FetchError::Status(..))))
+                if !error.may_be_other_scheme() =>
             {
-                Err(said)
+                Err(error)
             }
-            Ok(Err(said @ (FetchError::TooLong(..) | FetchError::Encoded(_)))) => Err(said),
+            Ok(Err(error @ (FetchError::TooLong(..) | FetchError::Encoded(_)))) => Err(error),
             // It speaks neither: what it said to the first is the reason.
             _ => Err(error),
         }
     }
 
-    async fn ask(&self, uri: &Uri) -> Result<Vec<u8>, FetchError> {
+    async fn get_once(&self, uri: &Uri) -> Result<Vec<u8>, FetchError> {
         let request = Request::get(uri)
             .header(ACCEPT, "text/plain;version=0.0.4, */*;q=0.1")
             .body(Empty::new())
@@ -171,7 +171,7 @@ impl Fetcher {
             .client
             .request(request)
             .await
-            .map_err(|error| failure(uri, &error))?;
+            .map_err(|error| fetch_error(uri, &error))?;
         if answer.status() != StatusCode::OK {
             return Err(FetchError::Status(uri.clone(), answer.status()));
         }
@@ -182,19 +182,20 @@ impl Fetcher {
         {
             return Err(FetchError::Encoded(uri.clone()));
         }
-        self.read(uri, answer).await
+        self.read_body(uri, answer).await
     }
 
-    async fn read<B>(&self, uri: &Uri, answer: Response<B>) -> Result<Vec<u8>, FetchError>
+    async fn read_body<B>(&self, uri: &Uri, answer: Response<B>) -> Result<Vec<u8>, FetchError>
     where
         B: BodyExt<Data = bytes::Bytes, Error: Display> + Unpin,
     {
-        let too_long = || FetchError::TooLong(uri.clone(), Bytes(self.limits.page as u64));
+        let too_long =
+            || FetchError::TooLong(uri.clone(), Bytes(self.limits.max_page_bytes as u64));
         let is_framed = [CONTENT_LENGTH, TRANSFER_ENCODING]
             .iter()
             .any(|name| answer.headers().contains_key(name));
         let mut body = answer.into_body();
-        if body.size_hint().lower() > self.limits.page as u64 {
+        if body.size_hint().lower() > self.limits.max_page_bytes as u64 {
             return Err(too_long());
         }
         let mut page = Vec::new();
@@ -205,15 +206,25 @@ impl Fetcher {
             let Ok(data) = frame.into_data() else {
                 continue;
             };
-            if page.len() + data.len() > self.limits.page {
+            if page.len() + data.len() > self.limits.max_page_bytes {
                 return Err(too_long());
             }
             let length = page.len() + data.len();
-            if length > self.limits.medium_page && medium.is_none() {
-                medium = Some(self.medium.acquire().await.expect("it is never closed"));
+            if length > self.limits.medium_page_bytes && medium.is_none() {
+                medium = Some(
+                    self.medium_permits
+                        .acquire()
+                        .await
+                        .expect("it is never closed"),
+                );
             }
-            if length > self.limits.large_page && large.is_none() {
-                large = Some(self.large.acquire().await.expect("it is never closed"));
+            if length > self.limits.large_page_bytes && large.is_none() {
+                large = Some(
+                    self.large_permits
+                        .acquire()
+                        .await
+                        .expect("it is never closed"),
+                );
             }
             page.extend_from_slice(&data);
         }
@@ -238,7 +249,7 @@ fn uri(ip: IpAddr, address: &MetricsAddress, scheme: Scheme) -> Uri {
         .expect("an IP address, a port and a path make a URI")
 }
 
-fn failure(uri: &Uri, error: &Error) -> FetchError {
+fn fetch_error(uri: &Uri, error: &Error) -> FetchError {
     let mut cause: &(dyn std::error::Error + 'static) = error;
     let mut tls = None;
     let mut is_too_long = false;
@@ -263,7 +274,7 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
         .downcast_ref::<io::Error>()
         .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     match (is_refused, tls, error.is_connect()) {
-        _ if is_too_long => FetchError::TooLong(uri.clone(), Bytes(HEAD as u64)),
+        _ if is_too_long => FetchError::TooLong(uri.clone(), Bytes(MAX_HEAD_BYTES as u64)),
         (true, ..) => FetchError::Refused(uri.clone()),
         (false, Some(tls), _) => FetchError::Tls(uri.clone(), tls.clone()),
         (false, None, true) => FetchError::Unreachable(uri.clone(), cause.to_string()),
@@ -272,7 +283,7 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
 }
 
 /// No connection is resumed: what that would keep of each pod is more than a handshake costs.
-fn tls() -> ClientConfig {
+fn tls_config() -> ClientConfig {
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder
@@ -358,7 +369,7 @@ mod tests {
         let uri = Uri::from_static("http://10.0.0.7:8000/metrics");
         let read = Arc::new(AtomicUsize::new(0));
         // As many pods as a node has.
-        let reads = join_all((0..250).map(|_| fetcher.read(&uri, page(&read))));
+        let reads = join_all((0..250).map(|_| fetcher.read_body(&uri, page(&read))));
         assert!(futures::poll!(std::pin::pin!(reads)).is_pending());
         let mib = read.load(Ordering::Relaxed) >> 20;
         assert!(mib <= 40, "{mib} MiB at once, and the agent has 64");
@@ -388,8 +399,8 @@ mod tests {
         };
         let patience = Duration::from_secs(60);
         let patient = EngineLimits {
-            connect: patience,
-            answer: patience,
+            connect_timeout: patience,
+            response_timeout: patience,
             ..EngineLimits::default()
         };
         let answer = Fetcher::new(patient)

@@ -40,11 +40,11 @@ macro_rules! page {
 /// Limits that a busy machine does not exceed, so that no delay is taken for an engine's fault; every round probes.
 fn patient() -> EngineLimits {
     EngineLimits {
-        connect: Duration::from_secs(20),
-        answer: Duration::from_secs(60),
-        patience: Duration::from_secs(60),
-        retry_engine: Duration::ZERO,
-        retry_guess: Duration::ZERO,
+        connect_timeout: Duration::from_secs(20),
+        response_timeout: Duration::from_secs(60),
+        round_timeout: Duration::from_secs(60),
+        max_engine_backoff: Duration::ZERO,
+        max_guess_backoff: Duration::ZERO,
         ..EngineLimits::default()
     }
 }
@@ -61,11 +61,11 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
             .collect(),
         ports: Vec::new(),
         containers: BTreeMap::new(),
-        is_beyond_bound: false,
+        is_too_large: false,
         devices: None,
-        granted: None,
+        granted_vram: None,
         wants_gpu: true,
-        is_leaving: false,
+        is_terminating: false,
         is_ready: false,
     }
 }
@@ -176,9 +176,9 @@ async fn an_engine_is_followed_from_its_start_to_its_end() {
         (report.state, report.sleep_level),
         (EngineState::Sleeping, Some(1))
     );
-    pod.is_leaving = true;
+    pod.is_terminating = true;
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Draining);
-    pod.is_leaving = false;
+    pod.is_terminating = false;
     server.stop().await;
     let mut report = only(&mut engines, &pod).await;
     for _ in 0..10 {
@@ -230,9 +230,9 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
 
 #[tokio::test]
 async fn a_pod_without_an_engine_is_not_reported() {
-    let mut foreign_pod = pod("foreign", None);
+    let mut unlabelled_pod = pod("foreign", None);
     // No process of a test listens there.
-    foreign_pod.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
+    unlabelled_pod.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
     let no_gpu = PodOnNode {
         wants_gpu: false,
         ..pod("no-gpu", Some(1))
@@ -240,14 +240,14 @@ async fn a_pod_without_an_engine_is_not_reported() {
     let mut engines = EngineWatcher::new(patient());
     for _ in 0..10 {
         assert_eq!(
-            round(&mut engines, &[foreign_pod.clone(), no_gpu.clone()]).await,
+            round(&mut engines, &[unlabelled_pod.clone(), no_gpu.clone()]).await,
             []
         );
     }
 }
 
 #[tokio::test]
-async fn llama_cpp_says_on_another_page_how_much_it_holds() {
+async fn llama_cpp_reports_its_kv_cache_size_on_another_endpoint() {
     let pages = StubPages::default();
     pages
         .set("/health", 503, "{\"error\":{}}")
@@ -291,7 +291,7 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
+async fn an_answer_that_is_no_metrics_page_is_reported_as_such() {
     let pages = StubPages::default();
     let server = pages.serve().await;
     let (mut engines, mut pod) = (
@@ -349,7 +349,7 @@ async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
 }
 
 #[tokio::test]
-async fn five_hundred_megabytes_are_cut_at_eight() {
+async fn a_metrics_page_is_cut_at_eight_mebibytes() {
     const CHUNK: &[u8] = &[b'a'; 1 << 20];
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();
@@ -387,7 +387,7 @@ async fn five_hundred_megabytes_are_cut_at_eight() {
 }
 
 #[tokio::test]
-async fn a_page_that_drips_ends_in_a_timeout() {
+async fn a_slow_metrics_page_times_out() {
     let drip = || async {
         // A byte of a good page at a time, forever.
         let bytes = stream::unfold(page!("vllm-0.12").bytes().cycle(), |mut bytes| async move {
@@ -400,7 +400,7 @@ async fn a_page_that_drips_ends_in_a_timeout() {
     };
     let server = serve(Router::new().route("/metrics", get(drip))).await;
     let limits = EngineLimits {
-        answer: Duration::from_millis(100),
+        response_timeout: Duration::from_millis(100),
         ..patient()
     };
     let report = only(
@@ -423,8 +423,8 @@ async fn an_engine_that_hangs_delays_no_other() {
     let good = pages.set("/metrics", 200, page!("triton")).serve().await;
     // The hung one's answer would come long after the test has failed.
     let limits = EngineLimits {
-        answer: Duration::from_secs(600),
-        patience: Duration::from_millis(50),
+        response_timeout: Duration::from_secs(600),
+        round_timeout: Duration::from_millis(50),
         ..patient()
     };
     let mut engines = EngineWatcher::new(limits);
@@ -719,7 +719,7 @@ async fn an_engine_behind_tls_is_read_whoever_signed_its_certificate() {
 }
 
 #[tokio::test]
-async fn an_engine_that_wants_a_certificate_is_named_for_that() {
+async fn an_engine_that_requires_a_client_certificate_is_reported() {
     let port = serve_tls("", true).await;
     let report = only(
         &mut EngineWatcher::new(patient()),

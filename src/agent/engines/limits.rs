@@ -5,53 +5,53 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLimits {
     /// Timeout for a connection. Short, because a pod is on this very node.
-    pub connect: Duration,
+    pub connect_timeout: Duration,
     /// Timeout for one answer, from the first byte of the request to the last of the body.
-    pub answer: Duration,
+    pub response_timeout: Duration,
     /// A round waits this long for its requests; later answers are used in the next round.
-    pub patience: Duration,
+    pub round_timeout: Duration,
     /// Maximum bytes of an answer.
-    pub page: usize,
+    pub max_page_bytes: usize,
     /// Bytes above which a page is medium: [`EngineLimits::concurrent_medium_pages`] of them are read at a time.
-    pub medium_page: usize,
-    pub medium_pages: usize,
+    pub medium_page_bytes: usize,
+    pub concurrent_medium_pages: usize,
     /// Bytes above which a page is large: one of them is read at a time, so that hostile pods' answers do not add up.
-    pub large_page: usize,
+    pub large_page_bytes: usize,
     /// Figures older than this are not reported any more.
-    pub keep: Duration,
+    pub max_age: Duration,
     /// How long an engine counts as full after it has interrupted a request of its own.
-    pub preempting: Duration,
+    pub preempting_for: Duration,
     /// Addresses tried in one round at a pod that may be no engine.
-    pub probes: usize,
+    pub probes_per_round: usize,
     /// The longest pause between two attempts at a pod that is an engine.
-    pub retry_engine: Duration,
+    pub max_engine_backoff: Duration,
     /// The longest pause between two rounds of attempts at a pod that may be none.
-    pub retry_guess: Duration,
+    pub max_guess_backoff: Duration,
 }
 
 impl Default for EngineLimits {
     fn default() -> Self {
         Self {
-            connect: Duration::from_millis(300),
+            connect_timeout: Duration::from_millis(300),
             // Within the second until the next round.
-            answer: Duration::from_millis(800),
+            response_timeout: Duration::from_millis(800),
             // An engine answers in some ten milliseconds. One that hangs must not delay the node's report for long.
-            patience: Duration::from_millis(250),
+            round_timeout: Duration::from_millis(250),
             // Fifty times what a large engine prints.
-            page: 8 << 20,
+            max_page_bytes: 8 << 20,
             // A full node has 250 pods: 16 MiB of small pages, 16 of medium ones and 8 of a large one are less than the
             // agent may use.
-            medium_page: 64 << 10,
-            medium_pages: 16,
-            large_page: 1 << 20,
+            medium_page_bytes: 64 << 10,
+            concurrent_medium_pages: 16,
+            large_page_bytes: 1 << 20,
             // After the first of these times the extender treats a report as stale, and after the second as missing.
-            keep: Duration::from_secs(30),
+            max_age: Duration::from_secs(30),
             // One that lacks room goes on interrupting; between two interruptions some steps of all its requests pass.
-            preempting: Duration::from_secs(10),
-            probes: 2,
+            preempting_for: Duration::from_secs(10),
+            probes_per_round: 2,
             // An engine is found within this time of its first answer.
-            retry_engine: Duration::from_secs(2),
-            retry_guess: Duration::from_secs(15),
+            max_engine_backoff: Duration::from_secs(2),
+            max_guess_backoff: Duration::from_secs(15),
         }
     }
 }

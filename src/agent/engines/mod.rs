@@ -22,7 +22,7 @@ mod watched_tests;
 
 use crate::ownership::dual_pods;
 use crate::pods::PodOnNode;
-use address::{AddressOwner, EngineEvidence, EngineQuery, sought};
+use address::{AddressOwner, EngineEvidence, EngineQuery, engine_query};
 use fetch::Fetcher;
 use limits::EngineLimits;
 use probe::{ProbeKind, ProbeResult};
@@ -39,21 +39,21 @@ use watched::WatchedEngine;
 pub struct EngineWatcher {
     limits: EngineLimits,
     fetcher: Arc<Fetcher>,
-    slots: BTreeMap<Place, EngineSlot>,
-    visits: JoinSet<Visited>,
+    slots: BTreeMap<EndpointKey, EngineSlot>,
+    probes: JoinSet<FinishedProbe>,
 }
 
 /// Where an engine is probed: on a pod, at all its addresses until one is found (`None`), or at one of its ports.
-type Place = (PodUid, Option<u16>);
+type EndpointKey = (PodUid, Option<u16>);
 
 #[derive(Debug)]
 struct EngineSlot {
-    watched: WatchedEngine,
-    visit: Option<AbortHandle>,
+    engine: WatchedEngine,
+    running_probe: Option<AbortHandle>,
 }
 
-struct Visited {
-    place: Place,
+struct FinishedProbe {
+    endpoint: EndpointKey,
     probe_kind: ProbeKind,
     answer: ProbeResult,
 }
@@ -74,7 +74,7 @@ impl EngineWatcher {
             limits,
             fetcher,
             slots: BTreeMap::new(),
-            visits: JoinSet::new(),
+            probes: JoinSet::new(),
         }
     }
 
@@ -83,38 +83,38 @@ impl EngineWatcher {
     ///
     /// `gpus`: the GPUs with the processes seen on them.
     pub async fn round(&mut self, pods: &[PodOnNode], gpus: &[GpuReport]) -> EngineRound {
-        let seen = seen_on(gpus);
+        let gpus_by_owner = gpus_by_owner(gpus);
         let candidates: BTreeMap<&PodUid, &PodOnNode> = pods
             .iter()
-            .filter(|pod| pod.wants_gpu || seen.contains_key(pod.uid.as_str()))
+            .filter(|pod| pod.wants_gpu || gpus_by_owner.contains_key(pod.uid.as_str()))
             .map(|pod| (&pod.uid, pod))
             .collect();
-        self.take_finished();
+        self.record_finished();
         let mut found = EngineRound::default();
-        let mut wanted = BTreeMap::new();
+        let mut queries = BTreeMap::new();
         for pod in candidates.values() {
-            match sought(pod, owner(pod, pods)) {
-                Ok(sought) => self.add_places(pod, sought, &mut wanted),
+            match engine_query(pod, address_owner(pod, pods)) {
+                Ok(query) => self.add_queries(pod, query, &mut queries),
                 Err(error) => {
                     let now = Instant::now();
                     let engine = WatchedEngine::misconfigured(&error, now);
                     found.engines.extend(engine.report(
                         pod,
-                        gpus_of(pod, &seen),
+                        gpus_of(pod, &gpus_by_owner),
                         now,
                         &self.limits,
                     ));
                 }
             }
         }
-        self.leave_gone(&wanted);
-        for (place, sought) in wanted {
-            self.ask(candidates[&place.0], place, sought);
+        self.remove_gone(&queries);
+        for (endpoint, query) in queries {
+            self.start_probe(candidates[&endpoint.0], endpoint, query);
         }
-        self.wait().await;
+        self.wait_for_probes().await;
         let now = Instant::now();
         for pod in candidates.values() {
-            self.report(pod, &seen, now, &mut found);
+            self.report(pod, &gpus_by_owner, now, &mut found);
         }
         let requesters = dual_pods::requesters(pods);
         found
@@ -128,62 +128,65 @@ impl EngineWatcher {
 
     /// One place for each port that the pod names. Of a pod that names none, one for it all, and one for each port beside that of the
     /// engine found there: each may have an engine of its own.
-    fn add_places(
+    fn add_queries(
         &self,
         pod: &PodOnNode,
-        sought: EngineQuery,
-        wanted: &mut BTreeMap<Place, EngineQuery>,
+        query: EngineQuery,
+        queries: &mut BTreeMap<EndpointKey, EngineQuery>,
     ) {
         let (all, is_named) = (
             (pod.uid.clone(), None),
             pod.annotations.contains_key(address::METRICS_PORT),
         );
-        let home = self.slots.get(&all).and_then(|slot| slot.watched.port());
-        let claim = if is_named {
+        let found_port = self.slots.get(&all).and_then(|slot| slot.engine.port());
+        let evidence = if is_named {
             EngineEvidence::Declared
         } else {
             EngineEvidence::Guessed
         };
-        let apart = sought
+        let separate_ports = query
             .ports
             .iter()
-            .filter(|&&port| is_named || home.is_some_and(|home| home != port));
-        wanted.extend(apart.map(|&port| ((pod.uid.clone(), Some(port)), sought.at(port, claim))));
+            .filter(|&&port| is_named || found_port.is_some_and(|home| home != port));
+        queries.extend(
+            separate_ports
+                .map(|&port| ((pod.uid.clone(), Some(port)), query.at_port(port, evidence))),
+        );
         if !is_named {
-            wanted.insert(all, sought);
+            queries.insert(all, query);
         }
     }
 
     /// Starts a probe if the place is due and its last one is over.
-    fn ask(&mut self, pod: &PodOnNode, place: Place, sought: EngineQuery) {
+    fn start_probe(&mut self, pod: &PodOnNode, endpoint: EndpointKey, query: EngineQuery) {
         let now = Instant::now();
         let slot = self
             .slots
-            .entry(place.clone())
+            .entry(endpoint.clone())
             .or_insert_with(|| EngineSlot {
-                watched: WatchedEngine::new(sought.clone(), now),
-                visit: None,
+                engine: WatchedEngine::new(query.clone(), now),
+                running_probe: None,
             });
-        slot.watched.seek(sought, now);
-        let is_under_way = slot
-            .visit
+        slot.engine.set_query(query, now);
+        let is_probing = slot
+            .running_probe
             .as_ref()
             .is_some_and(|visit| !visit.is_finished());
-        let (Some(ip), false) = (pod.ip, is_under_way) else {
+        let (Some(ip), false) = (pod.ip, is_probing) else {
             return;
         };
-        let Some(visit) = slot.watched.due(pod, ip, now, &self.limits) else {
+        let Some(probe) = slot.engine.next_probe(pod, ip, now, &self.limits) else {
             return;
         };
-        let (probe_kind, fetcher) = (visit.probe_kind.clone(), self.fetcher.clone());
-        let visited = async move {
-            Visited {
-                place,
+        let (probe_kind, fetcher) = (probe.probe_kind.clone(), self.fetcher.clone());
+        let finished = async move {
+            FinishedProbe {
+                endpoint,
                 probe_kind,
-                answer: visit.make(&fetcher).await,
+                answer: probe.run(&fetcher).await,
             }
         };
-        slot.visit = Some(self.visits.spawn(visited));
+        slot.running_probe = Some(self.probes.spawn(finished));
     }
 
     /// What is known of a pod's engines. One whose port a single container declares is on the GPUs of that container's processes,
@@ -193,27 +196,34 @@ impl EngineWatcher {
     fn report(
         &self,
         pod: &PodOnNode,
-        seen: &BTreeMap<&str, Vec<GpuUuid>>,
+        gpus_by_owner: &BTreeMap<&str, Vec<GpuUuid>>,
         now: Instant,
         found: &mut EngineRound,
     ) {
-        let places = (pod.uid.clone(), None)..=(pod.uid.clone(), Some(u16::MAX));
+        let endpoints = (pod.uid.clone(), None)..=(pod.uid.clone(), Some(u16::MAX));
         let all: Vec<&WatchedEngine> = self
             .slots
-            .range(places)
-            .map(|(_, slot)| &slot.watched)
+            .range(endpoints)
+            .map(|(_, slot)| &slot.engine)
             .collect();
-        let container = |one: &WatchedEngine| Some(seen.get(&**pod.containers.get(&one.port()?)?));
-        let own = |one: &WatchedEngine| container(one).flatten();
+        let container =
+            |one: &WatchedEngine| Some(gpus_by_owner.get(&**pod.containers.get(&one.port()?)?));
+        let container_gpus = |one: &WatchedEngine| container(one).flatten();
         let is_proxy = |one: &&&WatchedEngine| {
-            let is_before = |other: &&WatchedEngine| own(other).is_some() && one.is_same_as(other);
+            let is_before = |other: &&WatchedEngine| {
+                container_gpus(other).is_some() && one.may_be_same_as(other)
+            };
             container(one) == Some(None) && all.iter().any(is_before)
         };
-        let (gpus, before) = (gpus_of(pod, seen), found.engines.len());
-        let covered: Vec<&GpuUuid> = all.iter().filter_map(|one| own(one)).flatten().collect();
+        let (gpus, before) = (gpus_of(pod, gpus_by_owner), found.engines.len());
+        let covered: Vec<&GpuUuid> = all
+            .iter()
+            .filter_map(|one| container_gpus(one))
+            .flatten()
+            .collect();
         for one in all.iter().filter(|one| !is_proxy(one)) {
             let is_on = |gpu: &&GpuUuid| {
-                own(one).is_none_or(|own| own.contains(gpu) || !covered.contains(gpu))
+                container_gpus(one).is_none_or(|own| own.contains(gpu) || !covered.contains(gpu))
             };
             let gpus = gpus.iter().filter(is_on).cloned().collect();
             found
@@ -221,52 +231,52 @@ impl EngineWatcher {
                 .extend(one.report(pod, gpus, now, &self.limits));
         }
         // A pod that is not ready yet starts, and one that has no GPU takes no load.
-        let may_serve = pod.is_ready || pod.is_beyond_bound;
+        let may_serve = pod.is_ready || pod.is_too_large;
         let is_unread = found.engines.len() == before && may_serve && !gpus.is_empty();
         let Some(first) = all.first().filter(|_| is_unread) else {
             return;
         };
-        let reason = match pod.is_beyond_bound {
+        let reason = match pod.is_too_large {
             true => "the pod is larger than an agent reads",
             false => first
-                .trouble()
+                .last_error()
                 .unwrap_or("none of its ports has been asked yet"),
         };
         found.unread.push(UnreadPod {
             pod: pod.uid.clone(),
             gpus,
-            declares_port: !pod.ports.is_empty() || pod.is_beyond_bound,
+            declares_port: !pod.ports.is_empty() || pod.is_too_large,
             reason: reason.to_owned(),
         });
     }
 
     /// Waits until all probes are finished or the round times out.
-    async fn wait(&mut self) {
-        let deadline = Instant::now() + self.limits.patience;
-        while let Ok(Some(visited)) = timeout_at(deadline, self.visits.join_next()).await {
+    async fn wait_for_probes(&mut self) {
+        let deadline = Instant::now() + self.limits.round_timeout;
+        while let Ok(Some(visited)) = timeout_at(deadline, self.probes.join_next()).await {
             // Otherwise its pod is gone, and the probe was aborted.
-            visited.into_iter().for_each(|visited| self.note(visited));
+            visited.into_iter().for_each(|visited| self.record(visited));
         }
     }
 
-    fn take_finished(&mut self) {
-        while let Some(visited) = self.visits.try_join_next() {
-            visited.into_iter().for_each(|visited| self.note(visited));
+    fn record_finished(&mut self) {
+        while let Some(visited) = self.probes.try_join_next() {
+            visited.into_iter().for_each(|visited| self.record(visited));
         }
     }
 
-    fn note(&mut self, visited: Visited) {
-        if let Some(slot) = self.slots.get_mut(&visited.place) {
-            slot.visit = None;
-            slot.watched
-                .note(&visited.probe_kind, visited.answer, &self.limits);
+    fn record(&mut self, finished: FinishedProbe) {
+        if let Some(slot) = self.slots.get_mut(&finished.endpoint) {
+            slot.running_probe = None;
+            slot.engine
+                .record(&finished.probe_kind, finished.answer, &self.limits);
         }
     }
 
-    fn leave_gone(&mut self, wanted: &BTreeMap<Place, EngineQuery>) {
+    fn remove_gone(&mut self, queries: &BTreeMap<EndpointKey, EngineQuery>) {
         self.slots.retain(|place, slot| {
-            let stays = wanted.contains_key(place);
-            if let (false, Some(visit)) = (stays, &slot.visit) {
+            let stays = queries.contains_key(place);
+            if let (false, Some(visit)) = (stays, &slot.running_probe) {
                 visit.abort();
             }
             stays
@@ -275,7 +285,7 @@ impl EngineWatcher {
 }
 
 /// Whether another pod has the same address.
-fn owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
+fn address_owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
     let has_same = |other: &PodOnNode| other.uid != pod.uid && other.ip == pod.ip;
     if pods.iter().any(has_same) {
         AddressOwner::Shared
@@ -285,8 +295,8 @@ fn owner(pod: &PodOnNode, pods: &[PodOnNode]) -> AddressOwner {
 }
 
 /// The GPUs on which processes were seen, of each pod by its UID and of each container by its id.
-fn seen_on(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
-    let mut seen: BTreeMap<&str, Vec<GpuUuid>> = BTreeMap::new();
+fn gpus_by_owner(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
+    let mut by_owner: BTreeMap<&str, Vec<GpuUuid>> = BTreeMap::new();
     for gpu in gpus {
         let processes = gpu.processes.iter().flatten();
         let owners: BTreeSet<&str> = processes
@@ -300,14 +310,15 @@ fn seen_on(gpus: &[GpuReport]) -> BTreeMap<&str, Vec<GpuUuid>> {
             .collect();
         owners
             .into_iter()
-            .for_each(|owner| seen.entry(owner).or_default().push(gpu.uuid.clone()));
+            .for_each(|owner| by_owner.entry(owner).or_default().push(gpu.uuid.clone()));
     }
-    seen
+    by_owner
 }
 
 /// The GPUs of a pod's processes; if it has none, the GPUs that its Binding recorded.
-fn gpus_of(pod: &PodOnNode, seen: &BTreeMap<&str, Vec<GpuUuid>>) -> Vec<GpuUuid> {
-    seen.get(pod.uid.as_str())
+fn gpus_of(pod: &PodOnNode, gpus_by_owner: &BTreeMap<&str, Vec<GpuUuid>>) -> Vec<GpuUuid> {
+    gpus_by_owner
+        .get(pod.uid.as_str())
         .or(pod.devices.as_ref())
         .cloned()
         .unwrap_or_default()

@@ -2,12 +2,12 @@
 //!
 //! A probe knows which addresses to ask, and keeps no state. `watched` interprets its answer.
 
-use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
+use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties_address};
 use super::fetch::{FetchError, Fetcher};
 use http::StatusCode;
 use serde::Deserialize;
 use std::net::IpAddr;
-use stowage_report::engine_metrics::{Figures, UnknownPage, read};
+use stowage_report::engine_metrics::{Figures, UnknownPage, parse_page};
 use stowage_scheduling::engines::Engine;
 use tokio::time::Instant;
 
@@ -38,8 +38,8 @@ pub(crate) enum SecondProbe {
 #[derive(Debug)]
 pub(crate) struct ProbeResult {
     /// When the first request was sent: no figure of this probe is older.
-    pub asked: Instant,
-    pub page: Result<EngineFigures, NoPage>,
+    pub sent_at: Instant,
+    pub figures: Result<EngineFigures, MetricsError>,
     /// The engine's health; `None` if it was not requested.
     pub health: Option<EngineHealth>,
     /// llama.cpp's properties; `None` if they were not requested or do not exist.
@@ -48,7 +48,7 @@ pub(crate) struct ProbeResult {
 
 #[derive(Debug)]
 pub struct EngineFigures {
-    pub at: MetricsAddress,
+    pub address: MetricsAddress,
     pub figures: Figures,
 }
 
@@ -61,16 +61,16 @@ pub(crate) enum EngineHealth {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoPage {
+pub(crate) enum MetricsError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     #[error("port {port}, {path}: {error}; say where its metrics are with {METRICS_PORT} and {METRICS_PATH}", port = .0.port, path = .0.path, error = .1)]
     Unknown(MetricsAddress, UnknownPage),
 }
 
-impl NoPage {
+impl MetricsError {
     /// How informative a failed answer is; the most informative one is kept.
-    pub fn weight(&self) -> u8 {
+    pub fn informativeness(&self) -> u8 {
         match self {
             Self::Fetch(FetchError::Refused(_)) => 0,
             Self::Fetch(FetchError::Unreachable(..)) => 1,
@@ -104,11 +104,11 @@ impl Properties {
 }
 
 impl EngineProbe {
-    pub async fn make(self, fetcher: &Fetcher) -> ProbeResult {
-        let asked = Instant::now();
+    pub async fn run(self, fetcher: &Fetcher) -> ProbeResult {
+        let sent_at = Instant::now();
         let answer = |page| ProbeResult {
-            asked,
-            page,
+            sent_at,
+            figures: page,
             health: None,
             properties: None,
         };
@@ -143,39 +143,39 @@ impl EngineProbe {
         &self,
         fetcher: &Fetcher,
         addresses: &[MetricsAddress],
-    ) -> Result<EngineFigures, NoPage> {
-        let mut nothing: Option<NoPage> = None;
+    ) -> Result<EngineFigures, MetricsError> {
+        let mut best_error: Option<MetricsError> = None;
         for address in addresses {
             match self.metrics(fetcher, address).await {
                 Ok(found) => return Ok(found),
                 Err(error)
-                    if nothing
+                    if best_error
                         .as_ref()
-                        .is_none_or(|known| error.weight() > known.weight()) =>
+                        .is_none_or(|known| error.informativeness() > known.informativeness()) =>
                 {
-                    nothing = Some(error);
+                    best_error = Some(error);
                 }
                 Err(_) => {}
             }
         }
-        Err(nothing.expect("a search has an address at least"))
+        Err(best_error.expect("a search has an address at least"))
     }
 
     async fn metrics(
         &self,
         fetcher: &Fetcher,
         address: &MetricsAddress,
-    ) -> Result<EngineFigures, NoPage> {
+    ) -> Result<EngineFigures, MetricsError> {
         let (page, scheme) = fetcher.get(self.ip, address).await?;
-        match read(&page, self.engine) {
+        match parse_page(&page, self.engine) {
             Ok(figures) => Ok(EngineFigures {
-                at: MetricsAddress {
+                address: MetricsAddress {
                     scheme,
                     ..address.clone()
                 },
                 figures,
             }),
-            Err(error) => Err(NoPage::Unknown(address.clone(), error)),
+            Err(error) => Err(MetricsError::Unknown(address.clone(), error)),
         }
     }
 
@@ -188,7 +188,10 @@ impl EngineProbe {
     }
 
     async fn properties(&self, fetcher: &Fetcher, metrics: &MetricsAddress) -> Option<Properties> {
-        let (text, _) = fetcher.get(self.ip, &properties(metrics)).await.ok()?;
+        let (text, _) = fetcher
+            .get(self.ip, &properties_address(metrics))
+            .await
+            .ok()?;
         serde_json::from_slice(&text).ok()
     }
 }

@@ -2,7 +2,9 @@
 
 use super::address::{EngineEvidence, EngineQuery, MetricsAddress, Scheme};
 use super::limits::EngineLimits;
-use super::probe::{EngineFigures, EngineHealth, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::probe::{
+    EngineFigures, EngineHealth, MetricsError, ProbeKind, ProbeResult, SecondProbe,
+};
 use super::watched::WatchedEngine;
 use super::watched_tests::pod;
 use http::uri::PathAndQuery;
@@ -12,7 +14,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use stowage_report::NodeReport;
-use stowage_report::engine_metrics::read;
+use stowage_report::engine_metrics::parse_page;
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
@@ -89,28 +91,28 @@ fn load_of(page: &str, claim: EngineEvidence, health: EngineHealth) -> Option<En
     };
     let query = EngineQuery {
         engine: None,
-        claim,
+        evidence: claim,
         addresses: vec![at.clone()],
         ports: vec![8000],
     };
     let now = Instant::now();
     let mut watched = WatchedEngine::new(query, now);
-    let page = match read(page.as_bytes(), None) {
+    let page = match parse_page(page.as_bytes(), None) {
         Ok(figures) => Ok(EngineFigures {
-            at: at.clone(),
+            address: at.clone(),
             figures,
         }),
-        Err(reason) => Err(NoPage::Unknown(at.clone(), reason)),
+        Err(reason) => Err(MetricsError::Unknown(at.clone(), reason)),
     };
     let kind = ProbeKind::Metrics(at.clone(), SecondProbe::Health(at));
     let answer = ProbeResult {
-        asked: now,
-        page,
+        sent_at: now,
+        figures: page,
         health: Some(health),
         properties: None,
     };
     let limits = EngineLimits::default();
-    watched.note(&kind, answer, &limits);
+    watched.record(&kind, answer, &limits);
     let mut pod = pod(&[], &[], &[8000]);
     pod.is_ready = true;
     let gpu = GpuUuid::parse("GPU-a").unwrap();
@@ -148,7 +150,7 @@ proptest! {
     #[test]
     fn a_page_that_is_not_recognised_is_never_idle(lines in prop::collection::vec("[a-z_:]{1,20}( [0-9.]{1,3})?", 0..12)) {
         let page = lines.join("\n");
-        if read(page.as_bytes(), None).is_err() {
+        if parse_page(page.as_bytes(), None).is_err() {
             let load = load_of(&page, EngineEvidence::Declared, EngineHealth::Ready);
             prop_assert_eq!(load, Some(EngineLoad::UNKNOWN));
             prop_assert_eq!(load_of(&page, EngineEvidence::Guessed, EngineHealth::Unclear), None);

@@ -18,7 +18,7 @@ pub fn reusable_in(pod: &PodOnNode) -> Option<Arc<str>> {
     // The controller calls the annotation the hard state of a binding; the label may be late.
     let is_free_provider = has_label(DUAL_SLEEPING) && !pod.annotations.contains_key(REQUESTER);
     // An engine whose pod is about to end would be gone before the new pod came.
-    let is_reusable = !pod.is_leaving && (has_label(REUSABLE) || is_free_provider);
+    let is_reusable = !pod.is_terminating && (has_label(REUSABLE) || is_free_provider);
     is_reusable.then(|| pod.key.namespace.clone())
 }
 
@@ -35,7 +35,7 @@ mod tests {
             },
             "spec": { "containers": [{ "name": "inference-server" }] },
         });
-        reusable_in(&PodOnNode::of(&serde_json::from_value(pod).unwrap()).unwrap())
+        reusable_in(&PodOnNode::from_pod(&serde_json::from_value(pod).unwrap()).unwrap())
     }
 
     #[test]

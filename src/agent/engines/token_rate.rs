@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// What a rate is taken over, once the engine is known for so long.
-const WINDOW: Duration = Duration::from_secs(30);
+const RATE_WINDOW: Duration = Duration::from_secs(30);
 /// Pages nearer to each other than this count as one, so that a window has few samples however often pages are read.
-const APART: Duration = Duration::from_millis(900);
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(900);
 
 /// The counter's latest values, the oldest first.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub struct TokenRate {
 
 impl TokenRate {
     /// Records the counter of a page read at `at`; `None` if the page does not have it.
-    pub fn note(&mut self, count: Option<u64>, at: Instant) {
+    pub fn record(&mut self, count: Option<u64>, at: Instant) {
         let Some(count) = count else {
             return self.samples.clear();
         };
@@ -34,11 +34,11 @@ impl TokenRate {
         }
         // The newest sample is replaced as long as it is near to the one before it.
         let mut latest = self.samples.iter().rev();
-        let near = |one: Option<&(Instant, u64)>| {
-            one.is_some_and(|(then, _)| at.duration_since(*then) < APART)
+        let is_near = |one: Option<&(Instant, u64)>| {
+            one.is_some_and(|(then, _)| at.duration_since(*then) < MIN_SAMPLE_INTERVAL)
         };
         latest.next();
-        if near(latest.next()) {
+        if is_near(latest.next()) {
             self.samples.pop_back();
         }
         self.samples.push_back((at, count));
@@ -46,7 +46,7 @@ impl TokenRate {
         while self
             .samples
             .get(1)
-            .is_some_and(|(then, _)| at.duration_since(*then) >= WINDOW)
+            .is_some_and(|(then, _)| at.duration_since(*then) >= RATE_WINDOW)
         {
             self.samples.pop_front();
         }
@@ -64,10 +64,10 @@ impl TokenRate {
 mod tests {
     use super::*;
 
-    fn noted(samples: &[(u64, Option<u64>)]) -> Option<f64> {
+    fn rate_of(samples: &[(u64, Option<u64>)]) -> Option<f64> {
         let (start, mut rate) = (Instant::now(), TokenRate::default());
         for (millis, count) in samples {
-            rate.note(*count, start + Duration::from_millis(*millis));
+            rate.record(*count, start + Duration::from_millis(*millis));
         }
         assert!(rate.samples.len() <= 40, "{}", rate.samples.len());
         rate.per_second()
@@ -75,21 +75,21 @@ mod tests {
 
     #[test]
     fn one_page_has_no_rate_and_two_have() {
-        assert_eq!(noted(&[]), None);
-        assert_eq!(noted(&[(0, Some(500))]), None);
-        assert_eq!(noted(&[(0, Some(500)), (2000, Some(600))]), Some(50.0));
-        assert_eq!(noted(&[(0, Some(500)), (2000, Some(500))]), Some(0.0));
+        assert_eq!(rate_of(&[]), None);
+        assert_eq!(rate_of(&[(0, Some(500))]), None);
+        assert_eq!(rate_of(&[(0, Some(500)), (2000, Some(600))]), Some(50.0));
+        assert_eq!(rate_of(&[(0, Some(500)), (2000, Some(500))]), Some(0.0));
     }
 
     #[test]
     fn a_restart_and_a_page_without_the_counter_begin_anew() {
-        assert_eq!(noted(&[(0, Some(500)), (1000, Some(20))]), None);
+        assert_eq!(rate_of(&[(0, Some(500)), (1000, Some(20))]), None);
         assert_eq!(
-            noted(&[(0, Some(500)), (1000, Some(20)), (2000, Some(50))]),
+            rate_of(&[(0, Some(500)), (1000, Some(20)), (2000, Some(50))]),
             Some(30.0)
         );
         assert_eq!(
-            noted(&[(0, Some(500)), (1000, Some(600)), (2000, None)]),
+            rate_of(&[(0, Some(500)), (1000, Some(600)), (2000, None)]),
             None
         );
     }
@@ -100,13 +100,13 @@ mod tests {
         let pages: Vec<_> = (0..=100)
             .map(|second| (second * 1000, Some(second / 10 * 300)))
             .collect();
-        assert_eq!(noted(&pages), Some(30.0));
+        assert_eq!(rate_of(&pages), Some(30.0));
     }
 
     #[test]
     fn pages_that_are_read_often_make_no_more_samples() {
         let pages: Vec<_> = (0..=1000).map(|n| (n * 100, Some(n))).collect();
-        let rate = noted(&pages).unwrap();
+        let rate = rate_of(&pages).unwrap();
         assert!((9.9..10.1).contains(&rate), "{rate}");
     }
 }

@@ -2,12 +2,12 @@
 
 use super::address::{
     AddressOwner, EngineEvidence, MAX_ENGINE_PORTS, METRICS_PATH, METRICS_PORT, MetricsAddress,
-    Scheme, sought,
+    Scheme, engine_query,
 };
 use super::fetch::FetchError;
 use super::limits::EngineLimits;
 use super::probe::{
-    EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe,
+    EngineFigures, EngineHealth, EngineProbe, MetricsError, ProbeKind, ProbeResult, SecondProbe,
 };
 use super::watched::WatchedEngine;
 use crate::pods::PodOnNode;
@@ -15,7 +15,7 @@ use http::{StatusCode, Uri};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
-use stowage_report::engine_metrics::{Engine, read};
+use stowage_report::engine_metrics::{Engine, parse_page};
 use stowage_report::{EngineReport, EngineState};
 use stowage_scheduling::engines::DECLARATIONS;
 use stowage_scheduling::ids::{PodKey, PodUid};
@@ -43,17 +43,17 @@ pub(super) fn pod(
         annotations: map(annotations),
         ports: ports.to_vec(),
         containers: BTreeMap::new(),
-        is_beyond_bound: false,
+        is_too_large: false,
         devices: None,
-        granted: None,
+        granted_vram: None,
         wants_gpu: true,
-        is_leaving: false,
+        is_terminating: false,
         is_ready: false,
     }
 }
 
 fn addresses(pod: &PodOnNode, owner: AddressOwner) -> Vec<String> {
-    let sought = sought(pod, owner).unwrap();
+    let sought = engine_query(pod, owner).unwrap();
     sought
         .addresses
         .iter()
@@ -121,7 +121,7 @@ fn a_port_that_another_pod_may_have_is_not_guessed() {
 }
 
 #[test]
-fn an_annotation_that_cannot_be_read_is_named() {
+fn an_invalid_annotation_is_reported() {
     for (key, value) in [
         (METRICS_PORT, "0"),
         (METRICS_PORT, "65536"),
@@ -131,7 +131,7 @@ fn an_annotation_that_cannot_be_read_is_named() {
         (METRICS_PATH, "metrics"),
         (METRICS_PATH, "/a b"),
     ] {
-        let error = sought(&pod(&[], &[(key, value)], &[]), AddressOwner::Pod)
+        let error = engine_query(&pod(&[], &[(key, value)], &[]), AddressOwner::Pod)
             .unwrap_err()
             .to_string();
         assert!(error.contains(key) && error.contains(value), "{error}");
@@ -149,7 +149,7 @@ struct Story {
 impl Story {
     fn new(pod: PodOnNode) -> Self {
         let now = Instant::now();
-        let sought = sought(&pod, AddressOwner::Pod).unwrap();
+        let sought = engine_query(&pod, AddressOwner::Pod).unwrap();
         Self {
             watched: WatchedEngine::new(sought, now),
             pod,
@@ -167,26 +167,27 @@ impl Story {
     }
 
     fn due(&mut self) -> Option<EngineProbe> {
-        self.watched.due(&self.pod, IP, self.now, &self.limits)
+        self.watched
+            .next_probe(&self.pod, IP, self.now, &self.limits)
     }
 
-    fn answer(&mut self, page: Result<&str, NoPage>, health: Option<EngineHealth>) {
+    fn answer(&mut self, page: Result<&str, MetricsError>, health: Option<EngineHealth>) {
         let visit = self.due().expect("it is time to ask");
         let at = match &visit.probe_kind {
             ProbeKind::Metrics(address, _) => address.clone(),
             ProbeKind::Search(addresses) => addresses[0].clone(),
         };
         let page = page.map(|page| EngineFigures {
-            at,
-            figures: read(page.as_bytes(), None).unwrap(),
+            address: at,
+            figures: parse_page(page.as_bytes(), None).unwrap(),
         });
         let answer = ProbeResult {
-            asked: self.now,
-            page,
+            sent_at: self.now,
+            figures: page,
             health,
             properties: None,
         };
-        self.watched.note(&visit.probe_kind, answer, &self.limits);
+        self.watched.record(&visit.probe_kind, answer, &self.limits);
     }
 
     fn report(&self) -> EngineReport {
@@ -207,15 +208,15 @@ fn uri() -> Uri {
     Uri::from_static("http://127.0.0.1:8000/metrics")
 }
 
-fn refused() -> NoPage {
+fn refused() -> MetricsError {
     FetchError::Refused(uri()).into()
 }
 
-fn timed_out() -> NoPage {
+fn timed_out() -> MetricsError {
     FetchError::TimedOut(uri(), Duration::from_millis(800)).into()
 }
 
-fn not_ready() -> NoPage {
+fn not_ready() -> MetricsError {
     FetchError::Status(uri(), StatusCode::SERVICE_UNAVAILABLE).into()
 }
 
@@ -248,7 +249,7 @@ fn an_engine_starts_loads_serves_and_drains() {
         (story.state(), story.report().sleep_level),
         (EngineState::Sleeping, Some(2))
     );
-    story.pod.is_leaving = true;
+    story.pod.is_terminating = true;
     assert_eq!(story.state(), EngineState::Draining);
 }
 
@@ -351,7 +352,7 @@ fn an_engine_without_metrics_serves_if_it_says_so() {
 }
 
 #[test]
-fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely() {
+fn a_guessed_engine_is_probed_at_few_ports_with_backoff() {
     let mut story = Story::new(pod(&[], &[], &[7777]));
     let mut asked = 0;
     let start = story.now;
@@ -398,7 +399,7 @@ fn a_pod_that_becomes_ready_is_asked_at_once() {
 }
 
 #[test]
-fn a_search_that_finds_an_engine_stays_where_it_found_it() {
+fn a_found_engine_is_probed_at_its_address() {
     let mut story = Story::new(pod(&[], &[], &[7777]));
     story.answer(Ok(PAGE), None);
     assert_eq!(
@@ -461,40 +462,40 @@ fn an_engine_is_probed_at_its_new_address() {
     let now = story.now;
     story
         .watched
-        .seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
+        .set_query(engine_query(&moved, AddressOwner::Pod).unwrap(), now);
     assert_eq!(story.state(), EngineState::Starting);
     assert!(
         matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000)
     );
     assert_eq!(
-        sought(&moved, AddressOwner::Pod).unwrap().claim,
+        engine_query(&moved, AddressOwner::Pod).unwrap().evidence,
         EngineEvidence::Declared
     );
 }
 
 #[test]
-fn an_answer_from_the_old_address_says_nothing_of_the_new_one() {
+fn results_from_an_old_address_are_ignored() {
     let mut story = Story::declared();
     let (old, asked) = (story.due().unwrap().probe_kind, story.now);
     story.later(100);
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
     story
         .watched
-        .seek(sought(&moved, AddressOwner::Pod).unwrap(), story.now);
+        .set_query(engine_query(&moved, AddressOwner::Pod).unwrap(), story.now);
     let ProbeKind::Metrics(at, _) = old.clone() else {
         panic!("it is declared")
     };
     let page = Ok(EngineFigures {
-        at,
-        figures: read(PAGE.as_bytes(), None).unwrap(),
+        address: at,
+        figures: parse_page(PAGE.as_bytes(), None).unwrap(),
     });
     let late = ProbeResult {
-        asked,
-        page,
+        sent_at: asked,
+        figures: page,
         health: Some(EngineHealth::Ready),
         properties: None,
     };
-    story.watched.note(&old, late, &story.limits);
+    story.watched.record(&old, late, &story.limits);
     assert_eq!(story.state(), EngineState::Starting);
     assert!(
         matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000)
@@ -520,7 +521,7 @@ fn an_engine_that_interrupts_its_own_requests_is_full_for_ten_seconds() {
 }
 
 #[test]
-fn an_engine_that_counts_no_interruptions_makes_none() {
+fn an_engine_without_a_preemption_counter_is_not_preempting() {
     let mut story = Story::declared();
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
@@ -532,9 +533,9 @@ fn an_engine_that_counts_no_interruptions_makes_none() {
 }
 
 #[test]
-fn of_a_pods_ports_no_more_are_asked_than_the_contract_says() {
+fn probed_ports_of_a_pod_are_limited() {
     let many: Vec<u16> = (40_000..40_100).collect();
-    let sought = sought(&pod(&[], &[], &many), AddressOwner::Pod).unwrap();
+    let sought = engine_query(&pod(&[], &[], &many), AddressOwner::Pod).unwrap();
     assert_eq!(sought.ports, many[..MAX_ENGINE_PORTS]);
     let beyond = 40_000 + MAX_ENGINE_PORTS as u16;
     assert!(sought.addresses.iter().all(|address| address.port < beyond));
@@ -554,7 +555,7 @@ fn the_annotations_that_kserve_writes_are_read_as_prometheus_own() {
         ("prometheus.io/port", "9000"),
         ("prometheus.io/scheme", "https"),
     ];
-    let sought = sought(&pod(&[], &https, &[]), AddressOwner::Pod).unwrap();
+    let sought = engine_query(&pod(&[], &https, &[]), AddressOwner::Pod).unwrap();
     assert_eq!(
         (sought.addresses[0].port, sought.addresses[0].scheme),
         (9000, Scheme::Https)
@@ -564,7 +565,7 @@ fn the_annotations_that_kserve_writes_are_read_as_prometheus_own() {
 #[test]
 fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
     let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000, 9999]));
-    let not_found = || NoPage::from(FetchError::Status(uri(), StatusCode::NOT_FOUND));
+    let not_found = || MetricsError::from(FetchError::Status(uri(), StatusCode::NOT_FOUND));
     story.answer(Err(not_found()), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
     story.answer(Err(refused()), Some(EngineHealth::Unclear));
@@ -594,8 +595,8 @@ fn a_healthy_sidecar_is_not_the_engine_that_is_found_behind_it() {
 }
 
 #[test]
-fn what_a_page_answers_is_told_rather_than_that_other_paths_have_none() {
-    let answers = |status| NoPage::from(FetchError::Status(uri(), status));
+fn the_most_informative_error_is_reported() {
+    let answers = |status| MetricsError::from(FetchError::Status(uri(), status));
     for refusal in [StatusCode::UNAUTHORIZED, StatusCode::TEMPORARY_REDIRECT] {
         let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[8000]));
         story.answer(Err(answers(refusal)), Some(EngineHealth::Ready));

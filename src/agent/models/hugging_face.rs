@@ -4,8 +4,8 @@
 //! changed since the last scan is not scanned again.
 
 use super::FoundModel;
-use super::walk::{ScanProblem, Walk, changed};
-use super::weights::{ModelWeights, WeightExtent, weights};
+use super::walk::{ScanProblem, Walk, modified_at};
+use super::weights::{ModelWeights, WeightExtent, read_weights};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
@@ -16,28 +16,28 @@ use stowage_scheduling::ids::ModelId;
 const MODEL_PREFIX: &str = "models--";
 
 /// A commit is 40 characters.
-const MAX_REF: u64 = 256;
+const MAX_REF_BYTES: u64 = 256;
 
 /// A folder that changed more recently may change again without a new modification time: file systems count in ticks, and some
 /// in seconds.
-const SETTLED: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// One cache, and the models found in it.
 #[derive(Debug)]
 pub(crate) struct HuggingFace {
     folder: PathBuf,
-    known: BTreeMap<String, ScannedModel>,
+    scanned: BTreeMap<String, ScannedModel>,
 }
 
 #[derive(Debug, Clone)]
 struct ScannedModel {
-    mark: Mark,
+    mark: ChangeMark,
     weights: Option<ModelWeights>,
 }
 
 /// Changes whenever a model does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mark {
+struct ChangeMark {
     snapshot: PathBuf,
     snapshot_changed: Option<SystemTime>,
     blobs_changed: Option<SystemTime>,
@@ -48,7 +48,7 @@ impl HuggingFace {
     pub fn new(folder: PathBuf) -> Self {
         Self {
             folder,
-            known: BTreeMap::new(),
+            scanned: BTreeMap::new(),
         }
     }
 
@@ -60,15 +60,15 @@ impl HuggingFace {
         if hub.ends_with("hub") && !hub.exists() && hub.parent().is_some_and(Path::is_dir) {
             return Vec::new();
         }
-        let names = walk.names(&hub);
-        self.known.retain(|name, _| names.contains(name));
+        let names = walk.entry_names(&hub);
+        self.scanned.retain(|name, _| names.contains(name));
         names
             .iter()
-            .filter_map(|name| self.model(&hub, name, walk, now))
+            .filter_map(|name| self.scan_model(&hub, name, walk, now))
             .collect()
     }
 
-    fn model(
+    fn scan_model(
         &mut self,
         hub: &Path,
         name: &str,
@@ -79,11 +79,11 @@ impl HuggingFace {
         let folder = hub.join(name);
         match ModelId::parse(&model) {
             Ok(model) => {
-                let weights = self.weights(&folder, name, walk, now)?;
+                let weights = self.model_weights(&folder, name, walk, now)?;
                 Some(FoundModel { model, weights })
             }
             Err(error) => {
-                walk.tell(ScanProblem::NoModelName {
+                walk.record_problem(ScanProblem::NoModelName {
                     path: folder,
                     error,
                 });
@@ -92,31 +92,31 @@ impl HuggingFace {
         }
     }
 
-    fn weights(
+    fn model_weights(
         &mut self,
         folder: &Path,
         name: &str,
         walk: &mut Walk,
         now: SystemTime,
     ) -> Option<ModelWeights> {
-        if !walk.may_look_at(folder) {
-            return self.known.get(name)?.weights.clone();
+        if !walk.has_time_for(folder) {
+            return self.scanned.get(name)?.weights.clone();
         }
-        let mark = Mark::of(folder, walk);
-        if let Some(known) = self.known.get(name).filter(|known| known.mark == mark) {
+        let mark = ChangeMark::read_from(folder, walk);
+        if let Some(known) = self.scanned.get(name).filter(|known| known.mark == mark) {
             let files = known
                 .weights
                 .as_ref()
                 .map_or(0, |weights| weights.files.len());
-            walk.keeps_files(folder, files);
+            walk.reserve_files(folder, files);
             return known.weights.clone();
         }
-        let weights = look_into(folder, &mark.snapshot, walk);
+        let weights = read_snapshot(folder, &mark.snapshot, walk);
         if walk.is_over() {
-            return self.known.get(name)?.weights.clone();
+            return self.scanned.get(name)?.weights.clone();
         }
         if mark.is_settled(now) {
-            self.known.insert(
+            self.scanned.insert(
                 name.into(),
                 ScannedModel {
                     mark,
@@ -128,11 +128,11 @@ impl HuggingFace {
     }
 }
 
-impl Mark {
-    fn of(folder: &Path, walk: &mut Walk) -> Self {
-        let snapshot = snapshot(folder, walk);
+impl ChangeMark {
+    fn read_from(folder: &Path, walk: &mut Walk) -> Self {
+        let snapshot = default_snapshot(folder, walk);
         let (snapshot_changed, blobs_changed) =
-            (changed(&snapshot), changed(&folder.join("blobs")));
+            (modified_at(&snapshot), modified_at(&folder.join("blobs")));
         Self {
             snapshot,
             snapshot_changed,
@@ -141,8 +141,10 @@ impl Mark {
     }
 
     fn is_settled(&self, now: SystemTime) -> bool {
-        let is_old =
-            |changed: &SystemTime| now.duration_since(*changed).is_ok_and(|age| age >= SETTLED);
+        let is_old = |changed: &SystemTime| {
+            now.duration_since(*changed)
+                .is_ok_and(|age| age >= SETTLE_TIME)
+        };
         [self.snapshot_changed, self.blobs_changed]
             .iter()
             .flatten()
@@ -152,22 +154,22 @@ impl Mark {
 
 /// The revision that an engine loads by default: the one that `refs/main` names. A download of a specific commit leaves no
 /// reference: then the newest.
-fn snapshot(folder: &Path, walk: &mut Walk) -> PathBuf {
+fn default_snapshot(folder: &Path, walk: &mut Walk) -> PathBuf {
     let snapshots = folder.join("snapshots");
-    if let Some(commit) = commit(&folder.join("refs/main"), walk) {
+    if let Some(commit) = read_commit(&folder.join("refs/main"), walk) {
         return snapshots.join(commit);
     }
     let paths = walk
-        .names_if_any(&snapshots)
+        .entry_names_if_present(&snapshots)
         .into_iter()
         .map(|name| snapshots.join(name));
-    let newest = paths.max_by_key(|path| (changed(path), path.clone()));
+    let newest = paths.max_by_key(|path| (modified_at(path), path.clone()));
     newest.unwrap_or(snapshots)
 }
 
-fn commit(reference: &Path, walk: &mut Walk) -> Option<String> {
+fn read_commit(reference: &Path, walk: &mut Walk) -> Option<String> {
     let mut text = String::new();
-    walk.open(reference, MAX_REF)?
+    walk.open(reference, MAX_REF_BYTES)?
         .read_to_string(&mut text)
         .ok()?;
     let commit = text.trim();
@@ -179,14 +181,14 @@ fn commit(reference: &Path, walk: &mut Walk) -> Option<String> {
     is_name.then(|| commit.into())
 }
 
-fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWeights> {
-    let blobs = walk.names_if_any(&folder.join("blobs"));
+fn read_snapshot(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWeights> {
+    let blobs = walk.entry_names_if_present(&folder.join("blobs"));
     let found = if snapshot.is_dir() {
-        weights(snapshot, walk)
+        read_weights(snapshot, walk)
     } else {
         None
     };
-    match is_being_fetched(&blobs) {
+    match has_unfinished_download(&blobs) {
         true => Some(ModelWeights {
             extent: WeightExtent::Part,
             ..found.unwrap_or_default()
@@ -196,7 +198,7 @@ fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWei
 }
 
 /// Whether a folder into which the hub's client downloads contains an unfinished file.
-pub(crate) fn is_being_fetched(names: &BTreeSet<String>) -> bool {
+pub(crate) fn has_unfinished_download(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| name.ends_with(".incomplete"))
 }
 
@@ -286,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn a_home_with_a_hub_in_it_is_as_good() {
+    fn an_hf_home_with_a_hub_folder_works() {
         let mut cache = cache();
         cache.fetched("hub/models--gpt2", "c1", 5);
         assert_eq!(cache.scan().0, [whole("gpt2", 5)]);
     }
 
     #[test]
-    fn a_model_that_is_being_fetched_is_there_in_part() {
+    fn a_model_being_downloaded_is_partial() {
         let mut cache = cache();
         cache.fetched("models--a", "c1", 5);
         fs::write(cache.path("models--a/blobs/x.incomplete"), "123").unwrap();
@@ -324,16 +326,16 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_that_was_removed_makes_a_part_of_the_whole() {
+    fn a_model_with_a_removed_blob_is_partial() {
         let mut cache = cache();
         cache.fetched("models--a", "c1", 5);
-        let later = SystemTime::now() + SETTLED;
+        let later = SystemTime::now() + SETTLE_TIME;
         assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
         fs::remove_file(cache.path("models--a/blobs/of-c1")).unwrap();
         assert_eq!(cache.scan_at(later).0, [part("a", 0)]);
         fs::remove_dir_all(cache.path("models--a")).unwrap();
         assert_eq!(cache.scan_at(later).0, []);
-        assert!(cache.source.known.is_empty());
+        assert!(cache.source.scanned.is_empty());
     }
 
     #[test]
@@ -341,12 +343,12 @@ mod tests {
         let mut cache = cache();
         cache.fetched("models--a", "c1", 5);
         assert_eq!(cache.scan().0, [whole("a", 5)]);
-        assert!(cache.source.known.is_empty(), "it may be changing");
-        let later = SystemTime::now() + SETTLED;
+        assert!(cache.source.scanned.is_empty(), "it may be changing");
+        let later = SystemTime::now() + SETTLE_TIME;
         assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
         cache
             .source
-            .known
+            .scanned
             .get_mut("models--a")
             .unwrap()
             .weights

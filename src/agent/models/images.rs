@@ -17,9 +17,9 @@ use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use tokio::task::JoinHandle;
 
 /// Images arrive with pods, and the kubelet updates the list every five minutes at best.
-const EVERY: Duration = Duration::from_secs(60);
+const IMAGE_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Smaller images are pulled quickly, and nearly every image is smaller.
-const LEAST: Bytes = Bytes::gib(1);
+const MIN_MODEL_IMAGE: Bytes = Bytes::gib(1);
 
 /// Dropping it ends the requests.
 pub struct NodeImages {
@@ -31,7 +31,7 @@ impl NodeImages {
     /// Must be called inside a tokio runtime.
     pub fn start(client: Client, node: &NodeName) -> Self {
         let scan = Arc::new(Mutex::new(ModelScan::default()));
-        let task = tokio::spawn(look(Api::all(client), node.clone(), scan.clone()));
+        let task = tokio::spawn(poll_images(Api::all(client), node.clone(), scan.clone()));
         Self { scan, task }
     }
 }
@@ -48,8 +48,8 @@ impl ModelSource for NodeImages {
     }
 }
 
-async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
-    let mut ticks = tokio::time::interval(EVERY);
+async fn poll_images(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
+    let mut ticks = tokio::time::interval(IMAGE_POLL_INTERVAL);
     loop {
         ticks.tick().await;
         let found = match nodes.get(name.as_str()).await {
@@ -88,7 +88,7 @@ fn model_image(image: &ContainerImage) -> Option<ModelReport> {
         .find(|name| !name.contains('@'))
         .or(names.first())?;
     let model = ModelId::parse(&format!("oci://{name}")).ok()?;
-    (bytes >= LEAST).then(|| ModelReport {
+    (bytes >= MIN_MODEL_IMAGE).then(|| ModelReport {
         model,
         tier: ModelTier::Disk,
         bytes,

@@ -4,14 +4,14 @@
 //! not listed any more. That name is the LocalModelCache's, not the model's own: pods that use it name it in their label.
 
 use super::FoundModel;
-use super::hugging_face::is_being_fetched;
+use super::hugging_face::has_unfinished_download;
 use super::walk::{ScanProblem, Walk};
-use super::weights::{ModelWeights, WeightExtent, weights};
+use super::weights::{ModelWeights, WeightExtent, read_weights};
 use std::path::{Path, PathBuf};
 use stowage_scheduling::ids::ModelId;
 
 /// Where the hub's client keeps unfinished files, if it downloads into a plain folder.
-const UNFINISHED: &str = ".cache/huggingface/download";
+const UNFINISHED_DOWNLOADS: &str = ".cache/huggingface/download";
 
 /// One volume of local models.
 #[derive(Debug)]
@@ -28,24 +28,24 @@ impl Kserve {
     /// Scans everything again: a file that grows leaves its folder's time unchanged.
     pub fn scan(&self, walk: &mut Walk) -> Vec<FoundModel> {
         let models = self.folder.join("models");
-        let names = walk.names(&models);
+        let names = walk.entry_names(&models);
         names
             .iter()
-            .filter_map(|name| model(&models.join(name), name, walk))
+            .filter_map(|name| scan_model(&models.join(name), name, walk))
             .collect()
     }
 }
 
-fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<FoundModel> {
-    if !walk.may_look_at(folder) || !folder.is_dir() {
+fn scan_model(folder: &Path, name: &str, walk: &mut Walk) -> Option<FoundModel> {
+    if !walk.has_time_for(folder) || !folder.is_dir() {
         return None;
     }
     match ModelId::parse(name) {
-        Ok(model) => look_into(folder, walk)
+        Ok(model) => read_model_folder(folder, walk)
             .filter(|_| !walk.is_over())
             .map(|weights| FoundModel { model, weights }),
         Err(error) => {
-            walk.tell(ScanProblem::NoModelName {
+            walk.record_problem(ScanProblem::NoModelName {
                 path: folder.into(),
                 error,
             });
@@ -54,10 +54,10 @@ fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<FoundModel> {
     }
 }
 
-fn look_into(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
-    let unfinished = walk.names_if_any(&folder.join(UNFINISHED));
-    let found = weights(folder, walk);
-    match is_being_fetched(&unfinished) {
+fn read_model_folder(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
+    let unfinished = walk.entry_names_if_present(&folder.join(UNFINISHED_DOWNLOADS));
+    let found = read_weights(folder, walk);
+    match has_unfinished_download(&unfinished) {
         true => Some(ModelWeights {
             extent: WeightExtent::Part,
             ..found.unwrap_or_default()

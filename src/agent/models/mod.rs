@@ -25,7 +25,7 @@ use walk::Walk;
 use weights::{ModelWeights, WeightExtent};
 
 /// A model takes minutes to come or go: half a minute late is early.
-const EVERY: Duration = Duration::from_secs(30);
+const MODEL_SCAN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The result of a scan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,9 +43,9 @@ pub trait ModelSource: Send {
 }
 
 /// Several sources as one.
-pub struct Together(pub Vec<Box<dyn ModelSource>>);
+pub struct CombinedModelSources(pub Vec<Box<dyn ModelSource>>);
 
-impl ModelSource for Together {
+impl ModelSource for CombinedModelSources {
     fn models(&mut self) -> ModelScan {
         let scans = self.0.iter_mut().map(|source| source.models());
         scans.fold(ModelScan::default(), |mut all, scan| {
@@ -87,7 +87,7 @@ impl NodeModels {
         if let Some((_, scan)) = self
             .last
             .as_ref()
-            .filter(|(at, _)| now.saturating_duration_since(*at) < EVERY)
+            .filter(|(at, _)| now.saturating_duration_since(*at) < MODEL_SCAN_INTERVAL)
         {
             return scan.clone();
         }
@@ -100,14 +100,14 @@ impl NodeModels {
     fn scan(&mut self, wall_clock: SystemTime) -> ModelScan {
         self.round += 1;
         let mut scan = ModelScan::default();
-        for place in &mut self.hugging_face {
+        for cache in &mut self.hugging_face {
             let mut walk = Walk::start(Instant::now());
-            let found = place.scan(&mut walk, wall_clock);
+            let found = cache.scan(&mut walk, wall_clock);
             scan.add(&found, "huggingface", self.round, &walk);
         }
-        for place in &self.kserve {
+        for volume in &self.kserve {
             let mut walk = Walk::start(Instant::now());
-            let found = place.scan(&mut walk);
+            let found = volume.scan(&mut walk);
             scan.add(&found, "kserve", self.round, &walk);
         }
         scan.models.sort_by(|a, b| a.model.cmp(&b.model));
@@ -125,7 +125,7 @@ impl ModelScan {
     fn add(&mut self, found: &[FoundModel], source: &str, round: u64, walk: &Walk) {
         self.models.extend(found.iter().map(|found| ModelReport {
             model: found.model.clone(),
-            tier: tier(&found.weights, round),
+            tier: tier_of(&found.weights, round),
             bytes: found.weights.bytes,
             source: source.into(),
         }));
@@ -133,10 +133,10 @@ impl ModelScan {
     }
 }
 
-fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
+fn tier_of(weights: &ModelWeights, round: u64) -> ModelTier {
     match weights.extent {
         WeightExtent::Part => ModelTier::Partial,
-        WeightExtent::Whole if page_cache::holds_most(&weights.files, round) => {
+        WeightExtent::Whole if page_cache::is_mostly_cached(&weights.files, round) => {
             ModelTier::PageCache
         }
         WeightExtent::Whole => ModelTier::Disk,
@@ -144,15 +144,15 @@ fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
 }
 
 /// The default location of the hub client's cache, if it is a folder here. `variable` reads the environment.
-pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+pub fn default_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let below = |name: &str, path: &str| Some(PathBuf::from(variable(name)?).join(path));
-    let places = [
+    let candidates = [
         variable("HF_HUB_CACHE").map(PathBuf::from),
         below("HF_HOME", "hub"),
         below("XDG_CACHE_HOME", "huggingface/hub"),
         below("HOME", ".cache/huggingface/hub"),
     ];
-    let mut found: Vec<PathBuf> = places
+    let mut found: Vec<PathBuf> = candidates
         .into_iter()
         .flatten()
         .filter(|place| place.is_dir())
@@ -164,7 +164,7 @@ pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) ->
 
 /// The models that engines have loaded, in the engines' order. For an engine that sleeps without its weights, is still starting
 /// or does not answer, nothing is known to be loaded.
-pub(crate) fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
+pub(crate) fn loaded_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
     let held = |engine: &EngineReport| {
         let tier = match (engine.state, engine.sleep_level) {
             (EngineState::Serving | EngineState::Draining, _) => ModelTier::Resident,
@@ -186,7 +186,7 @@ pub(crate) fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
 
 /// Each model once, in order: where it is nearest to a GPU, and of equals the most complete copy. An engine does not report the
 /// size of its weights; a complete copy on disk does.
-pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
+pub fn merge_models(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
     let mut by_model: BTreeMap<ModelId, (ModelReport, Bytes)> = BTreeMap::new();
     for report in models {
         let whole = if report.tier == ModelTier::Partial {
@@ -204,14 +204,14 @@ pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport>
             None => drop(by_model.insert(report.model.clone(), (report, whole))),
         }
     }
-    let weighed = |(report, weight): (ModelReport, Bytes)| match report.bytes {
+    let with_size = |(report, weight): (ModelReport, Bytes)| match report.bytes {
         Bytes::ZERO => ModelReport {
             bytes: weight,
             ..report
         },
         _ => report,
     };
-    by_model.into_values().map(weighed).collect()
+    by_model.into_values().map(with_size).collect()
 }
 
 fn rank(report: &ModelReport) -> (ModelTier, Bytes, &str) {

@@ -17,7 +17,7 @@ const SAMPLES: u64 = 16;
 
 /// The offset between the samples of consecutive rounds, as a part of a step of 2^16: the golden ratio, which stays away
 /// longest from earlier places.
-const GOLDEN: u64 = 40_503;
+const GOLDEN_RATIO: u64 = 40_503;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageCacheProbe {
@@ -28,33 +28,34 @@ enum PageCacheProbe {
 }
 
 /// Whether more than half of the samples are in memory. A file system without support counts as "no".
-pub(crate) fn holds_most(files: &[WeightFile], round: u64) -> bool {
-    let mut opened = Opened::default();
-    is_most(samples(files, round).map(|(file, at)| opened.look(file, at)))
+pub(crate) fn is_mostly_cached(files: &[WeightFile], round: u64) -> bool {
+    let mut opened = OpenFile::default();
+    is_majority_in_memory(samples(files, round).map(|(file, at)| opened.probe(file, at)))
 }
 
-fn is_most(seen: impl Iterator<Item = PageCacheProbe>) -> bool {
-    let (cached, asked) = seen.fold((0, 0), |(cached, asked), seen| {
+fn is_majority_in_memory(probes: impl Iterator<Item = PageCacheProbe>) -> bool {
+    let (cached, total) = probes.fold((0, 0), |(cached, asked), seen| {
         (
             cached + u64::from(seen == PageCacheProbe::InMemory),
             asked + 1,
         )
     });
-    asked > 0 && 2 * cached > asked
+    total > 0 && 2 * cached > total
 }
 
 /// The bytes to sample, spread evenly over all files: which file, and the offset in it.
 fn samples(files: &[WeightFile], round: u64) -> impl Iterator<Item = (&WeightFile, u64)> {
     let total: u64 = files.iter().map(|file| file.bytes.0).sum();
     let step = (total / SAMPLES).max(1);
-    let shift = ((u128::from(round.wrapping_mul(GOLDEN) & 0xffff) * u128::from(step)) >> 16) as u64;
-    let places = (0..SAMPLES)
+    let shift =
+        ((u128::from(round.wrapping_mul(GOLDEN_RATIO) & 0xffff) * u128::from(step)) >> 16) as u64;
+    let offsets = (0..SAMPLES)
         .map(move |n| n * step + shift)
         .filter(move |at| *at < total);
-    places.filter_map(|at| place(files, at))
+    offsets.filter_map(|at| file_at(files, at))
 }
 
-fn place(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
+fn file_at(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
     for file in files {
         match at.checked_sub(file.bytes.0) {
             Some(beyond) => at = beyond,
@@ -66,10 +67,10 @@ fn place(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
 
 /// The last file sampled: samples are in order.
 #[derive(Default)]
-struct Opened<'a>(Option<(&'a WeightFile, Option<File>)>);
+struct OpenFile<'a>(Option<(&'a WeightFile, Option<File>)>);
 
-impl<'a> Opened<'a> {
-    fn look(&mut self, file: &'a WeightFile, at: u64) -> PageCacheProbe {
+impl<'a> OpenFile<'a> {
+    fn probe(&mut self, file: &'a WeightFile, at: u64) -> PageCacheProbe {
         if self.0.as_ref().is_none_or(|(opened, _)| *opened != file) {
             self.0 = Some((file, open(file)));
         }
@@ -120,10 +121,14 @@ mod tests {
     #[test]
     fn more_than_half_is_most_and_what_cannot_be_asked_is_not() {
         use PageCacheProbe::{InMemory, OnDisk, Unknown};
-        assert!(is_most([InMemory, InMemory, OnDisk].into_iter()));
-        assert!(!is_most([InMemory, OnDisk].into_iter()));
-        assert!(!is_most([InMemory, Unknown, Unknown].into_iter()));
-        assert!(!is_most([].into_iter()));
+        assert!(is_majority_in_memory(
+            [InMemory, InMemory, OnDisk].into_iter()
+        ));
+        assert!(!is_majority_in_memory([InMemory, OnDisk].into_iter()));
+        assert!(!is_majority_in_memory(
+            [InMemory, Unknown, Unknown].into_iter()
+        ));
+        assert!(!is_majority_in_memory([].into_iter()));
     }
 
     #[test]
@@ -132,7 +137,7 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
         let can_be_asked = is_in_memory(&File::open(&path).unwrap(), 0) != PageCacheProbe::Unknown;
-        assert_eq!(holds_most(&[file(&path, 1 << 20)], 3), can_be_asked);
+        assert_eq!(is_mostly_cached(&[file(&path, 1 << 20)], 3), can_be_asked);
     }
 
     #[test]
@@ -140,9 +145,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         std::fs::write(&path, "1").unwrap();
-        assert!(!holds_most(&[file(&path, 1 << 20)], 1));
-        assert!(!holds_most(&[file(folder.path().join("gone"), 9)], 0));
-        assert!(!holds_most(&[], 0));
+        assert!(!is_mostly_cached(&[file(&path, 1 << 20)], 1));
+        assert!(!is_mostly_cached(&[file(folder.path().join("gone"), 9)], 0));
+        assert!(!is_mostly_cached(&[], 0));
     }
 
     #[test]

@@ -33,19 +33,19 @@ fn the_tier_of_an_engines_model_follows_its_state() {
         ("starting", None, None),
         ("unreachable", None, None),
     ] {
-        let held = held_by_engines(&[engine(Some("llama"), state, level)]);
+        let held = loaded_by_engines(&[engine(Some("llama"), state, level)]);
         let expected: Vec<_> = tier
             .map(|tier| model("llama", tier, 0, "engine"))
             .into_iter()
             .collect();
         assert_eq!(held, expected, "{state}");
     }
-    assert_eq!(held_by_engines(&[engine(None, "serving", None)]), []);
+    assert_eq!(loaded_by_engines(&[engine(None, "serving", None)]), []);
 }
 
 #[test]
 fn a_model_found_twice_has_the_nearer_tier_and_the_size_on_disk() {
-    let merged = merged([
+    let merged = merge_models([
         model("b", ModelTier::Disk, 10, "kserve"),
         model("a", ModelTier::Partial, 3, "huggingface"),
         model("b", ModelTier::Resident, 0, "engine"),
@@ -82,8 +82,8 @@ proptest! {
         (models, shuffled) in prop::collection::vec(any_model(), 0..8)
             .prop_flat_map(|models| (Just(models.clone()), Just(models).prop_shuffle())),
     ) {
-        let one = merged(models.clone());
-        prop_assert_eq!(&one, &merged(shuffled));
+        let one = merge_models(models.clone());
+        prop_assert_eq!(&one, &merge_models(shuffled));
         for report in &one {
             let best = models.iter().filter(|model| model.model == report.model).map(|model| model.tier).max();
             prop_assert_eq!(Some(report.tier), best);
@@ -99,7 +99,7 @@ fn put(folder: &std::path::Path, path: &str, text: &str) {
 }
 
 #[test]
-fn places_are_put_together_and_one_that_fails_hides_no_other() {
+fn sources_are_combined_and_a_failing_one_hides_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     put(
@@ -141,15 +141,21 @@ fn folders_are_scanned_every_half_minute() {
     put(folder.path(), "models/a/model.gguf", "1");
     assert_eq!(
         source
-            .models_at(now + EVERY - Duration::from_millis(1), clock)
+            .models_at(now + MODEL_SCAN_INTERVAL - Duration::from_millis(1), clock)
             .models,
         []
     );
-    assert_eq!(source.models_at(now + EVERY, clock).models.len(), 1);
+    assert_eq!(
+        source
+            .models_at(now + MODEL_SCAN_INTERVAL, clock)
+            .models
+            .len(),
+        1
+    );
 }
 
 #[test]
-fn the_usual_places_are_those_that_are_there() {
+fn default_caches_are_the_folders_that_exist() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().join(".cache/huggingface/hub");
     fs::create_dir_all(&home).unwrap();
@@ -159,6 +165,6 @@ fn the_usual_places_are_those_that_are_there() {
         "HF_HOME" => Some("/nonexistent".into()),
         _ => None,
     };
-    assert_eq!(usual_hugging_face_caches(variable), [home]);
-    assert!(usual_hugging_face_caches(|_| None).is_empty());
+    assert_eq!(default_hugging_face_caches(variable), [home]);
+    assert!(default_hugging_face_caches(|_| None).is_empty());
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) const MAX_ENTRIES: usize = 10_000;
 
 /// Files kept of one model, to sample the page cache with.
-const MODEL_FILES: usize = 64;
+const MAX_FILES_PER_MODEL: usize = 64;
 
 /// Files kept of all models of one scan.
 const SCAN_FILES: usize = 4096;
@@ -59,9 +59,9 @@ pub enum ScanProblem {
 /// One scan of folders: its deadline, its problems, and how many files it keeps.
 #[derive(Debug)]
 pub struct Walk {
-    ends: Instant,
+    deadline: Instant,
     problems: Vec<ScanProblem>,
-    untold: usize,
+    dropped_problems: usize,
     is_over: bool,
     kept_files: usize,
 }
@@ -69,9 +69,9 @@ pub struct Walk {
 impl Walk {
     pub fn start(now: Instant) -> Self {
         Self {
-            ends: now + MAX_SCAN,
+            deadline: now + MAX_SCAN,
             problems: vec![],
-            untold: 0,
+            dropped_problems: 0,
             is_over: false,
             kept_files: 0,
         }
@@ -79,7 +79,8 @@ impl Walk {
 
     /// Errors, in the order in which they occurred.
     pub fn reasons(&self) -> Vec<String> {
-        let more = (self.untold > 0).then(|| format!("and {} problems more", self.untold));
+        let more = (self.dropped_problems > 0)
+            .then(|| format!("and {} problems more", self.dropped_problems));
         self.problems
             .iter()
             .map(ToString::to_string)
@@ -87,19 +88,19 @@ impl Walk {
             .collect()
     }
 
-    pub fn tell(&mut self, problem: ScanProblem) {
+    pub fn record_problem(&mut self, problem: ScanProblem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
         } else {
-            self.untold += 1;
+            self.dropped_problems += 1;
         }
     }
 
     /// Whether there is time left to scan `path`.
-    pub(crate) fn may_look_at(&mut self, path: &Path) -> bool {
-        if !self.is_over && Instant::now() >= self.ends {
+    pub(crate) fn has_time_for(&mut self, path: &Path) -> bool {
+        if !self.is_over && Instant::now() >= self.deadline {
             self.is_over = true;
-            self.tell(ScanProblem::TooSlow { path: path.into() });
+            self.record_problem(ScanProblem::TooSlow { path: path.into() });
         }
         !self.is_over
     }
@@ -110,47 +111,47 @@ impl Walk {
     }
 
     /// How many of a model's files are kept.
-    pub(crate) fn keeps_files(&mut self, path: &Path, files: usize) -> usize {
-        let files = files.min(MODEL_FILES);
+    pub(crate) fn reserve_files(&mut self, path: &Path, files: usize) -> usize {
+        let files = files.min(MAX_FILES_PER_MODEL);
         let before = self.kept_files;
         self.kept_files += files;
         if self.kept_files <= SCAN_FILES {
             return files;
         }
         if before <= SCAN_FILES {
-            self.tell(ScanProblem::TooManyFiles { path: path.into() });
+            self.record_problem(ScanProblem::TooManyFiles { path: path.into() });
         }
         0
     }
 
     /// The names in a folder, in order; none, and a reason, if it cannot be read.
-    pub fn names(&mut self, path: &Path) -> BTreeSet<String> {
+    pub fn entry_names(&mut self, path: &Path) -> BTreeSet<String> {
         match fs::read_dir(path) {
-            Ok(entries) => self.listed(path, entries),
+            Ok(entries) => self.read_entries(path, entries),
             Err(error) => {
-                self.tell(not_listed(path, error));
+                self.record_problem(folder_problem(path, error));
                 BTreeSet::new()
             }
         }
     }
 
     /// The names in a folder, in order; none, without a reason, if the folder is missing.
-    pub(crate) fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
+    pub(crate) fn entry_names_if_present(&mut self, path: &Path) -> BTreeSet<String> {
         if path.is_dir() {
-            self.names(path)
+            self.entry_names(path)
         } else {
             BTreeSet::new()
         }
     }
 
-    fn listed(&mut self, path: &Path, entries: fs::ReadDir) -> BTreeSet<String> {
+    fn read_entries(&mut self, path: &Path, entries: fs::ReadDir) -> BTreeSet<String> {
         let (mut names, mut seen, mut odd) = (BTreeSet::new(), 0, None);
         for entry in entries {
-            if !self.may_look_at(path) {
+            if !self.has_time_for(path) {
                 break;
             }
             if seen == MAX_ENTRIES {
-                self.tell(ScanProblem::TooMany { path: path.into() });
+                self.record_problem(ScanProblem::TooMany { path: path.into() });
                 break;
             }
             seen += 1;
@@ -159,7 +160,7 @@ impl Walk {
                 Ok(Err(name)) => drop(odd.get_or_insert(name)),
                 // A folder that fails once is not tried again: some fail forever.
                 Err(error) => {
-                    self.tell(ScanProblem::Unreadable {
+                    self.record_problem(ScanProblem::Unreadable {
                         path: path.into(),
                         error,
                     });
@@ -168,7 +169,7 @@ impl Walk {
             }
         }
         if let Some(name) = odd {
-            self.tell(ScanProblem::NotUtf8 {
+            self.record_problem(ScanProblem::NotUtf8 {
                 path: path.into(),
                 name,
             });
@@ -192,14 +193,14 @@ impl Walk {
             // It may have grown since.
             Ok(file) => Some(file?.take(limit)),
             Err(problem) => {
-                self.tell(problem);
+                self.record_problem(problem);
                 None
             }
         }
     }
 }
 
-fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
+fn folder_problem(path: &Path, error: io::Error) -> ScanProblem {
     let path = path.into();
     match error.kind() {
         io::ErrorKind::NotFound => ScanProblem::NoFolder { path },
@@ -228,7 +229,7 @@ pub(crate) fn file_size(path: &Path) -> Option<u64> {
 }
 
 /// When an entry was last added to a folder or removed.
-pub fn changed(path: &Path) -> Option<SystemTime> {
+pub fn modified_at(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).ok()?.modified().ok()
 }
 
@@ -251,7 +252,7 @@ mod tests {
             File::create(folder.path().join(n.to_string())).unwrap();
         }
         let mut walk = walk();
-        assert_eq!(walk.names(folder.path()).len(), MAX_ENTRIES);
+        assert_eq!(walk.entry_names(folder.path()).len(), MAX_ENTRIES);
         assert!(
             walk.reasons()[0].contains("more than 10000 entries"),
             "{:?}",
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_a_pipe_a_folder_or_a_device_is_opened_by_nobody() {
+    fn pipes_folders_and_devices_are_not_opened() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
@@ -284,7 +285,10 @@ mod tests {
             fs::write(folder.path().join(OsStr::from_bytes(name)), "").unwrap();
         }
         let mut walk = walk();
-        assert_eq!(walk.names(folder.path()), BTreeSet::from(["good".into()]));
+        assert_eq!(
+            walk.entry_names(folder.path()),
+            BTreeSet::from(["good".into()])
+        );
         let reasons = walk.reasons();
         assert!(
             reasons.len() == 1 && reasons[0].contains("not UTF-8"),
@@ -300,7 +304,7 @@ mod tests {
         symlink(path("loop"), path("loop")).unwrap();
         let mut walk = walk();
         for name in ["missing", "file", "loop"] {
-            assert_eq!(walk.names(&path(name)), BTreeSet::new());
+            assert_eq!(walk.entry_names(&path(name)), BTreeSet::new());
         }
         let reasons = walk.reasons();
         assert!(
@@ -311,7 +315,10 @@ mod tests {
             reasons[1].contains("cannot be read") && reasons[2].contains("cannot be read"),
             "{reasons:?}"
         );
-        assert_eq!(walk.names_if_any(&path("missing")), BTreeSet::new());
+        assert_eq!(
+            walk.entry_names_if_present(&path("missing")),
+            BTreeSet::new()
+        );
         assert_eq!(walk.reasons().len(), 3);
     }
 
@@ -320,14 +327,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a"), "").unwrap();
         let mut walk = Walk {
-            ends: Instant::now(),
+            deadline: Instant::now(),
             problems: vec![],
-            untold: 0,
+            dropped_problems: 0,
             is_over: false,
             kept_files: 0,
         };
-        assert_eq!(walk.names(folder.path()), BTreeSet::new());
-        assert_eq!(walk.names(folder.path()), BTreeSet::new());
+        assert_eq!(walk.entry_names(folder.path()), BTreeSet::new());
+        assert_eq!(walk.entry_names(folder.path()), BTreeSet::new());
         let reasons = walk.reasons();
         assert!(
             reasons.len() == 1 && reasons[0].contains("took longer"),
@@ -357,7 +364,7 @@ mod tests {
     fn the_number_of_reasons_is_limited() {
         let mut walk = walk();
         for n in 0..100 {
-            walk.tell(ScanProblem::NoFolder {
+            walk.record_problem(ScanProblem::NoFolder {
                 path: format!("/{n}").into(),
             });
         }

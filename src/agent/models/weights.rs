@@ -31,19 +31,19 @@ const FORMATS: [WeightFormat; 3] = [
         index: Some("model.safetensors.index.json"),
         main: "model",
         extension: ".safetensors",
-        others: Others::Count,
+        others: Others::AreWeights,
     },
     WeightFormat {
         index: Some("pytorch_model.bin.index.json"),
         main: "pytorch_model",
         extension: ".bin",
-        others: Others::AreNone,
+        others: Others::AreNotWeights,
     },
     WeightFormat {
         index: None,
         main: "model",
         extension: ".gguf",
-        others: Others::Count,
+        others: Others::AreWeights,
     },
 ];
 
@@ -60,9 +60,9 @@ struct WeightFormat {
 #[derive(Debug, PartialEq, Eq)]
 enum Others {
     /// They are weights too.
-    Count,
+    AreWeights,
     /// Other things are called `.bin` too: optimizers, training arguments.
-    AreNone,
+    AreNotWeights,
 }
 
 /// The weights that are present.
@@ -88,14 +88,14 @@ pub enum WeightExtent {
 }
 
 /// `None` if nothing in the folder is or names weights.
-pub fn weights(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
-    let names = walk.names(folder);
+pub fn read_weights(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
+    let names = walk.entry_names(folder);
     FORMATS
         .iter()
-        .find_map(|format| of_format(format, folder, &names, walk))
+        .find_map(|format| weights_of_format(format, folder, &names, walk))
 }
 
-fn of_format(
+fn weights_of_format(
     format: &WeightFormat,
     folder: &Path,
     names: &BTreeSet<String>,
@@ -109,11 +109,11 @@ fn of_format(
         } else {
             MissingFiles::Some
         };
-        let shards = shards.unwrap_or_else(|| counted(format, names).0);
-        return Some(found(folder, shards, missing, walk));
+        let shards = shards.unwrap_or_else(|| files_by_name(format, names).0);
+        return Some(existing_weights(folder, shards, missing, walk));
     }
-    let (files, missing) = counted(format, names);
-    (!files.is_empty()).then(|| found(folder, files, missing, walk))
+    let (files, missing) = files_by_name(format, names);
+    (!files.is_empty()).then(|| existing_weights(folder, files, missing, walk))
 }
 
 /// Files that should be present and are known to be missing.
@@ -123,17 +123,17 @@ enum MissingFiles {
     Some,
 }
 
-fn found(
+fn existing_weights(
     folder: &Path,
     names: BTreeSet<String>,
     missing: MissingFiles,
     walk: &mut Walk,
 ) -> ModelWeights {
-    let wanted = names.len();
-    let mut files = Vec::with_capacity(wanted);
+    let expected_count = names.len();
+    let mut files = Vec::with_capacity(expected_count);
     for name in names {
         let path = folder.join(&name);
-        if !walk.may_look_at(&path) {
+        if !walk.has_time_for(&path) {
             break;
         }
         let size = is_below(&name).then(|| file_size(&path)).flatten();
@@ -145,10 +145,11 @@ fn found(
             });
         }
     }
-    let is_whole = files.len() == wanted && wanted > 0 && missing == MissingFiles::None;
+    let is_whole =
+        files.len() == expected_count && expected_count > 0 && missing == MissingFiles::None;
     let bytes = files.iter().map(|file| file.bytes).sum();
     files.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.path.cmp(&b.path)));
-    files.truncate(walk.keeps_files(folder, files.len()));
+    files.truncate(walk.reserve_files(folder, files.len()));
     let extent = if is_whole {
         WeightExtent::Whole
     } else {
@@ -179,7 +180,7 @@ fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
     match serde_json::from_reader::<_, ShardIndex>(BufReader::new(file)) {
         Ok(index) => Some(index.weight_map.0),
         Err(error) => {
-            walk.tell(ScanProblem::NoIndex {
+            walk.record_problem(ScanProblem::NoIndex {
                 path: index.into(),
                 reason: error.to_string(),
             });
@@ -261,19 +262,22 @@ impl<'de> Visitor<'de> for Tensors {
 }
 
 /// The files of a format by their names alone, and whether shards are missing.
-fn counted(format: &WeightFormat, names: &BTreeSet<String>) -> (BTreeSet<String>, MissingFiles) {
-    let sets = sets(format, names);
-    let main: Vec<&Set> = sets
+fn files_by_name(
+    format: &WeightFormat,
+    names: &BTreeSet<String>,
+) -> (BTreeSet<String>, MissingFiles) {
+    let sets = shard_sets(format, names);
+    let main: Vec<&ShardSet> = sets
         .iter()
         .filter(|((stem, _), _)| *stem == format.main)
         .map(|(_, set)| set)
         .collect();
-    let meant = match (&main[..], &format.others) {
-        ([], Others::Count) => sets.values().collect(),
+    let selected = match (&main[..], &format.others) {
+        ([], Others::AreWeights) => sets.values().collect(),
         _ => main,
     };
-    let missing = meant.iter().any(|set| set.files.len() < set.total);
-    let files = meant
+    let missing = selected.iter().any(|set| set.files.len() < set.total);
+    let files = selected
         .iter()
         .flat_map(|set| &set.files)
         .map(ToString::to_string)
@@ -290,17 +294,17 @@ fn counted(format: &WeightFormat, names: &BTreeSet<String>) -> (BTreeSet<String>
 
 /// One file, or the shards that belong together.
 #[derive(Debug, Default)]
-struct Set<'a> {
+struct ShardSet<'a> {
     files: Vec<&'a str>,
     total: usize,
 }
 
 /// The shard sets of a format, by their name without extension and number, and by the number of shards in it.
-fn sets<'a>(
+fn shard_sets<'a>(
     format: &WeightFormat,
     names: &'a BTreeSet<String>,
-) -> BTreeMap<(&'a str, usize), Set<'a>> {
-    let mut sets: BTreeMap<_, Set<'a>> = BTreeMap::new();
+) -> BTreeMap<(&'a str, usize), ShardSet<'a>> {
+    let mut sets: BTreeMap<_, ShardSet<'a>> = BTreeMap::new();
     for name in names {
         let Some(stem) = name.strip_suffix(format.extension) else {
             continue;
@@ -354,7 +358,7 @@ mod tests {
 
     fn seen(folder: &TempDir) -> (Option<(WeightExtent, u64)>, Vec<String>) {
         let mut walk = Walk::start(Instant::now());
-        let weights = weights(folder.path(), &mut walk);
+        let weights = read_weights(folder.path(), &mut walk);
         (
             weights.map(|weights| (weights.extent, weights.bytes.0)),
             walk.reasons(),

@@ -9,29 +9,31 @@ use stowage_scheduling::units::Bytes;
 
 /// Gives a compute instance its part of the memory that was read for the whole GPU instance. Other slices stay as they are.
 pub(crate) fn share_memory(slice: &mut GpuReport) {
-    let Some((part, of)) = part(slice.model.as_str()) else {
+    let Some((part, of)) = compute_share(slice.model.as_str()) else {
         return;
     };
     let (total, reserved) = (slice.total_bytes, slice.reserved_bytes);
     let share = |bytes: u64| u128::from(bytes) * part;
     slice.total_bytes = Bytes((share(total.0) / of) as u64);
     slice.reserved_bytes = Bytes(share(reserved.0).div_ceil(of) as u64).min(slice.total_bytes);
-    let own: Bytes = slice
+    let own_usage: Bytes = slice
         .processes
         .iter()
         .flatten()
         .filter_map(|process| process.used_bytes)
         .sum();
-    let of_others = total
+    let others_memory = total
         .minus(reserved)
         .minus(slice.total_bytes.minus(slice.reserved_bytes));
-    slice.used_bytes = slice
-        .used_bytes
-        .map(|used| used.minus(of_others).max(own).min(slice.total_bytes));
+    slice.used_bytes = slice.used_bytes.map(|used| {
+        used.minus(others_memory)
+            .max(own_usage)
+            .min(slice.total_bytes)
+    });
 }
 
 /// How many of how many compute slices: of `…MIG-1c.3g.40gb` one of three. `None` if it has all of its GPU instance.
-fn part(model: &str) -> Option<(u128, u128)> {
+fn compute_share(model: &str) -> Option<(u128, u128)> {
     let mut profile = model.rsplit_once("MIG-")?.1.split('.');
     let mut count = |unit| profile.next()?.strip_suffix(unit)?.parse::<u128>().ok();
     let (part, of) = (count('c')?, count('g')?);
@@ -65,9 +67,9 @@ mod tests {
             None,
         ];
         assert_eq!(
-            parts.map(|profile| part(&format!("NVIDIA-H100-MIG-{profile}"))),
+            parts.map(|profile| compute_share(&format!("NVIDIA-H100-MIG-{profile}"))),
             expected
         );
-        assert_eq!(part("NVIDIA-H100-80GB-HBM3"), None);
+        assert_eq!(compute_share("NVIDIA-H100-80GB-HBM3"), None);
     }
 }

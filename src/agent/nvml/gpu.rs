@@ -41,30 +41,30 @@ struct GpuMemory {
 /// The slices of a GPU in MIG mode.
 enum Slices {
     /// It is not in MIG mode.
-    Whole,
-    Cut(Vec<GpuReport>),
+    NotPartitioned,
+    Partitioned(Vec<GpuReport>),
 }
 
 impl GpuReader<'_> {
     /// The GPU, then its slices; none if its size is unknown. An error means that the GPU cannot be read at all.
-    pub fn gpu(&mut self, device: &Device<'_>, index: u32) -> Result<Vec<GpuReport>, NvmlError> {
+    pub fn read(&mut self, device: &Device<'_>, index: u32) -> Result<Vec<GpuReport>, NvmlError> {
         let uuid = uuid(device)?;
-        let memory = self.memory(device, &uuid, self.options.gpu_memory)?;
-        let slices = self.slices(device, &uuid, index)?;
+        let memory = self.read_memory(device, &uuid, self.options.gpu_memory)?;
+        let slices = self.read_slices(device, &uuid, index)?;
         let Some(memory) = memory else {
             return Ok(Vec::new());
         };
-        let mut gpu = self.report(device, uuid, index, memory)?;
+        let mut gpu = self.build_report(device, uuid, index, memory)?;
         let mut cut = match slices {
-            Slices::Whole => {
+            Slices::NotPartitioned => {
                 self.read_processes(device, &mut gpu)?;
                 Vec::new()
             }
-            Slices::Cut(cut) => {
+            Slices::Partitioned(cut) => {
                 // In MIG mode all processes run on slices, and are listed there.
                 gpu.processes = Some(Vec::new());
                 if cut.is_empty() {
-                    health::without_slices().mark(&mut gpu);
+                    health::fault_without_slices().mark(&mut gpu);
                 }
                 cut
             }
@@ -73,11 +73,14 @@ impl GpuReader<'_> {
         for slice in &mut cut {
             (slice.numbers.minor, slice.compute_mode) = (gpu.numbers.minor, gpu.compute_mode);
         }
-        let by_mode = gpu
+        let compute_mode_fault = gpu
             .compute_mode
             .and_then(ComputeMode::fault)
             .map(health::GpuFault::draining);
-        for fault in health::read(device)?.into_iter().chain(by_mode) {
+        for fault in health::read_faults(device)?
+            .into_iter()
+            .chain(compute_mode_fault)
+        {
             std::iter::once(&mut gpu)
                 .chain(&mut cut)
                 .for_each(|report| fault.mark(report));
@@ -86,38 +89,38 @@ impl GpuReader<'_> {
         Ok(cut)
     }
 
-    fn slices(
+    fn read_slices(
         &mut self,
         device: &Device<'_>,
         parent: &GpuUuid,
         index: u32,
     ) -> Result<Slices, NvmlError> {
-        let most = match device.mig_mode().and_then(|mode| match mode.current {
+        let max_count = match device.mig_mode().and_then(|mode| match mode.current {
             0 => Ok(None),
             _ => device.mig_device_count().map(Some),
         }) {
             Ok(Some(most)) => most,
-            Ok(None) => return Ok(Slices::Whole),
+            Ok(None) => return Ok(Slices::NotPartitioned),
             Err(error) if health::is_gone(&error) => return Err(error),
             Err(error) => return Ok(self.slices_before(parent, &error)),
         };
-        let (mut cut, mut failed) = (Vec::new(), None);
-        for place in 0..most {
-            let slice = match device.mig_device_by_index(place) {
+        let (mut slices, mut failed) = (Vec::new(), None);
+        for mig_index in 0..max_count {
+            let slice = match device.mig_device_by_index(mig_index) {
                 // The count is the GPU's maximum: some places may be empty.
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
                 slice => slice,
             };
-            match slice.and_then(|slice| self.slice(&slice, parent, index, place)) {
-                Ok(slice) => cut.extend(slice),
+            match slice.and_then(|slice| self.read_slice(&slice, parent, index, mig_index)) {
+                Ok(slice) => slices.extend(slice),
                 Err(error) if health::is_gone(&error) => return Err(error),
                 Err(error) => failed = Some(error),
             }
         }
         if let Some(error) = failed {
-            self.keep_slices(&mut cut, parent, &error);
+            self.keep_slices(&mut slices, parent, &error);
         }
-        Ok(Slices::Cut(cut))
+        Ok(Slices::Partitioned(slices))
     }
 
     /// A GPU that was partitioned and does not answer now stays partitioned; one that never was has no MIG.
@@ -131,9 +134,9 @@ impl GpuReader<'_> {
             self.keep_slices(&mut kept, parent, error);
         }
         if kept.is_empty() {
-            Slices::Whole
+            Slices::NotPartitioned
         } else {
-            Slices::Cut(kept)
+            Slices::Partitioned(kept)
         }
     }
 
@@ -150,28 +153,28 @@ impl GpuReader<'_> {
                 cut.push(without_figures(slice));
             }
         }
-        self.note(ReportPart::Gpus, reason);
+        self.record_missing(ReportPart::Gpus, reason);
     }
 
-    fn slice(
+    fn read_slice(
         &mut self,
         slice: &Device<'_>,
         parent: &GpuUuid,
         index: u32,
-        place: u32,
+        mig_index: u32,
     ) -> Result<Option<GpuReport>, NvmlError> {
         let uuid = uuid(slice)?;
-        let Some(memory) = self.memory(slice, &uuid, None)? else {
+        let Some(memory) = self.read_memory(slice, &uuid, None)? else {
             return Ok(None);
         };
         let is_shared_already = memory.is_remembered;
-        let mut report = self.report(slice, uuid, index, memory)?;
+        let mut report = self.build_report(slice, uuid, index, memory)?;
         report.parent = Some(parent.clone());
-        report.numbers.mig_index = Some(place);
+        report.numbers.mig_index = Some(mig_index);
         self.read_processes(slice, &mut report)?;
         if report.model == unknown_model() {
             // Its name alone shows which part of its memory is its own.
-            self.fail(
+            self.record_failure(
                 &report.uuid,
                 format!("slice {} of {parent} has no name", report.uuid),
             );
@@ -182,7 +185,7 @@ impl GpuReader<'_> {
     }
 
     /// Builds the report of a GPU or slice, without health and processes.
-    fn report(
+    fn build_report(
         &mut self,
         device: &Device<'_>,
         uuid: GpuUuid,
@@ -190,7 +193,7 @@ impl GpuReader<'_> {
         memory: GpuMemory,
     ) -> Result<GpuReport, NvmlError> {
         let utilization = unless_gone(device.utilization_rates())?;
-        let name = unless_gone(device.name())?.map(|name| model(&name));
+        let name = unless_gone(device.name())?.map(|name| model_from_name(&name));
         let before = self
             .before
             .iter()
@@ -221,7 +224,7 @@ impl GpuReader<'_> {
     }
 
     /// The memory as read; else the configured size; else the last one. Without any of them the GPU cannot be reported.
-    fn memory(
+    fn read_memory(
         &mut self,
         device: &Device<'_>,
         uuid: &GpuUuid,
@@ -229,7 +232,7 @@ impl GpuReader<'_> {
     ) -> Result<Option<GpuMemory>, NvmlError> {
         let (reason, is_harmless) = match device.memory_info() {
             Ok(info) if info.total > 0 => {
-                return Ok(Some(plausible(info.total, info.reserved, info.used)));
+                return Ok(Some(plausible_memory(info.total, info.reserved, info.used)));
             }
             Ok(_) => ("it says 0 bytes".into(), true),
             Err(error) if health::is_gone(&error) => return Err(error),
@@ -239,7 +242,7 @@ impl GpuReader<'_> {
             "the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory"
         );
         if configured.is_none() || !is_harmless {
-            self.fail(uuid, reason);
+            self.record_failure(uuid, reason);
         }
         let before = self.before.iter().find(|gpu| gpu.uuid == *uuid);
         let size = configured.map(|total| (total, Bytes::ZERO));
@@ -273,19 +276,19 @@ impl GpuReader<'_> {
                 if !is_harmless {
                     self.failures.insert(report.uuid.clone(), reason.clone());
                 }
-                self.note(ReportPart::Processes, reason);
+                self.record_missing(ReportPart::Processes, reason);
             }
         }
         Ok(())
     }
 
     /// A part that the GPU must have cannot be read, for a reason that is not known to be harmless.
-    fn fail(&mut self, uuid: &GpuUuid, reason: String) {
+    fn record_failure(&mut self, uuid: &GpuUuid, reason: String) {
         self.failures.insert(uuid.clone(), reason.clone());
-        self.note(ReportPart::Gpus, reason);
+        self.record_missing(ReportPart::Gpus, reason);
     }
 
-    fn note(&mut self, part: ReportPart, reason: String) {
+    fn record_missing(&mut self, part: ReportPart, reason: String) {
         self.missing.push(MissingPart { part, reason });
     }
 }
@@ -340,7 +343,7 @@ fn compute_mode(device: &Device<'_>, mps: bool) -> Result<Option<ComputeMode>, N
 }
 
 /// A product name as labels have it, with `-` for spaces.
-fn model(name: &str) -> GpuModel {
+fn model_from_name(name: &str) -> GpuModel {
     let words: Vec<&str> = name
         .split(|c: char| c.is_whitespace() || c.is_control())
         .filter(|word| !word.is_empty())
@@ -353,7 +356,7 @@ fn unknown_model() -> GpuModel {
 }
 
 /// Figures that contradict the total are left out: one of them would have the whole report rejected.
-fn plausible(total: u64, reserved: u64, used: u64) -> GpuMemory {
+fn plausible_memory(total: u64, reserved: u64, used: u64) -> GpuMemory {
     GpuMemory {
         total: Bytes(total),
         reserved: Bytes(if reserved <= total { reserved } else { 0 }),
@@ -368,10 +371,10 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
     let mut found: BTreeMap<u32, Option<Bytes>> = BTreeMap::new();
     let mut gpu_instance = None;
     let compute = device.running_compute_processes()?;
-    let mps = if_supported(again_if_short(|| device.mps_running_compute_processes()))?;
-    let graphics = if_supported(device.running_graphics_processes())?;
+    let mps = empty_if_unsupported(retry_if_short(|| device.mps_running_compute_processes()))?;
+    let graphics = empty_if_unsupported(device.running_graphics_processes())?;
     for process in compute.into_iter().chain(mps).chain(graphics) {
-        let used = used(&process);
+        let used = process_memory(&process);
         found
             .entry(process.pid)
             .and_modify(|known| *known = used.max(*known))
@@ -387,7 +390,7 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
     Ok((found.into_iter().map(process).collect(), gpu_instance))
 }
 
-fn used(process: &ProcessInfo) -> Option<Bytes> {
+fn process_memory(process: &ProcessInfo) -> Option<Bytes> {
     match process.used_gpu_memory {
         UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
         UsedGpuMemory::Unavailable => None,
@@ -395,7 +398,9 @@ fn used(process: &ProcessInfo) -> Option<Bytes> {
 }
 
 /// Older drivers and some GPUs have no such list.
-fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
+fn empty_if_unsupported(
+    list: Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list {
         Err(error) if health::is_harmless(&error) => Ok(Vec::new()),
         list => list,
@@ -403,7 +408,7 @@ fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<Process
 }
 
 /// A process that starts between the count and the list leaves too little space for the list.
-fn again_if_short<T>(call: impl Fn() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
+fn retry_if_short<T>(call: impl Fn() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
     match call() {
         Err(NvmlError::InsufficientSize(_)) => call(),
         answer => answer,

@@ -45,7 +45,7 @@ impl GpuFault {
     }
 
     /// What a call's error says about the GPU, if anything.
-    pub(crate) fn of_error(error: &NvmlError) -> Option<Self> {
+    pub(crate) fn from_error(error: &NvmlError) -> Option<Self> {
         is_gone(error).then(|| Self::lost(error.to_string()))
     }
 
@@ -59,15 +59,15 @@ impl GpuFault {
 }
 
 impl GpuFaults {
-    pub fn of(&self, gpu: &GpuUuid) -> Option<GpuFault> {
+    pub fn get(&self, gpu: &GpuUuid) -> Option<GpuFault> {
         self.0.lock().get(gpu).cloned()
     }
 
-    pub fn note(&self, gpu: GpuUuid, fault: GpuFault) {
+    pub fn record(&self, gpu: GpuUuid, fault: GpuFault) {
         let mut faults = self.0.lock();
-        let known = faults.entry(gpu).or_insert_with(|| fault.clone());
-        if fault.health > known.health {
-            *known = fault;
+        let worst = faults.entry(gpu).or_insert_with(|| fault.clone());
+        if fault.health > worst.health {
+            *worst = fault;
         }
     }
 }
@@ -93,14 +93,14 @@ pub fn is_gone(error: &NvmlError) -> bool {
 }
 
 /// The fault of a GPU in MIG mode without slices: it runs nothing itself.
-pub(crate) fn without_slices() -> GpuFault {
+pub(crate) fn fault_without_slices() -> GpuFault {
     GpuFault::draining(
         "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
     )
 }
 
 /// Faults of the GPU's memory: ECC errors, row remapping, retired pages. None if it has no counters.
-pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
+pub fn read_faults(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
     let mut faults = Vec::new();
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
         Err(error) if is_gone(&error) => return Err(error),
@@ -111,12 +111,12 @@ pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
         }
         _ => {}
     }
-    if field(device, NVML_FI_DEV_REMAPPED_FAILURE) {
+    if is_field_set(device, NVML_FI_DEV_REMAPPED_FAILURE) {
         faults.push(GpuFault::lost(
             "a row of its memory could not be remapped; have it replaced",
         ));
     }
-    if field(device, NVML_FI_DEV_REMAPPED_PENDING) {
+    if is_field_set(device, NVML_FI_DEV_REMAPPED_PENDING) {
         faults.push(GpuFault::draining(
             "rows of its memory wait to be remapped; reset it when it is idle",
         ));
@@ -129,7 +129,7 @@ pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
     Ok(faults)
 }
 
-fn field(device: &Device<'_>, id: u32) -> bool {
+fn is_field_set(device: &Device<'_>, id: u32) -> bool {
     let values = device.field_values_for(&[FieldId(id)]).unwrap_or_default();
     let value = values
         .into_iter()
@@ -141,99 +141,123 @@ fn field(device: &Device<'_>, id: u32) -> bool {
 
 /// The effect of an XID on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum XidEffect {
     /// A program caused it, and only that program ends.
-    Program,
+    EndsProgram,
     /// Informational: its subject is reported elsewhere.
-    Note,
+    Informational,
     /// Running work may continue; the GPU needs a reset or an inspection.
-    Drains,
+    DrainsGpu,
     /// No work on it can be expected to continue.
-    Loses,
+    LosesGpu,
 }
 
 /// From NVIDIA's catalog of XID errors. Programs' own errors are those that NVIDIA's device plugin ignores, and related ones;
 /// unlisted ones drain, as the plugin takes a GPU out for them.
-const XIDS: [(u64, Meaning, &str); 30] = [
-    (8, Meaning::Program, "the GPU stopped processing"),
-    (13, Meaning::Program, "graphics engine exception"),
-    (31, Meaning::Program, "memory page fault"),
-    (32, Meaning::Program, "corrupted push buffer"),
-    (43, Meaning::Program, "the GPU stopped processing"),
-    (45, Meaning::Program, "clean-up after an earlier error"),
-    (48, Meaning::Drains, "double-bit ECC error"),
+const XIDS: [(u64, XidEffect, &str); 30] = [
+    (8, XidEffect::EndsProgram, "the GPU stopped processing"),
+    (13, XidEffect::EndsProgram, "graphics engine exception"),
+    (31, XidEffect::EndsProgram, "memory page fault"),
+    (32, XidEffect::EndsProgram, "corrupted push buffer"),
+    (43, XidEffect::EndsProgram, "the GPU stopped processing"),
+    (
+        45,
+        XidEffect::EndsProgram,
+        "clean-up after an earlier error",
+    ),
+    (48, XidEffect::DrainsGpu, "double-bit ECC error"),
     (
         61,
-        Meaning::Drains,
+        XidEffect::DrainsGpu,
         "warning of the internal microcontroller",
     ),
-    (62, Meaning::Loses, "the internal microcontroller halted"),
+    (
+        62,
+        XidEffect::LosesGpu,
+        "the internal microcontroller halted",
+    ),
     // A pending reset is read from the GPU itself, and ends with the reset.
     (
         63,
-        Meaning::Note,
+        XidEffect::Informational,
         "a memory row is to be remapped, or a page retired",
     ),
     (
         64,
-        Meaning::Drains,
+        XidEffect::DrainsGpu,
         "a memory row could not be remapped, or a page not retired",
     ),
-    (65, Meaning::Program, "video processor exception"),
-    (68, Meaning::Program, "video processor exception"),
-    (69, Meaning::Program, "graphics engine class error"),
+    (65, XidEffect::EndsProgram, "video processor exception"),
+    (68, XidEffect::EndsProgram, "video processor exception"),
+    (69, XidEffect::EndsProgram, "graphics engine class error"),
     // Programs on one GPU do not use NVLink: they may continue.
-    (74, Meaning::Drains, "NVLink error"),
-    (79, Meaning::Loses, "the GPU has fallen off the bus"),
-    (92, Meaning::Drains, "many single-bit ECC errors"),
-    (93, Meaning::Note, "the InfoROM is being written too often"),
+    (74, XidEffect::DrainsGpu, "NVLink error"),
+    (79, XidEffect::LosesGpu, "the GPU has fallen off the bus"),
+    (92, XidEffect::DrainsGpu, "many single-bit ECC errors"),
+    (
+        93,
+        XidEffect::Informational,
+        "the InfoROM is being written too often",
+    ),
     // Only the program that hit it ends; the row is reported as one to be remapped.
-    (94, Meaning::Note, "contained ECC error"),
-    (95, Meaning::Loses, "uncontained ECC error"),
-    (109, Meaning::Program, "context switch timeout"),
-    (110, Meaning::Loses, "security fault"),
+    (94, XidEffect::Informational, "contained ECC error"),
+    (95, XidEffect::LosesGpu, "uncontained ECC error"),
+    (109, XidEffect::EndsProgram, "context switch timeout"),
+    (110, XidEffect::LosesGpu, "security fault"),
     (
         119,
-        Meaning::Loses,
+        XidEffect::LosesGpu,
         "the GPU system processor does not answer",
     ),
-    (120, Meaning::Loses, "the GPU system processor failed"),
-    (121, Meaning::Note, "corrected error of the link to the CPU"),
+    (120, XidEffect::LosesGpu, "the GPU system processor failed"),
+    (
+        121,
+        XidEffect::Informational,
+        "corrected error of the link to the CPU",
+    ),
     (
         137,
-        Meaning::Program,
+        XidEffect::EndsProgram,
         "a program reached for another's memory over NVLink",
     ),
-    (140, Meaning::Loses, "unrecovered ECC error"),
-    (141, Meaning::Program, "a program's fabric memory failed"),
-    (143, Meaning::Loses, "the GPU could not be initialized"),
+    (140, XidEffect::LosesGpu, "unrecovered ECC error"),
+    (
+        141,
+        XidEffect::EndsProgram,
+        "a program's fabric memory failed",
+    ),
+    (143, XidEffect::LosesGpu, "the GPU could not be initialized"),
     // Follows the causing error, which has its own entry.
-    (154, Meaning::Note, "what is needed to recover has changed"),
+    (
+        154,
+        XidEffect::Informational,
+        "what is needed to recover has changed",
+    ),
 ];
 
 /// The name of an XID, for logs.
 pub(crate) fn xid_name(xid: u64) -> &'static str {
-    entry(xid).map_or("not in the table", |(_, _, name)| name)
+    xid_entry(xid).map_or("not in the table", |(_, _, name)| name)
 }
 
 /// The effect of an XID on its GPU's health, if any.
-pub(crate) fn of_xid(xid: u64) -> Option<GpuFault> {
+pub(crate) fn fault_from_xid(xid: u64) -> Option<GpuFault> {
     let (meaning, name) = (
-        entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning),
+        xid_entry(xid).map_or(XidEffect::DrainsGpu, |(_, meaning, _)| *meaning),
         xid_name(xid),
     );
     match meaning {
-        Meaning::Program | Meaning::Note => None,
-        Meaning::Drains => Some(GpuFault::draining(format!(
+        XidEffect::EndsProgram | XidEffect::Informational => None,
+        XidEffect::DrainsGpu => Some(GpuFault::draining(format!(
             "XID {xid}: {name}; once it has been seen to, restart the agent"
         ))),
-        Meaning::Loses => Some(GpuFault::lost(format!(
+        XidEffect::LosesGpu => Some(GpuFault::lost(format!(
             "XID {xid}: {name}; once it has been reset, restart the agent"
         ))),
     }
 }
 
-fn entry(xid: u64) -> Option<&'static (u64, Meaning, &'static str)> {
+fn xid_entry(xid: u64) -> Option<&'static (u64, XidEffect, &'static str)> {
     XIDS.iter().find(|(listed, ..)| *listed == xid)
 }
 
@@ -242,7 +266,7 @@ mod tests {
     use super::*;
 
     fn health_after(xid: u64) -> Health {
-        of_xid(xid).map_or(Health::Healthy, |fault| fault.health)
+        fault_from_xid(xid).map_or(Health::Healthy, |fault| fault.health)
     }
 
     #[test]
@@ -270,9 +294,9 @@ mod tests {
     #[test]
     fn the_worst_fault_of_a_gpu_stays() {
         let (faults, gpu) = (GpuFaults::default(), GpuUuid::parse("GPU-a").unwrap());
-        faults.note(gpu.clone(), GpuFault::draining("first"));
-        faults.note(gpu.clone(), GpuFault::lost("second"));
-        faults.note(gpu.clone(), GpuFault::draining("third"));
-        assert_eq!(faults.of(&gpu), Some(GpuFault::lost("second")));
+        faults.record(gpu.clone(), GpuFault::draining("first"));
+        faults.record(gpu.clone(), GpuFault::lost("second"));
+        faults.record(gpu.clone(), GpuFault::draining("third"));
+        assert_eq!(faults.get(&gpu), Some(GpuFault::lost("second")));
     }
 }

@@ -2,16 +2,16 @@
 
 /// For each of `count` GPUs the lowest-indexed GPU that it reaches over links, itself included; `None` if it is alone. Checks
 /// each pair once.
-pub fn of(count: usize, linked: impl Fn(usize, usize) -> bool) -> Vec<Option<u32>> {
+pub fn nvlink_islands(count: usize, are_linked: impl Fn(usize, usize) -> bool) -> Vec<Option<u32>> {
     let mut leader: Vec<usize> = (0..count).collect();
     for other in 0..count {
         for one in 0..other {
-            if linked(one, other) {
+            if are_linked(one, other) {
                 join(&mut leader, one, other);
             }
         }
     }
-    let leaders: Vec<usize> = (0..count).map(|gpu| find(&leader, gpu)).collect();
+    let leaders: Vec<usize> = (0..count).map(|gpu| find_leader(&leader, gpu)).collect();
     let is_alone = |gpu: usize| {
         leaders
             .iter()
@@ -24,7 +24,7 @@ pub fn of(count: usize, linked: impl Fn(usize, usize) -> bool) -> Vec<Option<u32
         .collect()
 }
 
-fn find(leader: &[usize], mut gpu: usize) -> usize {
+fn find_leader(leader: &[usize], mut gpu: usize) -> usize {
     while leader[gpu] != gpu {
         gpu = leader[gpu];
     }
@@ -33,7 +33,7 @@ fn find(leader: &[usize], mut gpu: usize) -> usize {
 
 /// The lower leader leads both.
 fn join(leader: &mut [usize], one: usize, other: usize) {
-    let (one, other) = (find(leader, one), find(leader, other));
+    let (one, other) = (find_leader(leader, one), find_leader(leader, other));
     leader[one.max(other)] = one.min(other);
 }
 
@@ -45,8 +45,11 @@ mod tests {
     #[test]
     fn two_pairs_are_two_islands_and_a_lone_gpu_is_none() {
         let linked = |one, other| matches!((one, other), (0, 3) | (1, 2));
-        assert_eq!(of(5, linked), [Some(0), Some(1), Some(1), Some(0), None]);
-        assert_eq!(of(0, linked), []);
+        assert_eq!(
+            nvlink_islands(5, linked),
+            [Some(0), Some(1), Some(1), Some(0), None]
+        );
+        assert_eq!(nvlink_islands(0, linked), []);
     }
 
     proptest! {
@@ -56,7 +59,7 @@ mod tests {
             links in prop::collection::vec((0usize..8, 0usize..8), 0..12)
         ) {
             let linked = |one: usize, other: usize| links.contains(&(one, other)) || links.contains(&(other, one));
-            for (from, island) in of(8, linked).into_iter().enumerate() {
+            for (from, island) in nvlink_islands(8, linked).into_iter().enumerate() {
                 let mut reached = vec![from];
                 let mut next = 0;
                 while next < reached.len() {

@@ -43,7 +43,7 @@ pub struct GpuSample {
     pub sensors: GpuSensors,
     /// Figures that could not be read.
     pub missing: Vec<MissingPart>,
-    pub taken: Instant,
+    pub taken_at: Instant,
 }
 
 /// By GPU. A MIG slice has no sensors of its own.
@@ -73,7 +73,7 @@ impl Default for NvmlOptions {
 }
 
 /// The last reading of each GPU with its slices, by NVML's index: used for a GPU that cannot be read.
-type LastRead = BTreeMap<u32, Vec<GpuReport>>;
+type LastReports = BTreeMap<u32, Vec<GpuReport>>;
 
 /// GPUs and slices for which NVML has answered in a way that is not known to be harmless, each with the answer.
 type Failures = BTreeMap<GpuUuid, String>;
@@ -81,16 +81,16 @@ type Failures = BTreeMap<GpuUuid, String>;
 /// State of the GPUs that outlives a session of NVML.
 #[derive(Debug, Default)]
 struct GpuHistory {
-    last: LastRead,
+    last_reports: LastReports,
     answers: BTreeMap<GpuUuid, AnswerState>,
 }
 
 /// The driver library's name on every Linux.
-const LIBRARY: &str = "libnvidia-ml.so.1";
+const DRIVER_LIBRARY: &str = "libnvidia-ml.so.1";
 /// First pause between two attempts to open NVML: a driver upgrade takes seconds.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
+const INITIAL_REOPEN_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest pause: opening loads a library of several megabytes, and a node without GPUs never gets one.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_REOPEN_BACKOFF: Duration = Duration::from_secs(30);
 
 /// NVML through the driver's library.
 #[derive(Debug)]
@@ -112,8 +112,8 @@ enum LibraryState {
 #[derive(Debug)]
 struct NvmlFailure {
     reason: String,
-    again: Instant,
-    wait: Duration,
+    retry_at: Instant,
+    backoff: Duration,
 }
 
 /// Why NVML cannot be used, and the fix.
@@ -151,14 +151,16 @@ impl Nvml {
 
     fn sample_at(&mut self, now: Instant) -> Result<GpuSample, String> {
         match std::mem::replace(&mut self.state, LibraryState::Closed) {
-            LibraryState::Failed(failure) if now < failure.again => {
+            LibraryState::Failed(failure) if now < failure.retry_at => {
                 let reason = failure.reason.clone();
                 self.state = LibraryState::Failed(failure);
                 Err(reason)
             }
-            LibraryState::Failed(failure) => self.open(now, (failure.wait * 2).min(LONGEST_WAIT)),
-            LibraryState::Closed => self.open(now, FIRST_WAIT),
-            LibraryState::Open(session) => self.read(session, now, FIRST_WAIT),
+            LibraryState::Failed(failure) => {
+                self.open(now, (failure.backoff * 2).min(MAX_REOPEN_BACKOFF))
+            }
+            LibraryState::Closed => self.open(now, INITIAL_REOPEN_BACKOFF),
+            LibraryState::Open(session) => self.read(session, now, INITIAL_REOPEN_BACKOFF),
         }
     }
 
@@ -183,10 +185,10 @@ impl Nvml {
                     gpus,
                     sensors,
                     missing,
-                    taken: now,
+                    taken_at: now,
                 })
             }
-            Err(cause) => self.fail(NvmlProblem::of(cause, &self.options), now, wait),
+            Err(cause) => self.fail(NvmlProblem::from_error(cause, &self.options), now, wait),
         }
     }
 
@@ -201,11 +203,11 @@ impl Nvml {
         self.history
             .answers
             .values_mut()
-            .for_each(|state| *state = state.after(false, moment));
+            .for_each(|state| *state = state.next(false, moment));
         self.state = LibraryState::Failed(NvmlFailure {
             reason: reason.clone(),
-            again: now + wait,
-            wait,
+            retry_at: now + wait,
+            backoff: wait,
         });
         Err(reason)
     }
@@ -225,12 +227,12 @@ impl NvmlOptions {
     fn library_name(&self) -> String {
         self.library
             .as_ref()
-            .map_or_else(|| LIBRARY.into(), |path| path.display().to_string())
+            .map_or_else(|| DRIVER_LIBRARY.into(), |path| path.display().to_string())
     }
 }
 
 impl NvmlProblem {
-    fn of(cause: NvmlError, options: &NvmlOptions) -> Self {
+    fn from_error(cause: NvmlError, options: &NvmlOptions) -> Self {
         let library = options.library_name();
         match cause {
             // The loader names the library itself.

@@ -6,7 +6,7 @@
 use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
 use super::xids::XidWatch;
-use super::{Failures, GpuHistory, GpuSensors, LastRead, NvmlOptions, NvmlProblem, islands};
+use super::{Failures, GpuHistory, GpuSensors, LastReports, NvmlOptions, NvmlProblem, islands};
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};
@@ -24,7 +24,7 @@ pub(crate) struct Session {
     library: Arc<Library>,
     faults: GpuFaults,
     watch: Option<XidWatch>,
-    places: BTreeMap<GpuUuid, GpuPlacement>,
+    placements: BTreeMap<GpuUuid, GpuPlacement>,
 }
 
 /// Where a GPU is attached: does not change while the node runs.
@@ -39,9 +39,9 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
     let library = options
         .library
         .as_deref()
-        .unwrap_or(Path::new(super::LIBRARY));
+        .unwrap_or(Path::new(super::DRIVER_LIBRARY));
     let opened = Library::builder().lib_path(library.as_os_str()).init();
-    let library = opened.map_err(|cause| NvmlProblem::of(cause, options))?;
+    let library = opened.map_err(|cause| NvmlProblem::from_error(cause, options))?;
     if library.lib().nvmlShutdown.is_err() {
         // Dropping it would panic because this symbol is missing.
         std::mem::forget(library);
@@ -54,7 +54,7 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
         library: Arc::new(library),
         faults: GpuFaults::default(),
         watch: None,
-        places: BTreeMap::new(),
+        placements: BTreeMap::new(),
     })
 }
 
@@ -68,7 +68,9 @@ impl Session {
     ) -> Result<(Vec<GpuReport>, GpuSensors, Vec<MissingPart>), NvmlError> {
         let library = Arc::clone(&self.library);
         let count = library.device_count()?;
-        let GpuHistory { last, .. } = history;
+        let GpuHistory {
+            last_reports: last, ..
+        } = history;
         let (mut missing, mut failures) = (Vec::new(), Failures::new());
         let mut read: BTreeMap<u32, Vec<GpuReport>> = BTreeMap::new();
         let mut failed = Vec::new();
@@ -83,13 +85,13 @@ impl Session {
             };
             let device = library.device_by_index(index);
             match device
-                .and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports)))
+                .and_then(|device| reader.read(&device, index).map(|reports| (device, reports)))
             {
                 Ok((device, reports)) => {
                     devices.extend(reports.first().map(|gpu| (gpu.uuid.clone(), index, device)));
                     read.insert(index, reports);
                 }
-                Err(error) if concerns_all(&error) => return Err(error),
+                Err(error) if is_driver_wide(&error) => return Err(error),
                 Err(error) => failed.push((index, error)),
             }
         }
@@ -97,34 +99,34 @@ impl Session {
             .iter()
             .map(|(uuid, _, device)| (uuid.clone(), gpu::sensors(device)))
             .collect();
-        self.learn_places(&devices, &options.sys);
-        drop_repeated(&mut read, &mut missing);
-        let mut reports = self.finished(read, last);
-        let mut kept = stand_ins(failed, &reports, last, &mut missing, &mut failures);
+        self.update_placements(&devices, &options.sys);
+        drop_duplicate_uuids(&mut read, &mut missing);
+        let mut reports = self.complete_reports(read, last);
+        let mut kept = substitute_failed(failed, &reports, last, &mut missing, &mut failures);
         kept.iter_mut().for_each(|report| self.mark(report));
         reports.extend(kept);
         reports.sort_by_key(|gpu| gpu.index);
         last.retain(|index, _| *index < count);
-        history.note_answers(&mut reports, &failures, now);
+        history.record_answers(&mut reports, &failures, now);
         Ok((reports, sensors, missing))
     }
 
     /// Reads links and NUMA nodes again if there is a new GPU, and watches for its errors.
-    fn learn_places(&mut self, devices: &[(GpuUuid, u32, Device<'_>)], sys: &Path) {
+    fn update_placements(&mut self, devices: &[(GpuUuid, u32, Device<'_>)], sys: &Path) {
         let is_known = |(uuid, index, _): &(GpuUuid, u32, Device<'_>)| {
-            self.places
+            self.placements
                 .get(uuid)
-                .is_some_and(|place| place.index == *index)
+                .is_some_and(|placement| placement.index == *index)
         };
         if devices.iter().all(is_known) {
             return;
         }
-        let islands = islands::of(devices.len(), |one, other| {
-            linked(&devices[one].2, &devices[other].2)
+        let islands = islands::nvlink_islands(devices.len(), |one, other| {
+            are_linked(&devices[one].2, &devices[other].2)
         });
         for ((uuid, index, device), island) in devices.iter().zip(islands) {
             let numa_node = gpu::numa_node(device, sys);
-            self.places.insert(
+            self.placements.insert(
                 uuid.clone(),
                 GpuPlacement {
                     index: *index,
@@ -140,17 +142,21 @@ impl Session {
     }
 
     /// The reports, completed with what is known of the GPUs from before; stores them.
-    fn finished(&self, read: BTreeMap<u32, Vec<GpuReport>>, last: &mut LastRead) -> Vec<GpuReport> {
+    fn complete_reports(
+        &self,
+        read: BTreeMap<u32, Vec<GpuReport>>,
+        last: &mut LastReports,
+    ) -> Vec<GpuReport> {
         let mut all = Vec::new();
         for (index, mut reports) in read {
             let Some(uuid) = reports.first().map(|gpu| gpu.uuid.clone()) else {
                 continue;
             };
-            let place = self.places.get(&uuid);
+            let placement = self.placements.get(&uuid);
             for report in &mut reports {
-                report.numa_node = place.and_then(|place| place.numa_node);
-                report.nvlink_island = place
-                    .and_then(|place| place.island)
+                report.numa_node = placement.and_then(|place| place.numa_node);
+                report.nvlink_island = placement
+                    .and_then(|placement| placement.island)
                     .filter(|_| report.parent.is_none());
                 self.mark(report);
             }
@@ -164,21 +170,21 @@ impl Session {
     fn mark(&self, report: &mut GpuReport) {
         let fault = self
             .faults
-            .of(report.parent.as_ref().unwrap_or(&report.uuid));
+            .get(report.parent.as_ref().unwrap_or(&report.uuid));
         fault.iter().for_each(|fault| fault.mark(report));
     }
 }
 
 impl GpuHistory {
     /// Records how NVML has answered for each GPU and slice, and writes it into the reports.
-    fn note_answers(&mut self, reports: &mut [GpuReport], failures: &Failures, now: Moment) {
+    fn record_answers(&mut self, reports: &mut [GpuReport], failures: &Failures, now: Moment) {
         let mut answers = std::mem::take(&mut self.answers);
         for report in reports {
             let failure = failures.get(&report.uuid);
             let state = answers
                 .remove(&report.uuid)
                 .unwrap_or_default()
-                .after(failure.is_none(), now);
+                .next(failure.is_none(), now);
             let AnswerAges { failing, recovered } = state.ages(now);
             (report.failing_millis, report.recovered_millis) = (failing, recovered);
             if let Some(reason) = failure {
@@ -189,13 +195,13 @@ impl GpuHistory {
     }
 }
 
-fn linked(one: &Device<'_>, other: &Device<'_>) -> bool {
+fn are_linked(one: &Device<'_>, other: &Device<'_>) -> bool {
     one.p2p_status(other, P2pCapabilitiesIndex::NvLink)
         .is_ok_and(|status| status == P2pStatus::Ok)
 }
 
 /// Errors of the driver rather than of one GPU.
-fn concerns_all(error: &NvmlError) -> bool {
+fn is_driver_wide(error: &NvmlError) -> bool {
     matches!(
         error,
         NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch
@@ -203,11 +209,11 @@ fn concerns_all(error: &NvmlError) -> bool {
 }
 
 /// Drops GPUs whose UUID has appeared before: one that appears twice would have the whole report rejected.
-fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<MissingPart>) {
-    let mut seen = BTreeSet::new();
+fn drop_duplicate_uuids(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<MissingPart>) {
+    let mut uuids = BTreeSet::new();
     for (index, reports) in read.iter_mut() {
         reports.retain(|gpu| {
-            let is_new = seen.insert(gpu.uuid.clone());
+            let is_new = uuids.insert(gpu.uuid.clone());
             if !is_new {
                 let reason = format!(
                     "{} appears twice; the one at index {index} is left out",
@@ -224,19 +230,19 @@ fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<Mis
 }
 
 /// GPUs that could not be read, with their last reading.
-fn stand_ins(
+fn substitute_failed(
     failed: Vec<(u32, NvmlError)>,
     reports: &[GpuReport],
-    last: &LastRead,
+    last: &LastReports,
     missing: &mut Vec<MissingPart>,
     failures: &mut Failures,
 ) -> Vec<GpuReport> {
-    let elsewhere: BTreeSet<&GpuUuid> = reports.iter().map(|gpu| &gpu.uuid).collect();
+    let reported: BTreeSet<&GpuUuid> = reports.iter().map(|gpu| &gpu.uuid).collect();
     let mut all = Vec::new();
     for (index, error) in failed {
         let before = last.get(&index).map_or(&[][..], Vec::as_slice);
-        let kept = before.iter().filter(|gpu| !elsewhere.contains(&gpu.uuid));
-        let kept: Vec<GpuReport> = kept.map(|gpu| stand_in(gpu, &error)).collect();
+        let kept = before.iter().filter(|gpu| !reported.contains(&gpu.uuid));
+        let kept: Vec<GpuReport> = kept.map(|gpu| substitute(gpu, &error)).collect();
         failures.extend(kept.iter().map(|gpu| {
             (
                 gpu.uuid.clone(),
@@ -257,9 +263,9 @@ fn stand_ins(
     all
 }
 
-fn stand_in(before: &GpuReport, error: &NvmlError) -> GpuReport {
+fn substitute(before: &GpuReport, error: &NvmlError) -> GpuReport {
     let mut report = gpu::without_figures(before);
-    if let Some(fault) = GpuFault::of_error(error) {
+    if let Some(fault) = GpuFault::from_error(error) {
         report.health = Health::Healthy;
         fault.mark(&mut report);
     }

@@ -328,7 +328,7 @@ fn a_lost_gpu_keeps_its_place_and_its_size() {
 }
 
 #[test]
-fn a_gpu_that_has_no_handle_for_once_keeps_its_place_and_takes_no_pods() {
+fn a_gpu_without_a_handle_keeps_its_index_and_drains() {
     let mut node = NvmlFixture::new(&script([gpu("a"), gpu("b")]));
     node.sample();
     let refused = refusing("a", "nvmlDeviceGetHandleByIndex_v2", codes::UNKNOWN);
@@ -353,7 +353,7 @@ const REQUIRED: [&str; 6] = [
 ];
 
 #[test]
-fn an_answer_that_is_not_known_to_be_harmless_takes_its_gpu_out_at_once() {
+fn an_unknown_error_drains_its_gpu_at_once() {
     for function in REQUIRED {
         for code in [codes::UNKNOWN, codes::TIMEOUT, 14, 4242] {
             let mut node = NvmlFixture::new(&script([gpu("a")]));
@@ -379,7 +379,7 @@ fn an_answer_that_is_not_known_to_be_harmless_takes_its_gpu_out_at_once() {
 }
 
 #[test]
-fn a_figure_that_a_gpu_need_not_have_is_left_out_whatever_the_error() {
+fn an_optional_figure_is_left_out_on_any_error() {
     let optional = [
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetName",
@@ -776,7 +776,7 @@ fn events_of_a_gpu_that_came_later_are_read_too() {
 }
 
 #[test]
-fn without_a_driver_the_reason_says_what_was_tried_and_the_way_out() {
+fn a_missing_driver_is_reported_with_the_remedy() {
     let library = Some("/nowhere/libnvidia-ml.so.1".into());
     let reason = Nvml::new(NvmlOptions {
         library,
@@ -800,7 +800,7 @@ fn a_library_that_is_no_nvml_is_named_as_such() {
     ]
     .into_iter()
     .find(|path| std::path::Path::new(path).exists()) else {
-        return needs::skipped("no C library at the usual places to take for NVML");
+        return needs::report_skipped("no C library at the usual places to take for NVML");
     };
     let options = NvmlOptions {
         library: Some(other.into()),
@@ -826,14 +826,21 @@ fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
     let reason = node.nvml.sample_at(start).unwrap_err();
     assert!(reason.contains("kernel module is not loaded"), "{reason}");
     // The attempt a second later fails, and the next one is two seconds after it.
-    assert!(node.nvml.sample_at(start + FIRST_WAIT).is_err());
+    assert!(node.nvml.sample_at(start + INITIAL_REOPEN_BACKOFF).is_err());
     node.mock.play(&there).unwrap();
     assert_eq!(
-        node.nvml.sample_at(start + FIRST_WAIT * 2).unwrap_err(),
+        node.nvml
+            .sample_at(start + INITIAL_REOPEN_BACKOFF * 2)
+            .unwrap_err(),
         reason
     );
     assert_eq!(
-        uuids(&node.nvml.sample_at(start + FIRST_WAIT * 3).unwrap()),
+        uuids(
+            &node
+                .nvml
+                .sample_at(start + INITIAL_REOPEN_BACKOFF * 3)
+                .unwrap()
+        ),
         ["GPU-a"]
     );
 }
@@ -879,7 +886,7 @@ fn nvidia_smi() -> Result<Vec<Vec<String>>, String> {
 fn the_figures_of_a_real_gpu_are_those_of_nvidia_smi() {
     let rows = match nvidia_smi() {
         Ok(rows) => rows,
-        Err(reason) => return needs::skipped(reason),
+        Err(reason) => return needs::report_skipped(reason),
     };
     let sample = Nvml::new(NvmlOptions::default()).sample().unwrap();
     for row in rows {

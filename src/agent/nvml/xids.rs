@@ -15,9 +15,9 @@ use std::time::Duration;
 use stowage_scheduling::ids::GpuUuid;
 
 /// Duration of one wait: how long the thread, and with it the library, may outlive its watch.
-const WAIT_MS: u32 = 250;
+const EVENT_WAIT_MS: u32 = 250;
 /// Pause after an error other than a timeout: a wait that fails at once must not become a busy loop.
-const PAUSE: Duration = Duration::from_secs(1);
+const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads events until it is dropped, and at most one wait longer.
 #[derive(Debug)]
@@ -44,16 +44,16 @@ impl XidWatch {
 }
 
 fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: &Receiver<()>) {
-    let Some(set) = registered(library, indices) else {
+    let Some(set) = event_set_for(library, indices) else {
         return;
     };
     while ended.try_recv() == Err(TryRecvError::Empty) {
-        match set.wait(WAIT_MS) {
-            Ok(event) => note(&event, faults),
+        match set.wait(EVENT_WAIT_MS) {
+            Ok(event) => record_event(&event, faults),
             Err(NvmlError::Timeout) => {}
             Err(error) => {
                 tracing::debug!(%error, "waiting for NVML's events failed");
-                if ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Disconnected) {
+                if ended.recv_timeout(ERROR_PAUSE) == Err(RecvTimeoutError::Disconnected) {
                     return;
                 }
             }
@@ -63,7 +63,7 @@ fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: 
 
 /// A set with all GPUs that can be registered. A failed registration invalidates the whole set, so it begins again without that
 /// GPU.
-fn registered(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> {
+fn event_set_for(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> {
     while !indices.is_empty() {
         let set = library.create_event_set().ok()?;
         match indices.iter().try_fold(set, |set, index| {
@@ -83,7 +83,7 @@ fn register<'a>(library: &'a Library, index: u32, set: EventSet<'a>) -> Option<E
         .ok()
 }
 
-fn note(event: &EventData<'_>, faults: &GpuFaults) {
+fn record_event(event: &EventData<'_>, faults: &GpuFaults) {
     let xid = match event.event_data {
         Some(XidError::Value(xid)) => xid,
         Some(XidError::Unknown) | None => return,
@@ -98,7 +98,7 @@ fn note(event: &EventData<'_>, faults: &GpuFaults) {
         return;
     };
     tracing::warn!(%gpu, xid, what = health::xid_name(xid), "the driver reports an error of a GPU");
-    if let Some(fault) = health::of_xid(xid) {
-        faults.note(gpu, fault);
+    if let Some(fault) = health::fault_from_xid(xid) {
+        faults.record(gpu, fault);
     }
 }

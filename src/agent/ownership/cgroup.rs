@@ -14,7 +14,7 @@ use stowage_scheduling::ids::PodUid;
 
 /// A longer file in `/proc` was not written by the kernel: a process is in a dozen hierarchies, with paths of at most 4 KiB
 /// each.
-const MAX_FILE: u64 = 64 << 10;
+const MAX_PROC_FILE_BYTES: u64 = 64 << 10;
 
 /// Minimum hexadecimal digits of a UID: a UUID's, or those of a static pod's hash.
 const UID_DIGITS: usize = 32;
@@ -23,7 +23,7 @@ const UID_DIGITS: usize = 32;
 const CONTAINER_DIGITS: usize = 64;
 
 /// Processes remembered. A node runs thousands of processes, but few of them on GPUs.
-const MAX_KNOWN: usize = 4096;
+const MAX_CACHED: usize = 4096;
 
 /// The field of `stat` with the start time of a process, counted from 1 (proc_pid_stat(5)).
 const START_TIME_FIELD: usize = 22;
@@ -32,11 +32,11 @@ const START_TIME_FIELD: usize = 22;
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     proc: PathBuf,
-    known: FxHashMap<u32, KnownProcess>,
+    cache: FxHashMap<u32, CachedProcess>,
 }
 
 #[derive(Debug)]
-struct KnownProcess {
+struct CachedProcess {
     /// Distinguishes a process from a later one of the same PID. In clock ticks since boot.
     started: u64,
     owner: ProcessOwner,
@@ -51,7 +51,7 @@ pub(crate) enum ProcessOwner {
     /// To a cgroup outside Kubernetes: a service of the host, or a container that Kubernetes does not know.
     Elsewhere,
     /// Its path is the root of a cgroup namespace, which identifies nothing.
-    Unsaid,
+    Unidentified,
     /// It has ended, or is not visible from here.
     Gone,
 }
@@ -68,7 +68,7 @@ impl Cgroups {
     pub fn new(proc: PathBuf) -> Self {
         Self {
             proc,
-            known: FxHashMap::default(),
+            cache: FxHashMap::default(),
         }
     }
 
@@ -76,12 +76,12 @@ impl Cgroups {
         &self.proc
     }
 
-    pub fn place(&mut self, pid: u32) -> Result<ProcessOwner, ProcError> {
+    pub fn owner_of(&mut self, pid: u32) -> Result<ProcessOwner, ProcError> {
         let Some(stat) = self.read(pid, "stat")? else {
             return Ok(ProcessOwner::Gone);
         };
         let started = start_time(&stat);
-        if let Some(known) = self.known.get(&pid)
+        if let Some(known) = self.cache.get(&pid)
             && started == Some(known.started)
         {
             return Ok(known.owner.clone());
@@ -89,11 +89,11 @@ impl Cgroups {
         let Some(cgroup) = self.read(pid, "cgroup")? else {
             return Ok(ProcessOwner::Gone);
         };
-        let owner = place_of(&cgroup);
+        let owner = parse_owner(&cgroup);
         if let (Some(started), ProcessOwner::Pod(..)) = (started, &owner) {
-            self.remember(
+            self.insert(
                 pid,
-                KnownProcess {
+                CachedProcess {
                     started,
                     owner: owner.clone(),
                 },
@@ -103,20 +103,20 @@ impl Cgroups {
     }
 
     /// Removes every other process from the cache.
-    pub fn keep(&mut self, pids: &BTreeSet<u32>) {
-        self.known.retain(|pid, _| pids.contains(pid));
+    pub fn retain(&mut self, pids: &BTreeSet<u32>) {
+        self.cache.retain(|pid, _| pids.contains(pid));
     }
 
-    fn remember(&mut self, pid: u32, known: KnownProcess) {
-        if self.known.len() < MAX_KNOWN || self.known.contains_key(&pid) {
-            self.known.insert(pid, known);
+    fn insert(&mut self, pid: u32, known: CachedProcess) {
+        if self.cache.len() < MAX_CACHED || self.cache.contains_key(&pid) {
+            self.cache.insert(pid, known);
         }
     }
 
     /// `None` if there is no such process.
     fn read(&self, pid: u32, name: &str) -> Result<Option<Vec<u8>>, ProcError> {
         let path = self.proc.join(pid.to_string()).join(name);
-        match File::open(&path).and_then(bounded) {
+        match File::open(&path).and_then(read_bounded) {
             Ok(text) => Ok(Some(text)),
             Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(ProcError { path, error }),
@@ -124,9 +124,9 @@ impl Cgroups {
     }
 }
 
-fn bounded(file: File) -> io::Result<Vec<u8>> {
+fn read_bounded(file: File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    file.take(MAX_FILE).read_to_end(&mut text)?;
+    file.take(MAX_PROC_FILE_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -148,10 +148,10 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 }
 
 /// The owner that a process' cgroup file shows: the first hierarchy that names a pod counts.
-fn place_of(cgroup: &[u8]) -> ProcessOwner {
+fn parse_owner(cgroup: &[u8]) -> ProcessOwner {
     let paths: Vec<&[u8]> = cgroup
         .split(|byte| *byte == b'\n')
-        .filter_map(path)
+        .filter_map(cgroup_path)
         .collect();
     let named = paths
         .iter()
@@ -159,26 +159,26 @@ fn place_of(cgroup: &[u8]) -> ProcessOwner {
         .find(|(pods, _)| !pods.is_empty());
     match named {
         Some((pods, container)) => ProcessOwner::Pod(pods.into(), container),
-        None if paths.iter().all(|path| is_bare(path)) => ProcessOwner::Unsaid,
+        None if paths.iter().all(|path| is_namespace_root(path)) => ProcessOwner::Unidentified,
         None => ProcessOwner::Elsewhere,
     }
 }
 
 /// The part after the second colon of `hierarchy:controllers:path`.
-fn path(line: &[u8]) -> Option<&[u8]> {
+fn cgroup_path(line: &[u8]) -> Option<&[u8]> {
     let controllers = &line[memchr(b':', line)? + 1..];
     Some(&controllers[memchr(b':', controllers)? + 1..])
 }
 
 /// Only a way up from the root of a cgroup namespace, or that root itself.
-fn is_bare(path: &[u8]) -> bool {
+fn is_namespace_root(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/')
         .all(|part| matches!(part, b"" | b"." | b".."))
 }
 
 fn pods_in(path: &[u8]) -> Vec<PodUid> {
     memmem::find_iter(path, b"pod")
-        .filter_map(|at| uid_at(&path[at + b"pod".len()..]))
+        .filter_map(|at| leading_uid(&path[at + b"pod".len()..]))
         .collect()
 }
 
@@ -190,7 +190,7 @@ fn container_in(path: &[u8]) -> Option<Arc<str>> {
 }
 
 /// The UID at the start of the text. The systemd driver writes `_` for `-`, which has another meaning for it.
-fn uid_at(text: &[u8]) -> Option<PodUid> {
+fn leading_uid(text: &[u8]) -> Option<PodUid> {
     let is_of_uid = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-' | b'_');
     let uid = &text[..text
         .iter()
@@ -225,7 +225,7 @@ mod tests {
     const CONTAINER: &str = "6f1e0d9c8b7a695847362514039f8e7d6c5b4a39281706f5e4d3c2b1a0987654";
 
     fn pods(cgroup: &str) -> Vec<String> {
-        match place_of(cgroup.as_bytes()) {
+        match parse_owner(cgroup.as_bytes()) {
             ProcessOwner::Pod(pods, _) => pods.iter().map(ToString::to_string).collect(),
             _ => vec![],
         }
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn the_container_is_found_and_a_path_without_one_names_none() {
         let container =
-            |path: &str| match place_of(format!("0::/kubepods/pod{UID}{path}\n").as_bytes()) {
+            |path: &str| match parse_owner(format!("0::/kubepods/pod{UID}{path}\n").as_bytes()) {
                 ProcessOwner::Pod(_, container) => container,
                 other => panic!("{other:?}"),
             };
@@ -310,15 +310,15 @@ mod tests {
             format!("1:cpu:/\n0::/pod{}", &UID[..35]),
         ] {
             assert_eq!(
-                place_of(cgroup.as_bytes()),
+                parse_owner(cgroup.as_bytes()),
                 ProcessOwner::Elsewhere,
                 "{cgroup}"
             );
         }
         for cgroup in ["0::/\n", "0::/../..\n", "3:cpu:/\n0::/\n", "", "no colons"] {
             assert_eq!(
-                place_of(cgroup.as_bytes()),
-                ProcessOwner::Unsaid,
+                parse_owner(cgroup.as_bytes()),
+                ProcessOwner::Unidentified,
                 "{cgroup}"
             );
         }
@@ -363,7 +363,7 @@ mod tests {
         }
 
         fn pods(&mut self, pid: u32) -> Vec<String> {
-            match self.cgroups.place(pid).unwrap() {
+            match self.cgroups.owner_of(pid).unwrap() {
                 ProcessOwner::Pod(pods, _) => pods.iter().map(ToString::to_string).collect(),
                 _ => vec![],
             }
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_read_once_and_its_successor_anew() {
+    fn a_process_is_cached_until_its_pid_is_reused() {
         let mut proc = proc();
         let other = UID.replace('0', "1");
         proc.runs(7, 100, format!("0::/kubepods/pod{UID}/x\n"));
@@ -383,37 +383,37 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_no_pod_is_asked_again() {
+    fn a_process_outside_pods_is_not_cached() {
         let mut proc = proc();
         proc.runs(7, 100, "0::/system.slice/containerd.service\n");
-        assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Elsewhere);
+        assert_eq!(proc.cgroups.owner_of(7).unwrap(), ProcessOwner::Elsewhere);
         proc.runs(7, 100, format!("0::/kubepods/pod{UID}/x\n"));
         assert_eq!(proc.pods(7), [UID], "it was on its way into its container");
     }
 
     #[test]
-    fn processes_that_are_not_kept_are_forgotten_and_never_more_than_the_bound_is_known() {
+    fn the_cache_is_bounded_and_drops_other_processes() {
         let mut proc = proc();
-        for pid in 0..MAX_KNOWN as u32 + 10 {
-            proc.cgroups.remember(
+        for pid in 0..MAX_CACHED as u32 + 10 {
+            proc.cgroups.insert(
                 pid,
-                KnownProcess {
+                CachedProcess {
                     started: 1,
                     owner: ProcessOwner::Elsewhere,
                 },
             );
         }
-        assert_eq!(proc.cgroups.known.len(), MAX_KNOWN);
-        proc.cgroups.keep(&BTreeSet::from([3, 9_999_999]));
-        assert_eq!(proc.cgroups.known.len(), 1);
+        assert_eq!(proc.cgroups.cache.len(), MAX_CACHED);
+        proc.cgroups.retain(&BTreeSet::from([3, 9_999_999]));
+        assert_eq!(proc.cgroups.cache.len(), 1);
     }
 
     #[test]
     fn an_ended_process_is_gone_and_an_unreadable_one_is_reported() {
         let mut proc = proc();
-        assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Gone);
+        assert_eq!(proc.cgroups.owner_of(7).unwrap(), ProcessOwner::Gone);
         std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
-        let reason = proc.cgroups.place(8).unwrap_err().to_string();
+        let reason = proc.cgroups.owner_of(8).unwrap_err().to_string();
         assert!(
             reason.contains("8/stat") && reason.contains("as root"),
             "{reason}"
@@ -423,18 +423,21 @@ mod tests {
     #[test]
     fn a_malformed_cgroup_file_names_no_pod() {
         let mut proc = proc();
-        let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
+        let rubbish: Vec<u8> = (0..=255)
+            .cycle()
+            .take(3 * MAX_PROC_FILE_BYTES as usize)
+            .collect();
         proc.runs(7, 100, rubbish);
         assert!(matches!(
-            proc.cgroups.place(7).unwrap(),
-            ProcessOwner::Elsewhere | ProcessOwner::Unsaid
+            proc.cgroups.owner_of(7).unwrap(),
+            ProcessOwner::Elsewhere | ProcessOwner::Unidentified
         ));
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_the_readers_panic(bytes: Vec<u8>) {
-            place_of(&bytes);
+            parse_owner(&bytes);
             start_time(&bytes);
         }
 

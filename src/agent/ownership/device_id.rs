@@ -19,20 +19,20 @@ pub(crate) enum DeviceId {
 
 impl DeviceId {
     /// A device plugin's id, without the replica of a shared GPU (`::3`, `/vgpu3`).
-    pub fn of_plugin(id: &str) -> Option<Self> {
-        let whole = id.split("::").next()?;
-        if whole.starts_with("GPU-") || whole.starts_with("MIG-") {
-            return GpuUuid::parse(whole).ok().map(Self::Uuid);
+    pub fn from_plugin(id: &str) -> Option<Self> {
+        let without_replica = id.split("::").next()?;
+        if without_replica.starts_with("GPU-") || without_replica.starts_with("MIG-") {
+            return GpuUuid::parse(without_replica).ok().map(Self::Uuid);
         }
-        match whole.strip_prefix("nvidia") {
+        match without_replica.strip_prefix("nvidia") {
             Some(file) => numbers(file.split("/vgpu").next()?, "/gi")
                 .map(|(gpu, slice)| Self::Minor { gpu, slice }),
-            None => numbers(whole, ":").map(|(gpu, slice)| Self::Index { gpu, slice }),
+            None => numbers(without_replica, ":").map(|(gpu, slice)| Self::Index { gpu, slice }),
         }
     }
 
     /// A device of a DRA claim: `gpu-0`, or the UUID.
-    pub(crate) fn of_claim(device: &str) -> Option<Self> {
+    pub(crate) fn from_claim(device: &str) -> Option<Self> {
         const UUID_LENGTH: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
         match device
             .strip_prefix("gpu-")
@@ -47,10 +47,10 @@ impl DeviceId {
     }
 
     /// Whether it names this GPU or slice.
-    pub fn names(&self, gpu: &GpuReport) -> bool {
+    pub fn matches(&self, gpu: &GpuReport) -> bool {
         let numbers = gpu.numbers;
-        let (is_of_gpu, slice, place) = match self {
-            Self::Uuid(uuid) => return names_by_uuid(uuid.as_str(), gpu.uuid.as_str()),
+        let (is_of_gpu, slice, slice_number) = match self {
+            Self::Uuid(uuid) => return matches_uuid(uuid.as_str(), gpu.uuid.as_str()),
             Self::Index { gpu: index, slice } => (gpu.index == *index, slice, numbers.mig_index),
             // A driver that does not tell the number counts device files as it counts GPUs.
             Self::Minor { gpu: minor, slice } => (
@@ -59,12 +59,12 @@ impl DeviceId {
                 numbers.gpu_instance,
             ),
         };
-        is_of_gpu && slice.is_some() == gpu.parent.is_some() && *slice == place
+        is_of_gpu && slice.is_some() == gpu.parent.is_some() && *slice == slice_number
     }
 }
 
 /// Whether a resource or a DRA driver (`gpu.nvidia.com`) is one of GPUs, so that its ids name them.
-pub fn is_of_gpus(name: &str) -> bool {
+pub fn is_gpu_resource(name: &str) -> bool {
     name.starts_with("nvidia.com/") || name.contains("gpu")
 }
 
@@ -77,7 +77,7 @@ fn numbers(text: &str, separator: &str) -> Option<(u32, Option<u32>)> {
 }
 
 /// DRA names are in lower case, and a share has a number after the UUID.
-fn names_by_uuid(id: &str, uuid: &str) -> bool {
+fn matches_uuid(id: &str, uuid: &str) -> bool {
     let Some((head, share)) = id.split_at_checked(uuid.len()) else {
         return false;
     };

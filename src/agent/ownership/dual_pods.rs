@@ -4,7 +4,7 @@
 //! The annotation is a controller's word on a pod that others may edit, so it moves memory only between pods of one namespace, and
 //! only on GPUs that the requesting pod was granted.
 
-use super::is;
+use super::identifies;
 use crate::pods::PodOnNode;
 use std::collections::BTreeSet;
 use stowage_report::{GpuReport, ProcessReport};
@@ -15,7 +15,7 @@ pub(crate) const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 
 /// Gives the awake engine of each server-providing pod to the requesting pod that is bound to it: on each GPU of that pod the
 /// process with most memory. The others belong to engines that sleep there, for any pod.
-pub(crate) fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
+pub(crate) fn attribute_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
     for (provider, requester) in pods
         .iter()
         .filter_map(|pod| Some((pod, requester_of(pod, pods)?)))
@@ -23,14 +23,16 @@ pub(crate) fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
         let granted = requester.devices.as_deref().unwrap_or_default();
         for gpu in gpus
             .iter_mut()
-            .filter(|gpu| granted.iter().any(|id| is(id, gpu)))
+            .filter(|gpu| granted.iter().any(|id| identifies(id, gpu)))
         {
-            let own = gpu
+            let providers_processes = gpu
                 .processes
                 .iter_mut()
                 .flatten()
                 .filter(|process| process.pod.as_ref() == Some(&provider.uid));
-            if let Some(awake) = own.max_by_key(|process: &&mut ProcessReport| process.used_bytes) {
+            if let Some(awake) =
+                providers_processes.max_by_key(|process: &&mut ProcessReport| process.used_bytes)
+            {
                 awake.pod = Some(requester.uid.clone());
             }
         }
@@ -40,13 +42,13 @@ pub(crate) fn give_to_requesters(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
 /// The requesting pod that is bound to a pod without a grant of its own.
 fn requester_of<'a>(provider: &PodOnNode, pods: &'a [PodOnNode]) -> Option<&'a PodOnNode> {
     let (uid, name) = provider.annotations.get(REQUESTER)?.split_once(' ')?;
-    let is_meant = |pod: &&PodOnNode| {
+    let is_requester = |pod: &&PodOnNode| {
         let is_named = pod.uid.as_str() == uid && &*pod.key.name == name;
         is_named && pod.key.namespace == provider.key.namespace
     };
     pods.iter()
-        .find(is_meant)
-        .filter(|_| provider.devices.is_none() && provider.granted.is_none())
+        .find(is_requester)
+        .filter(|_| provider.devices.is_none() && provider.granted_vram.is_none())
 }
 
 /// The requesting pods: their engines run in other pods, and are read there.
@@ -66,7 +68,7 @@ mod tests {
             "metadata": { "name": name, "namespace": namespace, "uid": format!("uid-{name}"), "annotations": annotations },
             "spec": { "containers": [{ "name": "inference-server" }] },
         });
-        PodOnNode::of(&serde_json::from_value(pod).unwrap()).unwrap()
+        PodOnNode::from_pod(&serde_json::from_value(pod).unwrap()).unwrap()
     }
 
     /// GPU 0 and 1, on each an awake engine of the launcher, one that sleeps, and another pod's process.
@@ -81,7 +83,7 @@ mod tests {
             .unwrap()
         };
         let mut gpus: Vec<GpuReport> = vec![gpu("GPU-a"), gpu("GPU-b")];
-        give_to_requesters(&mut gpus, pods);
+        attribute_to_requesters(&mut gpus, pods);
         let owner = |process: &ProcessReport| process.pod.as_ref().unwrap().to_string();
         gpus.iter()
             .map(|gpu| gpu.processes.iter().flatten().map(owner).collect())

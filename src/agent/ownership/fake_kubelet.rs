@@ -30,7 +30,7 @@ pub struct FakeKubelet {
 #[derive(Clone)]
 struct Lister {
     answer: Arc<Mutex<ListAnswer>>,
-    asked: Arc<Mutex<u32>>,
+    list_calls: Arc<Mutex<u32>>,
 }
 
 #[tonic::async_trait]
@@ -39,7 +39,7 @@ impl PodResourcesLister for Lister {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        *self.asked.lock() += 1;
+        *self.list_calls.lock() += 1;
         self.answer.lock().clone().map(Response::new)
     }
 }
@@ -48,7 +48,7 @@ impl FakeKubelet {
     /// One that has handed out these devices.
     pub fn start(pods: Vec<PodResources>) -> Self {
         let mut kubelet = Self::stopped();
-        kubelet.answers(Ok(pods));
+        kubelet.set_answer(Ok(pods));
         kubelet.restart();
         kubelet
     }
@@ -61,7 +61,7 @@ impl FakeKubelet {
             folder,
             lister: Lister {
                 answer,
-                asked: Arc::default(),
+                list_calls: Arc::default(),
             },
             task: None,
         }
@@ -71,13 +71,13 @@ impl FakeKubelet {
         self.folder.path().join("kubelet.sock")
     }
 
-    pub fn answers(&mut self, pods: Result<Vec<PodResources>, Status>) {
+    pub fn set_answer(&mut self, pods: Result<Vec<PodResources>, Status>) {
         *self.lister.answer.lock() =
             pods.map(|pod_resources| ListPodResourcesResponse { pod_resources });
     }
 
-    pub fn asked(&self) -> u32 {
-        *self.lister.asked.lock()
+    pub fn list_calls(&self) -> u32 {
+        *self.lister.list_calls.lock()
     }
 
     /// The socket file stays, as after a crash.
@@ -119,7 +119,12 @@ impl Drop for FakeKubelet {
 }
 
 /// A pod with one container that was given these.
-pub fn given(namespace: &str, name: &str, resource: &str, device_ids: &[&str]) -> PodResources {
+pub fn pod_with_devices(
+    namespace: &str,
+    name: &str,
+    resource: &str,
+    device_ids: &[&str],
+) -> PodResources {
     let devices = ContainerDevices {
         resource_name: resource.into(),
         device_ids: device_ids.iter().map(ToString::to_string).collect(),
@@ -137,7 +142,13 @@ pub fn given(namespace: &str, name: &str, resource: &str, device_ids: &[&str]) -
 }
 
 /// A pod with one container whose claim a DRA driver fulfilled with this device.
-pub fn claimed(namespace: &str, name: &str, driver: &str, device: &str, cdi: &str) -> PodResources {
+pub fn pod_with_claim(
+    namespace: &str,
+    name: &str,
+    driver: &str,
+    device: &str,
+    cdi: &str,
+) -> PodResources {
     let claimed = ClaimResource {
         cdi_devices: vec![CdiDevice { name: cdi.into() }],
         driver_name: driver.into(),

@@ -34,7 +34,7 @@ pub trait OwnerSource: Send {
     ) -> BoxFuture<'a, Vec<MissingPart>>;
 
     /// What would prevent finding an owner if there were a process now. Only checks for existence; asks nothing.
-    fn lacks(&self) -> Vec<MissingPart> {
+    fn missing_prerequisites(&self) -> Vec<MissingPart> {
         Vec::new()
     }
 }
@@ -63,19 +63,19 @@ impl OwnerSource for Owners {
         pods: &'a [PodOnNode],
     ) -> BoxFuture<'a, Vec<MissingPart>> {
         Box::pin(async move {
-            let by_cgroup = by_cgroup(&mut self.cgroups, gpus, pods);
+            let by_cgroup = assign_by_cgroup(&mut self.cgroups, gpus, pods);
             let mut reasons = by_cgroup.reasons;
-            if !by_cgroup.unsaid.is_empty() {
+            if !by_cgroup.unidentified.is_empty() {
                 let (allocations, problem) = self.pod_resources.allocations().await;
-                by_allocation(gpus, &by_cgroup.unsaid, allocations, pods);
-                reasons.extend(not_understood(allocations));
+                assign_by_allocation(gpus, &by_cgroup.unidentified, allocations, pods);
+                reasons.extend(unknown_device_ids(allocations));
                 reasons.extend(problem.map(|problem| problem.to_string()));
             }
-            reasons.into_iter().map(missing).collect()
+            reasons.into_iter().map(missing_owners).collect()
         })
     }
 
-    fn lacks(&self) -> Vec<MissingPart> {
+    fn missing_prerequisites(&self) -> Vec<MissingPart> {
         let proc = self.cgroups.proc();
         let no_proc = (!proc.is_dir()).then(|| {
             format!(
@@ -87,11 +87,15 @@ impl OwnerSource for Owners {
             .pod_resources
             .no_socket()
             .map(|error| error.to_string());
-        no_proc.into_iter().chain(no_kubelet).map(missing).collect()
+        no_proc
+            .into_iter()
+            .chain(no_kubelet)
+            .map(missing_owners)
+            .collect()
     }
 }
 
-fn missing(reason: String) -> MissingPart {
+fn missing_owners(reason: String) -> MissingPart {
     MissingPart {
         part: ReportPart::Owners,
         reason,
@@ -102,51 +106,51 @@ fn missing(reason: String) -> MissingPart {
 #[derive(Debug, Default)]
 struct UnownedProcesses {
     /// PIDs without an answer from the cgroups.
-    unsaid: BTreeSet<u32>,
+    unidentified: BTreeSet<u32>,
     reasons: Vec<String>,
 }
 
 /// Reading `/proc` takes microseconds, and only the kernel answers: it needs no thread of its own.
-fn by_cgroup(
+fn assign_by_cgroup(
     cgroups: &mut Cgroups,
     gpus: &mut [GpuReport],
     pods: &[PodOnNode],
 ) -> UnownedProcesses {
     let pids: BTreeSet<u32> = processes(gpus).map(|process| process.pid).collect();
-    let known = PodsByUid::of(pods);
-    let (mut open, mut owners, mut gone) = (UnownedProcesses::default(), BTreeMap::new(), 0);
+    let pods_by_uid = PodsByUid::new(pods);
+    let (mut unowned, mut owners, mut gone) = (UnownedProcesses::default(), BTreeMap::new(), 0);
     for pid in &pids {
-        match cgroups.place(*pid) {
+        match cgroups.owner_of(*pid) {
             Ok(ProcessOwner::Pod(named, container)) => {
-                owners.insert(*pid, (Some(known.innermost(&named)), container));
+                owners.insert(*pid, (Some(pods_by_uid.innermost(&named)), container));
             }
             Ok(ProcessOwner::Elsewhere) => {}
-            Ok(ProcessOwner::Unsaid) => drop(open.unsaid.insert(*pid)),
+            Ok(ProcessOwner::Unidentified) => drop(unowned.unidentified.insert(*pid)),
             Ok(ProcessOwner::Gone) => {
                 gone += 1;
-                open.unsaid.insert(*pid);
+                unowned.unidentified.insert(*pid);
             }
             Err(error) => {
-                open.unsaid.insert(*pid);
+                unowned.unidentified.insert(*pid);
                 // One process that cannot be read is like the next.
-                if open.reasons.is_empty() {
-                    open.reasons.push(error.to_string());
+                if unowned.reasons.is_empty() {
+                    unowned.reasons.push(error.to_string());
                 }
             }
         }
     }
     // One may end between two reads; all of them do not.
     if gone > 0 && gone == pids.len() {
-        open.reasons.push(none_here(cgroups, gone));
+        unowned.reasons.push(no_process_visible(cgroups, gone));
     }
-    cgroups.keep(&pids);
+    cgroups.retain(&pids);
     for process in processes_mut(gpus) {
         (process.pod, process.container) = owners.get(&process.pid).cloned().unwrap_or_default();
     }
-    open
+    unowned
 }
 
-fn none_here(cgroups: &Cgroups, processes: usize) -> String {
+fn no_process_visible(cgroups: &Cgroups, processes: usize) -> String {
     format!(
         "none of the {processes} processes on the GPUs is under {}: run the agent with hostPID, or mount the host's /proc and \
          name it with --proc",
@@ -155,9 +159,9 @@ fn none_here(cgroups: &Cgroups, processes: usize) -> String {
 }
 
 /// A process belongs to the only pod that can be on its GPU.
-fn by_allocation(
+fn assign_by_allocation(
     gpus: &mut [GpuReport],
-    unsaid: &BTreeSet<u32>,
+    unidentified: &BTreeSet<u32>,
     allocations: &[Allocation],
     pods: &[PodOnNode],
 ) {
@@ -166,14 +170,14 @@ fn by_allocation(
             continue;
         };
         let of_gpu = gpu.processes.iter_mut().flatten();
-        for process in of_gpu.filter(|process| unsaid.contains(&process.pid)) {
+        for process in of_gpu.filter(|process| unidentified.contains(&process.pid)) {
             process.pod = Some(owner.clone());
         }
     }
 }
 
 /// One sentence for each resource with ids that no rule understands. Its devices may be any of the GPUs.
-fn not_understood(allocations: &[Allocation]) -> Vec<String> {
+fn unknown_device_ids(allocations: &[Allocation]) -> Vec<String> {
     let failed = |allocation: &Allocation| {
         let id = allocation.ids.iter().find_map(|id| id.clone().err())?;
         Some((allocation.resource.clone(), id))
@@ -191,21 +195,21 @@ fn not_understood(allocations: &[Allocation]) -> Vec<String> {
 fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) -> Option<PodUid> {
     let given = allocations
         .iter()
-        .filter(|allocation| allocation.ids.iter().flatten().any(|id| id.names(gpu)));
+        .filter(|allocation| allocation.ids.iter().flatten().any(|id| id.matches(gpu)));
     let bound = pods
         .iter()
-        .filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
+        .filter(|pod| pod.devices.iter().flatten().any(|id| identifies(id, gpu)));
     let holders: BTreeSet<&PodKey> = given
         .clone()
         .map(|allocation| &allocation.key)
         .chain(bound.map(|pod| &pod.key))
         .collect();
-    let holder = given
+    let owner_key = given
         .map(|allocation| &allocation.key)
         .next()
         .filter(|_| holders.len() == 1)?;
     // Two pods of one name are a terminating one and its successor: the owner is known a moment later.
-    let mut named = pods.iter().filter(|pod| pod.key == *holder);
+    let mut named = pods.iter().filter(|pod| pod.key == *owner_key);
     named
         .next()
         .filter(|_| named.next().is_none())
@@ -213,7 +217,7 @@ fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) 
 }
 
 /// Whether a recorded id is of this GPU. An index identifies a whole GPU, never one of its slices.
-fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
+fn identifies(id: &GpuUuid, gpu: &GpuReport) -> bool {
     match id.index() {
         Some(index) => gpu.parent.is_none() && gpu.index == index,
         None => *id == gpu.uuid,
@@ -225,7 +229,7 @@ struct PodsByUid<'a>(BTreeMap<&'a str, &'a PodUid>);
 
 impl<'a> PodsByUid<'a> {
     /// A pod's own UID has precedence over another pod's annotation.
-    fn of(pods: &'a [PodOnNode]) -> Self {
+    fn new(pods: &'a [PodOnNode]) -> Self {
         let is_static =
             |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));
         let own = pods.iter().map(|pod| (pod.uid.as_str(), &pod.uid));

@@ -6,7 +6,7 @@
 #[rustfmt::skip]
 pub mod api;
 
-use super::device_id::{DeviceId, is_of_gpus};
+use super::device_id::{DeviceId, is_gpu_resource};
 use hyper_util::rt::TokioIo;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -52,17 +52,17 @@ pub(crate) enum PodResourcesError {
 #[derive(Debug, Clone, Copy)]
 struct Timeouts {
     /// Timeout of an answer. A kubelet takes a few milliseconds, and the round that waits for it is due each second.
-    answer: Duration,
+    response: Duration,
     /// Pause after a failure, so that a kubelet that hangs delays one round in five.
-    again: Duration,
+    retry_pause: Duration,
     /// How long its last answer is used: a kubelet that is upgraded is away for half a minute.
-    stand_in: Duration,
+    max_age: Duration,
 }
 
 const TIMEOUTS: Timeouts = Timeouts {
-    answer: Duration::from_millis(300),
-    again: Duration::from_secs(5),
-    stand_in: Duration::from_secs(60),
+    response: Duration::from_millis(300),
+    retry_pause: Duration::from_secs(5),
+    max_age: Duration::from_secs(60),
 };
 
 /// The kubelet's list, requested over one connection that is renewed after a failure.
@@ -88,9 +88,9 @@ impl PodResources {
 
     /// One that waits for an answer longer than a busy machine takes.
     #[cfg(test)]
-    pub fn patient(socket: PathBuf) -> Self {
+    pub fn with_long_timeout(socket: PathBuf) -> Self {
         let timeouts = Timeouts {
-            answer: Duration::from_secs(60),
+            response: Duration::from_secs(60),
             ..TIMEOUTS
         };
         Self {
@@ -105,9 +105,9 @@ impl PodResources {
         let is_due = self
             .failed
             .as_ref()
-            .is_none_or(|(at, _)| at.elapsed() >= self.timeouts.again);
+            .is_none_or(|(at, _)| at.elapsed() >= self.timeouts.retry_pause);
         if is_due {
-            match self.list().await {
+            match self.request_list().await {
                 Ok(list) => {
                     self.last = Some((Instant::now(), list));
                     self.failed = None;
@@ -118,12 +118,15 @@ impl PodResources {
                 }
             }
         }
-        let stand_in = self
+        let usable = self
             .last
             .as_ref()
-            .filter(|(at, _)| at.elapsed() < self.timeouts.stand_in);
-        let known = stand_in.map_or(&[][..], |(_, list)| list);
-        (known, self.failed.as_ref().map(|(_, error)| error.clone()))
+            .filter(|(at, _)| at.elapsed() < self.timeouts.max_age);
+        let current = usable.map_or(&[][..], |(_, list)| list);
+        (
+            current,
+            self.failed.as_ref().map(|(_, error)| error.clone()),
+        )
     }
 
     /// Whether there is no kubelet socket.
@@ -135,7 +138,7 @@ impl PodResources {
     }
 
     /// Requests the list now.
-    async fn list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
+    async fn request_list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
         // A connection outlives the file: only a new connection needs it.
         if self.channel.is_none()
             && let Some(error) = self.no_socket()
@@ -144,23 +147,23 @@ impl PodResources {
         }
         let channel = self
             .channel
-            .get_or_insert_with(|| connection(&self.socket))
+            .get_or_insert_with(|| lazy_channel(&self.socket))
             .clone();
         let mut client =
             PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        let asked = tokio::time::timeout(
-            self.timeouts.answer,
+        let response = tokio::time::timeout(
+            self.timeouts.response,
             client.list(ListPodResourcesRequest {}),
         );
-        match asked.await {
-            Ok(Ok(answer)) => Ok(allocations(answer.into_inner())),
+        match response.await {
+            Ok(Ok(answer)) => Ok(parse_allocations(answer.into_inner())),
             Ok(Err(status)) => Err(PodResourcesError::Failed {
                 socket: self.socket.clone(),
-                reason: reason(&status),
+                reason: innermost_cause(&status),
             }),
             Err(_) => {
                 let Timeouts {
-                    answer: timeout, ..
+                    response: timeout, ..
                 } = self.timeouts;
                 Err(PodResourcesError::Hangs {
                     socket: self.socket.clone(),
@@ -172,7 +175,7 @@ impl PodResources {
 }
 
 /// Nothing is connected before the first call.
-fn connection(socket: &Path) -> Channel {
+fn lazy_channel(socket: &Path) -> Channel {
     let socket = socket.to_path_buf();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
@@ -183,7 +186,7 @@ fn connection(socket: &Path) -> Channel {
 }
 
 /// The innermost error says most: "connection refused" rather than "transport error".
-fn reason(status: &Status) -> String {
+fn innermost_cause(status: &Status) -> String {
     let mut deepest = status.source();
     while let Some(source) = deepest.and_then(|error| error.source()) {
         deepest = Some(source);
@@ -194,12 +197,16 @@ fn reason(status: &Status) -> String {
     }
 }
 
-fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
-    answer.pod_resources.into_iter().flat_map(of_pod).collect()
+fn parse_allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
+    answer
+        .pod_resources
+        .into_iter()
+        .flat_map(pod_allocations)
+        .collect()
 }
 
 /// The GPU allocations of one pod. A pod with an invalid name has none: it could not be matched.
-fn of_pod(pod: OfPod) -> Vec<Allocation> {
+fn pod_allocations(pod: OfPod) -> Vec<Allocation> {
     let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else {
         return vec![];
     };
@@ -208,21 +215,22 @@ fn of_pod(pod: OfPod) -> Vec<Allocation> {
             let ids = devices
                 .device_ids
                 .into_iter()
-                .map(|id| DeviceId::of_plugin(&id).ok_or(id));
+                .map(|id| DeviceId::from_plugin(&id).ok_or(id));
             (devices.resource_name, ids.collect())
         });
         let claimed = container
             .dynamic_resources
             .into_iter()
             .flat_map(|claim| claim.claim_resources);
-        of_plugins
-            .chain(claimed.map(|claimed| (claimed.driver_name.clone(), vec![of_claim(claimed)])))
+        of_plugins.chain(
+            claimed.map(|claimed| (claimed.driver_name.clone(), vec![claimed_device(claimed)])),
+        )
     };
     let of_gpus = pod
         .containers
         .into_iter()
         .flat_map(of_container)
-        .filter(|(name, _)| is_of_gpus(name));
+        .filter(|(name, _)| is_gpu_resource(name));
     of_gpus
         .map(|(resource, ids)| Allocation {
             key: key.clone(),
@@ -232,7 +240,7 @@ fn of_pod(pod: OfPod) -> Vec<Allocation> {
         .collect()
 }
 
-fn of_claim(claimed: ClaimResource) -> Result<DeviceId, String> {
+fn claimed_device(claimed: ClaimResource) -> Result<DeviceId, String> {
     let of_cdi = claimed
         .cdi_devices
         .iter()
@@ -240,7 +248,7 @@ fn of_claim(claimed: ClaimResource) -> Result<DeviceId, String> {
     let names = std::iter::once(claimed.device_name.as_str()).chain(of_cdi);
     names
         .into_iter()
-        .find_map(DeviceId::of_claim)
+        .find_map(DeviceId::from_claim)
         .ok_or(claimed.device_name)
 }
 

@@ -1,7 +1,7 @@
 //! The owners of processes, found with a `/proc` of files and a stand-in kubelet.
 
 use super::device_id::DeviceId;
-use super::fake_kubelet::{FakeKubelet, claimed, given};
+use super::fake_kubelet::{FakeKubelet, pod_with_claim, pod_with_devices};
 use super::*;
 use serde_json::json;
 use stowage_report::DeviceNumbers;
@@ -20,7 +20,7 @@ fn node(kubelet: FakeKubelet) -> OwnershipFixture {
     let proc = tempfile::tempdir().unwrap();
     let (cgroups, pod_resources) = (
         Cgroups::new(proc.path().into()),
-        PodResources::patient(kubelet.socket()),
+        PodResources::with_long_timeout(kubelet.socket()),
     );
     let owners = Owners {
         cgroups,
@@ -87,11 +87,11 @@ fn pod(uid: &str, name: &str) -> PodOnNode {
         annotations: BTreeMap::new(),
         ports: vec![],
         containers: BTreeMap::new(),
-        is_beyond_bound: false,
+        is_too_large: false,
         devices: None,
-        granted: None,
+        granted_vram: None,
         wants_gpu: true,
-        is_leaving: false,
+        is_terminating: false,
         is_ready: true,
     }
 }
@@ -105,8 +105,8 @@ fn is_llamas() -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_cgroup_that_names_a_pod_is_believed_and_the_kubelet_not_asked() {
-    let mut node = node(FakeKubelet::start(vec![given(
+async fn the_kubelet_is_not_asked_if_the_cgroup_names_a_pod() {
+    let mut node = node(FakeKubelet::start(vec![pod_with_devices(
         "team-a",
         "qwen",
         "nvidia.com/gpu",
@@ -124,7 +124,7 @@ async fn a_cgroup_that_names_a_pod_is_believed_and_the_kubelet_not_asked() {
         "a service of the host is nobody's"
     );
     assert_eq!(missing, [""; 0]);
-    assert_eq!(node.kubelet.asked(), 0);
+    assert_eq!(node.kubelet.list_calls(), 0);
 }
 
 #[tokio::test]
@@ -176,11 +176,11 @@ async fn a_static_pod_is_found_by_its_mirrors_annotation() {
 #[tokio::test]
 async fn without_a_cgroup_path_the_process_belongs_to_the_only_pod_with_the_gpu() {
     let kubelet = FakeKubelet::start(vec![
-        given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"]),
-        given("team-a", "llama", "nvidia.com/gpu", &["nvidia1"]),
-        given("team-a", "llama", "nvidia.com/gpu.shared", &["GPU-c::0"]),
-        given("team-a", "qwen", "nvidia.com/gpu.shared", &["GPU-c::1"]),
-        given("team-a", "gone", "nvidia.com/gpu", &["GPU-d"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu", &["GPU-a"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu", &["nvidia1"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu.shared", &["GPU-c::0"]),
+        pod_with_devices("team-a", "qwen", "nvidia.com/gpu.shared", &["GPU-c::1"]),
+        pod_with_devices("team-a", "gone", "nvidia.com/gpu", &["GPU-d"]),
     ]);
     let mut node = node(kubelet);
     node.runs(7, "0::/\n");
@@ -210,7 +210,7 @@ async fn a_gpu_is_found_by_each_name_that_device_plugins_give_it() {
         "nvidia0",
         "nvidia0/vgpu2",
     ] {
-        let mut node = node(FakeKubelet::start(vec![given(
+        let mut node = node(FakeKubelet::start(vec![pod_with_devices(
             "team-a",
             "llama",
             "nvidia.com/gpu",
@@ -236,7 +236,7 @@ async fn a_slice_is_found_by_its_place_and_by_its_gpu_instance() {
         slice
     };
     for id in ["MIG-x", "0:1", "0:1::2", "nvidia5/gi9", "nvidia5/gi9/vgpu0"] {
-        let mut node = node(FakeKubelet::start(vec![given(
+        let mut node = node(FakeKubelet::start(vec![pod_with_devices(
             "team-a",
             "llama",
             "nvidia.com/gpu",
@@ -272,7 +272,7 @@ async fn the_gpu_of_a_claim_is_found_by_its_device_and_another_drivers_device_is
         ("gpu.nvidia.com", "gpu-0", "", false),
         ("dra.net", "gpu-3", "", false),
     ] {
-        let mut node = node(FakeKubelet::start(vec![claimed(
+        let mut node = node(FakeKubelet::start(vec![pod_with_claim(
             "team-a", "llama", driver, device, cdi,
         )]));
         node.runs(7, "0::/\n");
@@ -284,7 +284,7 @@ async fn the_gpu_of_a_claim_is_found_by_its_device_and_another_drivers_device_is
             "{device}"
         );
     }
-    let slice = claimed("team-a", "llama", "gpu.nvidia.com", "gpu-3-mig-9-4-4", "");
+    let slice = pod_with_claim("team-a", "llama", "gpu.nvidia.com", "gpu-3-mig-9-4-4", "");
     let mut node = node(FakeKubelet::start(vec![slice]));
     node.runs(7, "0::/\n");
     let (_, missing) = node.owners(vec![by_minor], &[pod(LLAMA, "llama")]).await;
@@ -297,9 +297,9 @@ async fn the_gpu_of_a_claim_is_found_by_its_device_and_another_drivers_device_is
 #[tokio::test]
 async fn a_device_id_that_no_rule_understands_is_reported_with_its_resource() {
     let mut node = node(FakeKubelet::start(vec![
-        given("team-a", "llama", "nvidia.com/gpu", &["card:7", "card:8"]),
-        given("team-a", "qwen", "acme.com/gpu-share", &["card:7"]),
-        given("team-a", "qwen", "acme.com/nic", &["0"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu", &["card:7", "card:8"]),
+        pod_with_devices("team-a", "qwen", "acme.com/gpu-share", &["card:7"]),
+        pod_with_devices("team-a", "qwen", "acme.com/nic", &["0"]),
     ]));
     node.runs(7, "0::/\n");
     let gpus = vec![gpu("GPU-a", 0, &[7])];
@@ -360,7 +360,7 @@ fn a_gpu_that_a_binding_gave_to_another_pod_too_has_no_sole_owner() {
 
 #[tokio::test]
 async fn a_slice_is_not_the_gpu_it_is_cut_from() {
-    let mut node = node(FakeKubelet::start(vec![given(
+    let mut node = node(FakeKubelet::start(vec![pod_with_devices(
         "team-a",
         "llama",
         "nvidia.com/gpu",
@@ -393,7 +393,7 @@ async fn a_missing_host_proc_and_a_missing_kubelet_are_both_reported() {
 }
 
 #[tokio::test]
-async fn a_process_that_ended_among_others_is_no_news() {
+async fn a_single_ended_process_is_not_reported() {
     let mut node = node(FakeKubelet::start(vec![]));
     node.runs(7, &in_pod(LLAMA));
     let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[]).await;

@@ -50,14 +50,14 @@ pub struct PodOnNode {
     /// The GPUs its Binding recorded.
     pub devices: Option<Vec<GpuUuid>>,
     /// The VRAM it was granted, over all its GPUs.
-    pub granted: Option<Bytes>,
+    pub granted_vram: Option<Bytes>,
     /// It requests VRAM or a GPU.
     pub wants_gpu: bool,
     /// It is being deleted.
-    pub is_leaving: bool,
+    pub is_terminating: bool,
     pub is_ready: bool,
     /// It is larger than an agent reads: whether it is ready, and where its engines are, is not known.
-    pub is_beyond_bound: bool,
+    pub is_too_large: bool,
 }
 
 /// A source of the pods on the node.
@@ -78,13 +78,13 @@ impl PodSource for NoPods {
 
 impl PodOnNode {
     /// `None` for a pod that has ended or has no valid name.
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn from_pod(pod: &Pod) -> Option<Self> {
         if objects::is_finished(pod) {
             return None;
         }
         let (uid, key) = objects::identity(pod).ok()?;
         let status = pod.status.as_ref();
-        let ready = status
+        let conditions = status
             .iter()
             .flat_map(|status| status.conditions.iter().flatten());
         let is_read = |(key, _): &(&String, &String)| {
@@ -112,15 +112,15 @@ impl PodOnNode {
                 .map(owned)
                 .collect(),
             ports: containers(pod).flat_map(ports).take(MAX_PORTS).collect(),
-            containers: by_port(pod),
+            containers: containers_by_port(pod),
             devices: devices.map(|devices| devices.to_vec()),
-            granted: objects::granted(pod),
+            granted_vram: objects::granted(pod),
             wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
-            is_leaving: pod.metadata.deletion_timestamp.is_some(),
-            is_ready: ready
+            is_terminating: pod.metadata.deletion_timestamp.is_some(),
+            is_ready: conditions
                 .into_iter()
                 .any(|c| c.type_ == "Ready" && c.status == "True"),
-            is_beyond_bound: objects::is_stand_in(&pod.metadata),
+            is_too_large: objects::is_stand_in(&pod.metadata),
         })
     }
 }
@@ -145,7 +145,7 @@ fn ports(container: &Container) -> impl Iterator<Item = u16> {
 }
 
 /// The container id of each port that exactly one container declares, as far as the kubelet has reported ids.
-fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
+fn containers_by_port(pod: &Pod) -> BTreeMap<u16, String> {
     let statuses = || {
         let status = pod.status.iter();
         status
@@ -157,7 +157,7 @@ fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
     for container in containers(pod) {
         ports(container).for_each(|port| declared.entry(port).or_default().push(&container.name));
     }
-    let alone = |(port, names): (u16, Vec<&str>)| {
+    let only_declaring_container = |(port, names): (u16, Vec<&str>)| {
         let [only] = names[..] else { return None };
         let id = statuses()
             .find(|one| one.name == only)?
@@ -167,7 +167,7 @@ fn by_port(pod: &Pod) -> BTreeMap<u16, String> {
     };
     declared
         .into_iter()
-        .filter_map(alone)
+        .filter_map(only_declaring_container)
         .take(MAX_PORTS)
         .collect()
 }
@@ -180,10 +180,10 @@ mod tests {
     use kube::client::Body;
     use kube::{Api, Client};
     use serde_json::{Value, json};
-    use stowage_kubernetes_objects::pruning::{Answers, Pruning};
+    use stowage_kubernetes_objects::pruning::{Pruning, ResponseMode};
 
     /// The pod of a list of this one.
-    async fn listed(pod: Value, answers: Answers) -> Pod {
+    async fn listed(pod: Value, answers: ResponseMode) -> Pod {
         let list = json!({ "metadata": { "resourceVersion": "1" }, "items": [pod] }).to_string();
         let server = tower::service_fn(move |_: Request<Body>| {
             let body = Body::from(list.clone().into_bytes());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_sees_a_pod_as_if_it_were_whole() {
+    async fn a_pruned_pod_reads_like_a_whole_one() {
         let container = |name: &str, port: u16| json!({ "name": name, "image": "i", "env": vec![json!({ "name": "A" }); 20_000], "ports": [{ "containerPort": port }], "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
         let status = |name: &str| json!({ "name": name, "containerID": format!("containerd://{name}"), "image": "i", "imageID": "i", "ready": true, "restartCount": 0 });
         let pod = json!({
@@ -212,15 +212,19 @@ mod tests {
                 "initContainerStatuses": [status("side")], "containerStatuses": [status("one"), status("two")],
             },
         });
-        let seen = async |answers| PodOnNode::of(&listed(pod.clone(), answers).await).unwrap();
-        let (pruned, whole) = (seen(Answers::Pruned).await, seen(Answers::Whole).await);
+        let seen =
+            async |answers| PodOnNode::from_pod(&listed(pod.clone(), answers).await).unwrap();
+        let (pruned, whole) = (
+            seen(ResponseMode::Pruned).await,
+            seen(ResponseMode::Whole).await,
+        );
         assert_eq!(pruned, whole);
         assert_eq!(pruned.containers.len(), 3);
-        assert!(!pruned.is_beyond_bound);
+        assert!(!pruned.is_too_large);
     }
 
     #[tokio::test]
-    async fn an_engine_in_a_pod_beyond_its_bound_is_one_that_cannot_be_read() {
+    async fn a_pod_beyond_the_size_limit_has_no_readable_engine() {
         let labels: serde_json::Map<String, Value> =
             (0..9000).map(|n| (format!("{n:060}"), json!(""))).collect();
         let pod = json!({
@@ -228,8 +232,8 @@ mod tests {
             "spec": { "nodeName": "n", "containers": [{ "name": "e", "resources": { "limits": { "stowage.dev/vram": "1Gi" } } }] },
             "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
         });
-        let seen = PodOnNode::of(&listed(pod, Answers::Pruned).await).unwrap();
-        assert!(seen.is_beyond_bound && seen.wants_gpu);
+        let seen = PodOnNode::from_pod(&listed(pod, ResponseMode::Pruned).await).unwrap();
+        assert!(seen.is_too_large && seen.wants_gpu);
     }
 
     fn pod(edit: impl FnOnce(&mut serde_json::Value)) -> Option<PodOnNode> {
@@ -250,7 +254,7 @@ mod tests {
             "status": { "phase": "Running", "podIP": "10.0.0.7", "conditions": [{ "type": "Ready", "status": "True" }] },
         });
         edit(&mut pod);
-        PodOnNode::of(&serde_json::from_value(pod).unwrap())
+        PodOnNode::from_pod(&serde_json::from_value(pod).unwrap())
     }
 
     #[test]
@@ -260,10 +264,10 @@ mod tests {
         assert_eq!(pod.ip, Some([10, 0, 0, 7].into()));
         assert_eq!(pod.ports, [8000]);
         assert_eq!(pod.devices.unwrap().len(), 2);
-        assert_eq!(pod.granted, Some(Bytes(1024)));
+        assert_eq!(pod.granted_vram, Some(Bytes(1024)));
         assert!(pod.annotations.contains_key("stowage.dev/metrics-port"));
         assert!(!pod.annotations.contains_key("example.com/huge"));
-        assert!(pod.wants_gpu && pod.is_ready && !pod.is_leaving);
+        assert!(pod.wants_gpu && pod.is_ready && !pod.is_terminating);
     }
 
     #[test]

@@ -17,13 +17,13 @@ use stowage_scheduling::ids::{NodeName, PodUid};
 use tokio::task::JoinHandle;
 
 /// Pods in one page of a list: what a node's tenants write has to fit into the agent's memory, page by page.
-const PAGE: u32 = 16;
+const LIST_PAGE_SIZE: u32 = 16;
 /// A server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
-const WATCH_SECONDS: u32 = 60;
+const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 /// Dropping it ends the watch.
 pub struct WatchedPods {
-    seen: Arc<Mutex<WatchedState>>,
+    state: Arc<Mutex<WatchedState>>,
     task: JoinHandle<()>,
 }
 
@@ -40,13 +40,13 @@ impl WatchedPods {
     /// Must be called inside a tokio runtime.
     pub fn start(client: Client, node: &NodeName) -> Self {
         let problem = Some("the API server has not listed the node's pods yet".into());
-        let seen = Arc::new(Mutex::new(WatchedState {
+        let state = Arc::new(Mutex::new(WatchedState {
             pods: None,
             listing: BTreeMap::new(),
             problem,
         }));
-        let task = tokio::spawn(watch(client, node.clone(), seen.clone()));
-        Self { seen, task }
+        let task = tokio::spawn(watch(client, node.clone(), state.clone()));
+        Self { state, task }
     }
 }
 
@@ -58,29 +58,29 @@ impl Drop for WatchedPods {
 
 impl PodSource for WatchedPods {
     fn pods(&mut self) -> Result<Vec<PodOnNode>, String> {
-        let seen = self.seen.lock();
-        match (&seen.pods, &seen.problem) {
+        let state = self.state.lock();
+        match (&state.pods, &state.problem) {
             (Some(pods), _) => Ok(pods.values().cloned().collect()),
             (None, problem) => Err(problem.clone().unwrap_or_default()),
         }
     }
 }
 
-async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<WatchedState>>) {
+async fn watch(client: Client, node: NodeName, state: Arc<Mutex<WatchedState>>) {
     let config = watcher::Config::default()
         .fields(&format!("spec.nodeName={node}"))
-        .timeout(WATCH_SECONDS)
-        .page_size(PAGE);
+        .timeout(WATCH_TIMEOUT_SECONDS)
+        .page_size(LIST_PAGE_SIZE);
     let mut events = watcher(Api::<Pod>::all(client), config)
         .default_backoff()
         .boxed();
     while let Some(event) = events.next().await {
-        seen.lock().take(event);
+        state.lock().handle_event(event);
     }
 }
 
 impl WatchedState {
-    fn take(&mut self, event: Result<Event<Pod>, watcher::Error>) {
+    fn handle_event(&mut self, event: Result<Event<Pod>, watcher::Error>) {
         match event {
             Ok(event) => {
                 if let Event::InitApply(pod) | Event::Apply(pod) = &event
@@ -118,19 +118,19 @@ impl WatchedState {
             Event::Init => self.listing.clear(),
             Event::InitApply(pod) => {
                 self.listing
-                    .extend(PodOnNode::of(&pod).map(|pod| (pod.uid.clone(), pod)));
+                    .extend(PodOnNode::from_pod(&pod).map(|pod| (pod.uid.clone(), pod)));
             }
             Event::InitDone => self.pods = Some(std::mem::take(&mut self.listing)),
-            Event::Apply(pod) => match (PodOnNode::of(&pod), &mut self.pods) {
+            Event::Apply(pod) => match (PodOnNode::from_pod(&pod), &mut self.pods) {
                 (Some(pod), Some(pods)) => drop(pods.insert(pod.uid.clone(), pod)),
-                (None, _) => self.forget(&pod),
+                (None, _) => self.remove_pod(&pod),
                 (Some(_), None) => {}
             },
-            Event::Delete(pod) => self.forget(&pod),
+            Event::Delete(pod) => self.remove_pod(&pod),
         }
     }
 
-    fn forget(&mut self, pod: &Pod) {
+    fn remove_pod(&mut self, pod: &Pod) {
         if let (Some(pods), Some(uid)) = (&mut self.pods, &pod.metadata.uid) {
             pods.retain(|known, _| known.as_str() != uid);
         }
@@ -142,16 +142,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn until_the_first_list_is_whole_there_is_none_and_a_reason() {
+    fn no_pods_before_the_first_complete_list() {
         let reason = "not yet".to_owned();
         let mut seen = WatchedState {
             pods: None,
             listing: BTreeMap::new(),
             problem: Some(reason.clone()),
         };
-        seen.take(Ok(Event::Init));
+        seen.handle_event(Ok(Event::Init));
         assert_eq!((&seen.pods, &seen.problem), (&None, &Some(reason)));
-        seen.take(Ok(Event::InitDone));
+        seen.handle_event(Ok(Event::InitDone));
         assert_eq!((seen.pods, seen.problem), (Some(BTreeMap::new()), None));
     }
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 /// The default port of `stowage serve --agents`.
-const PORT: u16 = 9446;
+const DEFAULT_PORT: u16 = 9446;
 
 /// `https://stowage-agents.kube-system.svc:9446`: a name with a replica of Stowage behind each of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,7 +57,7 @@ impl FromStr for Destination {
         }
         let host = authority.host().trim_matches(['[', ']']);
         let port = match authority.as_str().len() - authority.host().len() {
-            0 => PORT,
+            0 => DEFAULT_PORT,
             _ => authority
                 .port_u16()
                 .filter(|port| *port != 0)

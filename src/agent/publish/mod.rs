@@ -29,16 +29,16 @@ use tracing::{info, warn};
 use trust::Trust;
 
 /// Timeout for one replica: then the next report is due.
-const PATIENCE: Duration = Duration::from_secs(1);
+const DEFAULT_REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which names are resolved: a replica that moves is away for longer than that.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The first report may wait at least this long for a name to be resolved.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
+const FIRST_RESOLVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     #[error("no extender to report to: give --extender https://HOST:PORT")]
-    Nobody,
+    NoExtender,
     #[error("{0} needs a CA to verify its certificate: give --ca FILE")]
     NoCa(Destination),
     #[error(
@@ -63,7 +63,7 @@ pub struct Publisher {
     token_file: Option<PathBuf>,
     trust: Trust,
     trust_problem: Option<TrustError>,
-    patience: Duration,
+    replica_timeout: Duration,
     problems: BTreeSet<String>,
 }
 
@@ -75,7 +75,7 @@ impl Publisher {
         ca: Option<PathBuf>,
     ) -> Result<Self, PublishError> {
         if extenders.is_empty() {
-            return Err(PublishError::Nobody);
+            return Err(PublishError::NoExtender);
         }
         for extender in &extenders {
             match extender.scheme {
@@ -86,32 +86,36 @@ impl Publisher {
                 _ => {}
             }
         }
-        let (trust, waits_for) = Trust::awaiting(ca)?;
-        if let Some(problem) = &waits_for {
+        let (trust, ca_problem) = Trust::new_or_awaiting(ca)?;
+        if let Some(problem) = &ca_problem {
             warn!("{problem}; no report is sent until there is one");
         }
         Ok(Self {
             targets: extenders.into_iter().map(PublishTarget::new).collect(),
             token_file,
             trust,
-            trust_problem: waits_for,
-            patience: PATIENCE,
+            trust_problem: ca_problem,
+            replica_timeout: DEFAULT_REPLICA_TIMEOUT,
             problems: BTreeSet::new(),
         })
     }
 
     /// Sets each replica's timeout.
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_replica_timeout(self, replica_timeout: Duration) -> Self {
+        Self {
+            replica_timeout,
+            ..self
+        }
     }
 
     /// Sends a report whose ages were right at `as_of` to every replica, and returns when each has answered or timed out.
     pub async fn publish(&mut self, mut report: NodeReport, as_of: Instant) {
         self.problems.clear();
-        self.look_at_trust();
-        let wait = self.patience.max(FIRST_LOOK);
+        self.renew_trust();
+        let wait = self.replica_timeout.max(FIRST_RESOLVE_TIMEOUT);
         for target in &mut self.targets {
-            self.problems.extend(target.look(&self.trust, wait).await);
+            self.problems
+                .extend(target.update_replicas(&self.trust, wait).await);
         }
         let authorization = self
             .token_file
@@ -124,27 +128,28 @@ impl Publisher {
             .flat_map(|target| target.replicas.values_mut());
         match authorization {
             Ok(authorization) => {
-                age(&mut report, as_of.elapsed());
+                add_age(&mut report, as_of.elapsed());
                 let body =
                     Bytes::from(serde_json::to_vec(&report).expect("a report is plain data"));
                 let posts = replicas
-                    .map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                    .map(|one| one.post(body.clone(), authorization.clone(), self.replica_timeout));
                 join_all(posts).await;
-                if self.look_at_trust() {
+                if self.renew_trust() {
                     let replicas = self
                         .targets
                         .iter_mut()
                         .flat_map(|target| target.replicas.values_mut());
                     let missed = replicas.filter(|replica| replica.is_unreachable());
-                    let again = missed
-                        .map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                    let again = missed.map(|one| {
+                        one.post(body.clone(), authorization.clone(), self.replica_timeout)
+                    });
                     join_all(again).await;
                 }
             }
             Err(error) => {
                 let reason = error.to_string();
                 replicas.for_each(|replica| {
-                    replica.note(PublishOutcome::Unsent {
+                    replica.record(PublishOutcome::Unsent {
                         reason: reason.clone(),
                     })
                 });
@@ -166,8 +171,8 @@ impl Publisher {
     }
 
     /// Trusts what the CA's file says now; `true` if that has changed. A file that cannot be used changes nothing.
-    fn look_at_trust(&mut self) -> bool {
-        let renewed = self.trust.renew();
+    fn renew_trust(&mut self) -> bool {
+        let renewed = self.trust.reload();
         match &renewed {
             Ok(false) => {}
             Ok(true) => {
@@ -176,7 +181,7 @@ impl Publisher {
                     .targets
                     .iter_mut()
                     .flat_map(|target| target.replicas.values_mut());
-                replicas.for_each(|replica| replica.trust(&self.trust.config));
+                replicas.for_each(|replica| replica.set_trusted_cas(&self.trust.config));
             }
             Err(error) => {
                 self.problems.insert(error.to_string());
@@ -191,7 +196,7 @@ impl Publisher {
 }
 
 /// Adds the elapsed time to every age in a report.
-fn age(report: &mut NodeReport, by: Duration) {
+fn add_age(report: &mut NodeReport, by: Duration) {
     let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
     let older = |age: &mut Millis| age.0 = age.0.saturating_add(by);
     older(&mut report.age_millis);
@@ -207,7 +212,7 @@ struct PublishTarget {
     addresses: BTreeSet<SocketAddr>,
     replicas: BTreeMap<SocketAddr, ReplicaClient>,
     lookup: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
-    looked: Option<Instant>,
+    lookup_started: Option<Instant>,
     problem: Option<String>,
 }
 
@@ -218,29 +223,29 @@ impl PublishTarget {
             addresses: BTreeSet::new(),
             replicas: BTreeMap::new(),
             lookup: None,
-            looked: None,
+            lookup_started: None,
             problem: None,
         }
     }
 
     /// Updates the replicas to the name's present addresses. Waits for them only while no replica is known, and no longer than
     /// `wait`; returns what is wrong with the name.
-    async fn look(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
+    async fn update_replicas(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
         if self.lookup.is_none()
             && self
-                .looked
-                .is_none_or(|looked| looked.elapsed() >= LOOK_EVERY)
+                .lookup_started
+                .is_none_or(|looked| looked.elapsed() >= RESOLVE_INTERVAL)
         {
             let (host, port) = (self.destination.host.to_string(), self.destination.port);
-            self.looked = Some(Instant::now());
+            self.lookup_started = Some(Instant::now());
             self.lookup = Some(tokio::spawn(async move {
                 Ok(tokio::net::lookup_host((host.as_str(), port))
                     .await?
                     .collect())
             }));
         }
-        if let Some(found) = self.found(wait).await {
-            self.take(found);
+        if let Some(found) = self.finished_lookup(wait).await {
+            self.apply_lookup(found);
         }
         for address in &self.addresses {
             let fresh = || ReplicaClient::new(&self.destination, *address, &trust.config);
@@ -249,7 +254,7 @@ impl PublishTarget {
         self.problem.clone()
     }
 
-    async fn found(&mut self, wait: Duration) -> Option<io::Result<Vec<SocketAddr>>> {
+    async fn finished_lookup(&mut self, wait: Duration) -> Option<io::Result<Vec<SocketAddr>>> {
         let lookup = self.lookup.as_mut()?;
         let ended = match self.addresses.is_empty() {
             true => tokio::time::timeout(wait, lookup).await.ok()?,
@@ -261,7 +266,7 @@ impl PublishTarget {
     }
 
     /// If the name cannot be resolved, the previous addresses stay in use.
-    fn take(&mut self, found: io::Result<Vec<SocketAddr>>) {
+    fn apply_lookup(&mut self, found: io::Result<Vec<SocketAddr>>) {
         let problem = match found {
             Ok(addresses) if addresses.is_empty() => Some("it stands for no address".to_owned()),
             Ok(addresses) => {
@@ -275,14 +280,14 @@ impl PublishTarget {
             warn!("{problem}");
         }
         self.problem = problem;
-        let gone = |address: &SocketAddr| !self.addresses.contains(address);
-        let left: Vec<SocketAddr> = self
+        let is_gone = |address: &SocketAddr| !self.addresses.contains(address);
+        let gone_addresses: Vec<SocketAddr> = self
             .replicas
             .keys()
-            .filter(|address| gone(address))
+            .filter(|address| is_gone(address))
             .copied()
             .collect();
-        for address in left {
+        for address in gone_addresses {
             if let Some(replica) = self.replicas.remove(&address) {
                 info!("reports to {}: it has gone", replica.name());
             }
@@ -301,12 +306,12 @@ mod tests {
             "engines": [{ "pod": "p", "engine": "vllm", "gpus": [], "state": "serving", "ageMillis": 700 }],
         }))
         .unwrap();
-        age(&mut report, Duration::from_millis(50));
+        add_age(&mut report, Duration::from_millis(50));
         assert_eq!(
             (report.age_millis, report.engines[0].age_millis),
             (Millis(150), Millis(750))
         );
-        age(&mut report, Duration::MAX);
+        add_age(&mut report, Duration::MAX);
         assert_eq!(report.age_millis, Millis(u64::MAX));
     }
 
@@ -330,27 +335,30 @@ mod tests {
         );
         assert!(matches!(
             Publisher::new(Vec::new(), None, None),
-            Err(PublishError::Nobody)
+            Err(PublishError::NoExtender)
         ));
     }
 
     #[tokio::test]
-    async fn replicas_come_and_go_with_what_their_name_stands_for() {
+    async fn replicas_follow_the_addresses_of_their_name() {
         let trust = Trust::new(None).unwrap();
         let mut target = PublishTarget::new("http://stowage".parse().unwrap());
-        target.looked = Some(Instant::now());
+        target.lookup_started = Some(Instant::now());
         let address = |n: u8| SocketAddr::from(([127, 0, 0, n], 9446));
         let known = |target: &PublishTarget| target.replicas.keys().copied().collect::<Vec<_>>();
-        target.take(Ok(vec![address(2), address(1), address(1)]));
-        assert_eq!(target.look(&trust, FIRST_LOOK).await, None);
+        target.apply_lookup(Ok(vec![address(2), address(1), address(1)]));
+        assert_eq!(
+            target.update_replicas(&trust, FIRST_RESOLVE_TIMEOUT).await,
+            None
+        );
         assert_eq!(known(&target), [address(1), address(2)]);
         target
             .replicas
             .get_mut(&address(2))
             .unwrap()
-            .note(PublishOutcome::Accepted);
-        target.take(Ok(vec![address(3), address(2)]));
-        target.look(&trust, FIRST_LOOK).await;
+            .record(PublishOutcome::Accepted);
+        target.apply_lookup(Ok(vec![address(3), address(2)]));
+        target.update_replicas(&trust, FIRST_RESOLVE_TIMEOUT).await;
         assert_eq!(known(&target), [address(2), address(3)]);
         assert_eq!(
             target.replicas[&address(2)].state().unwrap().accepted,
@@ -358,8 +366,11 @@ mod tests {
             "who stays is not asked again"
         );
         for nothing in [Ok(Vec::new()), Err(io::Error::other("no such name"))] {
-            target.take(nothing);
-            let problem = target.look(&trust, FIRST_LOOK).await.unwrap();
+            target.apply_lookup(nothing);
+            let problem = target
+                .update_replicas(&trust, FIRST_RESOLVE_TIMEOUT)
+                .await
+                .unwrap();
             assert!(problem.starts_with("http://stowage:9446: "), "{problem}");
             assert_eq!(
                 known(&target),

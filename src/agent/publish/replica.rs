@@ -22,11 +22,11 @@ use tower::Service;
 use tracing::{info, warn};
 
 /// An extender's answer is a sentence; a longer one is not an extender's.
-const ANSWER: usize = 64 << 10;
+const MAX_ANSWER_BYTES: usize = 64 << 10;
 /// Maximum length of a stored reason.
-const REASON: usize = 500;
+const MAX_REASON_BYTES: usize = 500;
 /// How often a reason is logged whose figures change every second.
-const REPEAT: Duration = Duration::from_secs(60);
+const LOG_REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 
 coded! {
     /// The result of one report at one replica.
@@ -48,7 +48,7 @@ impl PublishOutcome {
         matches!(self, Self::Unreachable { .. })
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    fn is_same_kind(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => {
                 one == other
@@ -73,10 +73,10 @@ pub(crate) struct ReplicaClient {
     address: SocketAddr,
     client: HttpsClient,
     state: Option<ReplicaState>,
-    said: Option<(PublishOutcome, Instant)>,
+    logged: Option<(PublishOutcome, Instant)>,
 }
 
-type HttpsClient = Client<HttpsConnector<HttpConnector<Pinned>>, Full<Bytes>>;
+type HttpsClient = Client<HttpsConnector<HttpConnector<PinnedResolver>>, Full<Bytes>>;
 
 impl ReplicaClient {
     /// Connects to `address` instead of resolving the destination's name, and expects a certificate for that name.
@@ -88,12 +88,12 @@ impl ReplicaClient {
             address,
             client: client(address, tls),
             state: None,
-            said: None,
+            logged: None,
         }
     }
 
     /// Sets the trusted CAs. Connections made before are not used any more.
-    pub fn trust(&mut self, tls: &ClientConfig) {
+    pub fn set_trusted_cas(&mut self, tls: &ClientConfig) {
         self.client = client(self.address, tls);
     }
 
@@ -110,15 +110,15 @@ impl ReplicaClient {
         &mut self,
         report: Bytes,
         authorization: Option<HeaderValue>,
-        patience: Duration,
+        limit: Duration,
     ) {
-        let outcome = match tokio::time::timeout(patience, self.ask(report, authorization)).await {
+        let outcome = match tokio::time::timeout(limit, self.send(report, authorization)).await {
             Ok(outcome) => outcome,
             Err(_) => PublishOutcome::Unreachable {
-                reason: format!("no answer within {patience:?}"),
+                reason: format!("no answer within {limit:?}"),
             },
         };
-        self.note(outcome);
+        self.record(outcome);
     }
 
     /// Whether the latest report did not get through.
@@ -128,7 +128,7 @@ impl ReplicaClient {
             .is_some_and(|state| state.latest.is_unreachable())
     }
 
-    pub fn note(&mut self, outcome: PublishOutcome) {
+    pub fn record(&mut self, outcome: PublishOutcome) {
         let state = self.state.get_or_insert(ReplicaState {
             latest: outcome.clone(),
             accepted: 0,
@@ -139,13 +139,14 @@ impl ReplicaClient {
             _ => state.failed += 1,
         }
         state.latest = outcome.clone();
-        self.say(outcome);
+        self.log_change(outcome);
     }
 
     /// Logs a change once, not each second.
-    fn say(&mut self, outcome: PublishOutcome) {
-        if let Some((said, when)) = &self.said
-            && (*said == outcome || said.is_like(&outcome) && when.elapsed() < REPEAT)
+    fn log_change(&mut self, outcome: PublishOutcome) {
+        if let Some((logged, when)) = &self.logged
+            && (*logged == outcome
+                || logged.is_same_kind(&outcome) && when.elapsed() < LOG_REPEAT_INTERVAL)
         {
             return;
         }
@@ -153,10 +154,10 @@ impl ReplicaClient {
             PublishOutcome::Accepted => info!("reports to {}: {outcome}", self.name),
             _ => warn!("reports to {}: {outcome}", self.name),
         }
-        self.said = Some((outcome, Instant::now()));
+        self.logged = Some((outcome, Instant::now()));
     }
 
-    async fn ask(&self, report: Bytes, authorization: Option<HeaderValue>) -> PublishOutcome {
+    async fn send(&self, report: Bytes, authorization: Option<HeaderValue>) -> PublishOutcome {
         let mut request = Request::post(self.uri.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::from(report))
@@ -170,22 +171,25 @@ impl ReplicaClient {
             Ok(answer) => answer,
             Err(error) => {
                 return PublishOutcome::Unreachable {
-                    reason: with_causes(&error),
+                    reason: error_chain(&error),
                 };
             }
         };
         let status = answer.status();
-        match Limited::new(answer.into_body(), ANSWER).collect().await {
-            Ok(body) => outcome(status, &body.to_bytes()),
+        match Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
+            .collect()
+            .await
+        {
+            Ok(body) => parse_outcome(status, &body.to_bytes()),
             Err(error) => PublishOutcome::Unreachable {
-                reason: with_causes(&*error),
+                reason: error_chain(&*error),
             },
         }
     }
 }
 
 fn client(address: SocketAddr, tls: &ClientConfig) -> HttpsClient {
-    let mut http = HttpConnector::new_with_resolver(Pinned(address));
+    let mut http = HttpConnector::new_with_resolver(PinnedResolver(address));
     http.enforce_http(false);
     http.set_nodelay(true);
     let connector = HttpsConnectorBuilder::new()
@@ -199,7 +203,7 @@ fn client(address: SocketAddr, tls: &ClientConfig) -> HttpsClient {
 }
 
 /// Parses an extender's answer about the one report it was sent.
-fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
+fn parse_outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
     #[derive(Deserialize)]
     struct Taken {
         accepted: u64,
@@ -223,12 +227,12 @@ fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
     let text = || String::from_utf8_lossy(body).trim().to_owned();
     let mut reason =
         serde_json::from_slice(body).map_or_else(|_| text(), |Failure { error }| error);
-    reason.truncate(reason.floor_char_boundary(REASON));
+    reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
     PublishOutcome::Refused { status, reason }
 }
 
 /// An error with its causes: the outermost alone only says that something failed.
-fn with_causes(error: &dyn Error) -> String {
+fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -243,9 +247,9 @@ fn with_causes(error: &dyn Error) -> String {
 
 /// A resolver that answers every name with one address.
 #[derive(Clone)]
-struct Pinned(SocketAddr);
+struct PinnedResolver(SocketAddr);
 
-impl Service<Name> for Pinned {
+impl Service<Name> for PinnedResolver {
     type Response = std::iter::Once<SocketAddr>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -267,11 +271,11 @@ mod tests {
     fn an_answer_says_what_became_of_the_report() {
         let ok = StatusCode::OK;
         assert_eq!(
-            outcome(ok, br#"{"accepted":1,"dropped":0}"#),
+            parse_outcome(ok, br#"{"accepted":1,"dropped":0}"#),
             PublishOutcome::Accepted
         );
         assert_eq!(
-            outcome(ok, br#"{"accepted":0,"dropped":1}"#),
+            parse_outcome(ok, br#"{"accepted":0,"dropped":1}"#),
             PublishOutcome::Dropped
         );
         for other in [
@@ -280,11 +284,11 @@ mod tests {
             br#"{"accepted":0,"dropped":0}"#,
         ] {
             assert!(
-                matches!(outcome(ok, other), PublishOutcome::Refused { .. }),
+                matches!(parse_outcome(ok, other), PublishOutcome::Refused { .. }),
                 "{other:?}"
             );
         }
-        let refused = |body: &[u8]| match outcome(StatusCode::FORBIDDEN, body) {
+        let refused = |body: &[u8]| match parse_outcome(StatusCode::FORBIDDEN, body) {
             PublishOutcome::Refused {
                 status: StatusCode::FORBIDDEN,
                 reason,
@@ -293,7 +297,7 @@ mod tests {
         };
         assert_eq!(refused(br#"{"Error":"another node"}"#), "another node");
         assert_eq!(refused(b"no such page\n"), "no such page");
-        assert_eq!(refused("ä".repeat(1000).as_bytes()).len(), REASON);
+        assert_eq!(refused("ä".repeat(1000).as_bytes()).len(), MAX_REASON_BYTES);
     }
 
     #[test]
@@ -303,8 +307,8 @@ mod tests {
             reason: reason.into(),
         };
         let one = refused(StatusCode::UNPROCESSABLE_ENTITY, "1 of 2");
-        assert!(one.is_like(&refused(StatusCode::UNPROCESSABLE_ENTITY, "3 of 4")));
-        assert!(!one.is_like(&refused(StatusCode::FORBIDDEN, "1 of 2")));
-        assert!(!one.is_like(&PublishOutcome::Accepted));
+        assert!(one.is_same_kind(&refused(StatusCode::UNPROCESSABLE_ENTITY, "3 of 4")));
+        assert!(!one.is_same_kind(&refused(StatusCode::FORBIDDEN, "1 of 2")));
+        assert!(!one.is_same_kind(&PublishOutcome::Accepted));
     }
 }

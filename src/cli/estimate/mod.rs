@@ -10,8 +10,8 @@ mod render;
 
 use super::access::AccessArgs;
 use super::output::OutputArgs;
-use super::{is_of_broken_pipe, standard_input};
-use crate::cli::note;
+use super::{is_broken_pipe, standard_input};
+use crate::cli::print_to_stderr;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -22,12 +22,12 @@ use stowage_policy_file::format;
 use stowage_scheduling::units::{Bytes, Percent};
 use stowage_sizing::capacity_plan::gpu_types::{GpuType, UnknownGpuType};
 use stowage_sizing::estimate::architecture::ModelArchitecture;
-use stowage_sizing::estimate::gpus::{GpuFit, GpuSize, known};
+use stowage_sizing::estimate::gpus::{GpuFit, GpuSize, known_gpus};
 use stowage_sizing::estimate::kv_cache::KvCacheDtype;
-use stowage_sizing::estimate::pod::{PodLines, per_gpu};
+use stowage_sizing::estimate::pod::{PodLines, requested_per_gpu};
 use stowage_sizing::estimate::quantization::Precision;
 use stowage_sizing::estimate::right_size::{Observation, RightSize};
-use stowage_sizing::estimate::{Estimate, MOST_GPUS, Workload, WorkloadError};
+use stowage_sizing::estimate::{Estimate, MAX_GPUS_PER_POD, Workload, WorkloadError};
 
 const EXIT_CODES: &str = "Exit codes: 0 with an estimate, 1 if the model fits on none of the GPUs of --gpu-memory, 2 if there is no \
                           estimate or the arguments are invalid.";
@@ -72,7 +72,7 @@ struct WorkloadArgs {
     sequences: Option<u64>,
 
     /// GPUs that share each layer
-    #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
+    #[arg(long, value_name = "GPUS", alias = "tensor-parallel-size", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=MAX_GPUS_PER_POD))]
     tensor_parallel: u64,
 
     /// Sequences that the engine may run at once, whatever their length [default: 256, or --sequences if that is more]
@@ -160,23 +160,23 @@ impl Weights {
 const NO_ESTIMATE: u8 = 2;
 const FITS_ON_NONE: u8 = 1;
 /// What most workloads need, and not the 131,072 tokens that many models were made for.
-const USUAL_CONTEXT: u64 = 8192;
+const DEFAULT_CONTEXT: u64 = 8192;
 
 fn quantity(text: &str) -> Result<Bytes, String> {
-    format::quantity(text).map_err(|malformed| malformed.to_string())
+    format::parse_quantity(text).map_err(|malformed| malformed.to_string())
 }
 
 fn percent(text: &str) -> Result<Percent, String> {
-    format::percent(text, 100).map_err(|malformed| malformed.to_string())
+    format::parse_percent(text, 100).map_err(|malformed| malformed.to_string())
 }
 
 /// The least memory of a GPU: less is a number whose unit was forgotten.
-const LEAST_MEMORY: Bytes = Bytes(1 << 20);
+const MIN_GPU_MEMORY: Bytes = Bytes(1 << 20);
 
 /// An amount of memory, or a known GPU's name.
 fn gpu_size(text: &str) -> Result<GpuSize, String> {
-    let help = match format::quantity(text) {
-        Ok(memory) if memory < LEAST_MEMORY => {
+    let help = match format::parse_quantity(text) {
+        Ok(memory) if memory < MIN_GPU_MEMORY => {
             return Err(format!(
                 "{text} is {} bytes: write an amount with its unit, such as 80Gi",
                 memory.0
@@ -191,10 +191,10 @@ fn gpu_size(text: &str) -> Result<GpuSize, String> {
         Err(malformed) => malformed.help,
     };
     GpuType::find(text)
-        .map(GpuSize::of)
+        .map(GpuSize::from_type)
         .map_err(|error| match error {
             UnknownGpuType::Unknown { .. } => {
-                let names: Vec<String> = known().map(|gpu| gpu.name).collect();
+                let names: Vec<String> = known_gpus().map(|gpu| gpu.name).collect();
                 format!(
                     "neither a GPU among {} nor memory: {help}",
                     names.join(", ")
@@ -207,7 +207,7 @@ fn gpu_size(text: &str) -> Result<GpuSize, String> {
 /// Everything that is printed for programs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct EstimateOutput {
     /// The name or the file that was given.
     model: String,
     model_type: String,
@@ -217,13 +217,13 @@ struct Answer {
     pod: PodLines,
     gpus: Vec<GpuFit>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    observed: Option<Observed>,
+    observed: Option<ObservedEngine>,
 }
 
 /// A running engine, compared.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Observed {
+struct ObservedEngine {
     /// What was looked at.
     what: String,
     #[serde(flatten)]
@@ -233,16 +233,16 @@ struct Observed {
 impl EstimateArgs {
     /// Whatever goes wrong before there is an estimate is none: a script shall not take it for a model that does not fit.
     pub async fn run(self) -> Result<ExitCode> {
-        self.answered().await.or_else(|error| {
-            if is_of_broken_pipe(&error) || error.is::<clap::Error>() {
+        self.try_run().await.or_else(|error| {
+            if is_broken_pipe(&error) || error.is::<clap::Error>() {
                 return Err(error);
             }
-            note(format_args!("error: {error:#}"));
+            print_to_stderr(format_args!("error: {error:#}"));
             Ok(NO_ESTIMATE.into())
         })
     }
 
-    async fn answered(self) -> Result<ExitCode> {
+    async fn try_run(self) -> Result<ExitCode> {
         if self.list {
             return self
                 .print(&model::list(), |models| render::list(models))
@@ -250,7 +250,7 @@ impl EstimateArgs {
         }
         let observed = self.observe.observe.as_deref().map(Path::new);
         let config = self.config.as_deref().map(|path| ("CONFIG", path));
-        standard_input::once(
+        standard_input::check_named_once(
             config
                 .into_iter()
                 .chain(observed.map(|path| ("--observe", path))),
@@ -261,32 +261,32 @@ impl EstimateArgs {
             .workload
             .workload(&model, observed.is_some())
             .with_context(|| name.clone())?;
-        let mut estimate = Estimate::of(&model, &workload).map_err(|error| match error {
+        let mut estimate = Estimate::for_model(&model, &workload).map_err(|error| match error {
             WorkloadError::HeadsNotSplit { .. } => {
                 anyhow::Error::new(error).context("--tensor-parallel")
             }
             WorkloadError::TooLarge => anyhow::Error::new(error).context(name.clone()),
         })?;
-        estimate.notes.extend(too_long(&model, &workload));
-        let observed = self.observed(&model, &workload, &estimate).await?;
-        let is_asked = !self.gpu_memory.is_empty();
-        let sizes = if is_asked {
+        estimate.notes.extend(context_warning(&model, &workload));
+        let observed = self.observe_engine(&model, &workload, &estimate).await?;
+        let has_requested_gpus = !self.gpu_memory.is_empty();
+        let sizes = if has_requested_gpus {
             self.gpu_memory.clone()
         } else {
-            known().collect()
+            known_gpus().collect()
         };
         let gpus: Vec<GpuFit> = sizes
             .into_iter()
-            .map(|size| GpuFit::of(&estimate, size))
+            .map(|size| GpuFit::new(&estimate, size))
             .collect();
         let fitting = gpus
             .iter()
-            .filter(|gpu| is_asked && gpu.fits)
+            .filter(|gpu| has_requested_gpus && gpu.fits)
             .map(|gpu| gpu.vram_per_gpu_bytes);
-        let per_gpu = fitting.max().unwrap_or(per_gpu(&estimate));
-        let answer = Answer {
+        let per_gpu = fitting.max().unwrap_or(requested_per_gpu(&estimate));
+        let answer = EstimateOutput {
             model: name,
-            pod: PodLines::of(&model, &estimate, &workload, per_gpu),
+            pod: PodLines::for_estimate(&model, &estimate, &workload, per_gpu),
             model_type: model.model_type,
             workload,
             gpus,
@@ -295,35 +295,35 @@ impl EstimateArgs {
         };
         self.print(&answer, render::text)?;
         let fits = answer.gpus.iter().any(|gpu| gpu.fits);
-        Ok(if is_asked && !fits {
+        Ok(if has_requested_gpus && !fits {
             FITS_ON_NONE.into()
         } else {
             ExitCode::SUCCESS
         })
     }
 
-    async fn observed(
+    async fn observe_engine(
         &self,
         model: &ModelArchitecture,
         workload: &Workload,
         estimate: &Estimate,
-    ) -> Result<Option<Observed>> {
+    ) -> Result<Option<ObservedEngine>> {
         let args = &self.observe;
         let Some(what) = &args.observe else {
             return Ok(None);
         };
         let of = || format!("--observe {what}");
-        let seen = observe::look(what, args).await.with_context(of)?;
-        let seen = Observation {
-            reserved: args.reserved.or(seen.reserved),
+        let observation = observe::observe(what, args).await.with_context(of)?;
+        let observation = Observation {
+            reserved: args.reserved.or(observation.reserved),
             kv_cache_usage: args
                 .peak_usage
                 .map(|usage| f64::from(usage.get()) / 100.0)
-                .or(seen.kv_cache_usage),
-            ..seen
+                .or(observation.kv_cache_usage),
+            ..observation
         };
-        let size = RightSize::of(model, workload, estimate, &seen).with_context(of)?;
-        Ok(Some(Observed {
+        let size = RightSize::new(model, workload, estimate, &observation).with_context(of)?;
+        Ok(Some(ObservedEngine {
             what: what.clone(),
             size,
         }))
@@ -340,7 +340,7 @@ impl WorkloadArgs {
     /// An engine that runs has room for one sequence of its full length, or has not started: its length is the model's unless it
     /// was told another one.
     fn workload(&self, model: &ModelArchitecture, is_observed: bool) -> Result<Workload> {
-        let usual = Workload::default();
+        let defaults = Workload::default();
         let context = match (self.context, model.max_context) {
             (Some(context), _) => context,
             (None, Some(most)) if is_observed => most,
@@ -348,18 +348,18 @@ impl WorkloadArgs {
                 "it has no max_position_embeddings: say with --context what the engine has for --max-model-len, for without room \
                  for one such sequence it does not start"
             ),
-            (None, most) => most.unwrap_or(USUAL_CONTEXT).min(USUAL_CONTEXT),
+            (None, most) => most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT),
         };
         let sequences = self
             .sequences
-            .unwrap_or(if is_observed { 1 } else { usual.sequences });
+            .unwrap_or(if is_observed { 1 } else { defaults.sequences });
         Ok(Workload {
             context,
             sequences,
             tensor_parallel: self.tensor_parallel,
             max_num_seqs: self
                 .max_num_seqs
-                .unwrap_or(usual.max_num_seqs.max(sequences)),
+                .unwrap_or(defaults.max_num_seqs.max(sequences)),
             max_num_batched_tokens: self.max_num_batched_tokens,
             kv_cache_dtype: match self.kv_cache_dtype {
                 KvDtype::Auto => KvCacheDtype::Auto,
@@ -371,7 +371,7 @@ impl WorkloadArgs {
     }
 }
 
-fn too_long(model: &ModelArchitecture, workload: &Workload) -> Option<String> {
+fn context_warning(model: &ModelArchitecture, workload: &Workload) -> Option<String> {
     let most = model.max_context.filter(|most| *most < workload.context)?;
     Some(format!(
         "the model was made for {most} tokens: an engine refuses a longer --max-model-len"

@@ -15,7 +15,7 @@ use stowage_sizing::estimate::{Estimate, PartName, Workload};
 
 const CONFIG: &str = "config.json";
 /// Maximum size of a config.json: the largest known one has a few hundred KiB, and a file of weights is rejected before it is read.
-const LARGEST: u64 = 16 << 20;
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// The model and what it is called. With a precision, its weights are in that one.
 pub fn find(
@@ -25,9 +25,9 @@ pub fn find(
 ) -> Result<(String, ModelArchitecture)> {
     match (config, model) {
         (Some(path), _) => {
-            let (name, text) = read(path)?;
+            let (name, text) = read_config(path)?;
             let read = Config::parse(&text)
-                .and_then(|config| ModelArchitecture::read_in(&config, precision));
+                .and_then(|config| ModelArchitecture::read_with_precision(&config, precision));
             // A line stands behind the file without a blank.
             read.map(|model| (name.clone(), model)).map_err(|error| {
                 let place = error.to_string();
@@ -40,10 +40,12 @@ pub fn find(
             })
         }
         (None, Some(name)) => {
-            let shipped = ShippedModel::named(name).context("--model")?;
+            let shipped = ShippedModel::find(name).context("--model")?;
             Ok((
                 shipped.name.to_owned(),
-                shipped.read_in(precision).with_context(|| shipped.name)?,
+                shipped
+                    .read_with_precision(precision)
+                    .with_context(|| shipped.name)?,
             ))
         }
         (None, None) => unreachable!("clap asks for one of them"),
@@ -51,9 +53,9 @@ pub fn find(
 }
 
 /// The file's name and its text.
-fn read(path: &Path) -> Result<(String, String)> {
+fn read_config(path: &Path) -> Result<(String, String)> {
     if is_standard_input(path) {
-        return Ok(("-".into(), text_of(std::io::stdin(), "-")?));
+        return Ok(("-".into(), read_text(std::io::stdin(), "-")?));
     }
     let file = if path.is_dir() {
         path.join(CONFIG)
@@ -75,20 +77,20 @@ fn read(path: &Path) -> Result<(String, String)> {
             );
         }
     };
-    let text = text_of(opened, &name)?;
+    let text = read_text(opened, &name)?;
     Ok((name, text))
 }
 
-fn text_of(source: impl Read, name: &str) -> Result<String> {
+fn read_text(source: impl Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     source
-        .take(LARGEST + 1)
+        .take(MAX_CONFIG_BYTES + 1)
         .read_to_end(&mut bytes)
         .with_context(|| name.to_owned())?;
-    if bytes.len() as u64 > LARGEST {
+    if bytes.len() as u64 > MAX_CONFIG_BYTES {
         bail!(
             "{name} is larger than {}: that is no {CONFIG}",
-            Bytes(LARGEST)
+            Bytes(MAX_CONFIG_BYTES)
         );
     }
     String::from_utf8(bytes)
@@ -98,7 +100,7 @@ fn text_of(source: impl Read, name: &str) -> Result<String> {
 /// A model that is built in.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Listed {
+pub struct ListedModel {
     pub name: &'static str,
     pub repository: &'static str,
     pub parameters: u64,
@@ -107,11 +109,12 @@ pub struct Listed {
     pub max_context: Option<u64>,
 }
 
-pub fn list() -> Vec<Listed> {
+pub fn list() -> Vec<ListedModel> {
     let listed = |shipped: &ShippedModel| {
         let model = shipped.read().expect("a test reads every one");
-        let estimate = Estimate::of(&model, &Workload::default()).expect("one GPU needs no split");
-        Listed {
+        let estimate =
+            Estimate::for_model(&model, &Workload::default()).expect("one GPU needs no split");
+        ListedModel {
             name: shipped.name,
             repository: shipped.repository,
             parameters: estimate.parameters,

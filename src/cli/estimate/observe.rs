@@ -30,13 +30,13 @@ struct Reported {
 }
 
 /// Maximum input: metrics pages of the largest engines have some MiB, and a cluster's reports some dozens.
-const LARGEST: usize = 256 << 20;
+const MAX_INPUT_BYTES: usize = 256 << 20;
 /// Timeout for a metrics page: an engine that is busy answers late.
-const PATIENCE: Duration = Duration::from_secs(20);
+const METRICS_PAGE_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
+pub async fn observe(what: &str, args: &ObserveArgs) -> Result<Observation> {
     if what.starts_with("http://") {
-        return of_page(&fetch(what).await?);
+        return from_metrics_page(&fetch(what).await?);
     }
     if what.starts_with("https://") {
         bail!(
@@ -45,10 +45,10 @@ pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
     }
     let path = Path::new(what);
     if is_standard_input(path) {
-        return of_file(&read(std::io::stdin())?);
+        return from_file(&read_limited(std::io::stdin())?);
     }
     if path.is_file() {
-        return of_file(&read(std::fs::File::open(path)?)?);
+        return from_file(&read_limited(std::fs::File::open(path)?)?);
     }
     if path
         .extension()
@@ -59,33 +59,35 @@ pub async fn look(what: &str, args: &ObserveArgs) -> Result<Observation> {
     let key = pod_key(what, args.namespace.as_deref()).context(
         "it is no file, and neither a URL nor a pod: write http://HOST:PORT/metrics, or NAMESPACE/NAME",
     )?;
-    of_pod(&key, args).await
+    from_service(&key, args).await
 }
 
-fn read(source: impl Read) -> Result<Vec<u8>> {
+fn read_limited(source: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    source.take(LARGEST as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > LARGEST {
+    source
+        .take(MAX_INPUT_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_INPUT_BYTES {
         bail!(
             "it is larger than {}, which neither a metrics page nor a report is",
-            Bytes(LARGEST as u64)
+            Bytes(MAX_INPUT_BYTES as u64)
         );
     }
     Ok(bytes)
 }
 
-fn of_file(bytes: &[u8]) -> Result<Observation> {
+fn from_file(bytes: &[u8]) -> Result<Observation> {
     let is_json = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
     if is_json {
-        of_reports(reports(bytes)?)
+        from_reports(reports(bytes)?)
     } else {
-        of_page(bytes)
+        from_metrics_page(bytes)
     }
 }
 
-fn of_page(page: &[u8]) -> Result<Observation> {
-    let figures =
-        engine_metrics::read(page, None).context("this is the metrics page of no known engine")?;
+fn from_metrics_page(page: &[u8]) -> Result<Observation> {
+    let figures = engine_metrics::parse_page(page, None)
+        .context("this is the metrics page of no known engine")?;
     let problems = figures
         .problems
         .iter()
@@ -120,14 +122,14 @@ fn reports(bytes: &[u8]) -> Result<Vec<NodeReport>> {
 }
 
 /// The observation of the only engine in the reports.
-fn of_reports(reports: Vec<NodeReport>) -> Result<Observation> {
+fn from_reports(reports: Vec<NodeReport>) -> Result<Observation> {
     let engines: Vec<(&NodeReport, &EngineReport)> = reports
         .iter()
         .flat_map(|report| report.engines.iter().map(move |engine| (report, engine)))
         .collect();
     match engines[..] {
         [] => bail!("the reports show no engine"),
-        [(report, engine)] => Ok(of_engine(report, engine)),
+        [(report, engine)] => Ok(from_engine_report(report, engine)),
         _ => bail!(
             "the reports show {} engines: name the pod in place of the file, and a running service with --server",
             engines.len()
@@ -135,7 +137,7 @@ fn of_reports(reports: Vec<NodeReport>) -> Result<Observation> {
     }
 }
 
-fn of_engine(report: &NodeReport, engine: &EngineReport) -> Observation {
+fn from_engine_report(report: &NodeReport, engine: &EngineReport) -> Observation {
     Observation {
         reserved: None,
         used: used_by(report, &engine.pod),
@@ -154,16 +156,17 @@ fn used_by(report: &NodeReport, pod: &PodUid) -> Option<Bytes> {
         .iter()
         .flatten()
         .flat_map(|gpu| gpu.processes.iter().flatten());
-    let own: Option<Vec<Bytes>> = processes
+    let pod_usage: Option<Vec<Bytes>> = processes
         .filter(|process| process.pod.as_ref() == Some(pod))
         .map(|process| process.used_bytes)
         .collect();
-    own.filter(|own| !own.is_empty())
+    pod_usage
+        .filter(|own| !own.is_empty())
         .map(|own| own.into_iter().sum())
 }
 
 /// What the service knows of a pod: its grant from the ledger, and the rest from its node's agent.
-async fn of_pod(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
+async fn from_service(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
     let access = args.access.read(&args.server).await?;
     let fleet: Fleet = operators_client::get(&args.server, &access, "/v1/fleet", "fleet").await?;
     let pods = fleet
@@ -186,7 +189,7 @@ async fn of_pod(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
     let reserved = pod.bytes_per_gpu.times(pod.gpus.len() as u64);
     Ok(Observation {
         reserved: Some(reserved),
-        ..of_engine(&reported.report, engine)
+        ..from_engine_report(&reported.report, engine)
     })
 }
 
@@ -210,10 +213,17 @@ async fn fetch(url: &str) -> Result<Vec<u8>> {
                 answer.status()
             );
         }
-        let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+        let body = Limited::new(answer.into_body(), MAX_INPUT_BYTES)
+            .collect()
+            .await;
         let body = body.map_err(|error| anyhow::anyhow!("its answer broke off: {error}"))?;
         Ok(body.to_bytes().to_vec())
     };
-    let timed = tokio::time::timeout(PATIENCE, answered).await;
-    timed.unwrap_or_else(|_| bail!("it has not answered within {} s", PATIENCE.as_secs()))
+    let timed = tokio::time::timeout(METRICS_PAGE_TIMEOUT, answered).await;
+    timed.unwrap_or_else(|_| {
+        bail!(
+            "it has not answered within {} s",
+            METRICS_PAGE_TIMEOUT.as_secs()
+        )
+    })
 }

@@ -1,16 +1,16 @@
 //! An estimate for people: a table of its parts, the lines of a pod, the GPUs on which it fits, and what a running engine could
 //! ask for.
 
-use super::model::Listed;
-use super::{Answer, Observed};
-use crate::cli::lines;
+use super::model::ListedModel;
+use super::{EstimateOutput, ObservedEngine};
+use crate::cli::table_lines;
 use stowage_scheduling::units::Bytes;
 use stowage_sizing::estimate::gpus::GpuFit;
 use stowage_sizing::estimate::pod::PodLines;
 use stowage_sizing::estimate::right_size::Advice;
-use stowage_sizing::estimate::{PartName, grouped};
+use stowage_sizing::estimate::{PartName, with_thousands_separators};
 
-pub fn text(answer: &Answer) -> String {
+pub fn text(answer: &EstimateOutput) -> String {
     let mut text = heading(answer) + "\n" + &table(answer);
     if !answer.estimate.notes.is_empty() {
         let notes = answer
@@ -27,15 +27,15 @@ pub fn text(answer: &Answer) -> String {
         None => {
             text += &format!(
                 "\nIn a pod:\n\n{}\n{}",
-                pod(&answer.pod),
-                fits(&answer.gpus)
+                pod_text(&answer.pod),
+                fits_text(&answer.gpus)
             )
         }
     }
     text
 }
 
-fn heading(answer: &Answer) -> String {
+fn heading(answer: &EstimateOutput) -> String {
     let (workload, estimate) = (&answer.workload, &answer.estimate);
     let active = match estimate.active_parameters {
         active if active == estimate.parameters => String::new(),
@@ -55,13 +55,13 @@ fn heading(answer: &Answer) -> String {
         "{} ({}): {parameters} parameters{active}\n{sequences} of {} tokens on {gpus}:\n",
         answer.model,
         answer.model_type,
-        grouped(workload.context.into()),
+        with_thousands_separators(workload.context.into()),
     )
 }
 
 fn billions(count: u64) -> String {
     match count {
-        0..10_000_000 => grouped(count.into()),
+        0..10_000_000 => with_thousands_separators(count.into()),
         _ => format!("{:.2} billion", count as f64 / 1e9),
     }
 }
@@ -70,12 +70,12 @@ fn gib(bytes: Bytes) -> String {
     format!("{:.2}", bytes.0 as f64 / (1u64 << 30) as f64)
 }
 
-fn table(answer: &Answer) -> String {
+fn table(answer: &EstimateOutput) -> String {
     let estimate = &answer.estimate;
     let parts = estimate.parts.iter();
     let rows = parts.map(|part| {
         vec![
-            name(part.part).to_owned(),
+            part_name(part.part).to_owned(),
             gib(part.bytes),
             part.formula.clone(),
             part.source.to_owned(),
@@ -86,14 +86,14 @@ fn table(answer: &Answer) -> String {
         gpus => format!("{} GiB over {gpus} GPUs", gib(estimate.total_bytes)),
     };
     let total = vec!["total".into(), gib(estimate.per_gpu_bytes), over];
-    lines(
+    table_lines(
         &["PART", "GIB", "FORMULA", "SOURCE"],
         rows.chain([total]),
         &[1],
     )
 }
 
-fn name(part: PartName) -> &'static str {
+fn part_name(part: PartName) -> &'static str {
     match part {
         PartName::Weights => "weights",
         PartName::KvCache => "KV cache",
@@ -105,7 +105,7 @@ fn name(part: PartName) -> &'static str {
 }
 
 /// The lines of a pod, where they belong.
-fn pod(lines: &PodLines) -> String {
+fn pod_text(lines: &PodLines) -> String {
     let gpus = match lines.gpus {
         1 => String::new(),
         gpus => format!("    stowage.dev/gpus: \"{gpus}\"\n"),
@@ -122,21 +122,21 @@ fn pod(lines: &PodLines) -> String {
     )
 }
 
-fn fits(gpus: &[GpuFit]) -> String {
-    let (on, off): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.fits);
+fn fits_text(gpus: &[GpuFit]) -> String {
+    let (fitting, too_small): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.fits);
     let names = |gpus: &[&GpuFit]| {
         gpus.iter()
             .map(|gpu| gpu.gpu.name.as_str())
             .collect::<Vec<_>>()
             .join(", ")
     };
-    if on.is_empty() {
+    if fitting.is_empty() {
         return format!(
             "It fits on none of {}, of which a tenth is headroom.\n",
-            names(&off)
+            names(&too_small)
         );
     }
-    let rows = on.iter().map(|gpu| {
+    let rows = fitting.iter().map(|gpu| {
         vec![
             gpu.gpu.name.clone(),
             gib(gpu.gpu.memory_bytes),
@@ -146,22 +146,22 @@ fn fits(gpus: &[GpuFit]) -> String {
             gib(gpu.kv_cache_bytes),
         ]
     });
-    let table = lines(
+    let table = table_lines(
         &[
             "FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE",
         ],
         rows,
         &[1, 2, 3, 4, 5],
     );
-    if off.is_empty() {
+    if too_small.is_empty() {
         table
     } else {
-        format!("{table}\nNot on {}.\n", names(&off))
+        format!("{table}\nNot on {}.\n", names(&too_small))
     }
 }
 
 /// What a running engine could reserve, as text; its longest sequence has `context` tokens.
-fn observed_text(observed: &Observed, context: u64) -> String {
+fn observed_text(observed: &ObservedEngine, context: u64) -> String {
     let size = &observed.size;
     let reserved = match (size.reserved_bytes, size.used_bytes) {
         (Some(reserved), Some(used)) => format!("{reserved} reserved, its processes have {used}, "),
@@ -180,7 +180,7 @@ fn observed_text(observed: &Observed, context: u64) -> String {
     let mut text = format!(
         "{}: {reserved}{}–{} needed.\nOf {} of KV cache {} are in use{requests}.\n",
         observed.what,
-        whole(size.needed_bytes),
+        gib_without_unit(size.needed_bytes),
         size.needed_with_margin_bytes,
         size.kv_cache_bytes,
         size.kv_cache_used_bytes,
@@ -204,24 +204,24 @@ fn observed_text(observed: &Observed, context: u64) -> String {
 }
 
 /// GiB without the unit, for the first of two figures.
-fn whole(bytes: Bytes) -> String {
+fn gib_without_unit(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / (1u64 << 30) as f64)
 }
 
-pub fn list(models: &[Listed]) -> String {
+pub fn list(models: &[ListedModel]) -> String {
     let rows = models.iter().map(|model| {
         vec![
             model.name.to_owned(),
             billions(model.parameters),
             gib(model.weights_bytes),
             model.kv_cache_bytes_per_token.to_string(),
-            model
-                .max_context
-                .map_or(String::new(), |context| grouped(context.into())),
+            model.max_context.map_or(String::new(), |context| {
+                with_thousands_separators(context.into())
+            }),
             model.repository.to_owned(),
         ]
     });
-    lines(
+    table_lines(
         &[
             "MODEL",
             "PARAMETERS",

@@ -11,7 +11,7 @@ use super::access::AccessArgs;
 use super::output::OutputArgs;
 use super::pod_argument::PodArgument;
 use super::policy::policy_at;
-use super::{NO_ANSWER, no_answer, standard_input};
+use super::{NO_ANSWER, exit_without_answer, standard_input};
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use render::Paint;
@@ -79,12 +79,12 @@ const DOES_NOT_FIT: u8 = 1;
 impl ExplainArgs {
     /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a pod that does not fit.
     pub async fn run(self) -> Result<ExitCode> {
-        self.answered().await.or_else(no_answer)
+        self.try_run().await.or_else(exit_without_answer)
     }
 
-    async fn answered(self) -> Result<ExitCode> {
+    async fn try_run(self) -> Result<ExitCode> {
         let files = [("--cluster", &self.cluster), ("--policy", &self.policy)];
-        standard_input::once(
+        standard_input::check_named_once(
             files
                 .into_iter()
                 .filter_map(|(flag, path)| Some((flag, path.as_deref()?))),
@@ -92,9 +92,11 @@ impl ExplainArgs {
         if self.at.is_some() && self.bundle.is_none() && self.policy.is_none() {
             bail!("--at is the time for the windows of --policy: name one, or leave --at out");
         }
-        let (pod, options) = (self.pod.key()?, self.options()?);
+        let (pod, options) = (self.pod.key()?, self.shown_nodes()?);
         if let Some(recording) = &self.bundle {
-            return self.print(&recorded::explained(recording, self.at, &pod, &options)?);
+            return self.print(&recorded::explain_recording(
+                recording, self.at, &pod, &options,
+            )?);
         }
         let answer = match &self.cluster {
             Some(dump) => match self
@@ -115,7 +117,7 @@ impl ExplainArgs {
         self.print(&answer?)
     }
 
-    fn options(&self) -> Result<ShownNodes> {
+    fn shown_nodes(&self) -> Result<ShownNodes> {
         Ok(match (&self.node, self.all) {
             (Some(node), _) => ShownNodes::Node(NodeName::parse(node).context("--node")?),
             (None, true) => ShownNodes::All,

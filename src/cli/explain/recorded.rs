@@ -1,6 +1,6 @@
 //! An explanation as it would have been at a time in the past: the recording is replayed up to there.
 
-use crate::cli::replay::source::Source;
+use crate::cli::replay::source::RecordingSource;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use std::io::Write;
@@ -8,25 +8,28 @@ use std::path::Path;
 use std::time::Duration;
 use stowage_policy_file::format;
 use stowage_recording::entry::{Entry, SegmentHeader};
-use stowage_recording::read::Part;
+use stowage_recording::read::RecordingPart;
 use stowage_recording::replay::Replay;
 use stowage_scheduling::explaining::{Explanation, ShownNodes, explain};
 use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// A recording that ends before `--at` by less than this is one up to now.
-const AT_THE_END: Millis = Millis::seconds(5);
+const END_TOLERANCE: Millis = Millis::seconds(5);
 
 /// What explain says of the pod on the state that the recording had at this time; without one, at its end. Warns if that is
 /// earlier.
-pub fn explained(
+pub fn explain_recording(
     path: &Path,
     at: Option<Timestamp>,
     pod: &PodKey,
     options: &ShownNodes,
 ) -> Result<Explanation> {
     let mut replay = Replay::default();
-    if let (Some(end), Some(at)) = (replay_until(&mut replay, Source::open(path)?, at)?, at) {
+    if let (Some(end), Some(at)) = (
+        replay_until(&mut replay, RecordingSource::open(path)?, at)?,
+        at,
+    ) {
         writeln!(
             std::io::stderr(),
             "warning: nothing is recorded from {end} to --at {at}: this is the state before that"
@@ -48,7 +51,7 @@ pub fn explained(
 /// Replays up to a time; returns when the recording ends, if that is earlier.
 fn replay_until(
     replay: &mut Replay,
-    mut source: Source,
+    mut source: RecordingSource,
     at: Option<Timestamp>,
 ) -> Result<Option<Timestamp>> {
     // The same moment on the clock of the present segment, and what its clock showed last.
@@ -56,7 +59,7 @@ fn replay_until(
     while let Some(part) = source.next() {
         let part = part?;
         match (&part, at) {
-            (Part::Segment(header), Some(at)) => {
+            (RecordingPart::Segment(header), Some(at)) => {
                 let before = (until, latest);
                 until = moment_in(header, at);
                 if until.is_none() && replay.cluster().is_none() {
@@ -64,32 +67,32 @@ fn replay_until(
                     bail!("the recording begins at {begins}, after --at {at}");
                 }
                 if until.is_none() {
-                    return Ok(end_before(at, before));
+                    return Ok(end_if_earlier(at, before));
                 }
                 latest = Some(header.began);
             }
-            (Part::Entry(Entry::Clock(now)), Some(_))
+            (RecordingPart::Entry(Entry::Clock(now)), Some(_))
                 if until.is_some_and(|until| *now > until) =>
             {
                 return Ok(None);
             }
-            (Part::Entry(Entry::Clock(now)), _) => latest = Some(*now),
+            (RecordingPart::Entry(Entry::Clock(now)), _) => latest = Some(*now),
             _ => {}
         }
         replay
             .step(part)
             .with_context(|| source.name().to_owned())?;
     }
-    Ok(at.and_then(|at| end_before(at, (until, latest))))
+    Ok(at.and_then(|at| end_if_earlier(at, (until, latest))))
 }
 
 /// When what was recorded up to a time ends, if that is earlier: by the time and by the last moment, both on the recording's clock.
-fn end_before(
+fn end_if_earlier(
     at: Timestamp,
     (until, latest): (Option<Moment>, Option<Moment>),
 ) -> Option<Timestamp> {
     let early = until?.since(latest?);
-    (early > AT_THE_END).then(|| at - Duration::from_millis(early.0))
+    (early > END_TOLERANCE).then(|| at - Duration::from_millis(early.0))
 }
 
 /// The time on the clock of this segment; `None` if that begins later.
@@ -99,7 +102,7 @@ fn moment_in(header: &SegmentHeader, at: Timestamp) -> Option<Moment> {
 }
 
 pub fn time(text: &str) -> Result<Timestamp, String> {
-    format::timestamp(text).map_err(|malformed| malformed.to_string())
+    format::parse_timestamp(text).map_err(|malformed| malformed.to_string())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Sources of an explanation: the operators' address of a running service, or a dump that is loaded here.
 
 use crate::cli::access::Access;
-use crate::cli::note;
-use crate::cli::operators_client::{self, NoAnswer, escaped};
+use crate::cli::operators_client::{self, OperatorsClientError, escape_query_value};
+use crate::cli::print_to_stderr;
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;
 use stowage_kubernetes_objects as objects;
@@ -12,15 +12,15 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::vocabulary::demand::RequestError;
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 /// Why there is no explanation. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum Unanswered {
+pub enum ExplainError {
     #[error("{0}")]
     UnknownPod(String),
     #[error(transparent)]
-    Server(#[from] NoAnswer),
+    Server(#[from] OperatorsClientError),
     #[error(transparent)]
     Dump(#[from] DumpError),
 }
@@ -30,17 +30,20 @@ pub async fn from_server(
     access: &Access,
     pod: &PodKey,
     options: &ShownNodes,
-) -> Result<Explanation, Unanswered> {
-    Ok(operators_client::get(server, access, &page(pod, options), "explanation").await?)
+) -> Result<Explanation, ExplainError> {
+    Ok(operators_client::get(server, access, &explain_path(pod, options), "explanation").await?)
 }
 
-fn page(pod: &PodKey, options: &ShownNodes) -> String {
+fn explain_path(pod: &PodKey, options: &ShownNodes) -> String {
     let which = match options {
         ShownNodes::Best(_) => String::new(),
         ShownNodes::All => "&all=true".into(),
-        ShownNodes::Node(node) => format!("&node={}", escaped(node.as_str())),
+        ShownNodes::Node(node) => format!("&node={}", escape_query_value(node.as_str())),
     };
-    format!("/v1/explain?pod={}{which}", escaped(&pod.to_string()))
+    format!(
+        "/v1/explain?pod={}{which}",
+        escape_query_value(&pod.to_string())
+    )
 }
 
 pub fn from_dump(
@@ -48,21 +51,21 @@ pub fn from_dump(
     policy: Policy,
     key: &PodKey,
     options: &ShownNodes,
-) -> Result<Explanation, Unanswered> {
+) -> Result<Explanation, ExplainError> {
     let dump = Dump::read(path)?;
-    let service = Service::new(policy);
+    let service = ServerState::new(policy);
     let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
     if let Some(left_out) = left_out_text(loaded.left_out()) {
-        note(format_args!("warning: {left_out}"));
+        print_to_stderr(format_args!("warning: {left_out}"));
     }
-    let mut cluster = service.cluster_to_explain();
+    let mut cluster = service.cluster_copy();
     let explained = cluster
         .ledger()
         .uid_of(key)
         .and_then(|uid| explain(&mut cluster, &uid, options));
     match explained {
         Some(explanation) => Ok(explanation),
-        None => Err(Unanswered::UnknownPod(why_unknown(
+        None => Err(ExplainError::UnknownPod(why_unknown(
             dump.pod(key)?.as_ref(),
             key,
             cluster.ledger().policy(),
@@ -78,7 +81,7 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
     if objects::is_finished(pod) {
         return format!("{key} has ended: it has no GPU and requests none");
     }
-    if objects::waits_for_its_end(pod) {
+    if objects::is_deleted_without_node(pod) {
         return format!(
             "{key} is being deleted and has no node: kube-scheduler does not place it any more"
         );
@@ -107,7 +110,7 @@ mod tests {
         let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
         let options = ShownNodes::Node(NodeName::parse(node).unwrap());
         assert_eq!(
-            page(&pod, &options),
+            explain_path(&pod, &options),
             "/v1/explain?pod=a%26b/c%3Fd&node=n%231"
         );
     }

@@ -4,13 +4,13 @@
 use super::render::{Paint, text};
 use std::path::PathBuf;
 use std::sync::Arc;
-use stowage_scheduling::explaining::testkit::{ExplainedCluster, Sketch, name, pod};
+use stowage_scheduling::explaining::testkit::{ExplainedCluster, TestPod, name, pod};
 use stowage_scheduling::explaining::{ShownNodes, explain};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use stowage_scheduling::policy::{
     Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window,
 };
-use stowage_scheduling::testkit::lending;
+use stowage_scheduling::testkit::lending_policy;
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::binding::BindingWritten;
@@ -26,26 +26,26 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
 fn usual(policy: Policy) -> ExplainedCluster {
-    let job = Sketch {
+    let job = TestPod {
         priority: -10,
         ..pod("fine-tune-1", "56Gi")
     };
     ExplainedCluster::new(policy)
-        .node("node-a", 2)
-        .node("node-b", 1)
-        .runs(&job, "node-a", &[0])
-        .runs(&pod("llama-8b", "40Gi"), "node-a", &[1])
-        .runs(&pod("qwen-32b", "66Gi"), "node-b", &[0])
+        .with_node("node-a", 2)
+        .with_node("node-b", 1)
+        .with_running(&job, "node-a", &[0])
+        .with_running(&pod("llama-8b", "40Gi"), "node-a", &[1])
+        .with_running(&pod("qwen-32b", "66Gi"), "node-b", &[0])
 }
 
 /// Agents have reported since the pods came.
 fn report(world: &mut ExplainedCluster, busy: &[(usize, u8, u32)]) {
     world.report("node-a", busy, &[("org/llama", ModelTier::Disk)]);
     world.report("node-b", &[], &[]);
-    world.pass(Millis(1200));
+    world.advance(Millis(1200));
 }
 
-fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
+fn check(golden: &str, world: &mut ExplainedCluster, pod: &TestPod) {
     let explanation = world.explained(pod, &ShownNodes::default());
     let text = text(&explanation, Paint::Plain);
     let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR"))
@@ -66,7 +66,7 @@ fn it_fits_and_the_scheduler_has_not_asked() {
     check(
         "fits",
         &mut world,
-        &Sketch {
+        &TestPod {
             model: Some("org/llama"),
             ..pod("llama-2", "16Gi")
         },
@@ -75,7 +75,7 @@ fn it_fits_and_the_scheduler_has_not_asked() {
 
 #[test]
 fn it_is_too_large_for_any_gpu_but_not_for_two() {
-    let mut world = usual(Policy::default()).node("node-c", 2);
+    let mut world = usual(Policy::default()).with_node("node-c", 2);
     report(&mut world, &[]);
     check("too-large", &mut world, &pod("llama-70b", "130Gi"));
     check("too-large-for-all", &mut world, &pod("llama-405b", "400Gi"));
@@ -86,32 +86,32 @@ fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "40Gi");
-    let uid = world.wait(&wanted);
-    let snapshot = world.ledger.snapshot();
-    world.ledger.apply(FilterDecided {
+    let uid = world.add_waiting(&wanted);
+    let snapshot = world.cluster.snapshot();
+    world.cluster.apply(FilterDecided {
         uid: uid.clone(),
         answer: FilterAnswer::Refused {
-            asked: Some(snapshot.set_of(0..1)),
+            asked: Some(snapshot.node_set(0..1)),
         },
     });
-    world.pass(Millis::seconds(3));
+    world.advance(Millis::seconds(3));
     check("short", &mut world, &wanted);
 }
 
 #[test]
 fn the_kv_cache_is_full() {
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("node-a", 1)
-        .runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+        .with_node("node-a", 1)
+        .with_running(&pod("llama-8b", "30Gi"), "node-a", &[0]);
     world.report("node-a", &[(0, 97, 40)], &[]);
     check("kv-cache-full", &mut world, &pod("llama-2", "20Gi"));
 }
 
 #[test]
 fn another_engine_is_starting() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 1);
-    world.bound(&pod("llama-8b", "30Gi"), "node-a", &[0], true);
-    world.pass(Millis::seconds(5));
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("node-a", 1);
+    world.add_bound(&pod("llama-8b", "30Gi"), "node-a", &[0], true);
+    world.advance(Millis::seconds(5));
     world.report("node-a", &[], &[]);
     check("engine-starting", &mut world, &pod("llama-2", "20Gi"));
 }
@@ -119,9 +119,9 @@ fn another_engine_is_starting() {
 #[test]
 fn a_gpu_that_is_gone_is_told_from_the_one_that_has_its_index_now() {
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("node-a", 4)
-        .runs(&pod("llama-8b", "40Gi"), "node-a", &[1]);
-    world.loses("node-a", 1);
+        .with_node("node-a", 4)
+        .with_running(&pod("llama-8b", "40Gi"), "node-a", &[1]);
+    world.remove_gpu("node-a", 1);
     check("gpu-gone", &mut world, &pod("mistral", "75Gi"));
 }
 
@@ -136,7 +136,7 @@ fn its_tenant_has_reached_its_limit() {
             vram: Some(Bytes::gib(170)),
             milli_gpus: None,
         },
-        ..Tenant::named("research", &["team"])
+        ..Tenant::new("research", &["team"])
     };
     let mut world = usual(Policy::default().with_tenants(vec![tenant]).unwrap());
     report(&mut world, &[]);
@@ -159,7 +159,7 @@ fn a_window_is_open_by_which_it_has_its_class_and_the_last_free_gpus_are_kept_fr
         when,
         eviction: Preemptibility::ForHigherPriority,
         engine: false,
-        ..Class::named(name)
+        ..Class::new(name)
     };
     let mut classes = vec![
         class("weekend-job", vec![window("sat-sun")]),
@@ -178,7 +178,7 @@ fn a_window_is_open_by_which_it_has_its_class_and_the_last_free_gpus_are_kept_fr
         rule(8, "H100", vec![window("sat-sun")]),
     ];
     let policy = policy.with_open_windows([window("mon-fri")].into());
-    let mut world = ExplainedCluster::new(policy).node("node-a", 2);
+    let mut world = ExplainedCluster::new(policy).with_node("node-a", 2);
     world.report("node-a", &[], &[]);
     check("window-and-spare", &mut world, &pod("job", "20Gi"));
 }
@@ -191,7 +191,7 @@ fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
             ..Match::default()
         },
         shares_with: Some(vec!["fraud".into()]),
-        ..Class::named("fraud")
+        ..Class::new("fraud")
     };
     let classes = std::iter::once(fraud)
         .chain(Policy::default().classes().to_vec())
@@ -199,7 +199,7 @@ fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
     let pool = Pool {
         selector: [("gpu-pool".into(), "credit".into())].into(),
         classes: Some(vec!["dedicated".into(), "serving".into()]),
-        ..Pool::named("credit")
+        ..Pool::new("credit")
     };
     let policy = Policy::default()
         .with_classes(classes)
@@ -207,15 +207,15 @@ fn its_class_shares_with_no_pod_there_and_the_pool_accepts_other_classes() {
         .with_pools(vec![pool])
         .unwrap();
     let mut world = ExplainedCluster::new(policy)
-        .node("node-a", 1)
-        .node("node-b", 1)
-        .labelled("node-b", "gpu-pool", "credit")
-        .runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+        .with_node("node-a", 1)
+        .with_node("node-b", 1)
+        .with_label("node-b", "gpu-pool", "credit")
+        .with_running(&pod("llama-8b", "30Gi"), "node-a", &[0]);
     world.report("node-a", &[], &[]);
     check(
         "class-and-pool",
         &mut world,
-        &Sketch {
+        &TestPod {
             namespace: "fraud",
             ..pod("fraud-2", "20Gi")
         },
@@ -234,9 +234,9 @@ fn its_reservation_waits_for_victims_that_have_not_left() {
     let mut world = usual(Policy::default());
     report(&mut world, &[]);
     let wanted = pod("mistral", "60Gi");
-    let uid = world.wait(&wanted);
+    let uid = world.add_waiting(&wanted);
     let devices = world
-        .ledger
+        .cluster
         .ledger()
         .node(&name("node-a"))
         .unwrap()
@@ -246,10 +246,10 @@ fn its_reservation_waits_for_victims_that_have_not_left() {
         node: name("node-a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
-        deadline: world.ledger.ledger().now() + Millis::seconds(60),
+        deadline: world.cluster.ledger().now() + Millis::seconds(60),
     };
     world
-        .ledger
+        .cluster
         .apply(Reserve {
             uid: uid.clone(),
             reservation: hold,
@@ -261,19 +261,18 @@ fn its_reservation_waits_for_victims_that_have_not_left() {
 #[test]
 fn nodes_are_many_and_some_have_never_reported() {
     let mut world = (0..20).fold(usual(Policy::default()), |world, n| {
-        world.node(&format!("node-x{n:02}"), 1)
+        world.with_node(&format!("node-x{n:02}"), 1)
     });
     for n in 0..20 {
         let one = pod(&format!("one-{n}"), "64Gi");
-        world.bound(&one, &format!("node-x{n:02}"), &[0], false);
+        world.add_bound(&one, &format!("node-x{n:02}"), &[0], false);
         world.report(&format!("node-x{n:02}"), &[], &[]);
     }
     // The second has no GPU.
-    world = world.silent("node-y").silent("node-z").labelled(
-        "node-y",
-        "nvidia.com/gpu.present",
-        "true",
-    );
+    world = world
+        .with_unreported_node("node-y")
+        .with_unreported_node("node-z")
+        .with_label("node-y", "nvidia.com/gpu.present", "true");
     report(&mut world, &[]);
     check("many-nodes", &mut world, &pod("mistral", "36Gi"));
 }
@@ -281,25 +280,23 @@ fn nodes_are_many_and_some_have_never_reported() {
 #[test]
 fn colors_are_put_on_where_they_are_wanted() {
     let mut world = usual(Policy::default());
-    let uid = world.wait(&pod("mistral", "20Gi"));
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
+    let uid = world.add_waiting(&pod("mistral", "20Gi"));
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap();
     assert!(text(&explanation, Paint::Colored).contains("\u{1b}[1m"));
     assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
 }
 
 /// A node with one GPU, on which an engine sleeps that was granted 60 GiB and uses 4.
 fn asleep() -> ExplainedCluster {
-    let mut world = ExplainedCluster::new(lending()).node("node-a", 1).runs(
-        &pod("llama-8b", "60Gi"),
-        "node-a",
-        &[0],
-    );
+    let mut world = ExplainedCluster::new(lending_policy())
+        .with_node("node-a", 1)
+        .with_running(&pod("llama-8b", "60Gi"), "node-a", &[0]);
     (0..3).for_each(|_| world.report_asleep("node-a", &[("llama-8b", 4)], &["llama-8b"]));
     world
 }
 
-fn fine_tune() -> Sketch {
-    Sketch {
+fn fine_tune() -> TestPod {
+    TestPod {
         priority: -10,
         ..pod("fine-tune-1", "30Gi")
     }
@@ -308,17 +305,17 @@ fn fine_tune() -> Sketch {
 /// The same, with a job that borrows.
 fn lent_out() -> ExplainedCluster {
     let mut world = asleep();
-    let uid = world.wait(&fine_tune());
-    let asked = BindAsked::of(world.ledger.ledger(), &uid, &name("node-a")).unwrap();
-    world.ledger.apply(asked).unwrap();
+    let uid = world.add_waiting(&fine_tune());
+    let asked = BindAsked::for_pod(world.cluster.ledger(), &uid, &name("node-a")).unwrap();
+    world.cluster.apply(asked).unwrap();
     let devices = world
-        .ledger
+        .cluster
         .ledger()
         .pod_state(&uid)
         .unwrap()
         .devices()
         .cloned();
-    world.ledger.apply(BindingWritten {
+    world.cluster.apply(BindingWritten {
         uid,
         node: name("node-a"),
         devices,
@@ -367,7 +364,7 @@ fn it_waits_for_lent_vram_of_which_too_little_is_left() {
     check(
         "lending-too-little",
         &mut lent_out(),
-        &Sketch {
+        &TestPod {
             priority: -10,
             ..pod("fine-tune-2", "40Gi")
         },
@@ -397,7 +394,7 @@ fn an_engine_waits_to_wake_until_its_borrower_is_gone() {
         &mut world,
         &pod("llama-8b", "60Gi"),
     );
-    world.ledger.apply(PodDeleted(fine_tune().uid()));
+    world.cluster.apply(PodDeleted(fine_tune().uid()));
     check(
         "lending-waits-for-a-report",
         &mut world,

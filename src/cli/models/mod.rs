@@ -6,10 +6,10 @@
 mod table;
 
 use super::access::{Access, AccessArgs};
-use super::is_of_broken_pipe;
-use super::operators_client::{self, NoAnswer, escaped};
+use super::is_broken_pipe;
+use super::operators_client::{self, OperatorsClientError, escape_query_value};
 use super::output::OutputArgs;
-use crate::cli::note;
+use crate::cli::print_to_stderr;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
@@ -55,16 +55,16 @@ const NOWHERE: u8 = 1;
 impl ModelsArgs {
     /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a model that is nowhere.
     pub async fn run(self) -> Result<ExitCode> {
-        self.answered().await.or_else(|error| {
-            if is_of_broken_pipe(&error) {
+        self.try_run().await.or_else(|error| {
+            if is_broken_pipe(&error) {
                 return Err(error);
             }
-            note(format_args!("error: {error:#}"));
+            print_to_stderr(format_args!("error: {error:#}"));
             Ok(NO_ANSWER.into())
         })
     }
 
-    async fn answered(self) -> Result<ExitCode> {
+    async fn try_run(self) -> Result<ExitCode> {
         if let Some(model) = &self.model {
             ModelId::parse(model).context("MODEL")?;
         }
@@ -72,17 +72,17 @@ impl ModelsArgs {
         let printed = match &self.model {
             Some(_) => {
                 let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();
-                self.printed(
+                self.fetch_and_format(
                     &access,
                     "list of a model's places",
-                    table::of_model,
+                    table::model_table,
                     is_anywhere,
                 )
                 .await
             }
             None => {
                 let is_anywhere = |list: &ModelList| !list.models.is_empty();
-                self.printed(&access, "list of models", table::of_all, is_anywhere)
+                self.fetch_and_format(&access, "list of models", table::models_table, is_anywhere)
                     .await
             }
         };
@@ -99,14 +99,15 @@ impl ModelsArgs {
     }
 
     /// What to print, and whether there is any model.
-    async fn printed<T: DeserializeOwned + Serialize>(
+    async fn fetch_and_format<T: DeserializeOwned + Serialize>(
         &self,
         access: &Access,
         what: &'static str,
         table: impl FnOnce(&T) -> String,
         is_anywhere: impl FnOnce(&T) -> bool,
-    ) -> Result<(String, bool), NoAnswer> {
-        let answer: T = operators_client::get(&self.server, access, &self.page(), what).await?;
+    ) -> Result<(String, bool), OperatorsClientError> {
+        let answer: T =
+            operators_client::get(&self.server, access, &self.request_path(), what).await?;
         let data = self
             .output
             .data(&answer)
@@ -115,16 +116,16 @@ impl ModelsArgs {
         Ok((text, is_anywhere(&answer)))
     }
 
-    fn page(&self) -> String {
+    fn request_path(&self) -> String {
         let model = self
             .model
             .as_deref()
-            .map(|model| format!("model={}", escaped(model)));
+            .map(|model| format!("model={}", escape_query_value(model)));
         let limit = self.limit.map(|limit| format!("limit={limit}"));
         let after = self
             .after
             .as_deref()
-            .map(|after| format!("after={}", escaped(after)));
+            .map(|after| format!("after={}", escape_query_value(after)));
         let query: Vec<String> = [model, limit, after].into_iter().flatten().collect();
         if query.is_empty() {
             "/v1/models".into()

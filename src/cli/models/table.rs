@@ -1,10 +1,10 @@
 //! Formats where models are as tables.
 
-use crate::cli::lines;
+use crate::cli::table_lines;
 use stowage_scheduling::explaining::models::{
-    ModelCounts, ModelList, ModelLocations, ModelPlace, ModelPlaceState,
+    ModelCounts, ModelList, ModelLocation, ModelLocationState, ModelLocations,
 };
-use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::Millis;
 
@@ -12,7 +12,7 @@ use stowage_scheduling::units::Millis;
 const WHOLE_UUID: usize = 16;
 
 /// One model: a sentence, and a row for each place.
-pub fn of_model(located: &ModelLocations) -> String {
+pub fn model_table(located: &ModelLocations) -> String {
     let weights = located
         .weights_bytes
         .map_or("weights of unknown size".into(), |bytes| {
@@ -21,27 +21,27 @@ pub fn of_model(located: &ModelLocations) -> String {
     let mut text = format!(
         "{}: {weights}; {}\n",
         located.model,
-        counted(&located.counts)
+        counts_text(&located.counts)
     );
     if let (Some(ready), true) = (located.absent_ready_in_millis, located.counts.absent > 0) {
         text += &format!(
             "Where nothing of it is, a new pod would answer after {}.\n",
-            length(ready)
+            human_duration(ready)
         );
     }
     if !located.places.is_empty() {
-        let rows = located.places.iter().map(place);
-        text += &lines(
+        let rows = located.places.iter().map(place_row);
+        text += &table_lines(
             &["NODE", "STATE", "READY IN", "SEEN", "GPUS", "POD"],
             rows,
             &[],
         );
     }
-    text + &rest(located.next.as_ref().map(ToString::to_string))
+    text + &continuation(located.next.as_ref().map(ToString::to_string))
 }
 
 /// All models: a row for each.
-pub fn of_all(list: &ModelList) -> String {
+pub fn models_table(list: &ModelList) -> String {
     if list.models.is_empty() {
         return "No agent reports a model.\n".into();
     }
@@ -65,11 +65,11 @@ pub fn of_all(list: &ModelList) -> String {
             .chain([summary.counts.absent.to_string()])
             .collect()
     });
-    lines(&header, rows, &[1, 2, 3, 4, 5, 6, 7])
-        + &rest(list.next.as_ref().map(ToString::to_string))
+    table_lines(&header, rows, &[1, 2, 3, 4, 5, 6, 7])
+        + &continuation(list.next.as_ref().map(ToString::to_string))
 }
 
-fn place(place: &ModelPlace) -> Vec<String> {
+fn place_row(place: &ModelLocation) -> Vec<String> {
     let level = place
         .sleep_level
         .map_or(String::new(), |level| format!(" (level {level})"));
@@ -86,10 +86,15 @@ fn place(place: &ModelPlace) -> Vec<String> {
     let uid = || place.pod_uid.as_ref().map(|uid| format!("UID {uid}"));
     vec![
         place.node.to_string(),
-        format!("{}{level}{reuse}{ask}", name(place.state)),
-        place.ready_in_millis.map_or("unknown".into(), ready),
-        format!("{} ago", length(place.age_millis)),
-        place.gpus.iter().map(short).collect::<Vec<_>>().join(" "),
+        format!("{}{level}{reuse}{ask}", state_name(place.state)),
+        place.ready_in_millis.map_or("unknown".into(), ready_text),
+        format!("{} ago", human_duration(place.age_millis)),
+        place
+            .gpus
+            .iter()
+            .map(short_uuid)
+            .collect::<Vec<_>>()
+            .join(" "),
         place
             .pod
             .as_ref()
@@ -99,16 +104,16 @@ fn place(place: &ModelPlace) -> Vec<String> {
     ]
 }
 
-fn ready(time: Millis) -> String {
+fn ready_text(time: Millis) -> String {
     if time == Millis::default() {
         "now".into()
     } else {
-        length(time)
+        human_duration(time)
     }
 }
 
 /// The first part of a long UUID, which tells the GPUs of a node apart.
-fn short(uuid: &GpuUuid) -> String {
+fn short_uuid(uuid: &GpuUuid) -> String {
     if uuid.as_str().len() <= WHOLE_UUID {
         return uuid.to_string();
     }
@@ -120,25 +125,25 @@ fn short(uuid: &GpuUuid) -> String {
         .to_owned()
 }
 
-fn name(state: ModelPlaceState) -> &'static str {
+fn state_name(state: ModelLocationState) -> &'static str {
     match state {
-        ModelPlaceState::Resident => "resident",
-        ModelPlaceState::Asleep => "asleep",
-        ModelPlaceState::Loading => "loading",
-        ModelPlaceState::PageCache => "page cache",
-        ModelPlaceState::Disk => "disk",
-        ModelPlaceState::Partial => "partial",
+        ModelLocationState::Resident => "resident",
+        ModelLocationState::Asleep => "asleep",
+        ModelLocationState::Loading => "loading",
+        ModelLocationState::PageCache => "page cache",
+        ModelLocationState::Disk => "disk",
+        ModelLocationState::Partial => "partial",
     }
 }
 
 /// `1 resident, 2 asleep, 40 disk; nothing of it on 900 nodes; 3 nodes do not report`.
-fn counted(counts: &ModelCounts) -> String {
+fn counts_text(counts: &ModelCounts) -> String {
     let there = counts
         .by_state()
         .into_iter()
         .filter(|(_, count)| *count > 0);
     let there: Vec<String> = there
-        .map(|(state, count)| format!("{count} {}", name(state)))
+        .map(|(state, count)| format!("{count} {}", state_name(state)))
         .collect();
     let there = if there.is_empty() {
         "nowhere".into()
@@ -158,6 +163,6 @@ fn counted(counts: &ModelCounts) -> String {
     format!("{there}{absent}{unknown}")
 }
 
-fn rest(next: Option<String>) -> String {
+fn continuation(next: Option<String>) -> String {
     next.map_or(String::new(), |next| format!("More with --after {next}\n"))
 }

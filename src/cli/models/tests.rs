@@ -3,7 +3,7 @@
 
 use super::table;
 use std::path::PathBuf;
-use stowage_scheduling::explaining::models::{Page, list, locate};
+use stowage_scheduling::explaining::models::{PageRequest, list_models, locate};
 use stowage_scheduling::ids::ModelId;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::testkit::{LedgerCluster, demand_of, gpu_at, node, uid};
@@ -78,11 +78,11 @@ fn cluster() -> LedgerCluster {
         ("node-d", 2),
         ("node-e", 2),
     ];
-    let mut cluster = LedgerCluster::by(Policy::default(), &nodes);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(Policy::default(), &nodes);
     let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
     for (pod, gpu) in [("llama-0", ("node-a", 0)), ("llama-1", ("node-a", 1))] {
         let ran = Some(Millis::seconds(4));
-        cluster.run(
+        cluster.add_running(
             pod,
             gpu,
             demand.clone(),
@@ -128,32 +128,32 @@ fn cluster() -> LedgerCluster {
         Vec::new(),
         &[(LLAMA, ModelTier::Disk, 15)],
     );
-    cluster.pass(1);
+    cluster.advance(1);
     cluster
 }
 
 #[test]
 fn a_models_places_are_listed_with_the_time_until_each_answers() {
     let cluster = cluster();
-    let all = Page {
+    let all = PageRequest {
         limit: 100,
         after: None,
     };
     check(
         "one-model",
-        &table::of_model(&locate(cluster.ledger(), &model(LLAMA), &all)),
+        &table::model_table(&locate(cluster.ledger(), &model(LLAMA), &all)),
     );
-    let few = Page {
+    let few = PageRequest {
         limit: 3,
         after: None,
     };
     check(
         "one-page",
-        &table::of_model(&locate(cluster.ledger(), &model(LLAMA), &few)),
+        &table::model_table(&locate(cluster.ledger(), &model(LLAMA), &few)),
     );
     check(
         "nowhere",
-        &table::of_model(&locate(cluster.ledger(), &model("org/unheard-of"), &all)),
+        &table::model_table(&locate(cluster.ledger(), &model("org/unheard-of"), &all)),
     );
 }
 
@@ -162,26 +162,26 @@ fn all_models_are_listed_with_their_counts() {
     let cluster = cluster();
     check(
         "all-models",
-        &table::of_all(&list(
+        &table::models_table(&list_models(
             cluster.ledger(),
-            &Page {
+            &PageRequest {
                 limit: 100,
                 after: None,
             },
         )),
     );
-    let first = list(
+    let first = list_models(
         cluster.ledger(),
-        &Page {
+        &PageRequest {
             limit: 1,
             after: None,
         },
     );
     let next = first.next.clone();
     assert_eq!((first.models.len(), next.clone()), (1, Some(model(LLAMA))));
-    let second = list(
+    let second = list_models(
         cluster.ledger(),
-        &Page {
+        &PageRequest {
             limit: 1,
             after: next,
         },

@@ -5,9 +5,9 @@
 
 use super::gather::{Gathered, kinds_from_objects, pods, policy_for};
 use super::text;
-use crate::cli::note;
 use crate::cli::output::OutputArgs;
-use crate::cli::{is_of_broken_pipe, standard_input};
+use crate::cli::print_to_stderr;
+use crate::cli::{is_broken_pipe, standard_input};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
@@ -22,7 +22,7 @@ use stowage_sizing::capacity_plan::gpu_types::GpuType;
 use stowage_sizing::capacity_plan::plan;
 use stowage_sizing::capacity_plan::question::{CapacityQuestion, NodeTemplate};
 use stowage_sizing::capacity_plan::report::CapacityPlan;
-use stowage_sizing::capacity_plan::shorthand::{BadNodes, NodeShorthand};
+use stowage_sizing::capacity_plan::shorthand::{NodeShorthand, NodeShorthandError};
 
 const HELP: &str = "Each KEY=VALUE of --nodes is one of gpus (of a node), gpu (its type), vram (of a GPU, where the type is not known), cpu, \
                     memory, label (KEY=VALUE, repeatable), count (the most nodes there can be) and name. CPU or memory that \
@@ -99,24 +99,24 @@ pub struct TypesAnswer {
 const UNREADABLE: u8 = 2;
 
 /// Its message has its reasons in it, so it is no link of a chain.
-fn of_nodes(nodes: &str, error: &BadNodes) -> anyhow::Error {
+fn nodes_error(nodes: &str, error: &NodeShorthandError) -> anyhow::Error {
     anyhow!("--nodes {nodes:?}: {error}")
 }
 
 impl CapacityArgs {
     /// Whatever goes wrong before there is a plan is no answer: a script shall not take it for pods without a place.
     pub fn run(self) -> Result<ExitCode> {
-        match self.answered() {
-            Err(error) if is_of_broken_pipe(&error) || error.is::<clap::Error>() => Err(error),
+        match self.try_run() {
+            Err(error) if is_broken_pipe(&error) || error.is::<clap::Error>() => Err(error),
             Err(error) => {
-                note(format_args!("error: {error:#}"));
+                print_to_stderr(format_args!("error: {error:#}"));
                 Ok(UNREADABLE.into())
             }
             answered => answered,
         }
     }
 
-    fn answered(&self) -> Result<ExitCode> {
+    fn try_run(&self) -> Result<ExitCode> {
         self.read_standard_input_once()?;
         let dump = self
             .cluster
@@ -129,7 +129,7 @@ impl CapacityArgs {
         };
         let manifests = self.pods.iter().map(|path| Manifests::read(path));
         let manifests = manifests
-            .reduce(|all, more| Ok(all?.and(more?)))
+            .reduce(|all, more| Ok(all?.merge(more?)))
             .transpose()?
             .unwrap_or_default();
         let found = pods(&manifests, dump.as_ref(), &policy)?;
@@ -145,7 +145,7 @@ impl CapacityArgs {
         let files = files
             .into_iter()
             .filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
-        standard_input::once(
+        standard_input::check_named_once(
             files
                 .chain(self.pods.iter().map(|path| ("--pods", &**path)))
                 .chain(nodes),
@@ -173,7 +173,7 @@ impl CapacityArgs {
         };
         let data = self.output.data(&answer)?;
         self.print(
-            data.unwrap_or_else(|| text::plan(&answer)),
+            data.unwrap_or_else(|| text::plan_text(&answer)),
             &answer.left_out,
         )?;
         Ok(if answer.plan.not_held.is_empty() {
@@ -189,7 +189,7 @@ impl CapacityArgs {
                 "--gpu-types compares the types in one kind of node: give --nodes once, such as gpus=8"
             );
         };
-        let shorthand = NodeShorthand::parse(nodes).map_err(|error| of_nodes(nodes, &error))?;
+        let shorthand = NodeShorthand::parse(nodes).map_err(|error| nodes_error(nodes, &error))?;
         if shorthand.names_gpu() {
             bail!(
                 "--nodes {nodes:?}: --gpu-types says which GPU the nodes have; leave gpu= and vram= out"
@@ -206,7 +206,10 @@ impl CapacityArgs {
             let template = match template {
                 Ok(template) => template,
                 // Another type may have the profile.
-                Err(error @ (BadNodes::Geometry(_) | BadNodes::UnknownSlice { .. })) => {
+                Err(
+                    error @ (NodeShorthandError::Geometry(_)
+                    | NodeShorthandError::UnknownSlice { .. }),
+                ) => {
                     let refused = Some(error.to_string());
                     types.push((
                         gpu,
@@ -218,7 +221,7 @@ impl CapacityArgs {
                     ));
                     continue;
                 }
-                Err(error) => return Err(of_nodes(nodes, &error)),
+                Err(error) => return Err(nodes_error(nodes, &error)),
             };
             let question = CapacityQuestion {
                 policy: policy.clone(),
@@ -258,7 +261,7 @@ impl CapacityArgs {
         };
         let data = self.output.data(&answer)?;
         self.print(
-            data.unwrap_or_else(|| text::types(&answer)),
+            data.unwrap_or_else(|| text::types_text(&answer)),
             &answer.left_out,
         )?;
         Ok(if smallest.is_some() {
@@ -279,8 +282,8 @@ impl CapacityArgs {
         for nodes in &self.nodes {
             match is_shorthand(nodes) {
                 true => kinds.push(
-                    self.described(nodes)
-                        .map_err(|error| of_nodes(nodes, &error))?,
+                    self.template_from_shorthand(nodes)
+                        .map_err(|error| nodes_error(nodes, &error))?,
                 ),
                 false => {
                     let objects = Manifests::read(Path::new(nodes))
@@ -305,13 +308,13 @@ impl CapacityArgs {
                 "--mig is about nodes that --nodes describes, such as gpus=8,gpu=A100-80GB; Node objects show their own slices"
             );
         }
-        Ok(with_names_that_differ(kinds))
+        Ok(with_unique_names(kinds))
     }
 
-    fn described(&self, nodes: &str) -> Result<NodeTemplate, BadNodes> {
+    fn template_from_shorthand(&self, nodes: &str) -> Result<NodeTemplate, NodeShorthandError> {
         let shorthand = NodeShorthand::parse(nodes)?;
         if !shorthand.names_gpu() {
-            return Err(BadNodes::NoGpu);
+            return Err(NodeShorthandError::NoGpu);
         }
         shorthand.template(self.mig.as_deref())
     }
@@ -320,7 +323,7 @@ impl CapacityArgs {
         if !self.output.is_data() {
             left_out
                 .iter()
-                .for_each(|what| note(format_args!("warning: {what}")));
+                .for_each(|what| print_to_stderr(format_args!("warning: {what}")));
         }
         Ok(std::io::stdout().write_all(text.as_bytes())?)
     }
@@ -350,7 +353,7 @@ fn named_nodes(dump: &DumpContents) -> Vec<(String, k8s_openapi::api::core::v1::
 }
 
 /// Names of nodes begin with that of their kind.
-fn with_names_that_differ(mut kinds: Vec<NodeTemplate>) -> Vec<NodeTemplate> {
+fn with_unique_names(mut kinds: Vec<NodeTemplate>) -> Vec<NodeTemplate> {
     let mut taken: Vec<String> = Vec::new();
     for kind in &mut kinds {
         let plain = kind.name.clone();

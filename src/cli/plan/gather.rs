@@ -1,7 +1,7 @@
 //! What a plan of capacity is asked, read from files: the policy, the pods of manifests and of a dump, and kinds of nodes from
 //! Node objects. Nothing is decided here; what cannot be part of a plan is named.
 
-use super::objects::{DroppedRule, NoTemplate, PlannedPod, node_template, pod_to_place};
+use super::objects::{DroppedRule, NodeTemplateError, PlannedPod, node_template, pod_to_place};
 use crate::cli::policy::policy_at;
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use stowage_scheduling::ids::PodKey;
-use stowage_scheduling::kube_filters::Amounts;
+use stowage_scheduling::kube_filters::ResourceList;
 use stowage_scheduling::policy::{Mode, Policy};
 use stowage_scheduling::units::{Bytes, MilliCpu, plural};
 use stowage_server::kubernetes::dump::DumpContents;
@@ -33,7 +33,7 @@ pub struct Gathered {
 
 /// What is counted while pods are read.
 #[derive(Default)]
-struct Counted {
+struct PodCounts {
     irrelevant: usize,
     by_claims: usize,
     /// By the rule that no plan knows, its pods.
@@ -54,7 +54,7 @@ pub fn policy_for(
         },
     };
     let mut policy = match dump {
-        Some(dump) => policy.with_namespaces(&dump.namespaces),
+        Some(dump) => policy.with_namespace_labels(&dump.namespaces),
         None => policy,
     };
     // A plan is of what the policy says, whether or not it is enforced yet.
@@ -68,7 +68,7 @@ pub fn pods(
     dump: Option<&DumpContents>,
     policy: &Policy,
 ) -> Result<Gathered> {
-    let (mut found, mut counted) = (Gathered::default(), Counted::default());
+    let (mut found, mut counted) = (Gathered::default(), PodCounts::default());
     let made = manifests.pods()?;
     found.left_out.extend(made.warnings);
     let mut workloads = 0;
@@ -82,9 +82,9 @@ pub fn pods(
             &mut counted,
         );
     }
-    for (place, pod) in dump.iter().flat_map(|dump| &dump.pods).enumerate() {
-        let source = format!("dump: Pod {}", name(pod)).into();
-        found.add(pod, workloads + place, source, policy, &mut counted);
+    for (index, pod) in dump.iter().flat_map(|dump| &dump.pods).enumerate() {
+        let source = format!("dump: Pod {}", pod_name(pod)).into();
+        found.add(pod, workloads + index, source, policy, &mut counted);
     }
     found.left_out.extend(counted.texts());
     if found.pods.is_empty() && found.invalid.is_empty() {
@@ -108,14 +108,14 @@ pub fn kinds_from_objects(
     pods: &[PodToPlace],
     policy: &Policy,
 ) -> Result<Vec<NodeTemplate>> {
-    let labels = labels_that_matter(pods, policy);
+    let labels = selected_labels(pods, policy);
     let mut kinds: Vec<AlikeNodes> = Vec::new();
-    let mut refused: Option<(&str, NoTemplate)> = None;
+    let mut refused: Option<(&str, NodeTemplateError)> = None;
     for (source, node) in nodes {
         match node_template(node, &labels, &policy.nodes) {
             Ok(kind) => {
-                if !kinds.iter_mut().any(|known| known.join(&kind)) {
-                    kinds.push(AlikeNodes::of(kind));
+                if !kinds.iter_mut().any(|known| known.absorb(&kind)) {
+                    kinds.push(AlikeNodes::new(kind));
                 }
             }
             Err(error) => refused = refused.or(Some((source, error))),
@@ -137,32 +137,32 @@ struct AlikeNodes {
     /// The template, with the least CPU, memory and disk of all these nodes.
     least: NodeTemplate,
     /// The most CPU, memory and disk of all these nodes.
-    most: Amounts,
+    most: ResourceList,
 }
 
 /// How much the CPU or memory of nodes of one kind may differ, in percent of the larger one.
 const ALIKE_PERCENT: u64 = 2;
 
 impl AlikeNodes {
-    fn of(kind: NodeTemplate) -> Self {
+    fn new(kind: NodeTemplate) -> Self {
         let most = kind.host.allocatable().cloned().unwrap_or_default();
         Self { least: kind, most }
     }
 
     /// Takes another node in, if it is of the same kind.
-    fn join(&mut self, other: &NodeTemplate) -> bool {
+    fn absorb(&mut self, other: &NodeTemplate) -> bool {
         let of = |kind: &NodeTemplate| Some(kind.host.allocatable()?.clone());
         let (Some(mine), Some(its)) = (of(&self.least), of(other)) else {
             return self.least == *other;
         };
-        let least = amounts_of(&mine, &its, Ord::min);
-        let most = amounts_of(&self.most, &its, Ord::max);
-        let in_least_place = NodeTemplate {
+        let least = combine_amounts(&mine, &its, Ord::min);
+        let most = combine_amounts(&self.most, &its, Ord::max);
+        let with_least_host = NodeTemplate {
             host: self.least.host.clone(),
             ..other.clone()
         };
         let allows = |kind: &NodeTemplate| kind.host.pods();
-        if in_least_place != self.least
+        if with_least_host != self.least
             || allows(other) != allows(&self.least)
             || mine.others != its.others
         {
@@ -188,8 +188,12 @@ impl AlikeNodes {
 }
 
 /// Each of CPU, memory and disk by itself.
-fn amounts_of(one: &Amounts, other: &Amounts, pick: fn(u64, u64) -> u64) -> Amounts {
-    Amounts {
+fn combine_amounts(
+    one: &ResourceList,
+    other: &ResourceList,
+    pick: fn(u64, u64) -> u64,
+) -> ResourceList {
+    ResourceList {
         cpu: MilliCpu(pick(one.cpu.0, other.cpu.0)),
         memory: Bytes(pick(one.memory.0, other.memory.0)),
         ephemeral_storage: Bytes(pick(one.ephemeral_storage.0, other.ephemeral_storage.0)),
@@ -198,7 +202,7 @@ fn amounts_of(one: &Amounts, other: &Amounts, pick: fn(u64, u64) -> u64) -> Amou
 }
 
 /// Keys of labels by which pods select nodes, or the policy does.
-fn labels_that_matter<'a>(pods: &'a [PodToPlace], policy: &'a Policy) -> BTreeSet<&'a str> {
+fn selected_labels<'a>(pods: &'a [PodToPlace], policy: &'a Policy) -> BTreeSet<&'a str> {
     let selected = pods
         .iter()
         .flat_map(|pod| pod.requirements.node_selector.keys());
@@ -229,7 +233,7 @@ impl Gathered {
         workload: usize,
         source: Arc<str>,
         policy: &Policy,
-        counted: &mut Counted,
+        counted: &mut PodCounts,
     ) {
         match pod_to_place(pod, workload, source.clone(), policy) {
             PlannedPod::ToPlace { pod, dropped } => {
@@ -239,10 +243,10 @@ impl Gathered {
                 self.pods.push(*pod);
             }
             PlannedPod::Irrelevant => counted.irrelevant += 1,
-            PlannedPod::ByClaims => counted.by_claims += 1,
+            PlannedPod::UsesClaims => counted.by_claims += 1,
             PlannedPod::Unidentified(error) => {
                 let remedy = "give it a name and a namespace that Kubernetes takes";
-                self.invalid.push(invalid(
+                self.invalid.push(not_held(
                     pod,
                     &source,
                     "unidentified",
@@ -252,7 +256,7 @@ impl Gathered {
             }
             PlannedPod::Invalid(error) => {
                 let remedy = "write the request as the pod contract has it";
-                self.invalid.push(invalid(
+                self.invalid.push(not_held(
                     pod,
                     &source,
                     error.code(),
@@ -264,7 +268,7 @@ impl Gathered {
     }
 }
 
-impl Counted {
+impl PodCounts {
     fn texts(self) -> Vec<String> {
         let pods = |count: usize, what: &str| {
             (count > 0).then(|| format!("{} {what}", plural(count, "pod")))
@@ -291,7 +295,7 @@ impl Counted {
     }
 }
 
-fn invalid(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodNotHeld {
+fn not_held(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodNotHeld {
     let unnamed = || PodKey {
         namespace: "?".into(),
         name: "?".into(),
@@ -315,7 +319,7 @@ fn invalid(pod: &Pod, source: &str, code: &str, why: &str, remedy: &str) -> PodN
     }
 }
 
-fn name(pod: &Pod) -> String {
+fn pod_name(pod: &Pod) -> String {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     format!(
         "{}/{}",

@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::{Node, Pod};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use stowage_kubernetes_objects::{Unidentified, plugin_devices};
+use stowage_kubernetes_objects::{IdentityError, plugin_devices};
 use stowage_kubernetes_objects::{
-    asks_by_claims, asks_for_gpu, demand, devices_from_labels, identity_of_name, is_finished,
-    kube_filters, node_signs,
+    asks_for_gpu, demand, devices_from_labels, is_finished, kube_filters, node_signs, pod_key,
+    uses_claims_only,
 };
 use stowage_scheduling::ids::GpuModel;
 use stowage_scheduling::kube_filters::{Requirements, UnsupportedRule};
@@ -32,9 +32,9 @@ pub enum PlannedPod {
     /// It requests no GPU, has ended, or is being deleted.
     Irrelevant,
     /// kube-scheduler allocates its devices by its claims.
-    ByClaims,
+    UsesClaims,
     /// Its name or its request cannot be understood.
-    Unidentified(Unidentified),
+    Unidentified(IdentityError),
     Invalid(RequestError),
 }
 
@@ -54,7 +54,7 @@ pub enum DroppedRule {
 
 /// A node that is no kind of node for GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoTemplate {
+pub enum NodeTemplateError {
     #[error(
         "it shows no GPU: no labels nvidia.com/gpu.count and nvidia.com/gpu.memory, and nvidia.com/* is not allocatable; add the labels, or \
          describe the nodes as gpus=8,gpu=A100-80GB"
@@ -64,7 +64,7 @@ pub enum NoTemplate {
     Label(NodeLabel),
     /// Something else than Stowage and the device plugins that it serves hands out its GPUs.
     #[error("{0}")]
-    Anothers(NodeWarning),
+    OtherOwner(NodeWarning),
 }
 
 /// The pod, wherever it is now. `source` says where it comes from.
@@ -72,13 +72,13 @@ pub fn pod_to_place(pod: &Pod, workload: usize, source: Arc<str>, policy: &Polic
     if is_finished(pod) || pod.metadata.deletion_timestamp.is_some() {
         return PlannedPod::Irrelevant;
     }
-    if asks_by_claims(pod) {
-        return PlannedPod::ByClaims;
+    if uses_claims_only(pod) {
+        return PlannedPod::UsesClaims;
     }
     if !asks_for_gpu(pod) {
         return PlannedPod::Irrelevant;
     }
-    let key = match identity_of_name(pod) {
+    let key = match pod_key(pod) {
         Ok(key) => key,
         Err(error) => return PlannedPod::Unidentified(error),
     };
@@ -87,7 +87,7 @@ pub fn pod_to_place(pod: &Pod, workload: usize, source: Arc<str>, policy: &Polic
         Err(error) => return PlannedPod::Invalid(error),
     };
     let mut requirements = kube_filters::successor_requirements(pod);
-    let dropped = dropped(pod, &mut requirements);
+    let dropped = drop_unsupported_rules(pod, &mut requirements);
     PlannedPod::ToPlace {
         pod: Box::new(PodToPlace {
             key,
@@ -102,7 +102,7 @@ pub fn pod_to_place(pod: &Pod, workload: usize, source: Arc<str>, policy: &Polic
 
 /// Takes the rules that no plan knows out of the requirements, and names them. A plan knows required anti-affinity, and a gate
 /// is for the time before.
-fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
+fn drop_unsupported_rules(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
     let [affinity, spread, volumes] = kube_filters::rules_of_running_clusters(pod);
     // Volumes are where the pod is now, or nowhere yet.
     let volumes = volumes || !requirements.claims.is_empty();
@@ -117,7 +117,7 @@ fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
         (affinity, DroppedRule::PodAffinity),
         (spread, DroppedRule::TopologySpread),
         (volumes, DroppedRule::Volumes),
-        (take_node_names(requirements), DroppedRule::NodeName),
+        (remove_node_names(requirements), DroppedRule::NodeName),
     ];
     rules
         .into_iter()
@@ -127,7 +127,7 @@ fn dropped(pod: &Pod, requirements: &mut Requirements) -> Vec<DroppedRule> {
 }
 
 /// Whether there were rules about the node's name: its label for the host, or the field itself.
-fn take_node_names(requirements: &mut Requirements) -> bool {
+fn remove_node_names(requirements: &mut Requirements) -> bool {
     let mut is_bound = requirements.node_selector.remove(HOSTNAME).is_some();
     let Some(terms) = &mut requirements.node_affinity else {
         return is_bound;
@@ -150,16 +150,16 @@ pub fn node_template(
     node: &Node,
     labels: &BTreeSet<&str>,
     rules: &NodeRules,
-) -> Result<NodeTemplate, NoTemplate> {
+) -> Result<NodeTemplate, NodeTemplateError> {
     let (labelled, plugin) = (devices_from_labels(node), plugin_devices(node));
     let offered: u32 = plugin.values().copied().max().unwrap_or(0);
     let owner = rules
-        .owner(&node_signs(node, &labelled))
+        .other_allocator(&node_signs(node, &labelled))
         .filter(|_| labelled != Ok(None));
     let devices = match (labelled, owner) {
         (labelled, _) if offered > 0 => labelled.unwrap_or_default(),
-        (_, Some(owner)) => return Err(NoTemplate::Anothers(owner)),
-        (Err(label), None) => return Err(NoTemplate::Label(label)),
+        (_, Some(owner)) => return Err(NodeTemplateError::OtherOwner(owner)),
+        (Err(label), None) => return Err(NodeTemplateError::Label(label)),
         (Ok(devices), None) => devices,
     };
     let devices = devices.unwrap_or_default();
@@ -169,25 +169,25 @@ pub fn node_template(
         devices.len() as u32
     };
     if gpus == 0 {
-        return Err(NoTemplate::NoGpu);
+        return Err(NodeTemplateError::NoGpu);
     }
     let gpu = match devices.first() {
         Some(device) => template_gpu(device.model.clone(), device.total),
         None => template_gpu(
-            GpuModel::parse("unknown").map_err(|_| NoTemplate::NoGpu)?,
+            GpuModel::parse("unknown").map_err(|_| NodeTemplateError::NoGpu)?,
             Bytes::ZERO,
         ),
     };
-    let machine = kube_filters::machine(node);
-    let own = node.metadata.labels.iter().flatten();
-    let kept = own.filter(|(key, _)| labels.contains(key.as_str()));
+    let machine = kube_filters::filter_node(node);
+    let node_labels = node.metadata.labels.iter().flatten();
+    let kept_labels = node_labels.filter(|(key, _)| labels.contains(key.as_str()));
     Ok(NodeTemplate {
         name: node_name(&gpu.name),
         gpus,
         gpu,
         geometry: None,
         plugin_devices: Some(plugin).filter(|devices: &PluginDevices| !devices.is_empty()),
-        labels: kept
+        labels: kept_labels
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
         taints: machine
@@ -205,7 +205,7 @@ pub fn node_template(
                 memory: None,
             },
         },
-        at_most: None,
+        max_nodes: None,
     })
 }
 
@@ -216,7 +216,7 @@ fn template_gpu(model: GpuModel, total: Bytes) -> TemplateGpu {
         name,
         model,
         total,
-        known,
+        gpu_type: known,
     }
 }
 
@@ -381,7 +381,7 @@ mod tests {
             PlannedPod::Irrelevant
         ));
         let claims = json!({ "containers": [], "resourceClaims": [{ "name": "gpu" }] });
-        assert!(matches!(planned(claims), PlannedPod::ByClaims));
+        assert!(matches!(planned(claims), PlannedPod::UsesClaims));
         let half = json!({ "containers": containers(json!({ "stowage.dev/vram": "0.5" })) });
         assert!(matches!(
             planned(half),
@@ -418,7 +418,7 @@ mod tests {
         let none = node(json!({}), json!({ "cpu": "8" }));
         assert_eq!(
             node_template(&none, &BTreeSet::new(), &NodeRules::default()),
-            Err(NoTemplate::NoGpu)
+            Err(NodeTemplateError::NoGpu)
         );
     }
 }

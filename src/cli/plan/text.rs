@@ -2,9 +2,9 @@
 //! have no place.
 
 use super::capacity::{CapacityAnswer, TypesAnswer};
-use crate::cli::output::lines;
+use crate::cli::output::table_lines;
 use std::collections::BTreeMap;
-use stowage_scheduling::units::{Bytes, have, plural};
+use stowage_scheduling::units::{Bytes, has_or_have, plural};
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_sizing::capacity_plan::report::{
     CapacityPlan, GpuPlan, GpuSharing, NodeKindPlan, NodePlan, NotHeldReason, OneMore, PodNotHeld,
@@ -16,22 +16,22 @@ const MAX_ROWS: usize = 60;
 /// The most names of a list; further ones are only counted.
 const MAX_NAMES: usize = 6;
 
-pub fn plan(answer: &CapacityAnswer) -> String {
+pub fn plan_text(answer: &CapacityAnswer) -> String {
     let plan = &answer.plan;
     let mut text = summary(plan);
     if plan.gpus > 0 {
-        text += &format!("{}\n\n{}", bound(plan), layout(plan));
+        text += &format!("{}\n\n{}", bound_text(plan), layout(plan));
     }
     if let Some(one_more) = plan.one_more.filter(|_| plan.not_held.is_empty()) {
-        text += &format!("\n{}\n", worth(one_more));
+        text += &format!("\n{}\n", one_more_text(one_more));
     }
     if !plan.not_held.is_empty() {
-        text += &format!("\n{}", without_place(&plan.not_held));
+        text += &format!("\n{}", not_held_text(&plan.not_held));
     }
     text
 }
 
-pub fn types(answer: &TypesAnswer) -> String {
+pub fn types_text(answer: &TypesAnswer) -> String {
     let rows = answer.types.iter().map(|one| {
         let Some(plan) = &one.plan else {
             let why = one.refused.clone().unwrap_or_default();
@@ -58,7 +58,7 @@ pub fn types(answer: &TypesAnswer) -> String {
         ]
         .concat()
     });
-    let mut text = lines(
+    let mut text = table_lines(
         &["TYPE", "GPUS", "BOUND", "NODES", "IDLE", "PODS HELD"],
         rows,
         &[1, 2, 3, 4],
@@ -81,7 +81,7 @@ fn summary(plan: &CapacityPlan) -> String {
         return format!("No GPU holds any of {}.\n", plural(plan.pods, "pod"));
     }
     let hold = if plan.gpus == 1 { "holds" } else { "hold" };
-    let kinds: Vec<String> = plan.node_kinds.iter().map(kind).collect();
+    let kinds: Vec<String> = plan.node_kinds.iter().map(kind_text).collect();
     format!(
         "{} {hold} {pods}: {}.\n",
         plural(plan.gpus, "GPU"),
@@ -89,7 +89,7 @@ fn summary(plan: &CapacityPlan) -> String {
     )
 }
 
-fn kind(kind: &NodeKindPlan) -> String {
+fn kind_text(kind: &NodeKindPlan) -> String {
     let NodeKindPlan {
         name,
         nodes,
@@ -115,7 +115,7 @@ fn kind(kind: &NodeKindPlan) -> String {
     format!("{} {name} ({used}{cut}{by})", plural(*nodes, "node"))
 }
 
-fn bound(plan: &CapacityPlan) -> String {
+fn bound_text(plan: &CapacityPlan) -> String {
     let (least, because) = (plan.lower_bound.gpus, plan.lower_bound.because.join("; "));
     match plan.is_optimal {
         true => format!("That is optimal: no arrangement needs fewer ({because})."),
@@ -157,7 +157,7 @@ fn layout(plan: &CapacityPlan) -> String {
     let rows: Vec<Vec<String>> = plan.layout.iter().flat_map(node_rows).collect();
     let more = rows.len().saturating_sub(MAX_ROWS);
     let shown = rows.into_iter().take(MAX_ROWS);
-    let mut text = lines(&["NODE", "GPU", "USED", "ALLOCATED", "PODS"], shown, &[2]);
+    let mut text = table_lines(&["NODE", "GPU", "USED", "ALLOCATED", "PODS"], shown, &[2]);
     if more > 0 {
         text += &format!("and {more} more; -o json shows all\n");
     }
@@ -167,7 +167,7 @@ fn layout(plan: &CapacityPlan) -> String {
 fn node_rows(node: &NodePlan) -> Vec<Vec<String>> {
     let mut rows: Vec<Vec<String>> = node.gpus.iter().map(|gpu| gpu_row(node, gpu)).collect();
     if !node.pods.is_empty() {
-        let names = listed(node.pods.iter().map(ToString::to_string));
+        let names = joined_names(node.pods.iter().map(ToString::to_string));
         rows.push(vec![
             node.node.to_string(),
             "any".into(),
@@ -180,7 +180,7 @@ fn node_rows(node: &NodePlan) -> Vec<Vec<String>> {
 }
 
 fn gpu_row(node: &NodePlan, gpu: &GpuPlan) -> Vec<String> {
-    let place = match &gpu.mig {
+    let gpu_label = match &gpu.mig {
         Some(profile) => format!("{} {profile}", gpu.gpu),
         None => gpu.gpu.to_string(),
     };
@@ -190,19 +190,19 @@ fn gpu_row(node: &NodePlan, gpu: &GpuPlan) -> Vec<String> {
     };
     vec![
         node.node.to_string(),
-        place,
+        gpu_label,
         format!("{} %", gpu.allocated_percent),
         allocated,
-        on_gpu(gpu),
+        pods_on_gpu(gpu),
     ]
 }
 
-fn on_gpu(gpu: &GpuPlan) -> String {
+fn pods_on_gpu(gpu: &GpuPlan) -> String {
     let vram = |pod: &PodOnGpu| match pod.vram_bytes {
         Bytes::ZERO => String::new(),
         vram => format!(" {vram}"),
     };
-    let pods = listed(
+    let pods = joined_names(
         gpu.pods
             .iter()
             .map(|pod| format!("{} ({}){}", pod.pod, pod.class, vram(pod))),
@@ -215,7 +215,7 @@ fn on_gpu(gpu: &GpuPlan) -> String {
     }
 }
 
-fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
+fn joined_names(names: impl ExactSizeIterator<Item = String>) -> String {
     let more = names.len().saturating_sub(MAX_NAMES);
     let mut shown: Vec<String> = names.take(MAX_NAMES).collect();
     shown.extend((more > 0).then(|| format!("and {more} more")));
@@ -223,7 +223,7 @@ fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
 }
 
 /// The share of idle GPUs with one GPU more, as text.
-fn worth(one_more: OneMore) -> String {
+fn one_more_text(one_more: OneMore) -> String {
     let OneMore {
         gpus,
         idle_percent_now,
@@ -255,7 +255,7 @@ fn ordinal(number: u32) -> String {
 }
 
 /// Replicas with the same reasons are shown once.
-fn without_place(pods: &[PodNotHeld]) -> String {
+fn not_held_text(pods: &[PodNotHeld]) -> String {
     let mut alike: BTreeMap<(&str, &str, &[NotHeldReason]), Vec<String>> = BTreeMap::new();
     for pod in pods {
         let key = (&*pod.source, &*pod.requests, &pod.reasons[..]);
@@ -264,12 +264,12 @@ fn without_place(pods: &[PodNotHeld]) -> String {
     let mut text = format!(
         "{} {} no place:\n",
         plural(pods.len(), "pod"),
-        have(pods.len())
+        has_or_have(pods.len())
     );
     for ((source, requests, reasons), names) in alike {
         text += &format!(
             "{}  {requests}\n    from {source}\n",
-            listed(names.into_iter())
+            joined_names(names.into_iter())
         );
         for reason in reasons {
             let nodes = reason

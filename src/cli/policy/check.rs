@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use stowage_policy_file::diagnostic::json::{JsonDiagnostic, findings};
+use stowage_policy_file::diagnostic::json::{JsonDiagnostic, json_diagnostics};
 use stowage_policy_file::diagnostic::{Diagnostic, has_errors};
 use stowage_policy_file::{PolicySources, SourceText, load};
 use stowage_server::policy_watch::read;
@@ -28,7 +28,7 @@ pub struct CheckArgs {
     output: OutputArgs,
 }
 
-struct Checked {
+struct CheckedPolicy {
     path: PathBuf,
     files: Vec<SourceText>,
     /// For a policy without errors.
@@ -52,15 +52,15 @@ struct PolicyLine<'a> {
 
 impl CheckArgs {
     pub fn run(self) -> Result<ExitCode> {
-        standard_input::once(self.paths.iter().map(|path| ("PATH", &**path)))?;
+        standard_input::check_named_once(self.paths.iter().map(|path| ("PATH", &**path)))?;
         let mut checked = Vec::new();
         for path in &self.paths {
-            match read::policies(path) {
+            match read::read_policies(path) {
                 Ok(policies) => checked.extend(policies.into_iter().map(check)),
                 Err(error) => return Ok(unreadable(&error)),
             }
         }
-        match as_data(&checked, &self.output)? {
+        match machine_readable(&checked, &self.output)? {
             Some(data) => std::io::stdout().write_all(data.as_bytes())?,
             None => checked.iter().try_for_each(print_text)?,
         }
@@ -73,12 +73,12 @@ impl CheckArgs {
     }
 }
 
-fn check((path, files): (PathBuf, Vec<SourceText>)) -> Checked {
+fn check((path, files): (PathBuf, Vec<SourceText>)) -> CheckedPolicy {
     let (digest, found) = match load(&files) {
         Ok(loaded) => (Some(loaded.policy.digest.to_string()), loaded.warnings),
         Err(found) => (None, found),
     };
-    Checked {
+    CheckedPolicy {
         path,
         files,
         digest,
@@ -86,7 +86,7 @@ fn check((path, files): (PathBuf, Vec<SourceText>)) -> Checked {
     }
 }
 
-impl Checked {
+impl CheckedPolicy {
     /// Its path, for people.
     fn name(&self) -> String {
         match self.files.first() {
@@ -96,7 +96,7 @@ impl Checked {
     }
 }
 
-fn print_text(checked: &Checked) -> Result<()> {
+fn print_text(checked: &CheckedPolicy) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if !checked.found.is_empty() {
         print_diagnostics(&checked.found, &checked.files, &mut out)?;
@@ -110,7 +110,7 @@ fn print_text(checked: &Checked) -> Result<()> {
 }
 
 /// For CI: one object with all policies and their findings.
-fn as_data(checked: &[Checked], output: &OutputArgs) -> Result<Option<String>> {
+fn machine_readable(checked: &[CheckedPolicy], output: &OutputArgs) -> Result<Option<String>> {
     let sources: Vec<PolicySources<'_>> = checked
         .iter()
         .map(|one| PolicySources::new(&one.files))
@@ -121,7 +121,7 @@ fn as_data(checked: &[Checked], output: &OutputArgs) -> Result<Option<String>> {
         .map(|(one, sources)| PolicyLine {
             path: one.name(),
             digest: one.digest.as_deref(),
-            findings: findings(&one.found, sources),
+            findings: json_diagnostics(&one.found, sources),
         });
     output.data(&CheckOutput {
         policies: lines.collect(),

@@ -1,8 +1,8 @@
 //! `stowage policy diff`: how decisions for a cluster's pods differ between two policies.
 
 use super::{print_diagnostics, unreadable};
-use crate::cli::note;
 use crate::cli::output::OutputArgs;
+use crate::cli::print_to_stderr;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
@@ -18,7 +18,7 @@ use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
 use stowage_server::kubernetes::index::ClusterIndex;
 use stowage_server::policy_watch::read;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 const EXIT_CODES: &str = "Exit codes: 0 whether anything changes or not, 1 if a policy would be refused, 2 if something cannot be read or the arguments are invalid.";
 
@@ -46,14 +46,14 @@ pub struct DiffArgs {
 impl DiffArgs {
     /// 0 whether anything changes or not; 1 if a policy would be rejected, 2 if something cannot be read.
     pub fn run(self) -> Result<ExitCode> {
-        standard_input::once([
+        standard_input::check_named_once([
             ("OLD", &*self.old),
             ("NEW", &*self.new),
             ("--cluster", &*self.cluster),
         ])?;
         let mut policies = Vec::new();
         for path in [&self.old, &self.new] {
-            match policy(path, self.at)? {
+            match load_policy_at(path, self.at)? {
                 Ok(policy) => policies.push(policy),
                 Err(code) => return Ok(code),
             }
@@ -64,7 +64,7 @@ impl DiffArgs {
         };
         let services: Result<Vec<_>, _> = policies
             .into_iter()
-            .map(|policy| service(&dump, policy))
+            .map(|policy| load_service(&dump, policy))
             .collect();
         let services = match services {
             Ok(services) => services,
@@ -72,7 +72,7 @@ impl DiffArgs {
         };
         // Which pods cannot be understood does not depend on the policy.
         if let Some((_, Some(left_out))) = services.first() {
-            note(format_args!("warning: {left_out}"));
+            print_to_stderr(format_args!("warning: {left_out}"));
         }
         let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
@@ -85,13 +85,16 @@ impl DiffArgs {
 }
 
 /// A policy without errors, as it is at a time, by default now; or, once its problems are printed, the exit code.
-pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy, ExitCode>> {
-    let files = match read::given(path) {
+pub fn load_policy_at(
+    path: &Path,
+    at: Option<jiff::Timestamp>,
+) -> Result<Result<Policy, ExitCode>> {
+    let files = match read::read_argument(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),
     };
     match load(&files) {
-        Ok(loaded) => Ok(Ok(policy_windows::at(
+        Ok(loaded) => Ok(Ok(policy_windows::policy_at(
             loaded.policy,
             at.unwrap_or_else(jiff::Timestamp::now),
         ))),
@@ -103,8 +106,11 @@ pub fn policy(path: &Path, at: Option<jiff::Timestamp>) -> Result<Result<Policy,
 }
 
 /// The ledger of the dump under a policy, and the pods of the dump that it lacks, as a warning.
-fn service(dump: &Dump, policy: Policy) -> Result<(Arc<Service>, Option<String>), DumpError> {
-    let service = Service::new(policy);
+fn load_service(
+    dump: &Dump,
+    policy: Policy,
+) -> Result<(Arc<ServerState>, Option<String>), DumpError> {
+    let service = ServerState::new(policy);
     let loaded = DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
     Ok((service, left_out_text(loaded.left_out())))
 }
@@ -158,12 +164,16 @@ fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
 }
 
 /// The most names that are shown; further ones are counted, because a pod may fit thousands of nodes.
-const SHOWN: usize = 5;
+const MAX_NAMES_SHOWN: usize = 5;
 
 fn listed(names: &[String], none: &str) -> String {
     match names.len() {
         0 => none.into(),
-        n if n <= SHOWN => names.join(", "),
-        n => format!("{} and {} more", names[..SHOWN].join(", "), n - SHOWN),
+        n if n <= MAX_NAMES_SHOWN => names.join(", "),
+        n => format!(
+            "{} and {} more",
+            names[..MAX_NAMES_SHOWN].join(", "),
+            n - MAX_NAMES_SHOWN
+        ),
     }
 }

@@ -7,10 +7,10 @@ mod schema;
 mod show;
 mod test;
 
-pub use diff::policy as policy_at;
+pub use diff::load_policy_at as policy_at;
 pub use schema::{SchemaArgs, print_policy_schema};
 
-use crate::cli::note;
+use crate::cli::print_to_stderr;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::io::{IsTerminal, Write};
@@ -68,6 +68,6 @@ fn print_diagnostics(
 }
 
 fn unreadable(error: &dyn std::error::Error) -> ExitCode {
-    note(format_args!("error: {error}"));
+    print_to_stderr(format_args!("error: {error}"));
     ExitCode::from(UNREADABLE)
 }

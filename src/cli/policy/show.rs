@@ -21,7 +21,7 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let files = match read::given(&self.path) {
+        let files = match read::read_argument(&self.path) {
             Ok(files) => files,
             Err(error) => return Ok(unreadable(&error)),
         };

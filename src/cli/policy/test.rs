@@ -1,8 +1,8 @@
 //! `stowage policy test`: runs the test cases next to policies, each through the core that decides in production.
 
 use super::{print_diagnostics, unreadable};
-use crate::cli::note;
 use crate::cli::output::OutputArgs;
+use crate::cli::print_to_stderr;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_policy_file::cases as policy_cases;
 use stowage_policy_file::cases::{CaseOutcome, Difference};
-use stowage_policy_file::{Loaded, SourceText, load};
+use stowage_policy_file::{LoadedPolicy, SourceText, load};
 use stowage_scheduling::units::plural;
 use stowage_server::policy_watch::read;
 
@@ -32,7 +32,7 @@ pub struct TestArgs {
 
 /// The cases of one document.
 #[derive(Serialize)]
-struct Tried {
+struct TestedDocument {
     file: String,
     cases: Vec<CaseOutcome>,
 }
@@ -41,23 +41,23 @@ impl TestArgs {
     /// 0 if every case passes; 1 if one fails, a policy would be rejected, or a path has no case at all; 2 if something cannot be
     /// read.
     pub fn run(self) -> Result<ExitCode> {
-        standard_input::once(self.paths.iter().map(|path| ("PATH", &**path)))?;
+        standard_input::check_named_once(self.paths.iter().map(|path| ("PATH", &**path)))?;
         let (mut tried, mut refused, mut without_cases) = (Vec::new(), 0, 0);
         for path in &self.paths {
             let before = tried.len();
-            let policies = match read::policies(path) {
+            let policies = match read::read_policies(path) {
                 Ok(policies) => policies,
                 Err(error) => return Ok(unreadable(&error)),
             };
             for (path, files) in &policies {
-                match try_policy(path, files)? {
+                match test_policy(path, files)? {
                     Some(mut documents) => tried.append(&mut documents),
                     None => refused += 1,
                 }
             }
             let has_cases = tried[before..]
                 .iter()
-                .any(|one: &Tried| !one.cases.is_empty());
+                .any(|one: &TestedDocument| !one.cases.is_empty());
             without_cases += usize::from(!has_cases);
         }
         match self.output.data(&tried)? {
@@ -79,12 +79,12 @@ impl TestArgs {
 }
 
 /// `None` for a policy that would be rejected, or a cluster that is invalid: its problems have been printed.
-fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
-    let Loaded { policy, tests, .. } = match load(files) {
+fn test_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<TestedDocument>>> {
+    let LoadedPolicy { policy, tests, .. } = match load(files) {
         Ok(loaded) => loaded,
         Err(found) => {
             print_diagnostics(&found, files, &mut std::io::stderr())?;
-            note(format_args!(
+            print_to_stderr(format_args!(
                 "{}: refused; its cases were not tried",
                 path.display()
             ));
@@ -97,15 +97,15 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
             .get(test.file.index())
             .map_or_else(String::new, |file| file.name.clone());
         match policy_cases::run(&policy, &test.test) {
-            Ok(cases) => tried.push(Tried { file, cases }),
+            Ok(cases) => tried.push(TestedDocument { file, cases }),
             Err(error) => {
-                note(format_args!("{file}: {error}"));
+                print_to_stderr(format_args!("{file}: {error}"));
                 return Ok(None);
             }
         }
     }
     if tried.iter().all(|one| one.cases.is_empty()) {
-        note(format_args!(
+        print_to_stderr(format_args!(
             "{}: no cases; put a file with `kind: PolicyTest` beside the policy, and name the directory of both",
             path.display()
         ));
@@ -113,10 +113,10 @@ fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
     Ok(Some(tried))
 }
 
-fn print(tried: &[Tried]) -> Result<()> {
+fn print(tried: &[TestedDocument]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (mut held, mut failed) = (0, 0);
-    for Tried { file, cases } in tried {
+    for TestedDocument { file, cases } in tried {
         for case in cases {
             if case.differences.is_empty() {
                 held += 1;
@@ -130,7 +130,7 @@ fn print(tried: &[Tried]) -> Result<()> {
         }
     }
     match failed {
-        0 => writeln!(out, "{}", holding(held))?,
+        0 => writeln!(out, "{}", held_text(held))?,
         1 => writeln!(out, "1 of {} does not hold", plural(held + failed, "case"))?,
         _ => writeln!(
             out,
@@ -141,7 +141,7 @@ fn print(tried: &[Tried]) -> Result<()> {
     Ok(())
 }
 
-fn holding(held: usize) -> String {
+fn held_text(held: usize) -> String {
     match held {
         1 => "1 case holds".into(),
         _ => format!("{held} cases hold"),

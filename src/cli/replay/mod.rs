@@ -6,21 +6,21 @@ pub mod source;
 mod under;
 
 use super::output::OutputArgs;
-use super::{NO_ANSWER, no_answer};
+use super::{NO_ANSWER, exit_without_answer};
 use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
-use source::Source;
+use source::RecordingSource;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_recording::entry::Entry;
-use stowage_recording::read::Part;
-use stowage_recording::replay::{Divergence, Progress, Replay, ReplayError};
+use stowage_recording::read::RecordingPart;
+use stowage_recording::replay::{Divergence, Replay, ReplayError, ReplayProgress};
 use stowage_scheduling::units::plural;
 use stowage_telemetry::build_info;
-use under::UnderArgs;
+use under::OtherPolicyArgs;
 
 const EXIT_CODES: &str = "Exit codes: 0 if no answer differs from the recording, 1 if one does, 2 if the recording cannot be read to \
                           its end. Everything before the unreadable position is replayed. With --policy or --packing: 0 \
@@ -34,7 +34,7 @@ pub struct ReplayArgs {
     recording: PathBuf,
 
     #[command(flatten)]
-    under: UnderArgs,
+    under: OtherPolicyArgs,
 
     #[command(flatten)]
     output: OutputArgs,
@@ -51,7 +51,7 @@ struct ReplayReport {
     from: Option<Timestamp>,
     to: Option<Timestamp>,
     #[serde(flatten)]
-    progress: Progress,
+    progress: ReplayProgress,
     /// The first input whose answer is another.
     divergence: Option<Divergence>,
     /// When that came.
@@ -65,14 +65,14 @@ struct ReplayReport {
 impl ReplayArgs {
     /// A recording that cannot be read is no answer that differs.
     pub fn run(self) -> Result<ExitCode> {
-        self.replayed().or_else(no_answer)
+        self.try_run().or_else(exit_without_answer)
     }
 
-    fn replayed(self) -> Result<ExitCode> {
-        if self.under.is_asked() {
+    fn try_run(self) -> Result<ExitCode> {
+        if self.under.is_requested() {
             return self.under.run(&self.recording, &self.output);
         }
-        let report = replay(Source::open(&self.recording)?);
+        let report = replay(RecordingSource::open(&self.recording)?);
         match self.output.data(&report)? {
             Some(data) => write!(std::io::stdout(), "{data}")?,
             None => write!(std::io::stdout(), "{}", text(&report))?,
@@ -85,16 +85,16 @@ impl ReplayArgs {
     }
 }
 
-fn replay(mut source: Source) -> ReplayReport {
+fn replay(mut source: RecordingSource) -> ReplayReport {
     let mut replay = Replay::default();
     let (mut divergence, mut error) = (None, None);
     let (mut from, mut to) = (None, None);
     while let Some(part) = source.next() {
         let stepped = part.map_err(|why| why.to_string()).and_then(|part| {
             let began = match &part {
-                Part::Segment(header) => Some(header.began),
-                Part::Entry(Entry::Clock(now)) => Some(*now),
-                Part::Entry(_) => None,
+                RecordingPart::Segment(header) => Some(header.began),
+                RecordingPart::Entry(Entry::Clock(now)) => Some(*now),
+                RecordingPart::Entry(_) => None,
             };
             let stepped = replay.step(part);
             let wall = began
@@ -142,7 +142,7 @@ fn wall_time(millis: i64) -> Option<Timestamp> {
 
 fn text(report: &ReplayReport) -> String {
     let progress = report.progress;
-    let Progress {
+    let ReplayProgress {
         segments,
         inputs,
         answers,
@@ -158,7 +158,7 @@ fn text(report: &ReplayReport) -> String {
         plural(answers, "answer"),
         plural(checkpoints, "checkpoint"),
     );
-    let mut line = |said: String| text.extend([said.as_str(), "\n"]);
+    let mut line = |sentence: String| text.extend([sentence.as_str(), "\n"]);
     if let (Some(from), Some(to), Some(by)) = (report.from, report.to, &report.recorded_by) {
         line(format!("Recorded from {from} to {to} by {by}"));
     }

@@ -5,9 +5,9 @@ use stowage_recording::closed_loop::comparison::{LoopFigures, LoopSample, Policy
 use stowage_scheduling::units::{Bytes, Millis};
 
 /// About so many figures along an axis.
-const FIGURES: f64 = 4.0;
+const FIGURES_PER_AXIS: f64 = 4.0;
 /// The horizontal axis is in the first unit of which the recording has no more than this.
-const MOST_OF_A_UNIT: f64 = 180.0;
+const MAX_UNITS_ON_AXIS: f64 = 180.0;
 const UNITS: [(&str, f64); 3] = [("s", 1.0), ("min", 60.0), ("h", 3600.0)];
 
 pub fn panels(compared: &PolicyComparison) -> [Panel; 3] {
@@ -36,7 +36,7 @@ fn panel(title: &str, compared: &PolicyComparison, figure: impl Fn(&LoopSample) 
         PanelLine {
             name: name.into(),
             color,
-            stands_out,
+            is_highlighted: stands_out,
             points: one.samples.iter().map(point).collect(),
         }
     };
@@ -55,20 +55,20 @@ fn panel(title: &str, compared: &PolicyComparison, figure: impl Fn(&LoopSample) 
     Panel {
         title: title.into(),
         x_label: format!("since the recording began, {unit}"),
-        x: (0.0, last, step(last / FIGURES)),
-        y_step: step(range / FIGURES),
+        x: (0.0, last, round_step(last / FIGURES_PER_AXIS)),
+        y_step: round_step(range / FIGURES_PER_AXIS),
         lines,
     }
 }
 
 fn unit(lasted: Millis) -> (&'static str, f64) {
     let seconds = lasted.0 as f64 / 1000.0;
-    let fits = |(_, unit): &&(&str, f64)| seconds / unit <= MOST_OF_A_UNIT;
+    let fits = |(_, unit): &&(&str, f64)| seconds / unit <= MAX_UNITS_ON_AXIS;
     *UNITS.iter().find(fits).unwrap_or(&UNITS[2])
 }
 
 /// The least of 1, 2, 5, 10, 20 … that is no less.
-fn step(least: f64) -> f64 {
+fn round_step(least: f64) -> f64 {
     let decade = 10_f64.powf(least.max(1.0).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|times| times * decade);
     steps
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn axes_have_round_figures() {
         assert_eq!(
-            [0.0, 0.7, 1.5, 3.0, 7.0, 11.0, 240.0].map(step),
+            [0.0, 0.7, 1.5, 3.0, 7.0, 11.0, 240.0].map(round_step),
             [1.0, 1.0, 2.0, 5.0, 10.0, 20.0, 500.0]
         );
         let units = [30, 180, 181, 10_800, 10_801, 1_000_000]

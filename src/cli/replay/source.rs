@@ -6,17 +6,17 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use stowage_recording::entry::{Entry, Gap};
-use stowage_recording::read::{Part, ReadError, Reader};
+use stowage_recording::read::{ReadError, Reader, RecordingPart};
 use stowage_server::flight_recorder::Ring;
 
 /// The parts of a recording, in order, of all its files.
-pub struct Source {
+pub struct RecordingSource {
     files: std::vec::IntoIter<(String, PathBuf)>,
     /// Whether a segment may end early: a directory has what a killed process left.
     may_be_torn: bool,
-    present: Option<RecordedFile>,
+    current: Option<RecordedFile>,
     /// The segment that ended without an end, until the next one says whether something is missing between the two.
-    torn: Option<UnreadRecording>,
+    torn: Option<RecordingReadError>,
     /// How many segments have no end.
     torn_segments: u64,
 }
@@ -30,12 +30,12 @@ struct RecordedFile {
 /// Why a file of a recording cannot be read on.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}: {why}")]
-pub struct UnreadRecording {
+pub struct RecordingReadError {
     name: String,
     why: ReadError,
 }
 
-impl Source {
+impl RecordingSource {
     pub fn open(path: &Path) -> Result<Self> {
         let unread = |error: std::io::Error| {
             let hint = match error.kind() {
@@ -52,13 +52,13 @@ impl Source {
             )
         };
         if path == Path::new("-") {
-            return Ok(Self::of(
+            return Ok(Self::new(
                 vec![("standard input".into(), path.to_owned())],
                 false,
             ));
         }
         if !std::fs::metadata(path).map_err(unread)?.is_dir() {
-            return Ok(Self::of(
+            return Ok(Self::new(
                 vec![(path.display().to_string(), path.to_owned())],
                 false,
             ));
@@ -73,7 +73,7 @@ impl Source {
             );
         }
         let named = |path: PathBuf| (path.display().to_string(), path);
-        Ok(Self::of(
+        Ok(Self::new(
             segments
                 .into_iter()
                 .map(|segment| named(segment.path))
@@ -82,11 +82,11 @@ impl Source {
         ))
     }
 
-    fn of(files: Vec<(String, PathBuf)>, may_be_torn: bool) -> Self {
+    fn new(files: Vec<(String, PathBuf)>, may_be_torn: bool) -> Self {
         Self {
             files: files.into_iter(),
             may_be_torn,
-            present: None,
+            current: None,
             torn: None,
             torn_segments: 0,
         }
@@ -99,7 +99,7 @@ impl Source {
 
     /// The name of the file that the latest part is from.
     pub fn name(&self) -> &str {
-        self.present
+        self.current
             .as_ref()
             .map_or("the recording", |file| &file.name)
     }
@@ -113,30 +113,30 @@ impl Source {
                 Err(error) => Box::new(Unreadable(Some(error))),
             },
         };
-        Some(self.present.insert(RecordedFile {
+        Some(self.current.insert(RecordedFile {
             name,
             reader: Reader::new(bytes),
         }))
     }
 }
 
-impl Iterator for Source {
-    type Item = Result<Part, UnreadRecording>;
+impl Iterator for RecordingSource {
+    type Item = Result<RecordingPart, RecordingReadError>;
 
     /// After an error there is nothing more that belongs to what came before.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if self.present.is_none() && self.next_file().is_none() {
+            if self.current.is_none() && self.next_file().is_none() {
                 self.torn_segments += u64::from(self.torn.take().is_some());
                 return None;
             }
-            let file = self.present.as_mut()?;
+            let file = self.current.as_mut()?;
             match file.reader.next() {
-                None => self.present = None,
+                None => self.current = None,
                 Some(Ok(part)) => {
                     // A segment that goes on where the one before ends says that nothing is missing.
-                    let goes_on = matches!(&part, Part::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
-                    let torn = if matches!(part, Part::Segment(_)) {
+                    let goes_on = matches!(&part, RecordingPart::Entry(Entry::Checkpoint(one)) if one.after == Gap::None);
+                    let torn = if matches!(part, RecordingPart::Segment(_)) {
                         None
                     } else {
                         self.torn.take()
@@ -150,14 +150,14 @@ impl Iterator for Source {
                     });
                 }
                 Some(Err(why)) => {
-                    let unread = UnreadRecording {
+                    let unread = RecordingReadError {
                         name: file.name.clone(),
                         why,
                     };
                     if !self.may_be_torn || !matches!(unread.why, ReadError::Cut { .. }) {
                         return Some(Err(unread));
                     }
-                    self.present = None;
+                    self.current = None;
                     self.torn_segments += u64::from(self.torn.replace(unread).is_some());
                 }
             }

@@ -2,12 +2,12 @@
 
 #[cfg(feature = "lab")]
 use super::picture;
-use super::source::{Source, can_be_read_twice};
+use super::source::{RecordingSource, can_be_read_twice};
 use crate::cli::NO_ANSWER;
-use crate::cli::note;
-use crate::cli::output::{OutputArgs, lines};
+use crate::cli::output::{OutputArgs, table_lines};
 use crate::cli::policy::policy_at;
-use crate::cli::standard_input::{is_standard_input, shown};
+use crate::cli::print_to_stderr;
+use crate::cli::standard_input::{display_name, is_standard_input};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::Write;
@@ -16,20 +16,20 @@ use std::process::ExitCode;
 #[cfg(feature = "lab")]
 use stowage_lab::picture::PictureFile;
 use stowage_recording::closed_loop::comparison::{
-    Comparison, LoopFigures, PodComparison, PodPlace, PolicyComparison,
+    Comparison, LoopFigures, PodComparison, PodPlacement, PolicyComparison,
 };
 use stowage_recording::closed_loop::demand::RecordedDemand;
 use stowage_recording::closed_loop::policies::LoopPolicy;
-use stowage_recording::read::Part;
+use stowage_recording::read::RecordingPart;
 use stowage_scheduling::policy::{Mode, PackingPolicy};
 use stowage_scheduling::units::{Bytes, Millis, plural};
 
 /// The most pods whose placements the text shows; `-o json` has all.
-const SHOWN: usize = 10;
+const MAX_PODS_SHOWN: usize = 10;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Another policy")]
-pub struct UnderArgs {
+pub struct OtherPolicyArgs {
     /// Play the recorded demand under this policy, a directory of YAML files or a file, and under the recorded one, and show what
     /// differs: placements, waits, evictions, and free VRAM that no pod can use
     #[arg(long, value_name = "PATH")]
@@ -53,8 +53,8 @@ enum Packing {
     BestFit,
 }
 
-impl UnderArgs {
-    pub fn is_asked(&self) -> bool {
+impl OtherPolicyArgs {
+    pub fn is_requested(&self) -> bool {
         #[cfg(feature = "lab")]
         if self.plot.is_some() {
             return true;
@@ -66,7 +66,7 @@ impl UnderArgs {
         if !can_be_read_twice(recording) && (is_standard_input(recording) || recording.exists()) {
             bail!(
                 "another policy needs the recording twice, and {} can be read once: write it to a file first",
-                shown(recording)
+                display_name(recording)
             );
         }
         if self.policy.is_none() && self.packing.is_none() {
@@ -87,15 +87,18 @@ impl UnderArgs {
             .as_ref()
             .is_some_and(|policy| policy.settings.mode == Mode::Shadow)
         {
-            note(format_args!(
+            print_to_stderr(format_args!(
                 "note: the other policy has `mode: shadow`, and is played as if it were enforced"
             ));
         }
-        let other = LoopPolicy { given, packing };
+        let other = LoopPolicy {
+            replacement: given,
+            packing_override: packing,
+        };
         let compared = match compare(recording, other) {
             Ok(compared) => compared,
             Err(error) => {
-                note(format_args!("error: {error:#}"));
+                print_to_stderr(format_args!("error: {error:#}"));
                 return Ok(ExitCode::from(NO_ANSWER));
             }
         };
@@ -128,7 +131,7 @@ impl UnderArgs {
 
 fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
     let mut demand = RecordedDemand::default();
-    each_part(recording, |part| Ok(demand.note(part)?))?;
+    each_part(recording, |part| Ok(demand.step(part)?))?;
     if !demand.has_begun() {
         bail!(
             "{} has no checkpoint to begin at: record with `stowage serve --record DIR`",
@@ -143,10 +146,13 @@ fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
 }
 
 /// Each part, as long as `take` goes on.
-fn each_part(recording: &Path, mut take: impl FnMut(&Part) -> Result<bool>) -> Result<()> {
-    let mut source = Source::open(recording)?;
+fn each_part(
+    recording: &Path,
+    mut visit: impl FnMut(&RecordingPart) -> Result<bool>,
+) -> Result<()> {
+    let mut source = RecordingSource::open(recording)?;
     while let Some(part) = source.next() {
-        if !take(&part?).with_context(|| source.name().to_owned())? {
+        if !visit(&part?).with_context(|| source.name().to_owned())? {
             break;
         }
     }
@@ -164,7 +170,7 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     let (old, new) = (&compared.recorded, &compared.other);
     let mut text = format!(
         "{} of recorded demand, played under the recorded policy and under {other}\n\n",
-        Duration(*lasted)
+        DurationText(*lasted)
     );
     type Figure = fn(&LoopFigures) -> String;
     let rows: [(&str, Figure); 11] = [
@@ -173,11 +179,11 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
         ("waiting at the end", |one| {
             one.waiting_at_the_end.to_string()
         }),
-        ("wait, mean", |one| Duration(one.waits.mean).to_string()),
-        ("wait, p50", |one| Duration(one.waits.p50).to_string()),
-        ("wait, p99", |one| Duration(one.waits.p99).to_string()),
+        ("wait, mean", |one| DurationText(one.waits.mean).to_string()),
+        ("wait, p50", |one| DurationText(one.waits.p50).to_string()),
+        ("wait, p99", |one| DurationText(one.waits.p99).to_string()),
         ("wait, longest", |one| {
-            Duration(one.waits.longest).to_string()
+            DurationText(one.waits.longest).to_string()
         }),
         ("evictions", |one| one.evictions.to_string()),
         ("VRAM allocated, mean", |one| {
@@ -192,7 +198,7 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     let rows = rows
         .into_iter()
         .map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
-    text += &lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
+    text += &table_lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
     let differences: Vec<&PodComparison> = pods.iter().filter(|pod| pod.differs()).collect();
     text += "\n";
     text += &match differences.len() {
@@ -202,27 +208,30 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
             plural(n, "pod")
         ),
     };
-    let shown = differences.iter().take(SHOWN).map(
+    let shown = differences.iter().take(MAX_PODS_SHOWN).map(
         |PodComparison {
              pod,
              recorded,
              other,
              ..
-         }| vec![pod.clone(), place(recorded), place(other)],
+         }| vec![pod.clone(), placement_text(recorded), placement_text(other)],
     );
     if !differences.is_empty() {
-        text += &lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
+        text += &table_lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
     }
-    if differences.len() > SHOWN {
-        text += &format!("and {} more: -o json has all\n", differences.len() - SHOWN);
+    if differences.len() > MAX_PODS_SHOWN {
+        text += &format!(
+            "and {} more: -o json has all\n",
+            differences.len() - MAX_PODS_SHOWN
+        );
     }
     if agreement.placements > 0 {
         text += &format!(
             "\nBoth columns are simulated. Of {} in the recording, the simulation under the recorded policy repeats {} on the same node \
              and {} on the same GPUs\n",
             plural(agreement.placements, "placement"),
-            share(agreement.same_node, agreement.placements),
-            share(agreement.same_gpus, agreement.placements),
+            percent_text(agreement.same_node, agreement.placements),
+            percent_text(agreement.same_gpus, agreement.placements),
         );
     }
     if old.pods == 0 {
@@ -234,8 +243,8 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     text
 }
 
-fn place(place: &PodPlace) -> String {
-    let waited = Duration(place.waited);
+fn placement_text(place: &PodPlacement) -> String {
+    let waited = DurationText(place.waited);
     let Some(node) = &place.node else {
         return format!("none, waited {waited}");
     };
@@ -257,7 +266,7 @@ fn place(place: &PodPlace) -> String {
     format!("{node}{gpus} after {waited}{evicted}")
 }
 
-fn share(part: u64, of: u64) -> String {
+fn percent_text(part: u64, of: u64) -> String {
     format!("{:.0} %", part as f64 * 100.0 / of as f64)
 }
 
@@ -266,9 +275,9 @@ fn gib(bytes: Bytes) -> String {
 }
 
 /// A length of time with one decimal, in the unit that suits it.
-struct Duration(Millis);
+struct DurationText(Millis);
 
-impl std::fmt::Display for Duration {
+impl std::fmt::Display for DurationText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let seconds = self.0.0 as f64 / 1000.0;
         match self.0.0 {

@@ -26,7 +26,7 @@ pub struct SeedRange {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSeedRange {
+pub enum SeedRangeError {
     #[error("write a whole number, or two with .. between them, such as 0..9999")]
     Malformed,
     #[error("{first} is larger than {last}; write {last}..{first}")]
@@ -51,18 +51,18 @@ pub struct Reproduction {
 }
 
 impl FromStr for SeedRange {
-    type Err = BadSeedRange;
+    type Err = SeedRangeError;
 
-    fn from_str(text: &str) -> Result<Self, BadSeedRange> {
+    fn from_str(text: &str) -> Result<Self, SeedRangeError> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
         let number = |text: &str| {
             text.trim()
                 .parse::<u64>()
-                .map_err(|_| BadSeedRange::Malformed)
+                .map_err(|_| SeedRangeError::Malformed)
         };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
-            Err(BadSeedRange::Backwards { first, last })
+            Err(SeedRangeError::Backwards { first, last })
         } else {
             Ok(Self { first, last })
         }
@@ -102,7 +102,7 @@ impl SeedRange {
 
 impl Reproduction {
     /// The commands of `stowage simulate faults` with these arguments.
-    pub fn of(as_it_was: &str, smallest: &str) -> Self {
+    pub fn new(as_it_was: &str, smallest: &str) -> Self {
         let command = |arguments: &str| {
             format!(
                 "stowage simulate faults {arguments} --found-by '{}'",
@@ -140,12 +140,12 @@ pub fn minutes(text: &str) -> Result<u64, String> {
     }
 }
 
-pub fn limit(minutes: Option<u64>) -> Option<Duration> {
+pub fn time_limit(minutes: Option<u64>) -> Option<Duration> {
     minutes.map(|minutes| Duration::from_secs(minutes.saturating_mul(60)))
 }
 
 /// Becomes true at the first interruption; the second ends the process.
-pub fn interruption() -> Arc<AtomicBool> {
+pub fn interrupt_flag() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let set = interrupted.clone();
     std::thread::spawn(move || {
@@ -167,10 +167,10 @@ pub fn interruption() -> Arc<AtomicBool> {
 }
 
 /// Prints what was reached in the format that is asked for.
-pub fn print(format: OutputFormat, page: &impl Serialize, text: &str) -> Result<()> {
+pub fn print(format: OutputFormat, output: &impl Serialize, text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match format {
-        OutputFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(page)?)?,
+        OutputFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(output)?)?,
         OutputFormat::Text => write!(out, "{text}")?,
     }
     Ok(())
@@ -202,7 +202,7 @@ mod tests {
             refused.contains("stowage 0.1.0") && refused.contains("leave --found-by out"),
             "{refused}"
         );
-        let again = Reproduction::of("--seeds 7 --steps 90", "--seeds 7 --steps 40");
+        let again = Reproduction::new("--seeds 7 --steps 90", "--seeds 7 --steps 40");
         let found_by = format!("--seeds 7 --steps 40 --found-by '{}'", build_info::text());
         assert_eq!(
             again.smallest,
@@ -225,7 +225,7 @@ mod tests {
             range("9..3").unwrap_err().to_string(),
             "9 is larger than 3; write 3..9"
         );
-        assert_eq!(range("a..3"), Err(BadSeedRange::Malformed));
+        assert_eq!(range("a..3"), Err(SeedRangeError::Malformed));
         assert!(minutes("0").unwrap_err().contains("1 or more"));
         assert_eq!(minutes("5"), Ok(5));
     }

@@ -2,10 +2,10 @@
 //! simulation is in `lab::faults`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interruption, limit, minutes,
-    print,
+    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interrupt_flag, minutes, print,
+    time_limit,
 };
-use super::progress;
+use super::progress_bar;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use stowage_lab::faults::fault::FaultKind;
 use stowage_lab::faults::planted::PlantedBug;
 use stowage_lab::faults::shrink::shrink;
 use stowage_lab::faults::tally::FaultTally;
-use stowage_lab::faults::{History, STEPS, check_folder, play};
+use stowage_lab::faults::{DEFAULT_STEPS, History, check_folder, play};
 
 /// How long a failing history is made smaller, unless `--shrink` says otherwise.
 const SHRINK_SECONDS: u64 = 60;
@@ -43,7 +43,7 @@ pub struct SimulateFaultsArgs {
     without: Vec<FaultKind>,
 
     /// Steps of each history before all becomes quiet; about 0.4 s of simulated time each
-    #[arg(long, value_name = "N", default_value_t = STEPS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     steps: u64,
 
     /// Print what happened in the history, with its times; for one seed
@@ -102,13 +102,13 @@ struct FailedHistory {
 
 impl FailedHistory {
     /// Makes a failing history smaller.
-    fn of(history: &History, broken: Vec<String>, within: Duration) -> Self {
+    fn shrunk_from(history: &History, broken: Vec<String>, within: Duration) -> Self {
         let smallest = if within.is_zero() {
             history.clone()
         } else {
             shrink(history, within)
         };
-        let again = Reproduction::of(&history.arguments(), &smallest.arguments());
+        let again = Reproduction::new(&history.arguments(), &smallest.arguments());
         Self {
             seed: history.seed,
             broken,
@@ -131,28 +131,29 @@ impl SimulateFaultsArgs {
             return self.print_history(self.seeds.only()?);
         }
         let histories = self.seeds.all().map(|seed| self.history_of(seed));
-        let bar = progress(self.seeds.count());
-        let interrupted = interruption();
+        let bar = progress_bar(self.seeds.count());
+        let interrupted = interrupt_flag();
         let rules = CampaignRules {
-            limit: limit(self.minutes),
-            interrupted: Some(&interrupted),
+            limit: time_limit(self.minutes),
+            is_interrupted: Some(&interrupted),
         };
         let CampaignResult {
             tally,
-            failed,
-            took,
+            failure: failed,
+            elapsed: took,
         } = play_all(histories, &rules, |played| bar.set_position(played));
         bar.finish_and_clear();
         let is_interrupted = interrupted.load(Ordering::Relaxed);
         let within = Duration::from_secs(self.shrink);
-        let failed = failed.map(|(history, run)| FailedHistory::of(&history, run.broken, within));
+        let failed = failed
+            .map(|(history, run)| FailedHistory::shrunk_from(&history, run.violations, within));
         let (has_failed, text) = (
             failed.is_some(),
             text(&tally, took, is_interrupted, failed.as_ref()),
         );
         print(
             self.output,
-            &page(&tally, took, is_interrupted, failed),
+            &faults_output(&tally, took, is_interrupted, failed),
             &text,
         )?;
         Ok(exit_code(has_failed))
@@ -164,7 +165,7 @@ impl SimulateFaultsArgs {
             steps: self.steps,
             without,
             planted: self.planted,
-            ..History::of(seed)
+            ..History::from_seed(seed)
         }
     }
 
@@ -175,14 +176,14 @@ impl SimulateFaultsArgs {
             .iter()
             .try_for_each(|line| writeln!(out, "{line}"))?;
         writeln!(out, "\n{}", run.tally)?;
-        run.broken
+        run.violations
             .iter()
             .try_for_each(|broken| writeln!(out, "broken: {broken}"))?;
-        Ok(exit_code(!run.broken.is_empty()))
+        Ok(exit_code(!run.violations.is_empty()))
     }
 }
 
-fn page(
+fn faults_output(
     tally: &FaultTally,
     took: Duration,
     interrupted: bool,
@@ -195,9 +196,9 @@ fn page(
         seconds: took.as_secs_f64(),
         decisions: tally.decisions(),
         answers: tally.answers.clone(),
-        hand_overs: tally.hand_overs,
+        hand_overs: tally.leadership_changes,
         bound: tally.bound,
-        reservations: tally.held,
+        reservations: tally.reservations,
         evictions: tally.evicted,
         faults: tally
             .faults
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_of_fault_that_there_is_not_is_answered_with_those_that_there_are() {
+    fn an_unknown_kind_of_fault_lists_the_known_ones() {
         let unknown = "kil".parse::<FaultKind>().unwrap_err().to_string();
         assert!(
             unknown.contains("\"kil\"") && unknown.contains("kill, restart"),
@@ -257,12 +258,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_history_is_told_with_the_command_that_plays_it_again() {
+    fn a_failed_history_shows_the_command_that_replays_it() {
         let history = History {
             steps: 40,
-            ..History::of(7)
+            ..History::from_seed(7)
         };
-        let failed = FailedHistory::of(
+        let failed = FailedHistory::shrunk_from(
             &history,
             vec!["n0/1 is promised twice".into()],
             Duration::ZERO,

@@ -67,7 +67,7 @@ struct Seeds(Vec<u64>);
 const MOST_SEEDS: u64 = 1000;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum BadSeeds {
+enum SeedsError {
     #[error("write a whole number, or two with .. between them, such as 42..51")]
     Malformed,
     #[error("{first} is larger than {last}; write {last}..{first}")]
@@ -77,22 +77,26 @@ enum BadSeeds {
 }
 
 impl FromStr for Seeds {
-    type Err = BadSeeds;
+    type Err = SeedsError;
 
-    fn from_str(text: &str) -> Result<Self, BadSeeds> {
+    fn from_str(text: &str) -> Result<Self, SeedsError> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeeds::Malformed);
+        let number = |text: &str| {
+            text.trim()
+                .parse::<u64>()
+                .map_err(|_| SeedsError::Malformed)
+        };
         let (first, last) = (number(first)?, number(last)?);
         match last.checked_sub(first) {
-            None => Err(BadSeeds::Backwards { first, last }),
-            Some(more) if more >= MOST_SEEDS => Err(BadSeeds::TooMany),
+            None => Err(SeedsError::Backwards { first, last }),
+            Some(more) if more >= MOST_SEEDS => Err(SeedsError::TooMany),
             Some(_) => Ok(Self((first..=last).collect())),
         }
     }
 }
 
 /// Each task's result, in the order of the tasks; as many run at once as the machine has processors.
-fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+fn run_parallel<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let workers = thread::available_parallelism()
         .map_or(1, NonZeroUsize::get)
         .min(tasks.len());
@@ -102,11 +106,11 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
     let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let work = || {
-            let mut mine = Vec::new();
-            while let Some((place, task)) = next() {
-                mine.push((place, run(task)));
+            let mut results_of_worker = Vec::new();
+            while let Some((index, task)) = next() {
+                results_of_worker.push((index, run(task)));
             }
-            mine
+            results_of_worker
         };
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         let results = workers.into_iter().map(|worker| worker.join());
@@ -114,12 +118,12 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
             .flat_map(|mine| mine.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    done.sort_by_key(|(place, _)| *place);
+    done.sort_by_key(|(index, _)| *index);
     done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// A progress bar, which shows on a terminal only.
-fn progress(runs: u64) -> ProgressBar {
+fn progress_bar(runs: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{wide_bar} {pos} of {len} runs, {eta} left");
     ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
@@ -137,15 +141,15 @@ mod tests {
         assert_eq!(seeds("42..44"), Ok(vec![42, 43, 44]));
         assert_eq!(
             seeds("44..42"),
-            Err(BadSeeds::Backwards {
+            Err(SeedsError::Backwards {
                 first: 44,
                 last: 42
             })
         );
-        assert_eq!(seeds("0..1000"), Err(BadSeeds::TooMany));
-        assert_eq!(seeds("0..18446744073709551615"), Err(BadSeeds::TooMany));
+        assert_eq!(seeds("0..1000"), Err(SeedsError::TooMany));
+        assert_eq!(seeds("0..18446744073709551615"), Err(SeedsError::TooMany));
         for text in ["", "..", "-1", "a..b", "1..2..3"] {
-            assert_eq!(seeds(text), Err(BadSeeds::Malformed), "{text}");
+            assert_eq!(seeds(text), Err(SeedsError::Malformed), "{text}");
         }
     }
 
@@ -155,7 +159,7 @@ mod tests {
             .map_or(1, NonZeroUsize::get)
             .min(2);
         let at_work = AtomicUsize::new(0);
-        let met = side_by_side(&[1, 2], |task| {
+        let met = run_parallel(&[1, 2], |task| {
             at_work.fetch_add(1, Ordering::SeqCst);
             let deadline = Instant::now() + Duration::from_secs(60);
             while at_work.load(Ordering::SeqCst) < workers && Instant::now() < deadline {
@@ -170,9 +174,9 @@ mod tests {
     fn results_stand_in_the_order_of_their_tasks() {
         let tasks: Vec<u32> = (0..100).collect();
         assert_eq!(
-            side_by_side(&tasks, |task| task * 2),
+            run_parallel(&tasks, |task| task * 2),
             (0..200).step_by(2).collect::<Vec<u32>>()
         );
-        assert!(side_by_side(&[], |task: &u32| *task).is_empty());
+        assert!(run_parallel(&[], |task: &u32| *task).is_empty());
     }
 }

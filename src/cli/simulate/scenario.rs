@@ -1,7 +1,7 @@
 //! `stowage simulate SCENARIO` and `stowage simulate all`: stories played in simulated time, with what each is compared with, as a
 //! table, an object or a picture. The scenarios are in `lab::simulate::fleet::scenarios`.
 
-use super::{Seeds, progress, side_by_side};
+use super::{Seeds, progress_bar, run_parallel};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use comfy_table::presets::NOTHING;
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_lab::picture::{Panel, PanelLine, PictureFile};
 use stowage_lab::simulate::fleet::scenarios::{
-    Figure, Played, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult,
-    TraceFileText, VariantLine,
+    Figure, SCENARIOS, Scenario, ScenarioInput, ScenarioReport, Spread, TargetResult,
+    TraceFileText, VariantLine, VariantRun,
 };
 
 #[derive(Debug, Args)]
@@ -73,7 +73,7 @@ impl ScenarioArgs {
         }
         let seeds = &self.runs.seeds.0;
         let runs = play(scenario, &input, seeds);
-        let report = ScenarioReport::of(scenario, seeds, &runs);
+        let report = ScenarioReport::from_runs(scenario, seeds, &runs);
         if let (Some(file), Some(first)) = (&self.plot, runs.first()) {
             file.write(
                 &format!("{} (seed {})", scenario.claim, seeds[0]),
@@ -92,7 +92,7 @@ impl AllArgs {
         };
         let seeds = &self.runs.seeds.0;
         let report = |scenario: &&'static Scenario| {
-            ScenarioReport::of(scenario, seeds, &play(scenario, &input, seeds))
+            ScenarioReport::from_runs(scenario, seeds, &play(scenario, &input, seeds))
         };
         self.runs
             .print(&SCENARIOS.iter().map(report).collect::<Vec<_>>())
@@ -106,8 +106,10 @@ impl RunArgs {
             (OutputFormat::Json, [one]) => writeln!(out, "{}", serde_json::to_string_pretty(one)?)?,
             (OutputFormat::Json, all) => writeln!(out, "{}", serde_json::to_string_pretty(all)?)?,
             (OutputFormat::Text, all) => {
-                let texts: Vec<String> =
-                    all.iter().map(|report| text(report, self.short)).collect();
+                let texts: Vec<String> = all
+                    .iter()
+                    .map(|report| report_text(report, self.short))
+                    .collect();
                 write!(out, "{}", texts.join("\n"))?;
             }
         }
@@ -128,14 +130,14 @@ fn scenario(name: &str) -> Result<&'static Scenario> {
 }
 
 /// Plays a scenario with every seed and variant, in parallel; results are by seed, then by variant.
-fn play(scenario: &'static Scenario, input: &ScenarioInput, seeds: &[u64]) -> Vec<Vec<Played>> {
+fn play(scenario: &'static Scenario, input: &ScenarioInput, seeds: &[u64]) -> Vec<Vec<VariantRun>> {
     let variants = scenario.variants.len();
     let tasks: Vec<(u64, usize)> = seeds
         .iter()
         .flat_map(|seed| (0..variants).map(|variant| (*seed, variant)))
         .collect();
-    let progress = progress(tasks.len() as u64);
-    let played = side_by_side(&tasks, |(seed, variant)| {
+    let progress = progress_bar(tasks.len() as u64);
+    let played = run_parallel(&tasks, |(seed, variant)| {
         let played = (scenario.play)(input, *variant, *seed);
         progress.inc(1);
         played
@@ -181,7 +183,7 @@ fn traces(
     scenario.traces.iter().map(read).collect()
 }
 
-fn text(report: &ScenarioReport, is_short: bool) -> String {
+fn report_text(report: &ScenarioReport, is_short: bool) -> String {
     let scenario = scenario(report.scenario).expect("a report is of a scenario");
     let seeds = match report.seeds.as_slice() {
         [one] => format!("seed {one}"),
@@ -206,7 +208,7 @@ fn text(report: &ScenarioReport, is_short: bool) -> String {
     report
         .targets
         .iter()
-        .for_each(|target| text.push_str(&line(target)));
+        .for_each(|target| text.push_str(&target_line(target)));
     report.notes.iter().for_each(|note| {
         let _ = writeln!(text, "{note}");
     });
@@ -216,7 +218,7 @@ fn text(report: &ScenarioReport, is_short: bool) -> String {
     text
 }
 
-fn line(target: &TargetResult) -> String {
+fn target_line(target: &TargetResult) -> String {
     let (bound, figure) = match (target.at_least, target.at_most) {
         (Some(least), _) => ("≥", least),
         (None, most) => ("≤", most.unwrap_or_default()),
@@ -226,7 +228,7 @@ fn line(target: &TargetResult) -> String {
     });
     format!(
         "{:>12}  {}: {:.2} (target {bound} {figure}{limit})\n",
-        target.verdict.said(),
+        target.verdict.label(),
         target.target,
         target.value
     )
@@ -241,7 +243,7 @@ fn table(scenario: &Scenario, report: &ScenarioReport) -> Table {
             .chain(scenario.figures.iter().map(|figure| figure.name)),
     );
     for VariantLine { variant, figures } in &report.variants {
-        let cell = |figure: &Figure| said(figures[figure.name], figure.decimals);
+        let cell = |figure: &Figure| mean_text(figures[figure.name], figure.decimals);
         table.add_row(
             [variant.to_string()]
                 .into_iter()
@@ -255,7 +257,7 @@ fn table(scenario: &Scenario, report: &ScenarioReport) -> Table {
     table
 }
 
-fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
+fn mean_text(Spread { mean, deviation }: Spread, decimals: usize) -> String {
     match deviation == 0.0 {
         true => format!("{mean:.decimals$}"),
         false => format!("{mean:.decimals$} ± {deviation:.decimals$}"),
@@ -268,14 +270,14 @@ const COLORS: [&str; 6] = [
 ];
 
 /// One panel for each kind of curve, with a line for each variant.
-fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
+fn panels(scenario: &Scenario, played: &[VariantRun]) -> Vec<Panel> {
     let kinds = played.first().map_or(0, |first| first.curves.len());
     let panel = |kind: usize| {
         let first = &played[0].curves[kind];
         let line = |variant: usize| PanelLine {
             name: scenario.variants[variant].into(),
             color: COLORS[variant % COLORS.len()],
-            stands_out: variant == 0,
+            is_highlighted: variant == 0,
             points: played[variant].curves[kind].points.clone(),
         };
         // Stowage is drawn last, so it lies on top.
@@ -287,7 +289,7 @@ fn panels(scenario: &Scenario, played: &[Played]) -> Vec<Panel> {
         let x = (0.0, (right / step).ceil().max(1.0) * step, step);
         Panel {
             title: first.name.into(),
-            x_label: first.x.into(),
+            x_label: first.x_label.into(),
             x,
             y_step: nice_step(top),
             lines,
@@ -313,14 +315,14 @@ fn nice_step(top: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn report() -> (ScenarioReport, Vec<Vec<Played>>) {
+    fn report() -> (ScenarioReport, Vec<Vec<VariantRun>>) {
         let scenario = SCENARIOS[0];
-        let played = |value: f64| Played {
+        let played = |value: f64| VariantRun {
             figures: vec![value; scenario.figures.len()],
             notes: vec!["a limit".into()],
-            ..Played::default()
+            ..VariantRun::default()
         };
-        let runs: Vec<Vec<Played>> = (0..2)
+        let runs: Vec<Vec<VariantRun>> = (0..2)
             .map(|seed| {
                 scenario
                     .variants
@@ -329,13 +331,13 @@ mod tests {
                     .collect()
             })
             .collect();
-        (ScenarioReport::of(scenario, &[1, 2], &runs), runs)
+        (ScenarioReport::from_runs(scenario, &[1, 2], &runs), runs)
     }
 
     #[test]
     fn the_text_has_the_table_the_targets_and_what_the_figures_mean() {
         let (report, _) = report();
-        let text = text(&report, false);
+        let text = report_text(&report, false);
         assert!(
             text.starts_with(&format!("{}: {}", SCENARIOS[0].name, SCENARIOS[0].claim)),
             "{text}"

@@ -2,7 +2,7 @@
 //! costs what is on the screen.
 
 use std::cmp::Ordering;
-use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ids::printable;
 use stowage_scheduling::units::{Bytes, Millis, Percent};
 
@@ -35,7 +35,7 @@ const PERCENT_BAR: usize = 6;
 
 impl Cell {
     /// Text that a user or another program chose.
-    pub fn foreign(text: &str) -> Self {
+    pub fn untrusted_text(text: &str) -> Self {
         Self::Text(printable(text))
     }
 
@@ -65,12 +65,12 @@ impl Cell {
                     bar(u64::from(percent.get()) * 10, PERCENT_BAR)
                 )
             }
-            Self::Age(age) => age.map_or("?".into(), length),
+            Self::Age(age) => age.map_or("?".into(), human_duration),
         }
     }
 
     /// How full it is, in thousandths; `None` of what has no bound.
-    pub fn fill(&self) -> Option<u64> {
+    pub fn fill_thousandths(&self) -> Option<u64> {
         match self {
             Self::Share { part, of } => Some(thousandths(*part, *of)),
             Self::Percent(percent) => percent.map(|percent| u64::from(percent.get()) * 10),
@@ -81,13 +81,15 @@ impl Cell {
     /// Numbers by size, shares by how full they are, texts as they read.
     pub fn compare(&self, other: &Self) -> Ordering {
         match (self, other) {
-            (Self::Text(a), Self::Text(b)) => natural(a, b),
-            (Self::Share { .. }, Self::Share { .. }) => self.fill().cmp(&other.fill()),
-            _ => self.number().cmp(&other.number()),
+            (Self::Text(a), Self::Text(b)) => natural_order(a, b),
+            (Self::Share { .. }, Self::Share { .. }) => {
+                self.fill_thousandths().cmp(&other.fill_thousandths())
+            }
+            _ => self.sort_key().cmp(&other.sort_key()),
         }
     }
 
-    fn number(&self) -> Option<i128> {
+    fn sort_key(&self) -> Option<i128> {
         match self {
             Self::Text(_) | Self::Share { .. } => None,
             Self::Count(count) => Some((*count).into()),
@@ -128,10 +130,10 @@ fn share_text(part: Bytes, of: Bytes) -> String {
 }
 
 /// As a person orders names: `node-2` before `node-10`.
-pub fn natural(a: &str, b: &str) -> Ordering {
+pub fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a, b);
     loop {
-        let (of_left, of_right) = (digits(left), digits(right));
+        let (of_left, of_right) = (leading_digits(left), leading_digits(right));
         if of_left > 0 && of_right > 0 {
             let (x, y) = (
                 left[..of_left].trim_start_matches('0'),
@@ -155,7 +157,7 @@ pub fn natural(a: &str, b: &str) -> Ordering {
     }
 }
 
-fn digits(text: &str) -> usize {
+fn leading_digits(text: &str) -> usize {
     text.bytes().take_while(u8::is_ascii_digit).count()
 }
 
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn names_sort_as_a_person_counts() {
         let mut names = ["node-10", "node-2", "node-2-b", "node-02", "node", "Node-1"];
-        names.sort_by(|a, b| natural(a, b));
+        names.sort_by(|a, b| natural_order(a, b));
         assert_eq!(
             names,
             ["Node-1", "node", "node-02", "node-2", "node-2-b", "node-10"]
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_sorts_before_what_is_known_and_shares_by_how_full_they_are() {
+    fn unknown_figures_sort_first_and_shares_by_how_full_they_are() {
         let share = |part, of| Cell::Share {
             part: Bytes::gib(part),
             of: Bytes::gib(of),
@@ -194,13 +196,13 @@ mod tests {
             Cell::Percent(None).compare(&Cell::Percent(Percent::new(0))),
             Ordering::Less
         );
-        assert_eq!(share(1, 0).fill(), Some(0));
+        assert_eq!(share(1, 0).fill_thousandths(), Some(0));
         assert_eq!(share(40, 72).text(), "█████▌···· 40.0/72.0 GiB");
         assert_eq!(share(312, 720).text(), "████▎····· 312/720 GiB");
     }
 
     #[test]
-    fn nothing_that_commands_a_terminal_is_left_of_a_name() {
+    fn a_name_has_no_control_characters() {
         let hostile = "a\u{1b}[2J\u{9b}31m\nb\u{202e}c\u{200b}\u{7}";
         let shown = printable(hostile);
         assert_eq!(

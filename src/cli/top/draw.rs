@@ -17,7 +17,7 @@ pub enum Colors {
 }
 
 impl Colors {
-    fn of(self, color: Color) -> Style {
+    fn foreground(self, color: Color) -> Style {
         match self {
             Self::On => Style::new().fg(color),
             Self::Off => Style::new(),
@@ -25,13 +25,13 @@ impl Colors {
     }
 
     /// A GPU that is allocated whole is well used; a KV cache that is full holds up requests.
-    fn cell(self, cell: &Cell) -> Style {
+    fn cell_style(self, cell: &Cell) -> Style {
         match cell {
-            Cell::Share { .. } => self.of(Color::Green),
+            Cell::Share { .. } => self.foreground(Color::Green),
             Cell::Percent(Some(percent)) => match percent.get() {
-                0..80 => self.of(Color::Green),
-                80..95 => self.of(Color::Yellow),
-                _ => self.of(Color::Red),
+                0..80 => self.foreground(Color::Green),
+                80..95 => self.foreground(Color::Yellow),
+                _ => self.foreground(Color::Red),
             },
             _ => Style::new(),
         }
@@ -39,8 +39,8 @@ impl Colors {
 }
 
 /// Lines above the rows (summary, views, header) and below (status).
-const ABOVE: u16 = 3;
-const BELOW: u16 = 1;
+const LINES_ABOVE: u16 = 3;
+const LINES_BELOW: u16 = 1;
 /// Answers that are older are marked: three intervals were missed.
 const OLD_AFTER_SECONDS: u64 = 4;
 
@@ -62,33 +62,34 @@ const HELP: [&str; 14] = [
 ];
 
 pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
-    if area.height <= ABOVE + BELOW || area.width == 0 {
-        return line(buffer, area, 0, "the terminal is too small", Style::new());
+    if area.height <= LINES_ABOVE + LINES_BELOW || area.width == 0 {
+        return draw_line(buffer, area, 0, "the terminal is too small", Style::new());
     }
-    let page = area.height - ABOVE - BELOW;
-    top.page = page.into();
-    top.offset = top
-        .offset
-        .clamp((top.selected + 1).saturating_sub(top.page), top.selected);
+    let page_height = area.height - LINES_ABOVE - LINES_BELOW;
+    top.page_rows = page_height.into();
+    top.offset = top.offset.clamp(
+        (top.selected + 1).saturating_sub(top.page_rows),
+        top.selected,
+    );
     let (summary, style) = summary(top, colors);
-    line(buffer, area, 0, &summary, style);
-    views(top, area, buffer, colors);
-    table(
+    draw_line(buffer, area, 0, &summary, style);
+    draw_views(top, area, buffer, colors);
+    draw_table(
         top,
         Rect {
             y: area.y + 2,
-            height: page + 1,
+            height: page_height + 1,
             ..area
         },
         buffer,
         colors,
     );
-    status(top, area, buffer, colors);
-    if top.is_helping {
-        help(
+    draw_status(top, area, buffer, colors);
+    if top.is_help_open {
+        draw_help(
             Rect {
-                y: area.y + ABOVE,
-                height: page,
+                y: area.y + LINES_ABOVE,
+                height: page_height,
                 ..area
             },
             buffer,
@@ -96,7 +97,7 @@ pub fn draw(top: &mut Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     }
 }
 
-fn line(buffer: &mut Buffer, area: Rect, row: u16, text: &str, style: Style) {
+fn draw_line(buffer: &mut Buffer, area: Rect, row: u16, text: &str, style: Style) {
     if row < area.height {
         buffer.set_stringn(area.x, area.y + row, text, area.width.into(), style);
     }
@@ -106,7 +107,7 @@ fn line(buffer: &mut Buffer, area: Rect, row: u16, text: &str, style: Style) {
 pub fn summary_of(fleet: &Fleet) -> String {
     let gpus = fleet.nodes.iter().flat_map(|node| &node.gpus);
     let (part, of) = allocated(gpus.clone());
-    let percent = Cell::Share { part, of }.fill().unwrap_or(0) / 10;
+    let percent = Cell::Share { part, of }.fill_thousandths().unwrap_or(0) / 10;
     let pods: usize = fleet.nodes.iter().map(|node| node.pods.len()).sum();
     format!(
         "{}, {}, {part} of {of} allocated ({percent} %), {}, {} pending",
@@ -119,31 +120,33 @@ pub fn summary_of(fleet: &Fleet) -> String {
 
 fn summary(top: &Top, colors: Colors) -> (String, Style) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let seconds = top.shown.age.as_secs();
-    match (&top.shown.fleet, &top.shown.problem) {
+    let seconds = top.displayed.age.as_secs();
+    match (&top.displayed.fleet, &top.displayed.problem) {
         (None, None) => (format!("asking {} …", printable(&top.server)), bold),
-        (None, Some(problem)) => (printable(problem), colors.of(Color::Red)),
+        (None, Some(problem)) => (printable(problem), colors.foreground(Color::Red)),
         (Some(fleet), None) if seconds < OLD_AFTER_SECONDS => (summary_of(fleet), bold),
         (Some(fleet), None) => (
             format!("OLD, {seconds} s: {}", summary_of(fleet)),
-            colors.of(Color::Yellow),
+            colors.foreground(Color::Yellow),
         ),
         (Some(fleet), Some(_)) => (
             format!("OLD, {seconds} s: {}", summary_of(fleet)),
-            colors.of(Color::Red),
+            colors.foreground(Color::Red),
         ),
     }
 }
 
-fn views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
+fn draw_views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let (mut x, end) = (area.x, area.right());
-    for (place, view) in View::ALL.into_iter().enumerate() {
+    for (index, view) in View::ALL.into_iter().enumerate() {
         let style = match view == top.view {
-            true => colors.of(Color::Cyan).add_modifier(Modifier::REVERSED),
-            false => colors.of(Color::Cyan),
+            true => colors
+                .foreground(Color::Cyan)
+                .add_modifier(Modifier::REVERSED),
+            false => colors.foreground(Color::Cyan),
         };
         if x < end {
-            let name = format!(" {} {} ", place + 1, view.title());
+            let name = format!(" {} {} ", index + 1, view.title());
             x = buffer
                 .set_stringn(x, area.y + 1, name, (end - x).into(), style)
                 .0;
@@ -162,28 +165,28 @@ fn views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
                 area.y + 1,
                 filter,
                 (end - x).into(),
-                colors.of(Color::Yellow),
+                colors.foreground(Color::Yellow),
             );
         }
     }
 }
 
-fn table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
+fn draw_table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let columns = top.view.columns();
     let first = first_width(columns, area.width);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let mut places = Vec::with_capacity(columns.len());
+    let mut column_spans = Vec::with_capacity(columns.len());
     let mut x = area.x;
-    for (place, column) in columns.iter().enumerate() {
-        let width = if place == 0 { first } else { column.width };
+    for (index, column) in columns.iter().enumerate() {
+        let width = if index == 0 { first } else { column.width };
         let width = width.min(area.right().saturating_sub(x));
-        places.push((x, width));
-        let mark = match top.sorting().filter(|sorting| sorting.column == place) {
+        column_spans.push((x, width));
+        let mark = match top.sorting().filter(|sorting| sorting.column == index) {
             Some(sorting) if sorting.is_reversed => "▼",
             Some(_) => "▲",
             None => "",
         };
-        put(
+        draw_cell(
             buffer,
             (x, area.y),
             width,
@@ -216,9 +219,9 @@ fn table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
                 Style::new().add_modifier(selected),
             );
         }
-        for ((cell, column), (x, width)) in cells.iter().zip(columns).zip(&places) {
-            let style = colors.cell(cell).add_modifier(selected);
-            put(
+        for ((cell, column), (x, width)) in cells.iter().zip(columns).zip(&column_spans) {
+            let style = colors.cell_style(cell).add_modifier(selected);
+            draw_cell(
                 buffer,
                 (*x, y),
                 *width,
@@ -228,13 +231,13 @@ fn table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
             );
         }
     }
-    if top.rows().is_empty() && top.shown.fleet.is_some() {
+    if top.rows().is_empty() && top.displayed.fleet.is_some() {
         let nothing = match (&*top.filter, top.view) {
             ("", View::Pending) => "No pod is pending.",
             ("", _) => "There is nothing to show.",
             _ => "No row has this text; Esc clears the filter.",
         };
-        line(buffer, area, 1, nothing, Style::new());
+        draw_line(buffer, area, 1, nothing, Style::new());
     }
 }
 
@@ -246,37 +249,44 @@ fn first_width(columns: &[Column], width: u16) -> u16 {
 }
 
 /// Draws the text of a cell; one that is too long ends in an ellipsis.
-fn put(buffer: &mut Buffer, at: (u16, u16), width: u16, text: &str, is_right: bool, style: Style) {
+fn draw_cell(
+    buffer: &mut Buffer,
+    at: (u16, u16),
+    width: u16,
+    text: &str,
+    is_right: bool,
+    style: Style,
+) {
     let length = ratatui::text::Span::raw(text).width();
-    let room = usize::from(width);
+    let available = usize::from(width);
     let (x, y) = at;
-    if length <= room {
-        let shift = if is_right { room - length } else { 0 };
+    if length <= available {
+        let shift = if is_right { available - length } else { 0 };
         buffer.set_stringn(x + shift as u16, y, text, length, style);
-    } else if room > 0 {
-        let (end, _) = buffer.set_stringn(x, y, text, room - 1, style);
+    } else if available > 0 {
+        let (end, _) = buffer.set_stringn(x, y, text, available - 1, style);
         buffer.set_stringn(end, y, "…", 1, style);
     }
 }
 
-fn status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
-    let row = area.height - BELOW;
-    if let (Some(problem), Some(_)) = (&top.shown.problem, &top.shown.fleet) {
-        return line(
+fn draw_status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
+    let row = area.height - LINES_BELOW;
+    if let (Some(problem), Some(_)) = (&top.displayed.problem, &top.displayed.fleet) {
+        return draw_line(
             buffer,
             area,
             row,
             &printable(problem),
-            colors.of(Color::Red),
+            colors.foreground(Color::Red),
         );
     }
     let count = top.rows().len();
     let place = if count == 0 { 0 } else { top.selected + 1 };
     let text = format!("{place}/{count}  ? help  / filter  > sort  r reverse  q quit");
-    line(buffer, area, row, &text, colors.of(Color::DarkGray));
+    draw_line(buffer, area, row, &text, colors.foreground(Color::DarkGray));
 }
 
-fn help(area: Rect, buffer: &mut Buffer) {
+fn draw_help(area: Rect, buffer: &mut Buffer) {
     let width = HELP
         .iter()
         .map(|text| text.chars().count())
@@ -290,8 +300,8 @@ fn help(area: Rect, buffer: &mut Buffer) {
     };
     for (row, text) in (0..at.height).zip(HELP) {
         let blank = " ".repeat(at.width.into());
-        line(buffer, at, row, &blank, Style::new());
-        line(
+        draw_line(buffer, at, row, &blank, Style::new());
+        draw_line(
             buffer,
             Rect {
                 x: at.x + 1,

@@ -1,7 +1,7 @@
 //! The terminal: keys in, frames out, and the terminal as it was at the end, whatever the end is.
 
 use super::draw::{Colors, draw};
-use super::state::{Next, Top};
+use super::state::{KeyOutcome, Top};
 use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use stowage_scheduling::explaining::fleet::Fleet;
 
 /// How long a wait for keys lasts at most: how soon a new answer, or a signal, is noticed.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const EVENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the screen is drawn without news: the age of the figures is shown in seconds.
-const DRAW_EVERY: Duration = Duration::from_secs(1);
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The answer of the server, or why there is none.
 pub type Answer = Result<Box<Fleet>, String>;
@@ -39,33 +39,33 @@ fn show(
     colors: Colors,
     is_over: &AtomicBool,
 ) -> Result<()> {
-    let (mut answered, mut drawn) = (Instant::now(), None::<Instant>);
+    let (mut answered_at, mut drawn_at) = (Instant::now(), None::<Instant>);
     while !is_over.load(Ordering::Relaxed) {
-        let mut is_changed = drawn.is_none_or(|drawn| drawn.elapsed() >= DRAW_EVERY);
+        let mut is_changed = drawn_at.is_none_or(|drawn| drawn.elapsed() >= REDRAW_INTERVAL);
         loop {
             match answers.try_recv() {
                 Ok(Ok(fleet)) => {
-                    answered = Instant::now();
-                    top.answered(*fleet);
+                    answered_at = Instant::now();
+                    top.set_fleet(*fleet);
                 }
-                Ok(Err(problem)) => top.unanswered(problem),
+                Ok(Err(problem)) => top.set_problem(problem),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
             is_changed = true;
         }
         if is_changed {
-            top.shown.age = answered.elapsed();
+            top.displayed.age = answered_at.elapsed();
             terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut(), colors))?;
-            drawn = Some(Instant::now());
+            drawn_at = Some(Instant::now());
         }
         // All keys that are there, before the next frame: held down, a key shall not run on after it is let go.
-        let mut wait = LOOK_EVERY;
+        let mut wait = EVENT_POLL_INTERVAL;
         while event::poll(wait)? {
             wait = Duration::ZERO;
             match event::read()? {
-                Event::Key(key) if top.key(key) == Next::Quit => return Ok(()),
-                _ => drawn = None,
+                Event::Key(key) if top.handle_key(key) == KeyOutcome::Quit => return Ok(()),
+                _ => drawn_at = None,
             }
         }
     }

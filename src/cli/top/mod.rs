@@ -10,10 +10,10 @@ mod state;
 mod view;
 
 use super::access::{Access, AccessArgs};
-use super::operators_client::{self, NoAnswer};
+use super::operators_client::{self, OperatorsClientError};
 use super::output::OutputArgs;
-use super::{duration, is_of_broken_pipe, lines};
-use crate::cli::note;
+use super::{duration, is_broken_pipe, table_lines};
+use crate::cli::print_to_stderr;
 use anyhow::{Result, bail};
 use clap::Args;
 use draw::{Colors, summary_of};
@@ -61,7 +61,7 @@ pub struct TopArgs {
 
 /// Nothing answers.
 const NO_ANSWER: u8 = 2;
-const PAGE: &str = "/v1/fleet";
+const FLEET_PATH: &str = "/v1/fleet";
 
 /// Shorter, a large cluster would be asked again before its answer is read.
 fn interval(text: &str) -> Result<Duration, String> {
@@ -74,19 +74,20 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 impl TopArgs {
     pub async fn run(self) -> Result<ExitCode> {
-        self.shown().await.or_else(|error| {
-            if is_of_broken_pipe(&error) {
+        self.try_run().await.or_else(|error| {
+            if is_broken_pipe(&error) {
                 return Err(error);
             }
-            note(format_args!("error: {error:#}"));
+            print_to_stderr(format_args!("error: {error:#}"));
             Ok(NO_ANSWER.into())
         })
     }
 
-    async fn shown(self) -> Result<ExitCode> {
+    async fn try_run(self) -> Result<ExitCode> {
         let access = self.access.read(&self.server).await?;
         if self.once || self.output.is_data() {
-            let fleet: Fleet = operators_client::get(&self.server, &access, PAGE, "fleet").await?;
+            let fleet: Fleet =
+                operators_client::get(&self.server, &access, FLEET_PATH, "fleet").await?;
             let data = self.output.data(&fleet)?;
             let text = data.unwrap_or_else(|| table(&fleet, self.view));
             std::io::stdout().write_all(text.as_bytes())?;
@@ -107,7 +108,7 @@ impl TopArgs {
         end_on_signal(is_over.clone())?;
         let (sender, answers) = channel();
         let shown = tokio::task::spawn_blocking(move || live::run(top, &answers, colors, &is_over));
-        let asking = self.ask(access, sender);
+        let asking = self.poll_fleet(access, sender);
         tokio::pin!(shown, asking);
         let shown = tokio::select! {
             shown = &mut shown => shown,
@@ -119,11 +120,12 @@ impl TopArgs {
     }
 
     /// Asks again and again, until nothing takes the answers.
-    async fn ask(self, mut access: Access, answers: Sender<Answer>) {
+    async fn poll_fleet(self, mut access: Access, answers: Sender<Answer>) {
         loop {
-            let answer = operators_client::get::<Fleet>(&self.server, &access, PAGE, "fleet").await;
+            let answer =
+                operators_client::get::<Fleet>(&self.server, &access, FLEET_PATH, "fleet").await;
             // A token lasts for minutes, and this runs for hours.
-            if matches!(answer, Err(NoAnswer::NotAllowed { .. }))
+            if matches!(answer, Err(OperatorsClientError::NotAllowed { .. }))
                 && let Ok(renewed) = self.access.read(&self.server).await
             {
                 access = renewed;
@@ -140,7 +142,7 @@ impl TopArgs {
 }
 
 /// How long the screen has to end after a signal: it takes far less, unless its terminal is gone.
-const LONGEST_END: Duration = Duration::from_secs(1);
+const SIGNAL_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a shell says of a program that SIGHUP has ended.
 const HUNG_UP: i32 = 128 + 1;
 
@@ -157,7 +159,7 @@ fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
         }
         is_over.store(true, Ordering::Relaxed);
         // Where the terminal is gone, crossterm reads its end again and again and never returns. Nothing is left to restore there.
-        tokio::time::sleep(LONGEST_END).await;
+        tokio::time::sleep(SIGNAL_EXIT_TIMEOUT).await;
         std::process::exit(HUNG_UP);
     });
     Ok(())
@@ -168,14 +170,14 @@ fn table(fleet: &Fleet, view: View) -> String {
     let columns = view.columns();
     let header: Vec<&str> = columns.iter().map(|column| column.title).collect();
     let right: Vec<usize> = (0..columns.len())
-        .filter(|place| columns[*place].is_right)
+        .filter(|column| columns[*column].is_right)
         .collect();
     let rows = view.rows(fleet);
     let mut text = summary_of(fleet) + "\n\n";
     if rows.is_empty() {
         return text + "There is nothing to show.\n";
     }
-    text += &lines(
+    text += &table_lines(
         &header,
         rows.iter()
             .map(|row| row.iter().map(cell::Cell::text).collect()),

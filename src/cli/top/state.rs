@@ -16,7 +16,7 @@ pub struct Sorting {
 
 /// The figures and their age.
 #[derive(Debug, Clone, Default)]
-pub struct Shown {
+pub struct DisplayedFleet {
     pub fleet: Option<Fleet>,
     /// Time since the last answer.
     pub age: Duration,
@@ -25,7 +25,7 @@ pub struct Shown {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum KeyOutcome {
     Continue,
     Quit,
 }
@@ -33,37 +33,37 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Top {
     pub server: String,
-    pub shown: Shown,
+    pub displayed: DisplayedFleet,
     pub view: View,
     /// The sorting of each view; `None` is the fleet's order.
     sorting: [Option<Sorting>; View::ALL.len()],
     pub filter: String,
     pub is_typing: bool,
-    pub is_helping: bool,
+    pub is_help_open: bool,
     pub selected: usize,
     /// The first row on the screen.
     pub offset: usize,
     /// Rows on the screen, as last drawn.
-    pub page: usize,
+    pub page_rows: usize,
     rows: Vec<Vec<Cell>>,
 }
 
 /// The longest filter, in bytes: longer than a name that Kubernetes allows.
-const LONGEST_FILTER: usize = 300;
+const MAX_FILTER_LENGTH: usize = 300;
 
 impl Top {
     pub fn new(server: String, view: View) -> Self {
         Self {
             server,
-            shown: Shown::default(),
+            displayed: DisplayedFleet::default(),
             view,
             sorting: [None; View::ALL.len()],
             filter: String::new(),
             is_typing: false,
-            is_helping: false,
+            is_help_open: false,
             selected: 0,
             offset: 0,
-            page: 1,
+            page_rows: 1,
             rows: Vec::new(),
         }
     }
@@ -77,52 +77,52 @@ impl Top {
         self.sorting[self.view as usize]
     }
 
-    pub fn answered(&mut self, fleet: Fleet) {
-        self.shown = Shown {
+    pub fn set_fleet(&mut self, fleet: Fleet) {
+        self.displayed = DisplayedFleet {
             fleet: Some(fleet),
-            ..Shown::default()
+            ..DisplayedFleet::default()
         };
         self.arrange();
     }
 
     /// The last figures stay, marked as old.
-    pub fn unanswered(&mut self, problem: String) {
-        self.shown.problem = Some(problem);
+    pub fn set_problem(&mut self, problem: String) {
+        self.displayed.problem = Some(problem);
     }
 
-    pub fn key(&mut self, key: KeyEvent) -> Next {
+    pub fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return Next::Continue;
+            return KeyOutcome::Continue;
         }
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && matches!(key.code, KeyCode::Char('c' | 'd')) {
-            return Next::Quit;
+            return KeyOutcome::Quit;
         }
         if self.is_typing {
-            self.typed(key.code, is_control);
-            return Next::Continue;
+            self.handle_filter_key(key.code, is_control);
+            return KeyOutcome::Continue;
         }
-        if self.is_helping {
-            self.is_helping = false;
-            return Next::Continue;
+        if self.is_help_open {
+            self.is_help_open = false;
+            return KeyOutcome::Continue;
         }
         match key.code {
-            KeyCode::Char('q') => return Next::Quit,
+            KeyCode::Char('q') => return KeyOutcome::Quit,
             KeyCode::Esc => self.set_filter(String::new()),
-            KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.is_helping = true,
+            KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.is_help_open = true,
             KeyCode::Char('/') => self.is_typing = true,
             KeyCode::Char(digit @ '1'..='5') => self.show(View::ALL[digit as usize - '1' as usize]),
-            KeyCode::Tab | KeyCode::Right => self.turn(1),
-            KeyCode::BackTab | KeyCode::Left => self.turn(View::ALL.len() - 1),
-            KeyCode::Char('>' | 's') => self.sort_beside(1),
-            KeyCode::Char('<' | 'S') => self.sort_beside(self.view.columns().len() - 1),
+            KeyCode::Tab | KeyCode::Right => self.switch_view(1),
+            KeyCode::BackTab | KeyCode::Left => self.switch_view(View::ALL.len() - 1),
+            KeyCode::Char('>' | 's') => self.sort_by_offset(1),
+            KeyCode::Char('<' | 'S') => self.sort_by_offset(self.view.columns().len() - 1),
             KeyCode::Char('r') => self.reverse(),
-            code => self.walk(code),
+            code => self.move_selection(code),
         }
-        Next::Continue
+        KeyOutcome::Continue
     }
 
-    fn typed(&mut self, code: KeyCode, is_control: bool) {
+    fn handle_filter_key(&mut self, code: KeyCode, is_control: bool) {
         match code {
             KeyCode::Enter => self.is_typing = false,
             KeyCode::Esc => {
@@ -130,7 +130,7 @@ impl Top {
                 self.set_filter(String::new());
             }
             KeyCode::Char('u') if is_control => self.set_filter(String::new()),
-            KeyCode::Char(c) if !is_control && self.filter.len() < LONGEST_FILTER => {
+            KeyCode::Char(c) if !is_control && self.filter.len() < MAX_FILTER_LENGTH => {
                 self.set_filter(self.filter.clone() + &c.to_string());
             }
             KeyCode::Backspace => {
@@ -138,17 +138,17 @@ impl Top {
                 filter.pop();
                 self.set_filter(filter);
             }
-            code => self.walk(code),
+            code => self.move_selection(code),
         }
     }
 
-    fn walk(&mut self, code: KeyCode) {
+    fn move_selection(&mut self, code: KeyCode) {
         let last = self.rows.len().saturating_sub(1);
         self.selected = match code {
             KeyCode::Up | KeyCode::Char('k') => self.selected.saturating_sub(1),
             KeyCode::Down | KeyCode::Char('j') => self.selected + 1,
-            KeyCode::PageUp => self.selected.saturating_sub(self.page),
-            KeyCode::PageDown | KeyCode::Char(' ') => self.selected + self.page,
+            KeyCode::PageUp => self.selected.saturating_sub(self.page_rows),
+            KeyCode::PageDown | KeyCode::Char(' ') => self.selected + self.page_rows,
             KeyCode::Home | KeyCode::Char('g') => 0,
             KeyCode::End | KeyCode::Char('G') => last,
             _ => self.selected,
@@ -156,7 +156,7 @@ impl Top {
         .min(last);
     }
 
-    fn turn(&mut self, by: usize) {
+    fn switch_view(&mut self, by: usize) {
         self.show(View::ALL[(self.view as usize + by) % View::ALL.len()]);
     }
 
@@ -172,7 +172,7 @@ impl Top {
     }
 
     /// Sorts by the column so many places further; at first by the first one.
-    fn sort_beside(&mut self, by: usize) {
+    fn sort_by_offset(&mut self, by: usize) {
         let columns = self.view.columns().len();
         let column = match self.sorting() {
             Some(sorting) => (sorting.column + by) % columns,
@@ -200,12 +200,12 @@ impl Top {
     /// Makes the rows again. The selection keeps its place.
     fn arrange(&mut self) {
         let rows = self
-            .shown
+            .displayed
             .fleet
             .as_ref()
             .map(|fleet| self.view.rows(fleet))
             .unwrap_or_default();
-        self.rows = filtered(rows, &self.filter);
+        self.rows = filter_rows(rows, &self.filter);
         if let Some(Sorting {
             column,
             is_reversed,
@@ -222,7 +222,7 @@ impl Top {
 }
 
 /// Rows with the text in one of their names, whatever its case.
-fn filtered(mut rows: Vec<Vec<Cell>>, filter: &str) -> Vec<Vec<Cell>> {
+fn filter_rows(mut rows: Vec<Vec<Cell>>, filter: &str) -> Vec<Vec<Cell>> {
     if !filter.is_empty() {
         let filter = filter.to_lowercase();
         let has =

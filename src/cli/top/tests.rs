@@ -1,7 +1,7 @@
 //! Whole frames: a golden file for each situation. `STOWAGE_BLESS=1` writes them again; read what changed before you commit it.
 
 use super::draw::{Colors, draw};
-use super::state::{Next, Top};
+use super::state::{KeyOutcome, Top};
 use super::table;
 use super::view::View;
 use ratatui::Terminal;
@@ -162,16 +162,16 @@ fn large() -> Fleet {
 
 fn top(fleet: Fleet) -> Top {
     let mut top = Top::new("http://127.0.0.1:9445".into(), View::Nodes);
-    top.answered(fleet);
+    top.set_fleet(fleet);
     top
 }
 
-fn press(top: &mut Top, keys: &str) -> Next {
-    let press = |top: &mut Top, code| top.key(KeyEvent::new(code, KeyModifiers::NONE));
+fn press(top: &mut Top, keys: &str) -> KeyOutcome {
+    let press = |top: &mut Top, code| top.handle_key(KeyEvent::new(code, KeyModifiers::NONE));
     keys.chars()
         .map(|c| press(top, KeyCode::Char(c)))
         .last()
-        .unwrap_or(Next::Continue)
+        .unwrap_or(KeyOutcome::Continue)
 }
 
 /// What is on a terminal of this size.
@@ -228,7 +228,7 @@ fn eight_thousand_gpus_are_scrolled_sorted_and_searched() {
     let mut top = top(large());
     press(&mut top, "2");
     let first = frame(&mut top, 100, 16);
-    top.key(KeyEvent::new(KeyCode::PageDown, KeyModifiers::NONE));
+    top.handle_key(KeyEvent::new(KeyCode::PageDown, KeyModifiers::NONE));
     let next = frame(&mut top, 100, 16);
     press(&mut top, "G");
     let last = frame(&mut top, 100, 16);
@@ -251,8 +251,8 @@ fn eight_thousand_gpus_are_scrolled_sorted_and_searched() {
 fn the_last_figures_stay_and_are_marked_as_old() {
     let mut top = top(three_nodes());
     assert!(frame(&mut top, 100, 12).starts_with("3 nodes, 5 GPUs"));
-    top.shown.age = Duration::from_secs(12);
-    top.unanswered("no answer from http://127.0.0.1:9445: Connection refused".into());
+    top.displayed.age = Duration::from_secs(12);
+    top.set_problem("no answer from http://127.0.0.1:9445: Connection refused".into());
     let old = frame(&mut top, 100, 12);
     assert!(
         old.starts_with("OLD, 12 s: 3 nodes") && old.contains("node-a"),
@@ -262,11 +262,11 @@ fn the_last_figures_stay_and_are_marked_as_old() {
         old.lines().last().unwrap().contains("Connection refused"),
         "{old}"
     );
-    top.answered(three_nodes());
+    top.set_fleet(three_nodes());
     assert!(frame(&mut top, 100, 12).starts_with("3 nodes"));
     let mut never = Top::new("http://nowhere".into(), View::Nodes);
     assert!(frame(&mut never, 60, 12).starts_with("asking http://nowhere"));
-    never.unanswered("no answer".into());
+    never.set_problem("no answer".into());
     assert!(frame(&mut never, 60, 12).starts_with("no answer"));
 }
 
@@ -287,37 +287,41 @@ fn any_size_of_the_terminal_can_be_drawn() {
             press(&mut top, keys);
             frame(&mut top, width, height);
         }
-        top.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+        top.handle_key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
     }
 }
 
 #[test]
 fn keys_do_what_the_help_says() {
     let mut top = top(three_nodes());
-    assert_eq!(press(&mut top, "q"), Next::Quit);
+    assert_eq!(press(&mut top, "q"), KeyOutcome::Quit);
     assert_eq!(
-        top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
-        Next::Quit
+        top.handle_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+        KeyOutcome::Quit
     );
     press(&mut top, "?");
-    assert_eq!(press(&mut top, "q"), Next::Continue, "it closes the help");
+    assert_eq!(
+        press(&mut top, "q"),
+        KeyOutcome::Continue,
+        "it closes the help"
+    );
     press(&mut top, "/node-b");
     assert_eq!(
         (press(&mut top, "q"), &*top.filter),
-        (Next::Continue, "node-bq"),
+        (KeyOutcome::Continue, "node-bq"),
         "a letter of the filter"
     );
     assert_eq!(
-        top.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
-        Next::Quit
+        top.handle_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)),
+        KeyOutcome::Quit
     );
-    top.key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
-    top.key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE));
+    top.handle_key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
+    top.handle_key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE));
     assert_eq!((top.rows().len(), top.is_typing), (1, false));
-    top.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+    top.handle_key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
     assert_eq!(top.rows().len(), 3);
     press(&mut top, "G");
-    top.answered(fleet(Vec::new(), Vec::new()));
+    top.set_fleet(fleet(Vec::new(), Vec::new()));
     assert_eq!((top.rows().len(), top.selected), (0, 0));
     press(&mut top, "jjjG kk");
     frame(&mut top, 80, 10);
@@ -342,7 +346,7 @@ fn a_hostile_name_reaches_neither_the_screen_nor_the_table_as_it_is() {
         let is_bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!text.contains(is_bad) && text.contains("[2J"), "{text:?}");
     }
-    top.unanswered("no answer from \u{1b}]0;title\u{7}".into());
+    top.set_problem("no answer from \u{1b}]0;title\u{7}".into());
     assert!(!frame(&mut top, 120, 10).contains('\u{1b}'));
 }
 

@@ -134,17 +134,21 @@ impl View {
     pub fn rows(self, fleet: &Fleet) -> Vec<Vec<Cell>> {
         let nodes = fleet.nodes.iter();
         match self {
-            Self::Nodes => nodes.map(node).collect(),
-            Self::Gpus => nodes.flat_map(gpus).collect(),
+            Self::Nodes => nodes.map(node_row).collect(),
+            Self::Gpus => nodes.flat_map(gpu_rows).collect(),
             Self::Pods => nodes
-                .flat_map(|at| at.pods.iter().map(move |one| pod(at, one, fleet.now)))
+                .flat_map(|node| {
+                    node.pods
+                        .iter()
+                        .map(move |one| pod_row(node, one, fleet.now))
+                })
                 .collect(),
             Self::Pending => fleet
                 .pending
                 .iter()
-                .map(|one| pending(one, fleet.now))
+                .map(|one| pending_row(one, fleet.now))
                 .collect(),
-            Self::Models => models(fleet),
+            Self::Models => model_rows(fleet),
         }
     }
 }
@@ -158,17 +162,17 @@ pub fn allocated<'a>(gpus: impl Iterator<Item = &'a FleetGpu> + Clone) -> (Bytes
 }
 
 /// The fullest KV cache; unknown only if all are.
-fn fullest<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<Percent> {
+fn fullest_kv_cache<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<Percent> {
     gpus.filter_map(|gpu| gpu.kv_cache_percent).max()
 }
 
-fn queued<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<u64> {
+fn total_queue<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<u64> {
     gpus.filter_map(|gpu| gpu.queue)
         .map(u64::from)
         .reduce(|a, b| a + b)
 }
 
-fn node(node: &FleetNode) -> Vec<Cell> {
+fn node_row(node: &FleetNode) -> Vec<Cell> {
     let (part, of) = allocated(node.gpus.iter());
     let report = match node.freshness {
         Freshness::Unreported => "none",
@@ -177,12 +181,12 @@ fn node(node: &FleetNode) -> Vec<Cell> {
         Freshness::Expired => "expired",
     };
     vec![
-        Cell::foreign(node.name.as_str()),
-        Cell::foreign(node.pool.as_deref().unwrap_or("-")),
+        Cell::untrusted_text(node.name.as_str()),
+        Cell::untrusted_text(node.pool.as_deref().unwrap_or("-")),
         Cell::Count(node.gpus.len() as u64),
         Cell::Share { part, of },
-        Cell::Percent(fullest(node.gpus.iter())),
-        Cell::MaybeCount(queued(node.gpus.iter())),
+        Cell::Percent(fullest_kv_cache(node.gpus.iter())),
+        Cell::MaybeCount(total_queue(node.gpus.iter())),
         Cell::Count(node.pods.len() as u64),
         Cell::Text(if node.closed {
             "closed".into()
@@ -192,11 +196,11 @@ fn node(node: &FleetNode) -> Vec<Cell> {
     ]
 }
 
-fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
+fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
     let mut pods = vec![0; node.gpus.len()];
-    for place in node.pods.iter().flat_map(|pod| &pod.gpus) {
+    for index in node.pods.iter().flat_map(|pod| &pod.gpus) {
         pods.iter_mut()
-            .skip(*place)
+            .skip(*index)
             .take(1)
             .for_each(|count| *count += 1);
     }
@@ -208,9 +212,9 @@ fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
             Health::Lost => "lost",
         };
         vec![
-            Cell::foreign(node.name.as_str()),
+            Cell::untrusted_text(node.name.as_str()),
             Cell::Count(gpu.index.into()),
-            Cell::foreign(gpu.model.as_str()),
+            Cell::untrusted_text(gpu.model.as_str()),
             Cell::Text(health.into()),
             Cell::Share {
                 part: gpu.allocated_bytes,
@@ -223,7 +227,7 @@ fn gpus(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
     })
 }
 
-fn pod(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
+fn pod_row(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
     let state = match pod.phase {
         _ if pod.leaving => "leaving",
         OccupantPhase::Bound if pod.starting => "starting",
@@ -234,16 +238,16 @@ fn pod(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
         OccupantPhase::Reserved => "reserved",
         OccupantPhase::SoftlyReserved => "offered",
     };
-    let index = |place: &usize| {
+    let index = |position: &usize| {
         node.gpus
-            .get(*place)
+            .get(*position)
             .map_or("?".into(), |gpu| gpu.index.to_string())
     };
     vec![
-        Cell::foreign(&pod.pod.to_string()),
-        Cell::foreign(&pod.class),
-        Cell::foreign(pod.tenant.as_deref().unwrap_or("-")),
-        Cell::foreign(node.name.as_str()),
+        Cell::untrusted_text(&pod.pod.to_string()),
+        Cell::untrusted_text(&pod.class),
+        Cell::untrusted_text(pod.tenant.as_deref().unwrap_or("-")),
+        Cell::untrusted_text(node.name.as_str()),
         Cell::Text(pod.gpus.iter().map(index).collect::<Vec<_>>().join(",")),
         Cell::Bytes(pod.bytes_per_gpu.times(pod.gpus.len().max(1) as u64)),
         Cell::Age(pod.started.map(|started| now.since(started))),
@@ -251,7 +255,7 @@ fn pod(node: &FleetNode, pod: &FleetPod, now: Moment) -> Vec<Cell> {
     ]
 }
 
-fn pending(pod: &FleetPendingPod, now: Moment) -> Vec<Cell> {
+fn pending_row(pod: &FleetPendingPod, now: Moment) -> Vec<Cell> {
     let state = match (&pod.reservation, pod.gate) {
         (Some(reservation), _) => format!("reserved on {}", reservation.node),
         (None, SchedulingGate::Others) => "gated by another".into(),
@@ -260,16 +264,16 @@ fn pending(pod: &FleetPendingPod, now: Moment) -> Vec<Cell> {
         (None, SchedulingGate::Open) => "pending".into(),
     };
     vec![
-        Cell::foreign(&pod.pod.to_string()),
-        Cell::foreign(&pod.class),
-        Cell::foreign(pod.tenant.as_deref().unwrap_or("-")),
+        Cell::untrusted_text(&pod.pod.to_string()),
+        Cell::untrusted_text(&pod.class),
+        Cell::untrusted_text(pod.tenant.as_deref().unwrap_or("-")),
         Cell::Priority(pod.priority),
         Cell::Request {
             per_gpu: pod.bytes_per_gpu,
             gpus: pod.gpus,
         },
         Cell::Age(Some(now.since(pod.since))),
-        Cell::foreign(&state),
+        Cell::untrusted_text(&state),
     ]
 }
 
@@ -282,7 +286,7 @@ struct ModelSum<'a> {
     gpus: Vec<&'a FleetGpu>,
 }
 
-fn models(fleet: &Fleet) -> Vec<Vec<Cell>> {
+fn model_rows(fleet: &Fleet) -> Vec<Vec<Cell>> {
     let mut sums: BTreeMap<&str, ModelSum<'_>> = BTreeMap::new();
     for node in &fleet.nodes {
         for pod in &node.pods {
@@ -292,7 +296,7 @@ fn models(fleet: &Fleet) -> Vec<Vec<Cell>> {
             sum.starting += u64::from(pod.starting);
             sum.bytes += pod.bytes_per_gpu.times(pod.gpus.len() as u64);
             sum.gpus
-                .extend(pod.gpus.iter().filter_map(|place| node.gpus.get(*place)));
+                .extend(pod.gpus.iter().filter_map(|index| node.gpus.get(*index)));
         }
     }
     let row = |(model, mut sum): (&str, ModelSum<'_>)| {
@@ -300,13 +304,13 @@ fn models(fleet: &Fleet) -> Vec<Vec<Cell>> {
         sum.gpus.sort_by_key(|gpu| &gpu.uuid);
         sum.gpus.dedup_by_key(|gpu| &gpu.uuid);
         vec![
-            Cell::foreign(model),
+            Cell::untrusted_text(model),
             Cell::Count(sum.pods),
             Cell::Count(sum.starting),
             Cell::Count(sum.gpus.len() as u64),
             Cell::Bytes(sum.bytes),
-            Cell::Percent(fullest(sum.gpus.iter().copied())),
-            Cell::MaybeCount(queued(sum.gpus.iter().copied())),
+            Cell::Percent(fullest_kv_cache(sum.gpus.iter().copied())),
+            Cell::MaybeCount(total_queue(sum.gpus.iter().copied())),
         ]
     };
     sums.into_iter().map(row).collect()

@@ -2,15 +2,17 @@
 //!
 //! Preferences filter nothing and are left out.
 
-use super::MOST_RULES;
-use crate::disruption_budget::selector;
+use super::MAX_RULES;
+use crate::disruption_budget::parse_selector;
 use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec,
     Taint as ApiTaint, Toleration as ApiToleration,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stowage_scheduling::kube_filters::node::{Effect, NodeTerm, Taint, Toleration, TolerationRule};
+use stowage_scheduling::kube_filters::node::{
+    NodeTerm, Taint, TaintEffect, Toleration, TolerationRule,
+};
 use stowage_scheduling::kube_filters::requirements::{
     AntiAffinity, NamespaceScope, UnsupportedRule,
 };
@@ -72,11 +74,11 @@ pub(crate) fn node_terms(selector: &NodeSelector) -> Result<Vec<NodeTerm>, Unrea
     selector.node_selector_terms.iter().map(node_term).collect()
 }
 
-pub(crate) fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
-    requires_pods_near(spec) || required_far(spec).next().is_some()
+pub(crate) fn requires_inter_pod_affinity(spec: &PodSpec) -> bool {
+    requires_pod_affinity(spec) || anti_affinity_terms(spec).next().is_some()
 }
 
-pub(crate) fn requires_pods_near(spec: &PodSpec) -> bool {
+pub(crate) fn requires_pod_affinity(spec: &PodSpec) -> bool {
     let near = spec
         .affinity
         .iter()
@@ -88,16 +90,16 @@ pub(crate) fn requires_pods_near(spec: &PodSpec) -> bool {
 }
 
 /// The pod's required pod anti-affinity. With too many rules it may exclude any pod, each topology once.
-pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
+pub fn anti_affinities(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let terms = || pod.spec.iter().flat_map(required_far);
+    let terms = || pod.spec.iter().flat_map(anti_affinity_terms);
     if pod
         .spec
         .as_ref()
-        .is_none_or(|spec| count_repelled(spec) <= MOST_RULES)
+        .is_none_or(|spec| count_anti_affinity_rules(spec) <= MAX_RULES)
     {
         return terms()
-            .map(|term| Arc::new(repulsion(term, namespace)))
+            .map(|term| Arc::new(anti_affinity(term, namespace)))
             .collect();
     }
     let is_own = |term: &PodAffinityTerm| {
@@ -121,7 +123,7 @@ pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
 }
 
 /// Labels, names and values in the pod's required pod anti-affinity.
-pub(crate) fn count_repelled(spec: &PodSpec) -> usize {
+pub(crate) fn count_anti_affinity_rules(spec: &PodSpec) -> usize {
     let in_term = |term: &PodAffinityTerm| {
         let selector = term.label_selector.as_ref();
         let labels = selector
@@ -136,10 +138,10 @@ pub(crate) fn count_repelled(spec: &PodSpec) -> usize {
             .sum::<usize>();
         1 + labels + values + term.namespaces.as_ref().map_or(0, Vec::len)
     };
-    required_far(spec).map(in_term).sum()
+    anti_affinity_terms(spec).map(in_term).sum()
 }
 
-fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
+fn anti_affinity_terms(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
     let far = spec
         .affinity
         .iter()
@@ -149,7 +151,7 @@ fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
 }
 
 /// A required anti-affinity term. A selector that cannot be parsed may match any pod.
-fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
+fn anti_affinity(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
     let named: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
     let scope = match (&term.namespace_selector, named.is_empty()) {
         (Some(_), _) => NamespaceScope::Selected,
@@ -158,7 +160,7 @@ fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
     };
     let found = term.label_selector.as_ref();
     let selector = found.map_or(Selector::Nothing, |found| {
-        selector(found).unwrap_or(Selector::EVERYTHING)
+        parse_selector(found).unwrap_or(Selector::EVERYTHING)
     });
     AntiAffinity {
         scope,
@@ -199,10 +201,10 @@ fn requirement(rule: &NodeSelectorRequirement) -> Result<Requirement, Unreadable
     )
 }
 
-fn effect(name: &str) -> Option<Effect> {
+fn effect(name: &str) -> Option<TaintEffect> {
     match name {
-        "NoSchedule" => Some(Effect::NoSchedule),
-        "NoExecute" => Some(Effect::NoExecute),
+        "NoSchedule" => Some(TaintEffect::NoSchedule),
+        "NoExecute" => Some(TaintEffect::NoExecute),
         _ => None,
     }
 }

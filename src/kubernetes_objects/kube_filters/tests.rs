@@ -3,7 +3,9 @@
 use super::*;
 use serde_json::{Value, json};
 use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::kube_filters::node::{Effect, Toleration, TolerationRule, UNSCHEDULABLE};
+use stowage_scheduling::kube_filters::node::{
+    TaintEffect, Toleration, TolerationRule, UNSCHEDULABLE_TAINT,
+};
 use stowage_scheduling::kube_filters::{
     AntiAffinity, AssumedNodeChange, ClusterFilters, FilterVerdict, NamespaceScope,
 };
@@ -28,13 +30,13 @@ fn node(spec: Value, allocatable: Value) -> FilterNode {
         "spec": spec,
         "status": { "allocatable": allocatable },
     });
-    machine(&serde_json::from_value(object).unwrap()).unwrap()
+    filter_node(&serde_json::from_value(object).unwrap()).unwrap()
 }
 
 fn named(pod: &Pod) -> Vec<(String, u64)> {
     let amounts = requirements(pod).amounts;
     amounts
-        .named()
+        .nonzero()
         .map(|(name, amount)| (name.to_owned(), amount))
         .collect()
 }
@@ -105,7 +107,7 @@ fn a_resized_container_counts_with_the_largest_of_what_it_asks_for_has_and_runs_
 }
 
 #[test]
-fn a_quantity_that_cannot_be_read_is_more_than_any_node_has_and_of_a_node_it_is_nothing() {
+fn an_unreadable_quantity_is_infinite_for_a_pod_and_zero_for_a_node() {
     let asks = json!([{ "name": "engine", "resources": { "requests": { "cpu": "much" } } }]);
     assert_eq!(
         named(&pod(json!({ "containers": asks }))),
@@ -141,8 +143,8 @@ fn a_cordoned_node_has_the_taint_that_says_so() {
     assert_eq!(
         taints,
         [
-            ("gpu", Effect::NoExecute),
-            (UNSCHEDULABLE, Effect::NoSchedule)
+            ("gpu", TaintEffect::NoExecute),
+            (UNSCHEDULABLE_TAINT, TaintEffect::NoSchedule)
         ]
     );
     assert_eq!(machine.pods, 110);
@@ -169,7 +171,7 @@ fn a_toleration_is_read_and_one_that_is_not_understood_tolerates_nothing() {
             Toleration {
                 key: String::new(),
                 rule: TolerationRule::Exists,
-                effect: Some(Effect::NoExecute)
+                effect: Some(TaintEffect::NoExecute)
             },
         ]
     );
@@ -307,7 +309,7 @@ fn the_required_anti_affinity_of_a_pod_is_read() {
         (&own.scope, own.topology.as_str()),
         (&of(&["team"]), "zone")
     );
-    assert!(own.may_take(&requirements(&pod(json!({})))));
+    assert!(own.may_exclude(&requirements(&pod(json!({})))));
     assert_eq!(
         far(json!({ "topologyKey": "zone", "namespaces": ["x", "y"] })).scope,
         of(&["x", "y"])
@@ -361,7 +363,7 @@ fn a_pod_counts_on_its_node_until_it_is_gone_or_has_ended() {
 #[test]
 fn objects_as_a_cluster_shows_them_make_a_verdict() {
     let mut view = ClusterFilters::default();
-    view.set_machine(node(
+    view.set_node(node(
         json!({}),
         json!({ "cpu": "4", "memory": "8Gi", "pods": "2" }),
     ));
@@ -390,7 +392,7 @@ fn objects_as_a_cluster_shows_them_make_a_verdict() {
 
 /// A pod may have a megabyte of them, and they are looked at for each node.
 #[test]
-fn of_a_pod_with_thousands_of_rules_none_is_kept() {
+fn a_pod_with_thousands_of_rules_is_unsupported() {
     let hosts = |n: usize| (0..n).map(|n| format!("host-{n}")).collect::<Vec<_>>();
     let names = |hosts: Vec<String>| json!([{ "key": "kubernetes.io/hostname", "operator": "In", "values": hosts }]);
     let required = |terms: Value| {

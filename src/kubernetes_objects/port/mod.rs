@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_scheduling::coded::coded;
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodOnRecord, StatusChange,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, StatusChange,
 };
 use stowage_scheduling::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use stowage_scheduling::policy::Digest;
@@ -21,8 +21,8 @@ use stowage_scheduling::vocabulary::placement::Placement;
 
 pub trait ControlPlane: Send + Sync + 'static {
     /// The longest time from the start of a write whose answer was lost to its commit.
-    fn latest_landing(&self) -> Duration {
-        WriteTimes::default().latest_landing()
+    fn max_commit_delay(&self) -> Duration {
+        WriteTimes::default().max_commit_delay()
     }
 
     /// Writes the Binding, with everything that Stowage records, in one request.
@@ -32,7 +32,7 @@ pub trait ControlPlane: Send + Sync + 'static {
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>>;
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>>;
 
     /// Changes the pod's status in one request. A pod of another UID is left alone.
     fn write_status<'a>(
@@ -117,7 +117,7 @@ impl BindOutcome {
 pub trait AgentAuthority: Send + Sync + 'static {
     /// Rejects a token by its own claims, before the API server is asked. The claims are not verified: they can reject a token,
     /// and never admit one.
-    fn refuses_unasked(&self, _token: &str) -> Option<AuthError> {
+    fn reject_without_review(&self, _token: &str) -> Option<AuthError> {
         None
     }
 
@@ -146,20 +146,20 @@ pub struct AgentNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperatorPage {
     /// A page about the whole cluster: its path.
-    OfCluster(&'static str),
+    Cluster(&'static str),
     /// Pages about pods: of this namespace, or of all.
-    OfPods(Option<Arc<str>>),
+    Pods(Option<Arc<str>>),
     /// A page about this pod.
-    OfPod(PodKey),
+    Pod(PodKey),
 }
 
 impl std::fmt::Display for OperatorPage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::OfCluster(path) => write!(f, "get the non-resource URL {path}"),
-            Self::OfPods(None) => f.write_str("get pods in all namespaces"),
-            Self::OfPods(Some(namespace)) => write!(f, "get pods in namespace {namespace}"),
-            Self::OfPod(pod) => write!(f, "get the pod {pod}"),
+            Self::Cluster(path) => write!(f, "get the non-resource URL {path}"),
+            Self::Pods(None) => f.write_str("get pods in all namespaces"),
+            Self::Pods(Some(namespace)) => write!(f, "get pods in namespace {namespace}"),
+            Self::Pod(pod) => write!(f, "get the pod {pod}"),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A store that has begun to commit finishes well within a fifth of the whole request's time.
-const COMMIT_PART: u32 = 5;
+const COMMIT_DIVISOR: u32 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteTimes {
@@ -32,8 +32,8 @@ pub struct WriteTimes {
 
 impl WriteTimes {
     /// The times of a write whose parts all follow from one deadline.
-    pub const fn of(deadline: Duration) -> Self {
-        let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_PART as u64);
+    pub const fn from_deadline(deadline: Duration) -> Self {
+        let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_DIVISOR as u64);
         Self {
             client: deadline,
             transport: deadline,
@@ -43,14 +43,14 @@ impl WriteTimes {
     }
 
     /// The longest time from the check against the Lease's end to a write's commit, whatever its answer.
-    pub fn latest_landing(self) -> Duration {
+    pub fn max_commit_delay(self) -> Duration {
         self.client + self.transport + self.server + self.commit
     }
 }
 
 impl Default for WriteTimes {
     fn default() -> Self {
-        Self::of(DEFAULT_DEADLINE)
+        Self::from_deadline(DEFAULT_DEADLINE)
     }
 }
 
@@ -59,11 +59,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_a_write_counts_towards_its_latest_landing() {
+    fn every_part_of_a_write_counts_towards_its_commit_delay() {
         let times = WriteTimes::default();
-        assert_eq!(times.latest_landing(), Duration::from_secs(16));
+        assert_eq!(times.max_commit_delay(), Duration::from_secs(16));
         let parts = [times.client, times.transport, times.server, times.commit];
         assert!(parts.iter().all(|part| !part.is_zero()));
-        assert_eq!(parts.iter().sum::<Duration>(), times.latest_landing());
+        assert_eq!(parts.iter().sum::<Duration>(), times.max_commit_delay());
     }
 }

@@ -8,12 +8,12 @@ use std::sync::LazyLock;
 
 /// A field that is kept. Items of a list are kept by the tree of the list.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptField {
     pub name: &'static str,
     /// The fields of its value that are kept; `None` for all of them.
     members: Option<Vec<Self>>,
     /// Whether fields that are not named are kept, too.
-    has_rest: bool,
+    keeps_unnamed: bool,
     /// Whether it stands for every name that begins like its own.
     is_prefix: bool,
     /// Whether a stand-in has its value, too.
@@ -24,55 +24,55 @@ pub struct Kept {
     pub path: Vec<&'static str>,
 }
 
-const ALL: Kept = Kept {
+const WHOLE_FIELD: KeptField = KeptField {
     name: "",
     members: None,
-    has_rest: false,
+    keeps_unnamed: false,
     is_prefix: false,
     is_essential: false,
     is_heavy: false,
     path: Vec::new(),
 };
 
-static WHOLE: Kept = ALL;
+static WHOLE: KeptField = WHOLE_FIELD;
 
-impl Kept {
+impl KeptField {
     /// What is kept of the value of this field; `None` if nothing is.
     pub fn member(&'static self, name: &[u8]) -> Option<&'static Self> {
         let Some(members) = &self.members else {
             return Some(&WHOLE);
         };
-        let is_meant = |one: &&Self| match one.is_prefix {
+        let matches = |one: &&Self| match one.is_prefix {
             true => name.starts_with(one.name.as_bytes()),
             false => name == one.name.as_bytes(),
         };
         members
             .iter()
-            .find(is_meant)
-            .or(self.has_rest.then_some(&WHOLE))
+            .find(matches)
+            .or(self.keeps_unnamed.then_some(&WHOLE))
     }
 
-    fn of(texts: [&'static str; 2]) -> Self {
+    fn parse(texts: [&'static str; 2]) -> Self {
         let (mut members, mut has_rest) = (Vec::new(), false);
         for text in texts {
-            let (more, rest) = read(&mut text.split_whitespace().peekable(), &[]);
+            let (more, rest) = parse_fields(&mut text.split_whitespace().peekable(), &[]);
             members.extend(more);
             has_rest |= rest;
         }
         Self {
             members: Some(members),
-            has_rest,
+            keeps_unnamed: has_rest,
             path: Vec::new(),
-            ..ALL
+            ..WHOLE_FIELD
         }
     }
 }
 
 /// Parses fields. `!` behind a name: [`KeptField::is_essential`]; `#`: `is_heavy`; `%`: `is_prefix`; `*` alone: `keeps_unnamed`.
-fn read(
+fn parse_fields(
     words: &mut Peekable<SplitWhitespace<'static>>,
     path: &[&'static str],
-) -> (Vec<Kept>, bool) {
+) -> (Vec<KeptField>, bool) {
     let (mut members, mut has_rest) = (Vec::new(), false);
     while let Some(word) = words.next().filter(|word| *word != "}") {
         if word == "*" {
@@ -80,20 +80,20 @@ fn read(
             continue;
         }
         let name = word.trim_end_matches(['!', '#', '%']);
-        let is = |sign| word[name.len()..].contains(sign);
+        let has_sign = |sign| word[name.len()..].contains(sign);
         let path: Vec<&str> = path.iter().copied().chain([name]).collect();
-        let inner = words.next_if_eq(&"{").map(|_| read(words, &path));
+        let inner = words.next_if_eq(&"{").map(|_| parse_fields(words, &path));
         let (inner, rest) = inner.unzip();
-        let signs = Kept {
-            is_prefix: is('%'),
-            is_essential: is('!'),
-            is_heavy: is('#'),
-            ..ALL
+        let signs = KeptField {
+            is_prefix: has_sign('%'),
+            is_essential: has_sign('!'),
+            is_heavy: has_sign('#'),
+            ..WHOLE_FIELD
         };
-        members.push(Kept {
+        members.push(KeptField {
             name,
             members: inner,
-            has_rest: rest == Some(true),
+            keeps_unnamed: rest == Some(true),
             path,
             ..signs
         });
@@ -105,9 +105,9 @@ fn read(
 #[derive(Debug)]
 pub struct Resource {
     pub plural: &'static str,
-    pub kept: Kept,
+    pub kept: KeptField,
     /// The memory that one object may take, decoded.
-    pub bound: usize,
+    pub max_bytes: usize,
     /// The object with the answers that are safe.
     pub stand_in: &'static str,
 }
@@ -173,8 +173,8 @@ const UNREADABLE_AFFINITY: &str = r#"{"spec":{"nodeAffinity":{"required":{"nodeS
 static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
     let resource = |plural, text, bound, stand_in| Resource {
         plural,
-        kept: Kept::of([COMMON, text]),
-        bound: bound * KIB,
+        kept: KeptField::parse([COMMON, text]),
+        max_bytes: bound * KIB,
         stand_in,
     };
     [
@@ -218,7 +218,7 @@ impl Resource {
     }
 
     /// The kind that a request's path is about.
-    pub fn of_path(path: &str) -> Option<&'static Self> {
+    pub fn from_path(path: &str) -> Option<&'static Self> {
         let mut parts = path.split('/').skip(1);
         let skipped = if parts.next()? == "api" { 1 } else { 2 };
         let rest: Vec<&str> = parts.skip(skipped).take(3).collect();
@@ -262,7 +262,7 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(
-                Resource::of_path(path).map(|resource| resource.plural),
+                Resource::from_path(path).map(|resource| resource.plural),
                 plural,
                 "{path}"
             );

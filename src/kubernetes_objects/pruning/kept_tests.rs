@@ -158,7 +158,7 @@ where
     K: DeserializeOwned + Serialize,
 {
     let full = serde_json::to_value(K::deserialize(Full(OBJECT)).unwrap()).unwrap();
-    let resource = Resource::of_path(&format!("/api/v1/{plural}")).unwrap();
+    let resource = Resource::from_path(&format!("/api/v1/{plural}")).unwrap();
     for value in ["1", "true", "2026-03-01T11:00:00Z"] {
         let mut all = full.clone();
         for key in keys() {
@@ -196,7 +196,7 @@ macro_rules! texts {
 }
 
 #[test]
-fn of_a_pod_all_that_is_read_is_kept() {
+fn every_pod_field_that_is_read_is_kept() {
     let required =
         |terms: Value| json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
     let term = json!({
@@ -245,22 +245,22 @@ fn of_a_pod_all_that_is_read_is_kept() {
             objects::claims_demand(pod, classify),
             objects::worst_case(pod, &policy),
             objects::observation(pod, &policy, None, now),
-            objects::asks_by_claims(pod),
-            objects::asks_for_zero(pod),
+            objects::uses_claims_only(pod),
+            objects::requests_zero_gpus(pod),
             objects::is_finished(pod),
             objects::is_pending(pod),
-            objects::waits_for_its_end(pod),
+            objects::is_deleted_without_node(pod),
             objects::waiting(pod),
             objects::borrows(pod),
             objects::gates(pod),
-            objects::nominated(pod),
-            objects::wakeable_for(pod),
+            objects::nominated_node(pod),
+            objects::wakeable_request(pod),
             objects::has_started(pod),
-            objects::observed_binding(pod, &key),
+            objects::audited_binding(pod, &key),
             objects::start_progress(pod),
             objects::is_mirror(pod),
             objects::disruption(pod, now),
-            objects::placeless_member(pod),
+            objects::member_without_placement(pod),
             ReservationMessage::read(pod),
             kube_filters::footprint(pod),
             kube_filters::requirements(pod),
@@ -285,7 +285,7 @@ fn of_a_pod_all_that_is_read_is_kept() {
 }
 
 #[test]
-fn of_a_node_all_that_is_read_is_kept() {
+fn every_node_field_that_is_read_is_kept() {
     let labels = json!({ "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "H100" });
     let amounts = json!({ "cpu": "8", "pods": "110", "stowage.dev/vram": "1Gi", "nvidia.com/gpu": "2", "volcano.sh/vgpu-number": "1" });
     let node = json!({
@@ -302,14 +302,14 @@ fn of_a_node_all_that_is_read_is_kept() {
             objects::plugin_devices(node),
             objects::node_images(node),
             objects::resources(node).collect::<Vec<_>>(),
-            kube_filters::machine(node),
+            kube_filters::filter_node(node),
             labelled,
         ]
     });
 }
 
 #[test]
-fn of_other_objects_all_that_is_read_is_kept() {
+fn every_field_of_other_objects_that_is_read_is_kept() {
     let named = json!({ "metadata": { "name": "a", "namespace": "b" } });
     reads_the_same(
         "poddisruptionbudgets",
@@ -321,7 +321,7 @@ fn of_other_objects_all_that_is_read_is_kept() {
         texts![objects::device_slice(slice)]
     });
     fn storage<K: StorageResource>(object: &K) -> Vec<String> {
-        texts![object.known_as(), object.object()]
+        texts![object.key(), object.to_storage_object()]
     }
     reads_the_same(
         "persistentvolumeclaims",

@@ -21,7 +21,7 @@ use tower::{BoxError, Service};
 
 /// Which part of the API server's answers a client takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answers {
+pub enum ResponseMode {
     Whole,
     /// Only what Stowage uses.
     Pruned,
@@ -31,7 +31,7 @@ type PrunedBody = UnsyncBoxBody<bytes::Bytes, BoxError>;
 
 /// A client of the API server, by the answers that it takes.
 #[derive(Debug, Clone)]
-pub struct Pruning<S>(pub S, pub Answers);
+pub struct Pruning<S>(pub S, pub ResponseMode);
 
 impl<S, B> Service<Request<Body>> for Pruning<S>
 where
@@ -49,13 +49,13 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let resource =
-            Resource::of_path(request.uri().path()).filter(|_| self.1 == Answers::Pruned);
+            Resource::from_path(request.uri().path()).filter(|_| self.1 == ResponseMode::Pruned);
         let answer = self.0.call(request);
         async move {
             let answer = answer.await?;
             let resource = resource.filter(|_| answer.status().is_success());
             Ok(answer.map(|body| match resource {
-                Some(resource) => pruned(body, Scanner::new(resource)),
+                Some(resource) => prune_body(body, Scanner::new(resource)),
                 None => body.map_err(Into::into).boxed_unsync(),
             }))
         }
@@ -64,11 +64,11 @@ where
 }
 
 /// Prunes the JSON of one whole pod.
-pub fn of_pod(whole: &str) -> Vec<u8> {
+pub fn prune_pod(whole: &str) -> Vec<u8> {
     Scanner::new(Resource::pods()).feed(whole.as_bytes())
 }
 
-fn pruned<B>(body: B, mut scanner: Scanner) -> PrunedBody
+fn prune_body<B>(body: B, mut scanner: Scanner) -> PrunedBody
 where
     B: HttpBody<Data = bytes::Bytes, Error: Into<BoxError>> + Send + 'static,
 {
@@ -95,20 +95,20 @@ mod tests {
     use stowage_scheduling::ids::PodUid;
     use stowage_scheduling::kube_filters::volumes::{ClaimBinding, StorageObject};
     use stowage_scheduling::kube_filters::{
-        Amounts, AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, NodeFootprint,
-        Requirements,
+        AssumedNodeChange, ClusterFilters, FilterNode, FilterVerdict, NodeFootprint, Requirements,
+        ResourceList,
     };
     use stowage_scheduling::ledger::ObservedPhase;
     use stowage_scheduling::planning::PlanStep;
     use stowage_scheduling::policy::Policy;
-    use stowage_scheduling::testkit::{LedgerCluster, demand_of, node, steps_beside, uid};
+    use stowage_scheduling::testkit::{LedgerCluster, demand_of, node, steps_with_filters, uid};
     use stowage_scheduling::units::{Bytes, MilliCpu, Millis};
     use stowage_scheduling::vocabulary::classification::PodTraits;
     use stowage_scheduling::vocabulary::demand::{Demand, HostResources, Sharing};
-    use stowage_scheduling::vocabulary::device_plugin::{Ask, PluginResource};
+    use stowage_scheduling::vocabulary::device_plugin::{GpuRequest, PluginResource};
 
     /// The first object of a list of this one.
-    async fn listed<K>(object: Value, answers: Answers) -> K
+    async fn listed<K>(object: Value, answers: ResponseMode) -> K
     where
         K: KubeResource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
@@ -138,7 +138,7 @@ mod tests {
             json!({ "name": "a", "namespace": "b", "uid": "c", "labels": { "app": "x" } });
         let object = listed::<K>(
             json!({ "metadata": metadata, "spec": spec }),
-            Answers::Pruned,
+            ResponseMode::Pruned,
         )
         .await;
         assert!(is_stand_in(object.meta()));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_stands_for_an_object_beyond_its_bound_has_the_safe_answers() {
+    async fn a_stand_in_is_read_in_the_safe_way() {
         let container = json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": { "limits": { "stowage.dev/vram": "1Gi" } } });
         let pod: Pod = stand_in(json!({ "nodeName": "n", "containers": [container] })).await;
         let now = jiff::Timestamp::UNIX_EPOCH;
@@ -177,12 +177,12 @@ mod tests {
 
         let claim: PersistentVolumeClaim =
             stand_in(json!({ "accessModes": many(&json!("x")) })).await;
-        let StorageObject::Claim(claim) = claim.object() else {
+        let StorageObject::Claim(claim) = claim.to_storage_object() else {
             panic!("{claim:?}")
         };
         assert_eq!(claim.binding, ClaimBinding::Unusable);
         let volume: PersistentVolume = stand_in(json!({ "accessModes": many(&json!("x")) })).await;
-        let StorageObject::Volume(volume) = volume.object() else {
+        let StorageObject::Volume(volume) = volume.to_storage_object() else {
             panic!("{volume:?}")
         };
         assert!(volume.unreadable);
@@ -195,7 +195,7 @@ mod tests {
         let metadata = json!({ "name": "a", "namespace": "b", "uid": "c", "labels": labels });
         let pod: Pod = listed(
             json!({ "metadata": metadata, "spec": spec }),
-            Answers::Pruned,
+            ResponseMode::Pruned,
         )
         .await;
         assert!(is_stand_in(&pod.metadata));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// Pods of three cores that are beyond their bound by what other tools wrote, by what their owner created, and by their ports.
-    async fn of_three_cores() -> [Pod; 3] {
+    async fn pods_of_three_cores() -> [Pod; 3] {
         let init: Vec<Value> = (0..71).map(|n| asking(&format!("i{n}"), "2500m")).collect();
         let port = json!({ "containerPort": 1, "protocol": "TCP" });
         let mut ports = many(&port);
@@ -226,14 +226,15 @@ mod tests {
         ]
     }
 
-    fn of_four_cores(nodes: &[&str]) -> ClusterFilters {
+    fn nodes_of_four_cores(nodes: &[&str]) -> ClusterFilters {
         let mut filters = ClusterFilters::default();
         for name in nodes {
             let labels = Arc::new([("kubernetes.io/hostname".into(), (*name).into())].into());
-            let allocatable =
-                Amounts::of(&[("cpu", 4000), ("memory", 8 << 30), ("example.com/nic", 8)].into());
+            let allocatable = ResourceList::from_amounts(
+                &[("cpu", 4000), ("memory", 8 << 30), ("example.com/nic", 8)].into(),
+            );
             let (name, taints) = (node(name), Arc::new([]));
-            filters.set_machine(FilterNode {
+            filters.set_node(FilterNode {
                 name,
                 labels,
                 taints,
@@ -245,7 +246,10 @@ mod tests {
     }
 
     fn wants(namespace: &str, cpu: u64) -> Requirements {
-        let (namespace, amounts) = (namespace.into(), Amounts::of(&[("cpu", cpu)].into()));
+        let (namespace, amounts) = (
+            namespace.into(),
+            ResourceList::from_amounts(&[("cpu", cpu)].into()),
+        );
         Requirements {
             namespace,
             amounts,
@@ -269,10 +273,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_pod_beyond_its_bound_requests_of_its_node_counts() {
-        for (large, nics) in of_three_cores().await.iter().zip([2, 2, 1]) {
+    async fn requests_of_a_stand_in_count_on_its_node() {
+        for (large, nics) in pods_of_three_cores().await.iter().zip([2, 2, 1]) {
             let footprint = objects::kube_filters::footprint(large).unwrap();
-            let amounts: Vec<_> = footprint.amounts.named().collect();
+            let amounts: Vec<_> = footprint.amounts.nonzero().collect();
             assert_eq!(
                 amounts,
                 [
@@ -293,7 +297,7 @@ mod tests {
                     .iter()
                     .all(|port| (port.port, &*port.protocol, &*port.ip) == (80, "UDP", "10.0.0.1"))
             );
-            let mut filters = of_four_cores(&["n"]);
+            let mut filters = nodes_of_four_cores(&["n"]);
             filters.set_pod(uid("large"), footprint);
             assert_eq!(code(&filters, &wants("b", 1000), &[]), "accepts");
             assert_eq!(
@@ -317,8 +321,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn beside_a_pod_beyond_its_bound_others_get_their_places_after_evictions() {
-        for large in of_three_cores().await {
+    async fn pods_are_placed_beside_a_stand_in_after_evictions() {
+        for large in pods_of_three_cores().await {
             let mut cluster = LedgerCluster::new(&[("n", 1)]);
             let host_resources = HostResources {
                 cpu: MilliCpu(1000),
@@ -328,15 +332,15 @@ mod tests {
                 host_resources,
                 ..demand_of(72 << 30, 1, Sharing::Shared, -10)
             };
-            cluster.run(
+            cluster.add_running(
                 "job",
                 ("n", 0),
                 job,
                 Some(Millis::seconds(600)),
                 Default::default(),
             );
-            cluster.gated("serving", demand_of(50 << 30, 1, Sharing::Shared, 100));
-            let mut filters = of_four_cores(&["n"]);
+            cluster.add_gated("serving", demand_of(50 << 30, 1, Sharing::Shared, 100));
+            let mut filters = nodes_of_four_cores(&["n"]);
             let footprint = objects::kube_filters::footprint(&large).unwrap();
             let job = NodeFootprint {
                 amounts: wants("b", 1000).amounts,
@@ -345,8 +349,8 @@ mod tests {
             };
             filters.set_pod(uid("large"), footprint);
             filters.set_pod(uid("job"), job);
-            filters.set_waiting(uid("serving"), wants("other", 1000));
-            let steps = steps_beside(cluster.ledger_mut(), &filters.snapshot(), 64);
+            filters.set_pending(uid("serving"), wants("other", 1000));
+            let steps = steps_with_filters(cluster.ledger_mut(), &filters.snapshot(), 64);
             let [PlanStep::Place(places)] = &*steps else {
                 panic!("{steps:?}")
             };
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_beyond_its_bound_repels_whom_its_anti_affinity_may_mean() {
+    async fn a_stand_in_keeps_its_anti_affinity() {
         let term = json!({ "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": "x" } } });
         let with = |scope: Value| {
             let mut term = term.clone();
@@ -382,7 +386,7 @@ mod tests {
         ] {
             let large =
                 labelled(json!({ "nodeName": "n", "affinity": affinity, "containers": [] })).await;
-            let mut filters = of_four_cores(&["n"]);
+            let mut filters = nodes_of_four_cores(&["n"]);
             filters.set_pod(
                 uid("large"),
                 objects::kube_filters::footprint(&large).unwrap(),
@@ -393,16 +397,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_beyond_its_bound_that_waits_may_be_placed_nowhere_and_counts_where_it_comes_to()
-    {
+    async fn a_pending_stand_in_fits_no_node_and_counts_on_the_node_it_comes_to() {
         let waiting = labelled(json!({ "containers": [asking("c", "3")] })).await;
         let coming_wants = objects::kube_filters::requirements(&waiting);
         assert!(
             coming_wants.unsupported.is_some(),
             "nobody knows where it may be"
         );
-        let mut filters = of_four_cores(&["n"]);
-        filters.set_waiting(uid("coming"), coming_wants);
+        let mut filters = nodes_of_four_cores(&["n"]);
+        filters.set_pending(uid("coming"), coming_wants);
         let beside = AssumedNodeChange {
             leaving: &[],
             coming: &[uid("coming")],
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn devices_of_a_plugin_count_of_a_pod_beyond_its_bound() {
+    async fn plugin_devices_of_a_stand_in_count() {
         let container = |limits: Value| {
             let resources = json!({ "limits": limits, "requests": limits });
             json!({ "name": "c", "ports": many(&json!({ "containerPort": 1 })), "resources": resources })
@@ -431,7 +434,7 @@ mod tests {
                 .demand
                 .ask
         };
-        let plugin = |name: &str, count| Ask::Plugin {
+        let plugin = |name: &str, count| GpuRequest::Plugin {
             resource: PluginResource::parse(name).unwrap(),
             count,
         };
@@ -450,7 +453,7 @@ mod tests {
             .collect();
         assert_eq!(
             ask([many.into(), json!({ "stowage.dev/vram": "1Gi" })]).await,
-            Ask::Vram
+            GpuRequest::Vram
         );
     }
 
@@ -487,9 +490,9 @@ mod tests {
             ),
             (json!({ "x": "z".repeat(200 << 10) }), false),
         ] {
-            let whole = demand(&annotations, Answers::Whole).await;
+            let whole = demand(&annotations, ResponseMode::Whole).await;
             assert_eq!(whole.is_err(), is_refused, "{whole:?}");
-            assert_eq!(demand(&annotations, Answers::Pruned).await, whole);
+            assert_eq!(demand(&annotations, ResponseMode::Pruned).await, whole);
         }
     }
 
@@ -508,9 +511,9 @@ mod tests {
     #[tokio::test]
     async fn other_answers_and_other_clients_answers_are_whole() {
         let pod = json!({ "metadata": { "name": "a", "annotations": { BEYOND_BOUND: "forged", "example.com/x": "y" } } });
-        let whole: Pod = listed(pod.clone(), Answers::Whole).await;
+        let whole: Pod = listed(pod.clone(), ResponseMode::Whole).await;
         assert_eq!(whole.metadata.annotations.unwrap().len(), 2);
-        let pruned: Pod = listed(pod, Answers::Pruned).await;
+        let pruned: Pod = listed(pod, ResponseMode::Pruned).await;
         assert!(
             !is_stand_in(&pruned.metadata),
             "nobody makes its pod one that is never evicted"

@@ -3,7 +3,7 @@
 //! One object, at most its bound, is held back until it is whole: an object beyond its bound is replaced by a stand-in with what
 //! is known of it all the same. What is no JSON comes out as no JSON, for the decoder to say so.
 
-use super::kept::{Kept, Resource};
+use super::kept::{KeptField, Resource};
 use crate::kube_filters::amount;
 use crate::{BEYOND_BOUND, DROPPED_BYTES, VRAM};
 use memchr::memchr2;
@@ -11,25 +11,25 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::kube_filters::resources::{CPU, EPHEMERAL_STORAGE, MEMORY};
 use stowage_scheduling::units::Bytes;
-use stowage_scheduling::vocabulary::demand::{ContainerRole, together};
+use stowage_scheduling::vocabulary::demand::{ContainerRole, total_pod_request};
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 
 /// Bytes of decoded JSON beside its text: of any value, of an object, and of an object whose many fields are mostly empty.
-const VALUE: usize = 32;
-const OBJECT: usize = 96;
-const HEAVY: usize = 3 << 10;
+const VALUE_OVERHEAD: usize = 32;
+const OBJECT_OVERHEAD: usize = 96;
+const HEAVY_OVERHEAD: usize = 3 << 10;
 /// The field of which the length of what is dropped counts.
 const ANNOTATIONS: &str = "annotations";
 /// Longer names are of no field that is kept, nor valid in Kubernetes.
-const LONGEST_NAME: usize = 512;
+const MAX_NAME_BYTES: usize = 512;
 /// Maximum bytes of an essential value; the list of a pod's devices is the longest.
-const LONGEST_ESSENTIAL: usize = 8 << 10;
+const MAX_ESSENTIAL_BYTES: usize = 8 << 10;
 /// Maximum resources that a stand-in lists beside those that every node has.
-const MOST_NAMES: usize = 16;
+const MAX_OTHER_RESOURCES: usize = 16;
 /// Maximum host ports of a stand-in, and topologies of its anti-affinity.
-const MOST_TERMS: usize = 1000;
+const MAX_TERMS: usize = 1000;
 /// Deeper than any object of Kubernetes.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 pub(crate) struct Scanner {
     resource: &'static Resource,
@@ -41,9 +41,9 @@ pub(crate) struct Scanner {
     /// The last name, whose value is in progress or comes next.
     name: Vec<u8>,
     /// What is kept of that value; `None` if nothing is.
-    value: Option<&'static Kept>,
+    value: Option<&'static KeptField>,
     /// Brackets that are open in a value that is dropped.
-    dropped: usize,
+    dropped_depth: usize,
     object: Option<ObjectInProgress>,
 }
 
@@ -71,7 +71,7 @@ enum Role {
 /// An object or a list that is open and kept.
 #[derive(Debug)]
 struct Frame {
-    kept: &'static Kept,
+    kept: &'static KeptField,
     role: Role,
     is_object: bool,
     is_empty: bool,
@@ -85,11 +85,11 @@ struct Frame {
 #[derive(Debug, Default)]
 struct ObjectInProgress {
     /// Where it begins in the output.
-    from: usize,
-    takes: usize,
-    is_beyond: bool,
+    start: usize,
+    decoded_bytes: usize,
+    exceeds_bound: bool,
     /// Each with the item of a list that it is in, its name and its value.
-    essentials: Vec<(&'static Kept, usize, Vec<u8>, Vec<u8>)>,
+    essentials: Vec<(&'static KeptField, usize, Vec<u8>, Vec<u8>)>,
     dropped_annotations: TextLength,
 }
 
@@ -132,7 +132,7 @@ impl Scanner {
             is_escaped: false,
             name: Vec::new(),
             value: None,
-            dropped: 0,
+            dropped_depth: 0,
             object: None,
         }
     }
@@ -141,22 +141,21 @@ impl Scanner {
     pub fn feed(&mut self, mut piece: &[u8]) -> Vec<u8> {
         while let Some(first) = piece.first() {
             let used = match self.token {
-                Token::Between if self.dropped > 0 => self.drop_between(piece),
-                Token::Between => self.between(*first),
-                Token::Name | Token::Text => self.text(piece),
-                Token::Word => self.word(piece),
+                Token::Between if self.dropped_depth > 0 => self.skip_dropped(piece),
+                Token::Between => self.scan_structure(*first),
+                Token::Name | Token::Text => self.scan_string(piece),
+                Token::Word => self.scan_literal(piece),
             };
             piece = &piece[used..];
         }
-        let from = self
-            .object
-            .as_mut()
-            .map_or(self.output.len(), |object| std::mem::take(&mut object.from));
+        let from = self.object.as_mut().map_or(self.output.len(), |object| {
+            std::mem::take(&mut object.start)
+        });
         let held_back = self.output.split_off(from);
         std::mem::replace(&mut self.output, held_back)
     }
 
-    fn between(&mut self, byte: u8) -> usize {
+    fn scan_structure(&mut self, byte: u8) -> usize {
         match byte {
             b'"' if self
                 .frames
@@ -168,7 +167,7 @@ impl Scanner {
             }
             b'{' | b'[' => self.open(byte == b'{'),
             b'}' | b']' => self.close(),
-            b'\n' if self.frames.is_empty() => self.put(b"\n"),
+            b'\n' if self.frames.is_empty() => self.write(b"\n"),
             b',' | b':' | b' ' | b'\t' | b'\r' | b'\n' => {}
             _ => {
                 self.begin_scalar();
@@ -177,43 +176,43 @@ impl Scanner {
                 } else {
                     Token::Word
                 };
-                self.put_scalar(&[byte]);
+                self.write_scalar(&[byte]);
             }
         }
         1
     }
 
     /// In a value that is dropped only brackets matter, and strings, which may have brackets in them.
-    fn drop_between(&mut self, piece: &[u8]) -> usize {
+    fn skip_dropped(&mut self, piece: &[u8]) -> usize {
         let matters = |byte: &u8| matches!(byte, b'"' | b'{' | b'[' | b'}' | b']');
-        let Some(place) = piece.iter().position(matters) else {
+        let Some(index) = piece.iter().position(matters) else {
             return piece.len();
         };
-        match piece[place] {
+        match piece[index] {
             b'"' => self.token = Token::Text,
-            b'{' | b'[' => self.dropped += 1,
-            _ => self.dropped -= 1,
+            b'{' | b'[' => self.dropped_depth += 1,
+            _ => self.dropped_depth -= 1,
         }
-        place + 1
+        index + 1
     }
 
-    fn text(&mut self, piece: &[u8]) -> usize {
+    fn scan_string(&mut self, piece: &[u8]) -> usize {
         let (used, is_end) = match std::mem::take(&mut self.is_escaped) {
             true => (1, false),
             false => match memchr2(b'"', b'\\', piece) {
-                Some(place) => {
-                    self.is_escaped = piece[place] == b'\\';
-                    (place + 1, !self.is_escaped)
+                Some(index) => {
+                    self.is_escaped = piece[index] == b'\\';
+                    (index + 1, !self.is_escaped)
                 }
                 None => (piece.len(), false),
             },
         };
         match self.token {
-            Token::Name if self.name.len() <= LONGEST_NAME => {
+            Token::Name if self.name.len() <= MAX_NAME_BYTES => {
                 self.name.extend_from_slice(&piece[..used])
             }
             Token::Name => {}
-            Token::Text | Token::Word | Token::Between => self.put_scalar(&piece[..used]),
+            Token::Text | Token::Word | Token::Between => self.write_scalar(&piece[..used]),
         }
         if is_end && std::mem::replace(&mut self.token, Token::Between) == Token::Name {
             self.end_name();
@@ -221,14 +220,14 @@ impl Scanner {
         used
     }
 
-    fn word(&mut self, piece: &[u8]) -> usize {
+    fn scan_literal(&mut self, piece: &[u8]) -> usize {
         let ends = |byte: &u8| matches!(byte, b',' | b']' | b'}' | b' ' | b'\t' | b'\r' | b'\n');
         let used = piece.iter().position(ends);
         if used.is_some() {
             self.token = Token::Between;
         }
         let used = used.unwrap_or(piece.len());
-        self.put_scalar(&piece[..used]);
+        self.write_scalar(&piece[..used]);
         used
     }
 
@@ -237,7 +236,7 @@ impl Scanner {
             return;
         };
         frame.is_named = true;
-        let is_whole = self.name.pop() == Some(b'"') && self.name.len() < LONGEST_NAME;
+        let is_whole = self.name.pop() == Some(b'"') && self.name.len() < MAX_NAME_BYTES;
         self.value = match (frame.role, &self.name[..]) {
             _ if !is_whole => None,
             (Role::Answer, b"items" | b"object") => Some(&self.resource.kept),
@@ -252,7 +251,7 @@ impl Scanner {
 
     /// Writes what comes before a value that is kept.
     fn begin(&mut self) -> Role {
-        let is_deep = self.frames.len() >= DEEPEST;
+        let is_deep = self.frames.len() >= MAX_DEPTH;
         let Some(frame) = self.frames.last_mut() else {
             self.value = Some(&self.resource.kept);
             return Role::Answer;
@@ -271,24 +270,24 @@ impl Scanner {
         if self.value.is_some() {
             let is_first = std::mem::take(&mut frame.is_empty);
             let name = std::mem::take(&mut self.name);
-            self.put(if is_first { b"" } else { b"," });
+            self.write(if is_first { b"" } else { b"," });
             if is_named {
                 [&b"\""[..], &name, b"\":"]
                     .into_iter()
-                    .for_each(|part| self.put(part));
+                    .for_each(|part| self.write(part));
             }
             self.name = name;
-            self.charge(VALUE);
+            self.charge(VALUE_OVERHEAD);
         }
         role
     }
 
     fn begin_scalar(&mut self) {
         self.begin();
-        self.note_essential();
+        self.record_essential();
     }
 
-    fn note_essential(&mut self) {
+    fn record_essential(&mut self) {
         if let (Some(object), Some(kept)) = (
             &mut self.object,
             self.value.filter(|kept| kept.is_essential),
@@ -303,13 +302,13 @@ impl Scanner {
     fn open(&mut self, is_object: bool) {
         let role = self.begin();
         let Some(kept) = self.value else {
-            self.dropped = 1;
+            self.dropped_depth = 1;
             return;
         };
         match role {
             Role::Answer | Role::Object => {
                 self.object = Some(ObjectInProgress {
-                    from: self.output.len(),
+                    start: self.output.len(),
                     ..ObjectInProgress::default()
                 });
             }
@@ -317,14 +316,21 @@ impl Scanner {
             Role::Field => {}
         }
         if is_object {
-            self.charge(if kept.is_heavy { HEAVY } else { OBJECT });
-            self.note_essential();
+            self.charge(if kept.is_heavy {
+                HEAVY_OVERHEAD
+            } else {
+                OBJECT_OVERHEAD
+            });
+            self.record_essential();
         }
         let item = match self.frames.last() {
             Some(frame) if frame.is_object || !is_object => frame.item,
-            _ => self.object.as_ref().map_or(0, |object| object.takes),
+            _ => self
+                .object
+                .as_ref()
+                .map_or(0, |object| object.decoded_bytes),
         };
-        self.put(if is_object { b"{" } else { b"[" });
+        self.write(if is_object { b"{" } else { b"[" });
         self.frames.push(Frame {
             kept,
             role,
@@ -345,19 +351,19 @@ impl Scanner {
             .map_or(0, |object| object.dropped_annotations.bytes);
         if frame.kept.name == ANNOTATIONS && dropped > 0 {
             let comma = if frame.is_empty { "" } else { "," };
-            self.put(format!("{comma}\"{DROPPED_BYTES}\":\"{dropped}\"").as_bytes());
+            self.write(format!("{comma}\"{DROPPED_BYTES}\":\"{dropped}\"").as_bytes());
         }
-        self.put(if frame.is_object { b"}" } else { b"]" });
+        self.write(if frame.is_object { b"}" } else { b"]" });
         if matches!(frame.role, Role::Answer | Role::Object)
-            && let Some(object) = self.object.take().filter(|object| object.is_beyond)
+            && let Some(object) = self.object.take().filter(|object| object.exceeds_bound)
         {
             self.output
                 .extend(stand_in(self.resource, object).to_string().into_bytes());
         }
     }
 
-    fn put_scalar(&mut self, part: &[u8]) {
-        let Some(kept) = self.value.filter(|_| self.dropped == 0) else {
+    fn write_scalar(&mut self, part: &[u8]) {
+        let Some(kept) = self.value.filter(|_| self.dropped_depth == 0) else {
             return self.count_dropped(part);
         };
         if let Some((.., text)) = self
@@ -365,16 +371,17 @@ impl Scanner {
             .as_mut()
             .and_then(|object| object.essentials.last_mut())
             && kept.is_essential
-            && text.len() <= LONGEST_ESSENTIAL
+            && text.len() <= MAX_ESSENTIAL_BYTES
         {
             text.extend_from_slice(part);
         }
-        self.put(part);
+        self.write(part);
     }
 
     /// Counts a dropped part of an annotation: the API server limits the sum of them all.
     fn count_dropped(&mut self, part: &[u8]) {
-        let is_annotation = |frame: &Frame| self.dropped == 0 && frame.kept.name == ANNOTATIONS;
+        let is_annotation =
+            |frame: &Frame| self.dropped_depth == 0 && frame.kept.name == ANNOTATIONS;
         if let Some(object) = self
             .object
             .as_mut()
@@ -384,9 +391,13 @@ impl Scanner {
         }
     }
 
-    fn put(&mut self, part: &[u8]) {
+    fn write(&mut self, part: &[u8]) {
         self.charge(part.len());
-        if !self.object.as_ref().is_some_and(|object| object.is_beyond) {
+        if !self
+            .object
+            .as_ref()
+            .is_some_and(|object| object.exceeds_bound)
+        {
             self.output.extend_from_slice(part);
         }
     }
@@ -395,21 +406,23 @@ impl Scanner {
         let Some(object) = &mut self.object else {
             return;
         };
-        object.takes = object.takes.saturating_add(bytes);
-        if object.takes > self.resource.bound && !std::mem::replace(&mut object.is_beyond, true) {
-            self.output.truncate(object.from);
+        object.decoded_bytes = object.decoded_bytes.saturating_add(bytes);
+        if object.decoded_bytes > self.resource.max_bytes
+            && !std::mem::replace(&mut object.exceeds_bound, true)
+        {
+            self.output.truncate(object.start);
         }
     }
 }
 
 fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
-    let mut known: Value = serde_json::from_str(resource.stand_in).unwrap_or_default();
-    known["metadata"]["annotations"][BEYOND_BOUND] = json!("");
-    let is_always = |(.., text): &&(_, _, _, Vec<u8>)| text == b"\"Always\"";
+    let mut object_json: Value = serde_json::from_str(resource.stand_in).unwrap_or_default();
+    object_json["metadata"]["annotations"][BEYOND_BOUND] = json!("");
+    let is_sidecar_policy = |(.., text): &&(_, _, _, Vec<u8>)| text == b"\"Always\"";
     let sidecars: BTreeSet<usize> = object
         .essentials
         .iter()
-        .filter(is_always)
+        .filter(is_sidecar_policy)
         .map(|one| one.1)
         .collect();
     let mut amounts = BTreeMap::<&str, BTreeMap<String, Vec<_>>>::new();
@@ -418,7 +431,7 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
         let name: String = String::from_utf8_lossy(&name).into();
         let value: Option<Value> = serde_json::from_slice(&text)
             .ok()
-            .filter(|_| text.len() <= LONGEST_ESSENTIAL);
+            .filter(|_| text.len() <= MAX_ESSENTIAL_BYTES);
         match (&kept.path[..], value) {
             (["spec", list, "resources", kind, _], value) => {
                 let role = match *list {
@@ -444,7 +457,9 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
             (path, Some(value)) => {
                 *path
                     .iter()
-                    .fold(&mut known, |value: &mut Value, name| &mut value[*name]) = value;
+                    .fold(&mut object_json, |value: &mut Value, name| {
+                        &mut value[*name]
+                    }) = value;
             }
         }
     }
@@ -455,11 +470,18 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
         let is_counted = |(name, parts): &(String, Vec<Option<(_, Bytes)>>)| {
             let is_any =
                 |part: &Option<(_, Bytes)>| part.is_none_or(|(_, amount)| amount > Bytes::ZERO);
-            PluginResource::is_one(name) == (kind == "limits") && parts.iter().any(is_any)
+            PluginResource::is_plugin_resource(name) == (kind == "limits")
+                && parts.iter().any(is_any)
         };
-        let others = sums.into_iter().filter(is_counted).take(MOST_NAMES);
+        let others = sums
+            .into_iter()
+            .filter(is_counted)
+            .take(MAX_OTHER_RESOURCES);
         for (name, parts) in first.into_iter().flatten().chain(others) {
-            let sum = parts.into_iter().collect::<Option<Vec<_>>>().map(together);
+            let sum = parts
+                .into_iter()
+                .collect::<Option<Vec<_>>>()
+                .map(total_pod_request);
             let unit = if name == CPU { "m" } else { "" };
             let text = sum.map_or_else(|| "?".to_owned(), |sum| format!("{}{unit}", sum.0));
             container["resources"][kind][name] = text.into();
@@ -468,15 +490,15 @@ fn stand_in(resource: &Resource, object: ObjectInProgress) -> Value {
     let on_host = ports
         .into_values()
         .filter(|port| !port["hostPort"].is_null());
-    container["ports"] = on_host.take(MOST_TERMS).collect();
-    known["spec"]["containers"] = json!([container]);
+    container["ports"] = on_host.take(MAX_TERMS).collect();
+    object_json["spec"]["containers"] = json!([container]);
     let terms: BTreeMap<String, Value> = terms
         .into_values()
         .map(|term| (term.to_string(), term))
         .collect();
-    known["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
-        terms.into_values().take(MOST_TERMS).collect();
-    known
+    object_json["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        terms.into_values().take(MAX_TERMS).collect();
+    object_json
 }
 
 #[cfg(test)]
@@ -485,7 +507,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn resource(plural: &str) -> &'static Resource {
-        Resource::of_path(&format!("/api/v1/{plural}")).unwrap()
+        Resource::from_path(&format!("/api/v1/{plural}")).unwrap()
     }
 
     /// What comes out of an answer that arrives in pieces of this size.
@@ -539,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_a_list_and_a_watch_event_only_what_is_used_is_kept() {
+    fn pods_lists_and_watch_events_are_pruned_to_the_used_fields() {
         assert_eq!(scanned("pods", &pod("a")), kept_pod("a"));
         let list = |pods: [Value; 2]| json!({ "kind": "PodList", "metadata": { "resourceVersion": "7", "continue": "x" }, "items": pods });
         assert_eq!(
@@ -568,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_beyond_its_bound_only_what_identifies_and_protects_it_is_left() {
+    fn a_stand_in_has_only_what_identifies_and_protects_the_pod() {
         let ports: Vec<Value> = (0..10_000)
             .map(|port| json!({ "containerPort": port }))
             .collect();
@@ -594,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_containers_of_a_pod_beyond_its_bound_ask_of_gpus_is_summed_and_stays_small() {
+    fn gpu_requests_of_a_stand_in_are_summed_and_stay_small() {
         let ports: Vec<Value> = (0..10_000)
             .map(|port| json!({ "containerPort": port }))
             .collect();

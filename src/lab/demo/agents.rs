@@ -4,7 +4,7 @@
 //! gets an agent's findings in no other way.
 
 use super::api_server::ApiServer;
-use super::hardware::{Hardware, SimulatedGpus, SimulatedModels, SimulatedOwners};
+use super::hardware::{SimulatedGpus, SimulatedHardware, SimulatedModels, SimulatedOwners};
 use super::machine::DemoMachine;
 use anyhow::Result;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use stowage_agent::engines::EngineWatcher;
 use stowage_agent::engines::limits::EngineLimits;
 use stowage_agent::pods::watched::WatchedPods;
 use stowage_agent::publish::Publisher;
-use stowage_agent::round::{ReportSources, Rounds};
+use stowage_agent::round::{NodeSampler, ReportSources};
 use stowage_scheduling::ids::NodeName;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// A real agent reports once a second; a short story cannot wait that long.
-const EVERY: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Running agents; dropping this stops them.
 pub struct DemoAgents {
@@ -43,9 +43,9 @@ impl DemoAgents {
     }
 }
 
-fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<Rounds> {
+fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<NodeSampler> {
     let node = NodeName::parse(machine.node)?;
-    let hardware = Hardware::new(machine, api.clone());
+    let hardware = SimulatedHardware::new(machine, api.clone());
     let sources = ReportSources {
         gpus: Box::new(SimulatedGpus(hardware.clone())),
         owners: Box::new(SimulatedOwners(hardware)),
@@ -53,15 +53,15 @@ fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<Rounds> {
         models: Box::new(SimulatedModels(machine)),
         engines: EngineWatcher::new(EngineLimits::default()),
     };
-    Ok(Rounds::new(node, "demo".into(), sources)?)
+    Ok(NodeSampler::new(node, "demo".into(), sources)?)
 }
 
-async fn run(mut rounds: Rounds, mut publisher: Publisher) {
-    let mut ticks = tokio::time::interval(EVERY);
+async fn run(mut rounds: NodeSampler, mut publisher: Publisher) {
+    let mut ticks = tokio::time::interval(REPORT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let round = rounds.next().await;
+        let round = rounds.run_round().await;
         // The publisher records the result; the next report is half a second away.
         publisher.publish(round.report, round.as_of).await;
     }

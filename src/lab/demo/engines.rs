@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The load of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StubEngineLoad {
+pub struct FakeEngineLoad {
     pub kv_percent: u8,
     pub waiting: u64,
     pub running: u64,
@@ -25,41 +25,43 @@ pub struct StubEngineLoad {
 /// A running engine; dropping this stops it.
 pub struct FakeEngine {
     port: u16,
-    work: Arc<Mutex<StubWork>>,
+    work: Arc<Mutex<FakeEngineWork>>,
     _stop: DropGuard,
 }
 
 /// What an engine does, and has done.
-struct StubWork {
-    load: StubEngineLoad,
+struct FakeEngineWork {
+    load: FakeEngineLoad,
     /// Tokens generated until then.
     tokens: f64,
-    counted: Instant,
+    counted_at: Instant,
 }
 
 /// Tokens per second of one request: what an 8B model comes to on an H100 that serves several.
-const TOKENS_PER_REQUEST: f64 = 40.0;
+const TOKENS_PER_SECOND_PER_REQUEST: f64 = 40.0;
 
-impl StubWork {
-    fn begin(load: StubEngineLoad) -> Self {
+impl FakeEngineWork {
+    fn new(load: FakeEngineLoad) -> Self {
         Self {
             load,
             tokens: 0.0,
-            counted: Instant::now(),
+            counted_at: Instant::now(),
         }
     }
 
     /// Counts what was generated since it was last counted; nothing while the engine sleeps.
-    fn count(&mut self, is_asleep: bool) -> u64 {
+    fn count_tokens(&mut self, is_asleep: bool) -> u64 {
         let running = if is_asleep { 0 } else { self.load.running };
-        self.tokens += running as f64 * TOKENS_PER_REQUEST * self.counted.elapsed().as_secs_f64();
-        self.counted = Instant::now();
+        self.tokens += running as f64
+            * TOKENS_PER_SECOND_PER_REQUEST
+            * self.counted_at.elapsed().as_secs_f64();
+        self.counted_at = Instant::now();
         self.tokens as u64
     }
 }
 
 /// Blocks of 16 tokens that the KV cache of every engine here has: some 8 GiB of an 8B model's.
-const BLOCKS: u32 = 4096;
+const KV_CACHE_BLOCKS: u32 = 4096;
 
 impl FakeEngine {
     /// The engine of a pod in the namespace `default`. Its port is open at once; it serves from when the pod runs.
@@ -67,15 +69,15 @@ impl FakeEngine {
         api: Arc<ApiServer>,
         pod: &str,
         model: &str,
-        load: StubEngineLoad,
+        load: FakeEngineLoad,
     ) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let (stop, work) = (
             CancellationToken::new(),
-            Arc::new(Mutex::new(StubWork::begin(load))),
+            Arc::new(Mutex::new(FakeEngineWork::new(load))),
         );
-        let (pod, model, shown) = (
+        let (pod, model, metrics_work) = (
             format!("pods/default/{pod}"),
             model.to_owned(),
             work.clone(),
@@ -84,10 +86,12 @@ impl FakeEngine {
             .route("/metrics", {
                 let (api, pod) = (api.clone(), pod.clone());
                 get(async move || {
-                    let is_asleep = api.get(&pod).is_some_and(|pod| sleeping::says_asleep(&pod));
-                    let mut work = shown.lock();
-                    let tokens = work.count(is_asleep);
-                    page(&model, work.load, tokens, is_asleep)
+                    let is_asleep = api
+                        .get(&pod)
+                        .is_some_and(|pod| sleeping::reports_asleep(&pod));
+                    let mut work = metrics_work.lock();
+                    let tokens = work.count_tokens(is_asleep);
+                    metrics_page(&model, work.load, tokens, is_asleep)
                 })
             })
             .route("/health", get(async move || health(&api, &pod)));
@@ -109,9 +113,9 @@ impl FakeEngine {
     }
 
     /// Sets the load that its metrics page shows. Returns the previous one.
-    pub fn set(&self, load: StubEngineLoad) -> StubEngineLoad {
+    pub fn set_load(&self, load: FakeEngineLoad) -> FakeEngineLoad {
         let mut work = self.work.lock();
-        work.count(false);
+        work.count_tokens(false);
         std::mem::replace(&mut work.load, load)
     }
 }
@@ -128,14 +132,14 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
 }
 
 /// The metrics of vLLM 0.12 or later, as far as they are read here.
-fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> String {
+fn metrics_page(model: &str, load: FakeEngineLoad, tokens: u64, is_asleep: bool) -> String {
     // A sleeping engine has no requests, and its KV cache is gone.
-    let idle = StubEngineLoad {
+    let idle = FakeEngineLoad {
         kv_percent: 0,
         waiting: 0,
         running: 0,
     };
-    let StubEngineLoad {
+    let FakeEngineLoad {
         kv_percent,
         waiting,
         running,
@@ -153,7 +157,7 @@ fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> Stri
          # TYPE vllm:generation_tokens_total counter\n\
          vllm:generation_tokens_total{{{series}}} {tokens}\n\
          # TYPE vllm:cache_config_info gauge\n\
-         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n\
+         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{KV_CACHE_BLOCKS}\"}} 1\n\
          # TYPE vllm:engine_sleep_state gauge\n\
          vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"awake\"}} {awake}\n\
          vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"weights_offloaded\"}} {offloaded}\n\
@@ -164,13 +168,13 @@ fn page(model: &str, load: StubEngineLoad, tokens: u64, is_asleep: bool) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stowage_report::engine_metrics::{Engine, read};
+    use stowage_report::engine_metrics::{Engine, parse_page};
 
     #[test]
-    fn its_page_says_what_the_story_says() {
-        let page = page(
+    fn the_metrics_page_shows_the_load_that_was_set() {
+        let page = metrics_page(
             "llama-8b",
-            StubEngineLoad {
+            FakeEngineLoad {
                 kv_percent: 97,
                 waiting: 40,
                 running: 12,
@@ -178,7 +182,7 @@ mod tests {
             1234,
             false,
         );
-        let figures = read(page.as_bytes(), None).unwrap();
+        let figures = parse_page(page.as_bytes(), None).unwrap();
         assert_eq!(
             (figures.engine, figures.problems.as_slice()),
             (Engine::Vllm, &[][..])
@@ -193,9 +197,9 @@ mod tests {
             (figures.sleep_level, figures.model.unwrap().as_str()),
             (None, "llama-8b")
         );
-        let asleep = super::page(
+        let asleep = super::metrics_page(
             "llama-8b",
-            StubEngineLoad {
+            FakeEngineLoad {
                 kv_percent: 97,
                 waiting: 40,
                 running: 12,
@@ -203,7 +207,7 @@ mod tests {
             1234,
             true,
         );
-        let figures = read(asleep.as_bytes(), None).unwrap();
+        let figures = parse_page(asleep.as_bytes(), None).unwrap();
         assert_eq!((figures.sleep_level, figures.running), (Some(1), Some(0)));
     }
 }

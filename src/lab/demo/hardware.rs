@@ -17,7 +17,7 @@ use stowage_agent::models::{ModelScan, ModelSource};
 use stowage_agent::nvml::{GpuSample, GpuSource};
 use stowage_agent::ownership::OwnerSource;
 use stowage_agent::pods::PodOnNode;
-use stowage_kubernetes_objects::written;
+use stowage_kubernetes_objects::binding_annotations;
 use stowage_report::{DeviceNumbers, GpuReport, MissingPart, ModelReport, ProcessReport};
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, PodUid};
 use stowage_scheduling::units::Bytes;
@@ -30,7 +30,7 @@ const FIRST_PID: u32 = 4000;
 
 /// One machine. Clones are the same one.
 #[derive(Clone)]
-pub(crate) struct Hardware {
+pub(crate) struct SimulatedHardware {
     machine: DemoMachine,
     api: Arc<ApiServer>,
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
@@ -41,13 +41,13 @@ pub(crate) struct Hardware {
 
 struct LeftoverProcess {
     running: RunningProcess,
-    stays: Duration,
+    memory_delay: Duration,
     /// When the pod was first missed.
-    missed: Option<Instant>,
+    gone_since: Option<Instant>,
 }
 
-pub(crate) struct SimulatedGpus(pub Hardware);
-pub(crate) struct SimulatedOwners(pub Hardware);
+pub(crate) struct SimulatedGpus(pub SimulatedHardware);
+pub(crate) struct SimulatedOwners(pub SimulatedHardware);
 pub(crate) struct SimulatedModels(pub DemoMachine);
 
 /// A pod's process, and the GPUs on which it has memory.
@@ -57,7 +57,7 @@ struct RunningProcess {
     gpus: Vec<String>,
 }
 
-impl Hardware {
+impl SimulatedHardware {
     pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
         Self {
             machine,
@@ -68,7 +68,7 @@ impl Hardware {
     }
 
     /// A process for each pod that runs here, and for each deleted pod whose process still runs.
-    fn running(&self) -> Vec<RunningProcess> {
+    fn processes(&self) -> Vec<RunningProcess> {
         let pods = self.api.list("pods").into_iter();
         let here = |pod: &Arc<Value>| {
             pod["spec"]["nodeName"] == self.machine.node && pod["status"]["phase"] == "Running"
@@ -77,24 +77,27 @@ impl Hardware {
         let mut leftovers = self.leftovers.lock();
         leftovers
             .iter_mut()
-            .for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
+            .for_each(|one| one.gone_since = one.gone_since.or_else(|| Some(Instant::now())));
         for pod in pods.filter(here) {
             let Some(found) = self.process_of(&pod) else {
                 continue;
             };
             leftovers.retain(|one| one.running.process.pid != found.process.pid);
-            let stays = termination::memory_stays(&pod);
+            let stays = termination::memory_delay(&pod);
             if !stays.is_zero() {
                 leftovers.push(LeftoverProcess {
                     running: found.clone(),
-                    stays,
-                    missed: None,
+                    memory_delay: stays,
+                    gone_since: None,
                 });
             }
             running.push(found);
         }
-        leftovers.retain(|one| one.missed.is_none_or(|missed| missed.elapsed() < one.stays));
-        let left = leftovers.iter().filter(|one| one.missed.is_some());
+        leftovers.retain(|one| {
+            one.gone_since
+                .is_none_or(|missed| missed.elapsed() < one.memory_delay)
+        });
+        let left = leftovers.iter().filter(|one| one.gone_since.is_some());
         running.extend(left.map(|one| one.running.clone()));
         running
     }
@@ -102,14 +105,14 @@ impl Hardware {
     fn process_of(&self, pod: &Value) -> Option<RunningProcess> {
         let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str()?).ok()?;
-        let gpus: Vec<String> = annotation(written::DEVICES)?
+        let gpus: Vec<String> = annotation(binding_annotations::DEVICES)?
             .split(',')
             .map(str::to_owned)
             .collect();
-        let granted: u64 = annotation(written::GRANTED)?.parse().ok()?;
+        let granted: u64 = annotation(binding_annotations::GRANTED)?.parse().ok()?;
         let used = match sleeping::is_asleep(pod) {
-            true => Bytes(sleeping::KEPT),
-            false => Bytes(taken(granted) / gpus.len() as u64),
+            true => Bytes(sleeping::SLEEPING_VRAM_BYTES),
+            false => Bytes(used_vram(granted) / gpus.len() as u64),
         };
         let process = ProcessReport {
             pid: self.pid(&uid),
@@ -122,12 +125,12 @@ impl Hardware {
 
     fn pid(&self, uid: &PodUid) -> u32 {
         let mut started = self.started.lock();
-        let known = started.iter().position(|pod| pod == uid);
-        let place = known.unwrap_or_else(|| {
+        let existing = started.iter().position(|pod| pod == uid);
+        let index = existing.unwrap_or_else(|| {
             started.push(uid.clone());
             started.len() - 1
         });
-        FIRST_PID + place as u32
+        FIRST_PID + index as u32
     }
 
     fn owner(&self, pid: u32) -> Option<PodUid> {
@@ -139,15 +142,15 @@ impl Hardware {
 }
 
 /// An engine takes what it may have when it starts, and a few per cent are lost to rounding.
-fn taken(granted: u64) -> u64 {
+fn used_vram(granted: u64) -> u64 {
     granted - granted / 32
 }
 
 impl GpuSource for SimulatedGpus {
     fn sample(&mut self) -> Result<GpuSample, String> {
         let Self(hardware) = self;
-        let running = hardware.running();
-        let gpus: Vec<GpuReport> = (0..hardware.machine.gpus)
+        let running = hardware.processes();
+        let gpus: Vec<GpuReport> = (0..hardware.machine.gpu_count)
             .map(|index| gpu(&hardware.machine, index, &running))
             .collect();
         let sensors = gpus
@@ -158,7 +161,7 @@ impl GpuSource for SimulatedGpus {
             gpus,
             sensors,
             missing: Vec::new(),
-            taken: Instant::now(),
+            taken_at: Instant::now(),
         })
     }
 }
@@ -176,10 +179,10 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         index,
         model: GpuModel::parse(machine.model).expect("a name"),
         parent: None,
-        total_bytes: Bytes::gib(machine.gib),
+        total_bytes: Bytes::gib(machine.gib_per_gpu),
         reserved_bytes: Bytes::ZERO,
         used_bytes: Some(used),
-        utilization_percent: Some(busy(used, machine.gib)),
+        utilization_percent: Some(utilization_percent(used, machine.gib_per_gpu)),
         health: Health::Healthy,
         health_reason: None,
         failing_millis: None,
@@ -193,7 +196,7 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
 }
 
 /// The more of its memory is in use, the busier a simulated GPU is.
-fn busy(used: Bytes, gib: u64) -> u8 {
+fn utilization_percent(used: Bytes, gib: u64) -> u8 {
     (used.0 * 90 / Bytes::gib(gib).0.max(1)).min(100) as u8
 }
 
@@ -240,22 +243,22 @@ impl ModelSource for SimulatedModels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::machine::OnDisk;
+    use crate::demo::machine::ModelOnDisk;
     use serde_json::json;
 
     const MACHINE: DemoMachine = DemoMachine {
         node: "node-a",
         model: "H100",
-        gpus: 2,
-        gib: 80,
-        models: &[OnDisk {
+        gpu_count: 2,
+        gib_per_gpu: 80,
+        models: &[ModelOnDisk {
             model: "starcoder",
             gib: 9,
         }],
     };
 
     /// By GPU: the pods that have memory there, and how much is used.
-    async fn seen(hardware: &Hardware) -> Vec<(Vec<PodUid>, Bytes)> {
+    async fn seen(hardware: &SimulatedHardware) -> Vec<(Vec<PodUid>, Bytes)> {
         let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
         assert_eq!(
             SimulatedOwners(hardware.clone())
@@ -278,7 +281,7 @@ mod tests {
     #[tokio::test]
     async fn a_pod_has_memory_on_its_gpus_from_when_it_runs_until_it_is_gone() {
         let api = Arc::new(ApiServer::start().await.unwrap());
-        let hardware = Hardware::new(MACHINE, api.clone());
+        let hardware = SimulatedHardware::new(MACHINE, api.clone());
         let idle = vec![(vec![], Bytes::ZERO); 2];
         let pod = api
             .create(
@@ -288,15 +291,14 @@ mod tests {
             .unwrap();
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap();
         let devices = "GPU-node-a-0,GPU-node-a-1";
-        let written =
-            json!({written::DEVICES: devices, written::GRANTED: (64u64 << 30).to_string()});
+        let written = json!({binding_annotations::DEVICES: devices, binding_annotations::GRANTED: (64u64 << 30).to_string()});
         let binding = json!({"target": {"name": "node-a"}, "metadata": {"annotations": written}});
         api.bind("pods/default/p", &binding).unwrap();
         assert_eq!(seen(&hardware).await, idle, "it is starting");
         api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}}))
             .unwrap();
         assert_eq!(seen(&hardware).await, vec![(vec![uid], Bytes::gib(31)); 2]);
-        let elsewhere = Hardware::new(
+        let elsewhere = SimulatedHardware::new(
             DemoMachine {
                 node: "node-b",
                 ..MACHINE
@@ -311,12 +313,12 @@ mod tests {
     #[tokio::test]
     async fn a_process_keeps_its_memory_after_its_pod_is_gone_for_the_annotated_time() {
         let api = Arc::new(ApiServer::start().await.unwrap());
-        let hardware = Hardware::new(MACHINE, api.clone());
+        let hardware = SimulatedHardware::new(MACHINE, api.clone());
         for (name, gpu, stays) in [("hangs", 0, termination::FOR_EVER), ("slow", 1, "1")] {
             let annotations = json!({
-                termination::MEMORY_STAYS: stays,
-                written::DEVICES: MACHINE.uuid(gpu),
-                written::GRANTED: (32u64 << 30).to_string(),
+                termination::MEMORY_DELAY_MILLIS: stays,
+                binding_annotations::DEVICES: MACHINE.uuid(gpu),
+                binding_annotations::GRANTED: (32u64 << 30).to_string(),
             });
             let pod = json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"containers": []}});
             api.create("pods", pod).unwrap();
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_on_disk_what_the_story_says() {
+    fn a_machine_reports_the_models_on_its_disk() {
         let found = SimulatedModels(MACHINE).models().models;
         assert_eq!(
             (found[0].model.as_str(), found[0].tier, found[0].bytes),

@@ -73,15 +73,15 @@ enum PodStep {
 async fn run(client: kube::Client, config: KubeletConfig) {
     let (sender, mut messages) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
-    tasks.spawn(watching::pump(
+    tasks.spawn(watching::forward_watch(
         client.clone(),
-        watching::core("Node", "nodes"),
+        watching::core_resource("Node", "nodes"),
         sender.clone(),
         KubeletMessage::Node,
     ));
-    tasks.spawn(watching::pump(
+    tasks.spawn(watching::forward_watch(
         client.clone(),
-        watching::core("Pod", "pods"),
+        watching::core_resource("Pod", "pods"),
         sender,
         KubeletMessage::Pod,
     ));
@@ -90,7 +90,7 @@ async fn run(client: kube::Client, config: KubeletConfig) {
         match message {
             KubeletMessage::Node(WatchNotice::Applied(node)) => {
                 if let Some(allocatable) = missing_allocatable(&node, &config.resource) {
-                    tasks.spawn(publish(client.clone(), node, allocatable));
+                    tasks.spawn(publish_allocatable(client.clone(), node, allocatable));
                 }
             }
             KubeletMessage::Pod(WatchNotice::Applied(pod)) => {
@@ -114,7 +114,7 @@ fn missing_allocatable(node: &Value, resource: &str) -> Option<Value> {
     (status["allocatable"].get(resource) != Some(capacity)).then(|| json!({resource: capacity}))
 }
 
-async fn publish(client: kube::Client, node: Arc<Value>, allocatable: Value) {
+async fn publish_allocatable(client: kube::Client, node: Arc<Value>, allocatable: Value) {
     let name = node["metadata"]["name"].as_str().unwrap_or_default();
     // The next change of the node tries again.
     let _ = writes::patch_status(
@@ -148,10 +148,12 @@ async fn advance(client: kube::Client, config: KubeletConfig, pod: Arc<Value>, s
     let path = writes::pod_path(text("namespace"), text("name"));
     // A pod that is gone or changed meanwhile needs nothing more from its kubelet.
     let _ = match step {
-        PodStep::Starting => start(&client, &path, &pod, config.start_delay).await,
+        PodStep::Starting => start_pod(&client, &path, &pod, config.start_delay).await,
         PodStep::Stopping => {
-            tokio::time::sleep(termination::takes(&pod).unwrap_or_else(|| grace(&pod, &config)))
-                .await;
+            tokio::time::sleep(
+                termination::termination_time(&pod).unwrap_or_else(|| grace(&pod, &config)),
+            )
+            .await;
             let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": text("uid")}});
             writes::delete(&client, &path, options).await
         }
@@ -168,7 +170,7 @@ fn grace(pod: &Value, config: &KubeletConfig) -> Duration {
 }
 
 /// A pod has its address before its containers are up.
-async fn start(
+async fn start_pod(
     client: &kube::Client,
     path: &str,
     pod: &Value,
@@ -178,10 +180,10 @@ async fn start(
         writes::patch_status(client, path, json!({"podIP": Ipv4Addr::LOCALHOST})).await?;
     }
     tokio::time::sleep(delay).await;
-    writes::patch_status(client, path, running()).await
+    writes::patch_status(client, path, running_status()).await
 }
 
-fn running() -> Value {
+fn running_status() -> Value {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
     let conditions: Vec<Value> = ["Initialized", "ContainersReady", "Ready"]

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 pub struct DemoMachine {
     pub node: &'static str,
     pub model: &'static str,
-    pub gpus: u32,
-    pub gib: u64,
-    pub models: &'static [OnDisk],
+    pub gpu_count: u32,
+    pub gib_per_gpu: u64,
+    pub models: &'static [ModelOnDisk],
 }
 
 /// A model of which all files are on a node's disk.
 #[derive(Debug, Clone, Copy)]
-pub struct OnDisk {
+pub struct ModelOnDisk {
     pub model: &'static str,
     pub gib: u64,
 }
@@ -25,7 +25,7 @@ impl DemoMachine {
     }
 
     /// Its Node object, as its kubelet would register it.
-    pub fn registration(&self) -> Value {
+    pub fn node_object(&self) -> Value {
         let resources = json!({"cpu": "96", "memory": "1Ti", "pods": "110"});
         json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node},

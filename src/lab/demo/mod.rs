@@ -7,7 +7,7 @@
 
 pub mod agents;
 pub mod api_server;
-mod chronicle;
+mod change_tracker;
 pub mod engines;
 mod hardware;
 pub mod kubelet;
@@ -40,16 +40,16 @@ use std::time::Duration;
 use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
 
 /// Seed of the start-time simulation.
-const SEED: u64 = 42;
+const START_TIMES_SEED: u64 = 42;
 /// Limits of the demo's recording: more than a story comes to.
-const RECORDED: RingLimits = RingLimits {
-    bytes: 1 << 30,
-    age: Duration::from_secs(24 * 3600),
+const RECORDING_LIMITS: RingLimits = RingLimits {
+    max_bytes: 1 << 30,
+    max_age: Duration::from_secs(24 * 3600),
 };
 
 /// How the demo is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Show {
+pub enum DemoMode {
     /// The story; then the cluster stays until Ctrl-C, to explore it.
     Stay,
     /// The story only.
@@ -59,8 +59,8 @@ pub enum Show {
 }
 
 /// Plays the story. The exit code says whether every invariant held.
-pub async fn run(show: Show, record: Option<PathBuf>) -> Result<ExitCode> {
-    let mut screen = if show == Show::Json {
+pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<ExitCode> {
+    let mut screen = if show == DemoMode::Json {
         Screen::stderr()
     } else {
         Screen::stdout()
@@ -69,25 +69,30 @@ pub async fn run(show: Show, record: Option<PathBuf>) -> Result<ExitCode> {
     screen.line(
         "█ serving  ▒ opportunistic  · free      (a tenth of each GPU is headroom and never allocated)",
     );
-    let mut play = Play::new(Setup::by(story::policy()?, &story::MACHINES).await?, screen);
+    let mut play = Play::new(
+        Setup::with_policy(story::policy()?, &story::MACHINES).await?,
+        screen,
+    );
     let recording = record.map(|directory| RecordOptions {
         directory,
-        limits: RECORDED,
+        limits: RECORDING_LIMITS,
     });
     let recorder =
         recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.service));
     let recorder = recorder.transpose()?;
-    play.story().await?;
+    play.play_story().await?;
     let mut summary = play.summary();
-    summary.add(tokio::task::spawn_blocking(|| StartTimesTable::play(SEED)).await??);
+    summary.add_start_times(
+        tokio::task::spawn_blocking(|| StartTimesTable::play(START_TIMES_SEED)).await??,
+    );
     summary
         .lines()
         .iter()
         .for_each(|line| play.screen.line(line));
     match show {
-        Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
-        Show::Once => {}
-        Show::Stay => {
+        DemoMode::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
+        DemoMode::Once => {}
+        DemoMode::Stay => {
             let operators = play.setup.stowage.addresses.operators;
             play.screen.line(&format!(
                 "\nLook around: http://{operators}/ in a browser; curl …/metrics, …/debug/snapshot. Ctrl-C ends."

@@ -1,13 +1,13 @@
 //! What each of two ways of placing the same batch costs kube-scheduler: the number of its requests, and of the nodes in them.
 
-use super::scheduler::observations::{Observations, Verb};
+use super::scheduler::observations::{SchedulerObservations, Verb};
 use super::story::StoryPod;
 use serde::Serialize;
 
 /// How a batch was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Manner {
+pub(crate) enum PlacementMode {
     /// The scheduler asked filter, and prioritize where several nodes were left.
     Ordinary,
     /// The planner nominated each pod before kube-scheduler saw it.
@@ -16,8 +16,8 @@ pub(crate) enum Manner {
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PlacementManner {
-    pub manner: Manner,
+pub(crate) struct PlacementCalls {
+    pub manner: PlacementMode,
     pub pods: usize,
     pub filter_calls: usize,
     /// Node names in all of them.
@@ -25,12 +25,16 @@ pub(crate) struct PlacementManner {
     pub prioritize_calls: usize,
 }
 
-impl PlacementManner {
-    pub fn of(manner: Manner, batch: &[StoryPod], seen: &Observations) -> Self {
+impl PlacementCalls {
+    pub fn from_observations(
+        manner: PlacementMode,
+        batch: &[StoryPod],
+        observations: &SchedulerObservations,
+    ) -> Self {
         let calls = batch
             .iter()
-            .flat_map(|pod| seen.calls_for(&format!("default/{}", pod.name)));
-        let mut way = Self {
+            .flat_map(|pod| observations.calls_for(&format!("default/{}", pod.name)));
+        let mut counts = Self {
             manner,
             pods: batch.len(),
             filter_calls: 0,
@@ -40,20 +44,20 @@ impl PlacementManner {
         for call in calls {
             match call.verb {
                 Verb::Filter => {
-                    way.filter_calls += 1;
-                    way.nodes_asked += call.nodes;
+                    counts.filter_calls += 1;
+                    counts.nodes_asked += call.nodes;
                 }
-                Verb::Prioritize => way.prioritize_calls += 1,
+                Verb::Prioritize => counts.prioritize_calls += 1,
                 Verb::Preempt | Verb::Bind => {}
             }
         }
-        way
+        counts
     }
 
     pub fn line(&self) -> String {
         let manner = match self.manner {
-            Manner::Ordinary => "the ordinary way",
-            Manner::Planned => "planned",
+            PlacementMode::Ordinary => "the ordinary way",
+            PlacementMode::Planned => "planned",
         };
         let Self {
             pods,

@@ -41,7 +41,7 @@ pub fn sequence(board: &Board, node: &NodeName) -> Option<u64> {
 }
 
 /// Whether the agent has seen this pod's engine serve, and its figures.
-pub fn serves(board: &Board, node: &str, pod: &PodUid) -> bool {
+pub fn is_serving(board: &Board, node: &str, pod: &PodUid) -> bool {
     let latest = NodeName::parse(node)
         .ok()
         .and_then(|node| board.latest(&node));

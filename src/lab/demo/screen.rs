@@ -1,6 +1,6 @@
 //! The demo's output: a table of GPUs with bars that is updated in place, or plain lines without a terminal.
 
-use super::chronicle::{GpuView, News, PodView};
+use super::change_tracker::{GpuView, PodChange, PodView};
 use super::reported::ReportedEngines;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
@@ -9,11 +9,11 @@ use stowage_report::EngineState;
 use stowage_scheduling::units::Bytes;
 use stowage_telemetry::wants_no_color;
 
-const BAR: usize = 16;
+const BAR_WIDTH: usize = 16;
 /// Width of the engine column: `KV 97 % · 40 waiting · serving`, and a little.
 const ENGINES: usize = 31;
 /// Width of the column of a GPU's pods: the rest of 120 columns.
-const TENANTS: usize = 41;
+const RESIDENTS_WIDTH: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
 
@@ -21,18 +21,18 @@ pub(crate) struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
     /// `NO_COLOR` is not set.
-    paints: bool,
+    has_color: bool,
     /// The table at the bottom of the terminal.
-    drawn: Vec<String>,
+    drawn_rows: Vec<String>,
 }
 
 impl Screen {
     pub fn stdout() -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
-            paints: std::io::stdout().is_terminal() && !wants_no_color(),
+            has_color: std::io::stdout().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stdout()),
-            drawn: Vec::new(),
+            drawn_rows: Vec::new(),
         }
     }
 
@@ -40,9 +40,9 @@ impl Screen {
     pub fn stderr() -> Self {
         Self {
             is_terminal: std::io::stderr().is_terminal(),
-            paints: std::io::stderr().is_terminal() && !wants_no_color(),
+            has_color: std::io::stderr().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stderr()),
-            drawn: Vec::new(),
+            drawn_rows: Vec::new(),
         }
     }
 
@@ -63,32 +63,39 @@ impl Screen {
     }
 
     /// Prints a line about something that no API object shows.
-    pub fn aside(&mut self, text: &str) {
+    pub fn note(&mut self, text: &str) {
         let styled = self.paint(&format!("   ~ {text}"), Style::new().bold());
         self.line(&styled);
     }
 
-    pub fn news(&mut self, news: &News) {
+    pub fn news(&mut self, news: &PodChange) {
         let text = match news {
-            News::Bound(pod) => {
-                let amount = Bytes(pod.granted);
-                let whole = if pod.exclusive { ", to itself" } else { "" };
-                format!("   + {:<17} {} → {}{whole}", pod.name, amount, seat(pod))
+            PodChange::Bound(pod) => {
+                let amount = Bytes(pod.granted_bytes);
+                let whole = if pod.is_exclusive { ", to itself" } else { "" };
+                format!(
+                    "   + {:<17} {} → {}{whole}",
+                    pod.name,
+                    amount,
+                    placement_text(pod)
+                )
             }
-            News::Refused(pod) => {
+            PodChange::Refused(pod) => {
                 format!(
                     "   · {:<17} pending: {}",
                     pod.name,
                     short_refusal(pod.refusal.as_deref().unwrap_or_default())
                 )
             }
-            News::Leaving(pod) => format!("   − {:<17} evicted from {}", pod.name, seat(pod)),
-            News::Gone(pod) => format!("   − {:<17} is gone", pod.name),
+            PodChange::Terminating(pod) => {
+                format!("   − {:<17} evicted from {}", pod.name, placement_text(pod))
+            }
+            PodChange::Deleted(pod) => format!("   − {:<17} is gone", pod.name),
         };
         let style = match news {
-            News::Bound(_) => Style::new().green(),
-            News::Refused(_) => Style::new().dimmed(),
-            News::Leaving(_) | News::Gone(_) => Style::new().yellow(),
+            PodChange::Bound(_) => Style::new().green(),
+            PodChange::Refused(_) => Style::new().dimmed(),
+            PodChange::Terminating(_) | PodChange::Deleted(_) => Style::new().yellow(),
         };
         let styled = self.paint(&text, style);
         self.line(&styled);
@@ -98,7 +105,7 @@ impl Screen {
     pub fn update(&mut self, gpus: &[GpuView]) {
         if self.is_terminal {
             let rows = self.rows(gpus);
-            if rows != self.drawn {
+            if rows != self.drawn_rows {
                 self.table(rows);
             }
         }
@@ -108,7 +115,7 @@ impl Screen {
     pub(crate) fn finish_chapter(&mut self, gpus: &[GpuView]) {
         let rows = self.rows(gpus);
         self.table(rows);
-        self.drawn.clear();
+        self.drawn_rows.clear();
     }
 
     /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to redraw it.
@@ -121,7 +128,7 @@ impl Screen {
         };
         rows.iter()
             .for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
-        self.drawn = rows;
+        self.drawn_rows = rows;
     }
 
     fn rows(&self, gpus: &[GpuView]) -> Vec<String> {
@@ -134,15 +141,16 @@ impl Screen {
 
     fn row(&self, gpu: &GpuView, names_node: bool) -> String {
         let used: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
-        let cells =
-            |bytes: u64| ((bytes * BAR as u64).div_ceil(gpu.promisable.max(1)) as usize).min(BAR);
-        let firm: u64 = gpu
+        let cells = |bytes: u64| {
+            ((bytes * BAR_WIDTH as u64).div_ceil(gpu.allocatable.max(1)) as usize).min(BAR_WIDTH)
+        };
+        let serving_bytes: u64 = gpu
             .pods
             .iter()
-            .filter(|(pod, _)| !pod.opportunistic)
+            .filter(|(pod, _)| !pod.is_opportunistic)
             .map(|(_, bytes)| bytes)
             .sum();
-        let (firm, used_cells) = (cells(firm), cells(used));
+        let (firm, used_cells) = (cells(serving_bytes), cells(used));
         let bar = format!(
             "{}{}{}",
             self.paint(&"█".repeat(firm), Style::new().cyan()),
@@ -150,7 +158,7 @@ impl Screen {
                 &"▒".repeat(used_cells.saturating_sub(firm)),
                 Style::new().magenta()
             ),
-            "·".repeat(BAR - used_cells.max(firm))
+            "·".repeat(BAR_WIDTH - used_cells.max(firm))
         );
         let node = if names_node { gpu.node } else { "" };
         let model = gpu
@@ -159,7 +167,7 @@ impl Screen {
             .split('-')
             .next()
             .unwrap_or_default();
-        let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
+        let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.allocatable >> 30);
         let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
         let is_busy = gpu
             .engines
@@ -174,17 +182,17 @@ impl Screen {
         let row = format!(
             "   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}",
             gpu.index,
-            tenants(gpu)
+            residents(gpu)
         );
         row.trim_end().to_owned()
     }
 
     fn erase(&mut self) {
-        let up = self.drawn.len();
+        let up = self.drawn_rows.len();
         if up > 0 {
             // A screen that cannot be written to shows nothing; the demo's result does not depend on it.
             let _ = write!(self.out, "\x1b[{up}A\x1b[J");
-            self.drawn.clear();
+            self.drawn_rows.clear();
         }
     }
 
@@ -194,7 +202,7 @@ impl Screen {
     }
 
     fn paint(&self, text: &str, style: Style) -> String {
-        if self.paints {
+        if self.has_color {
             text.style(style).to_string()
         } else {
             text.to_owned()
@@ -203,7 +211,7 @@ impl Screen {
 }
 
 /// `embedder ×3, llama-8b`: the pods on a GPU, in short.
-fn tenants(gpu: &GpuView) -> String {
+fn residents(gpu: &GpuView) -> String {
     let mut groups: Vec<(String, usize)> = Vec::new();
     for (pod, _) in &gpu.pods {
         let model = pod
@@ -223,10 +231,10 @@ fn tenants(gpu: &GpuView) -> String {
             name
         }
     });
-    short(named.collect::<Vec<_>>().join(", "), TENANTS)
+    shorten(named.collect::<Vec<_>>().join(", "), RESIDENTS_WIDTH)
 }
 
-fn short(mut text: String, length: usize) -> String {
+fn shorten(mut text: String, length: usize) -> String {
     if text.chars().count() > length
         && let Some((end, _)) = text.char_indices().nth(length - 1)
     {
@@ -281,7 +289,7 @@ fn states(states: &[EngineState]) -> String {
 }
 
 /// `node-a GPU 0 and 1`
-fn seat(pod: &PodView) -> String {
+fn placement_text(pod: &PodView) -> String {
     let node = pod.node.as_deref().unwrap_or_default();
     let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
     format!(
@@ -319,7 +327,7 @@ mod tests {
     use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
-        let engine_load = EngineLoad::of(Percent::new(kv_percent), queue);
+        let engine_load = EngineLoad::new(Percent::new(kv_percent), queue);
         engines(&ReportedEngines {
             engine_load,
             states: states.to_vec(),
@@ -327,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpus_engines_are_shown_by_how_busy_they_are_and_how_far_they_have_come() {
+    fn a_gpus_engines_are_shown_with_load_and_state() {
         use EngineState::{Loading, Serving, Starting, Unreachable};
         assert_eq!(
             shown(97, Some(40), &[Serving]),
@@ -350,9 +358,9 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_are_cut_and_say_so() {
+    fn long_names_are_cut_with_an_ellipsis() {
         assert_eq!(
-            (short("abcé".into(), 4), short("abcéf".into(), 4)),
+            (shorten("abcé".into(), 4), shorten("abcéf".into(), 4)),
             ("abcé".into(), "abc…".to_owned())
         );
     }

@@ -20,7 +20,7 @@ const GRACE_SECOND: Duration = Duration::from_millis(100);
 /// How long an engine takes to start in the demo: short enough to watch.
 const START_DELAY: Duration = Duration::from_millis(200);
 /// The scheduler's first back-off; a real one waits a second.
-const BACK_OFF: Duration = Duration::from_millis(100);
+const INITIAL_BACK_OFF: Duration = Duration::from_millis(100);
 
 /// A running cluster. Call [`Setup::stop`] to end it in order.
 pub struct Setup {
@@ -34,18 +34,18 @@ pub struct Setup {
 impl Setup {
     /// Starts nodes of these machines, and all stand-ins.
     pub async fn start(machines: &[DemoMachine]) -> Result<Self> {
-        Self::by(Policy::default(), machines).await
+        Self::with_policy(Policy::default(), machines).await
     }
 
     /// Starts nodes of these machines, and all stand-ins, under a policy.
-    pub async fn by(policy: Policy, machines: &[DemoMachine]) -> Result<Self> {
+    pub async fn with_policy(policy: Policy, machines: &[DemoMachine]) -> Result<Self> {
         let api = Arc::new(
             ApiServer::start()
                 .await
                 .context("the stand-in API server")?,
         );
         for machine in machines {
-            api.create("nodes", machine.registration())
+            api.create("nodes", machine.node_object())
                 .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
         }
         let stowage = Stowage::start(&api, policy, None)?;
@@ -57,8 +57,11 @@ impl Setup {
         };
         let kubelet = Kubelet::start(api.client("kubelet")?, kubelet_config);
         let config = SchedulerConfig {
-            initial_back_off: BACK_OFF,
-            ..SchedulerConfig::shipped(&format!("http://{}/scheduler", stowage.addresses.scheduler))
+            initial_back_off: INITIAL_BACK_OFF,
+            ..SchedulerConfig::as_shipped(&format!(
+                "http://{}/scheduler",
+                stowage.addresses.scheduler
+            ))
         };
         let scheduler = StandInScheduler::start(api.client("kube-scheduler")?, config);
         let setup = Self {
@@ -68,16 +71,16 @@ impl Setup {
             _kubelet: kubelet,
             agents,
         };
-        setup.until_nodes_offer_vram(machines.len()).await;
-        setup.until_scheduler_knows_nodes().await;
+        setup.wait_for_advertised_vram(machines.len()).await;
+        setup.wait_for_scheduler_to_observe_nodes().await;
         Ok(setup)
     }
 
     /// Kills Stowage, and starts another in its place that knows only what the API server has.
     pub async fn restart_stowage(self, policy: Policy) -> Result<Self> {
-        let at = self.stowage.addresses;
+        let addresses = self.stowage.addresses;
         self.stowage.kill().await?;
-        let stowage = Stowage::start(&self.api, policy, Some(at))?;
+        let stowage = Stowage::start(&self.api, policy, Some(addresses))?;
         Ok(Self { stowage, ..self })
     }
 
@@ -89,20 +92,20 @@ impl Setup {
     }
 
     /// Waits until the agents have reported, Stowage has advertised the capacity, and the kubelets have copied it.
-    async fn until_nodes_offer_vram(&self, nodes: usize) {
-        let offers = |api: &ApiServer| {
+    async fn wait_for_advertised_vram(&self, nodes: usize) {
+        let advertising_nodes = |api: &ApiServer| {
             let nodes = api.list("nodes").into_iter();
             nodes
                 .filter(|node| node["status"]["allocatable"]["stowage.dev/vram"].is_string())
                 .count()
         };
         self.api
-            .until(|api| (offers(api) == nodes).then_some(()))
+            .until(|api| (advertising_nodes(api) == nodes).then_some(()))
             .await;
     }
 
     /// A pod created earlier would be rejected at first, and the story would begin in another order each time.
-    pub async fn until_scheduler_knows_nodes(&self) {
+    pub async fn wait_for_scheduler_to_observe_nodes(&self) {
         let version = |node: &Value| {
             node["metadata"]["resourceVersion"]
                 .as_str()?
@@ -115,10 +118,10 @@ impl Setup {
             .iter()
             .filter_map(|node| version(node))
             .max();
-        let knows = |version| latest.is_none_or(|latest| version >= latest);
+        let is_observed = |version| latest.is_none_or(|latest| version >= latest);
         self.scheduler
             .observations()
-            .until(|seen| knows(seen.progress().nodes_version).then_some(()))
+            .until(|seen| is_observed(seen.progress().nodes_version).then_some(()))
             .await;
     }
 }

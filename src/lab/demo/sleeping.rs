@@ -1,7 +1,7 @@
 //! How the demo's engines sleep: annotations that the stand-in engines and the simulated GPUs obey. No real node knows them.
 
 use super::api_server::ApiServer;
-use super::chronicle::GpuView;
+use super::change_tracker::GpuView;
 use serde_json::{Value, json};
 
 /// The engine of a pod that has it sleeps, as vLLM does at level 1.
@@ -11,37 +11,41 @@ pub const ASLEEP: &str = "demo.stowage.dev/asleep";
 pub(crate) const STARTS_AGAIN: &str = "demo.stowage.dev/starts-again";
 
 /// Bytes of each GPU that an engine keeps while it sleeps: its CUDA context, and what it cannot free.
-pub const KEPT: u64 = 2 << 30;
+pub const SLEEPING_VRAM_BYTES: u64 = 2 << 30;
 
 pub(super) fn is_asleep(pod: &Value) -> bool {
     pod["metadata"]["annotations"][ASLEEP].is_string()
 }
 
 /// Whether the engine's metrics page says that it sleeps.
-pub(super) fn says_asleep(pod: &Value) -> bool {
+pub(super) fn reports_asleep(pod: &Value) -> bool {
     is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_AGAIN].is_string()
 }
 
 /// Wakes the engine of a pod as vLLM wakes: it allocates all that it was granted at once, and fails where others have it. What a
 /// GPU has beyond what pods are granted is in use by contexts.
-pub(super) fn wake(api: &ApiServer, engine: &str, gpus: &[GpuView]) -> bool {
+pub(super) fn try_wake(api: &ApiServer, engine: &str, gpus: &[GpuView]) -> bool {
     let used = |name: &str, granted: u64| {
         let sleeps = name != engine
             && api
                 .get(&format!("pods/default/{name}"))
                 .is_some_and(|pod| is_asleep(&pod));
-        if sleeps { KEPT.min(granted) } else { granted }
+        if sleeps {
+            SLEEPING_VRAM_BYTES.min(granted)
+        } else {
+            granted
+        }
     };
-    let its = gpus
+    let own_gpus = gpus
         .iter()
         .filter(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == engine));
-    let fits = its.clone().count() > 0
-        && its.clone().all(|gpu| {
+    let fits = own_gpus.clone().count() > 0
+        && own_gpus.clone().all(|gpu| {
             gpu.pods
                 .iter()
                 .map(|(pod, granted)| used(&pod.name, *granted))
                 .sum::<u64>()
-                <= gpu.promisable
+                <= gpu.allocatable
         });
     let awake = json!({"metadata": {"annotations": {ASLEEP: null}}});
     fits && api.patch(&format!("pods/default/{engine}"), &awake).is_ok()

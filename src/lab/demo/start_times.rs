@@ -25,49 +25,49 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::model_tier::{ModelTier, NodeModel};
 use stowage_scheduling::vocabulary::node_reading::NodeReading;
 use stowage_server::kubernetes::index::ClusterIndex;
-use stowage_server::service::{Service, TimeSource};
+use stowage_server::service::{ServerState, TimeSource};
 
 /// How many times as long a node takes as the policy says.
 #[derive(Debug, Clone, Copy)]
-struct HiddenSpeeds {
+struct ActualSlowdown {
     pull: f64,
     network: f64,
     disk: f64,
     init: f64,
 }
 
-struct SlowMachine {
+struct SlowNode {
     node: &'static str,
     gpu: &'static str,
-    hidden: HiddenSpeeds,
+    hidden: ActualSlowdown,
 }
 
 /// Two of the nodes have the same GPUs: what one teaches misleads about the other until that one has taught more.
-const MACHINES: [SlowMachine; 3] = [
-    SlowMachine {
+const MACHINES: [SlowNode; 3] = [
+    SlowNode {
         node: "node-a",
         gpu: "NVIDIA-H100-80GB-HBM3",
-        hidden: HiddenSpeeds {
+        hidden: ActualSlowdown {
             pull: 3.0,
             network: 3.0,
             disk: 3.0,
             init: 3.0,
         },
     },
-    SlowMachine {
+    SlowNode {
         node: "node-b",
         gpu: "NVIDIA-H100-80GB-HBM3",
-        hidden: HiddenSpeeds {
+        hidden: ActualSlowdown {
             pull: 1.0 / 3.0,
             network: 1.0 / 3.0,
             disk: 1.0 / 3.0,
             init: 1.0 / 3.0,
         },
     },
-    SlowMachine {
+    SlowNode {
         node: "node-c",
         gpu: "NVIDIA-L40S",
-        hidden: HiddenSpeeds {
+        hidden: ActualSlowdown {
             pull: 3.0,
             network: 3.0,
             disk: 1.0 / 3.0,
@@ -80,19 +80,19 @@ const MACHINES: [SlowMachine; 3] = [
 const NOISE: f64 = 0.3;
 /// Weights in GB; each model is on the disk of every node under one name, and must be fetched under another.
 const MODELS: [u64; 4] = [8, 15, 27, 65];
-const IMAGE: Bytes = Bytes(9_000_000_000);
+const IMAGE_BYTES: Bytes = Bytes(9_000_000_000);
 /// Starts after which another version of the engine's image is rolled out.
-const ROLLOUT: usize = 7;
+const STARTS_PER_IMAGE_VERSION: usize = 7;
 /// Starts of each node and way after which predictions are measured, and those that are measured.
-const LEARNED: usize = 10;
-const MEASURED: usize = 60;
+const WARM_UP_STARTS: usize = 10;
+const MEASURED_STARTS: usize = 60;
 /// The error that half of the measured starts may have, in per cent: most of it is the noise, which no prediction can know.
-const P50_LIMIT: f64 = 20.0;
+const MAX_P50_ERROR_PERCENT: f64 = 20.0;
 
 /// How the model comes to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
+pub(crate) enum WeightsSource {
     Network,
     Disk,
 }
@@ -109,7 +109,7 @@ pub(crate) struct StartErrorPercentiles {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StartTimesRow {
     pub node: &'static str,
-    pub way: Way,
+    pub way: WeightsSource,
     /// By the policy's speeds.
     pub before: StartErrorPercentiles,
     /// As they were predicted at bind.
@@ -139,7 +139,7 @@ const CLOCK: TimeSource = TimeSource {
     },
 };
 
-fn pass(time: Millis) {
+fn advance_clock(time: Millis) {
     NOW.set(NOW.get() + Duration::from_millis(time.0));
 }
 
@@ -147,25 +147,26 @@ impl StartTimesTable {
     /// Plays all starts of a seed.
     pub fn play(seed: u64) -> Result<Self> {
         NOW.set(Duration::ZERO);
-        let mut starts = Starts::new(seed)?;
-        let ways = [Way::Network, Way::Disk];
+        let mut starts = StartSimulation::new(seed)?;
+        let ways = [WeightsSource::Network, WeightsSource::Disk];
         let groups = || (0..MACHINES.len()).flat_map(|machine| ways.map(|way| (machine, way)));
         let mut errors: Vec<Vec<[f64; 2]>> = groups().map(|_| Vec::new()).collect();
         // In turns, so that nodes with the same GPUs mislead each other from the beginning.
-        for _ in 0..LEARNED + MEASURED {
+        for _ in 0..WARM_UP_STARTS + MEASURED_STARTS {
             for ((machine, way), errors) in groups().zip(&mut errors) {
-                errors.push(starts.next(&MACHINES[machine], way)?);
+                errors.push(starts.run_start(&MACHINES[machine], way)?);
             }
         }
         let rows = groups().zip(&errors).map(|((machine, way), errors)| {
-            let measured = &errors[LEARNED..];
-            let of =
-                |basis: usize| StartErrorPercentiles::of(measured.iter().map(|error| error[basis]));
+            let measured = &errors[WARM_UP_STARTS..];
+            let percentiles = |basis: usize| {
+                StartErrorPercentiles::from_errors(measured.iter().map(|error| error[basis]))
+            };
             StartTimesRow {
                 node: MACHINES[machine].node,
                 way,
-                before: of(0),
-                after: of(1),
+                before: percentiles(0),
+                after: percentiles(1),
             }
         });
         Ok(Self {
@@ -185,7 +186,7 @@ impl StartTimesTable {
                 NOISE * 100.0
             ),
             format!(
-                "Errors of those after the first {LEARNED} of each row, by the policy's speeds and as calibrated:"
+                "Errors of those after the first {WARM_UP_STARTS} of each row, by the policy's speeds and as calibrated:"
             ),
             format!(
                 "{:<10}{:<10}{:>12}{:>8}{:>18}{:>8}",
@@ -194,8 +195,8 @@ impl StartTimesTable {
         ];
         lines.extend(self.rows.iter().map(|row| {
             let way = match row.way {
-                Way::Network => "network",
-                Way::Disk => "disk",
+                WeightsSource::Network => "network",
+                WeightsSource::Disk => "disk",
             };
             let (before, after) = (row.before, row.after);
             format!(
@@ -208,7 +209,7 @@ impl StartTimesTable {
 
     /// Rows whose predictions are worse than they may be.
     pub fn violations(&self) -> Vec<String> {
-        let is_off = |row: &&StartTimesRow| row.after.p50 > P50_LIMIT;
+        let is_off = |row: &&StartTimesRow| row.after.p50 > MAX_P50_ERROR_PERCENT;
         let text = |row: &StartTimesRow| {
             let StartTimesRow {
                 node, way, after, ..
@@ -223,7 +224,7 @@ impl StartTimesTable {
 }
 
 impl StartErrorPercentiles {
-    fn of(errors: impl Iterator<Item = f64>) -> Self {
+    fn from_errors(errors: impl Iterator<Item = f64>) -> Self {
         let mut errors: Vec<f64> = errors.collect();
         errors.sort_unstable_by(f64::total_cmp);
         let at = |share: f64| errors[((errors.len() as f64 * share).ceil() as usize).max(1) - 1];
@@ -235,28 +236,28 @@ impl StartErrorPercentiles {
 }
 
 /// The cluster, and the dice of its kubelets.
-struct Starts {
-    service: Arc<Service>,
+struct StartSimulation {
+    service: Arc<ServerState>,
     index: ClusterIndex,
     dice: Random,
     /// Starts played so far.
-    count: usize,
+    starts_played: usize,
     /// The image versions that each machine has pulled.
-    pulled: [Vec<usize>; MACHINES.len()],
+    pulled_versions: [Vec<usize>; MACHINES.len()],
 }
 
-impl Starts {
+impl StartSimulation {
     fn new(seed: u64) -> Result<Self> {
-        let service = Service::timed_by(CLOCK, Policy::default());
+        let service = ServerState::with_time_source(CLOCK, Policy::default());
         let mut starts = Self {
             service,
             index: ClusterIndex::default(),
             dice: Random::seeded(seed, 0),
-            count: 0,
-            pulled: Default::default(),
+            starts_played: 0,
+            pulled_versions: Default::default(),
         };
         for machine in &MACHINES {
-            starts.show_node(machine)?;
+            starts.apply_node(machine)?;
             let node = NodeName::parse(machine.node)?;
             let devices = vec![device(machine)?];
             starts
@@ -274,33 +275,36 @@ impl Starts {
     }
 
     /// One pod starts and ends. Answers by how much the policy's speeds and the prediction were off, in per cent.
-    fn next(&mut self, machine: &SlowMachine, way: Way) -> Result<[f64; 2]> {
-        self.count += 1;
+    fn run_start(&mut self, machine: &SlowNode, way: WeightsSource) -> Result<[f64; 2]> {
+        self.starts_played += 1;
         let (name, uid) = (
-            format!("engine-{}", self.count),
-            PodUid::parse(&format!("uid-{}", self.count))?,
+            format!("engine-{}", self.starts_played),
+            PodUid::parse(&format!("uid-{}", self.starts_played))?,
         );
         let node = NodeName::parse(machine.node)?;
-        let (model, version) = (MODELS[self.dice.below(MODELS.len())], self.count / ROLLOUT);
-        self.report(machine)?;
+        let (model, version) = (
+            MODELS[self.dice.below(MODELS.len())],
+            self.starts_played / STARTS_PER_IMAGE_VERSION,
+        );
+        self.report_models(machine)?;
         let pod = manifest(&name, &uid, model, way, version);
-        self.show(&pod)?;
+        self.apply_pod(&pod)?;
         let start = self.bind(&uid, &node)?;
         let mut bound = pod;
         bound["spec"]["nodeName"] = machine.node.into();
         let devices = device(machine)?.uuid.to_string();
         bound["metadata"]["annotations"]["stowage.dev/devices"] = devices.into();
         bound["status"] = json!({ "phase": "Pending" });
-        self.show(&bound)?;
+        self.apply_pod(&bound)?;
 
-        let Hidden { pull, engine } = self.hidden(machine, way, model, version);
-        pass(pull);
-        self.show_node(machine)?;
+        let ActualTimes { pull, engine } = self.actual_times(machine, way, model, version);
+        advance_clock(pull);
+        self.apply_node(machine)?;
         bound["status"] = json!({ "phase": "Running" });
-        self.show(&bound)?;
-        pass(engine);
+        self.apply_pod(&bound)?;
+        advance_clock(engine);
         bound["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
-        self.show(&bound)?;
+        self.apply_pod(&bound)?;
         self.index.delete_pod(&self.service, &parsed(&bound)?);
 
         let observed = pull.0 + engine.0;
@@ -312,38 +316,45 @@ impl Starts {
     }
 
     /// What the node's kubelet and engine take. Nothing else here knows it.
-    fn hidden(&mut self, machine: &SlowMachine, way: Way, model: u64, version: usize) -> Hidden {
-        let place = MACHINES
+    fn actual_times(
+        &mut self,
+        machine: &SlowNode,
+        way: WeightsSource,
+        model: u64,
+        version: usize,
+    ) -> ActualTimes {
+        let index = MACHINES
             .iter()
             .position(|one| one.node == machine.node)
             .expect("it is one of them");
-        let HiddenSpeeds {
+        let ActualSlowdown {
             pull,
             network,
             disk,
             init,
         } = machine.hidden;
         let speeds = Policy::default().loading.clone();
-        let mut noise = || 1.0 + NOISE * (2.0 * self.dice.share() - 1.0);
+        let mut noise = || 1.0 + NOISE * (2.0 * self.dice.unit_interval() - 1.0);
         let millis = |time: Millis, factor: f64| Millis((time.0 as f64 * factor).round() as u64);
         let weights = Bytes(model * 1_000_000_000);
-        let fetch = if way == Way::Network {
-            millis(weights.over(speeds.network), network)
+        let fetch = if way == WeightsSource::Network {
+            millis(weights.transfer_time(speeds.network), network)
         } else {
             Millis(0)
         };
-        let engine = fetch + millis(weights.over(speeds.disk), disk) + millis(speeds.init, init);
+        let engine =
+            fetch + millis(weights.transfer_time(speeds.disk), disk) + millis(speeds.init, init);
         let (of_pull, of_engine) = (noise(), noise());
-        let is_there = self.pulled[place].contains(&version);
-        if !is_there {
-            self.pulled[place].push(version);
+        let is_pulled = self.pulled_versions[index].contains(&version);
+        if !is_pulled {
+            self.pulled_versions[index].push(version);
         }
-        let pull = if is_there {
+        let pull = if is_pulled {
             Millis(0)
         } else {
-            millis(IMAGE.over(speeds.image_pull), pull)
+            millis(IMAGE_BYTES.transfer_time(speeds.image_pull), pull)
         };
-        Hidden {
+        ActualTimes {
             pull: millis(pull, of_pull),
             engine: millis(engine, of_engine),
         }
@@ -352,7 +363,7 @@ impl Starts {
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Result<Arc<PodStart>> {
         let mut cluster = self.service.cluster();
         let asked =
-            BindAsked::of(cluster.ledger(), uid, node).context("the pod is in the ledger")?;
+            BindAsked::for_pod(cluster.ledger(), uid, node).context("the pod is in the ledger")?;
         let BindAnswer::Write(decision) = cluster
             .apply(asked)
             .map_err(|why| anyhow::anyhow!("{why:?}"))?
@@ -375,23 +386,23 @@ impl Starts {
         start.context("a start is expected of an engine that is bound")
     }
 
-    fn show(&mut self, pod: &Value) -> Result<()> {
+    fn apply_pod(&mut self, pod: &Value) -> Result<()> {
         self.index.apply_pod(&self.service, &parsed(pod)?);
         Ok(())
     }
 
     /// The node with the images that it has by now.
-    fn show_node(&mut self, machine: &SlowMachine) -> Result<()> {
-        let place = MACHINES
+    fn apply_node(&mut self, machine: &SlowNode) -> Result<()> {
+        let index = MACHINES
             .iter()
             .position(|one| one.node == machine.node)
             .expect("it is one of them");
         let mut images =
             vec![json!({ "names": ["registry.k8s.io/pause:3.10"], "sizeBytes": 320_000 })];
         images.extend(
-            self.pulled[place]
+            self.pulled_versions[index]
                 .iter()
-                .map(|version| json!({ "names": [image(*version)], "sizeBytes": IMAGE.0 })),
+                .map(|version| json!({ "names": [image(*version)], "sizeBytes": IMAGE_BYTES.0 })),
         );
         let node: Node = parsed(&json!({
             "metadata": { "name": machine.node, "uid": machine.node },
@@ -402,10 +413,10 @@ impl Starts {
     }
 
     /// What the node's agent finds on its disk.
-    fn report(&self, machine: &SlowMachine) -> Result<()> {
+    fn report_models(&self, machine: &SlowNode) -> Result<()> {
         let on_disk = |weights: &u64| {
             let (model, bytes) = (
-                ModelId::parse(&model(*weights, Way::Disk))?,
+                ModelId::parse(&model(*weights, WeightsSource::Disk))?,
                 Bytes(weights * 1_000_000_000),
             );
             Ok(NodeModel {
@@ -430,12 +441,12 @@ impl Starts {
 }
 
 /// How long a start takes, and only the kubelet knows.
-struct Hidden {
+struct ActualTimes {
     pull: Millis,
     engine: Millis,
 }
 
-fn device(machine: &SlowMachine) -> Result<Device> {
+fn device(machine: &SlowNode) -> Result<Device> {
     Ok(Device {
         uuid: GpuUuid::parse(&format!("GPU-{}", machine.node))?,
         index: 0,
@@ -449,10 +460,10 @@ fn device(machine: &SlowMachine) -> Result<Device> {
     })
 }
 
-fn model(weights: u64, way: Way) -> String {
+fn model(weights: u64, way: WeightsSource) -> String {
     match way {
-        Way::Network => format!("fetched-{weights}"),
-        Way::Disk => format!("local-{weights}"),
+        WeightsSource::Network => format!("fetched-{weights}"),
+        WeightsSource::Disk => format!("local-{weights}"),
     }
 }
 
@@ -460,7 +471,7 @@ fn image(version: usize) -> String {
     format!("docker.io/vllm/vllm-openai:v{version}")
 }
 
-fn manifest(name: &str, uid: &PodUid, weights: u64, way: Way, version: usize) -> Value {
+fn manifest(name: &str, uid: &PodUid, weights: u64, way: WeightsSource, version: usize) -> Value {
     let vram = weights * 1_000_000_000 + (1 << 30);
     json!({
         "metadata": {
@@ -493,7 +504,7 @@ mod tests {
             let text = table.lines().join("\n");
             assert_eq!(table.rows.len(), 6, "{text}");
             for row in &table.rows {
-                assert!(row.after.p50 <= P50_LIMIT, "{text}");
+                assert!(row.after.p50 <= MAX_P50_ERROR_PERCENT, "{text}");
                 assert!(row.before.p50 > row.after.p50, "{text}");
             }
             let poor = table

@@ -1,7 +1,7 @@
 //! The demo's story, chapter by chapter. Data only: which pods arrive, leave or get busy, and what a new user should notice.
 
-use super::engines::StubEngineLoad;
-use super::machine::{DemoMachine, OnDisk};
+use super::engines::FakeEngineLoad;
+use super::machine::{DemoMachine, ModelOnDisk};
 use super::termination;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -14,9 +14,9 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
     DemoMachine {
         node: "node-a",
         model: "NVIDIA-H100-80GB-HBM3",
-        gpus: 4,
-        gib: 80,
-        models: &[OnDisk {
+        gpu_count: 4,
+        gib_per_gpu: 80,
+        models: &[ModelOnDisk {
             model: "starcoder",
             gib: 9,
         }],
@@ -24,15 +24,15 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
     DemoMachine {
         node: "node-b",
         model: "NVIDIA-A100-SXM4-40GB",
-        gpus: 4,
-        gib: 40,
+        gpu_count: 4,
+        gib_per_gpu: 40,
         models: &[],
     },
     DemoMachine {
         node: "node-c",
         model: "NVIDIA-L40S",
-        gpus: 2,
-        gib: 48,
+        gpu_count: 2,
+        gib_per_gpu: 48,
         models: &[],
     },
 ];
@@ -42,7 +42,7 @@ pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] =
     [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
 /// More requests than an engine can handle: its KV cache is almost full, and requests wait.
-pub(crate) const CROWD: StubEngineLoad = StubEngineLoad {
+pub(crate) const OVERLOAD: FakeEngineLoad = FakeEngineLoad {
     kv_percent: 97,
     waiting: 40,
     running: 256,
@@ -51,7 +51,7 @@ pub(crate) const CROWD: StubEngineLoad = StubEngineLoad {
 pub(crate) struct Chapter {
     pub title: &'static str,
     pub text: &'static str,
-    pub acts: Vec<StoryStep>,
+    pub steps: Vec<StoryStep>,
 }
 
 /// One step of the story, and when it ends.
@@ -59,47 +59,47 @@ pub(crate) enum StoryStep {
     /// They arrive together; ends when all are bound and their engines are up.
     Arrive(Vec<StoryPod>),
     /// Places a batch twice, without and with the planner; ends when all are bound.
-    Twice {
+    CompareModes {
         ordinary: Vec<StoryPod>,
         planned: Vec<StoryPod>,
     },
     /// They arrive together; ends when each is bound or has a reason why not.
     Fill(Vec<StoryPod>),
     /// Services end; the step ends when at least this many of the pending pods are bound.
-    Leave {
-        who: &'static [&'static str],
-        takers: usize,
+    ScaleDown {
+        pods: &'static [&'static str],
+        successors: usize,
     },
     /// The engine on the GPU that this pod would get becomes busy; ends when decisions take it into account.
-    Crowd(StoryPod),
+    OverloadEngine(StoryPod),
     /// That engine has finished its requests; ends when decisions take it into account.
-    Calm,
+    RelieveEngine,
     /// The engine of a pod sleeps until jobs borrow from it, and wakes; ends when it is awake.
-    Nap {
+    SleepAndWake {
         engine: &'static str,
         jobs: Vec<StoryPod>,
-        asks: bool,
+        asks_first: bool,
     },
     /// Prints how long this pod's model would take to answer on each node.
-    Compare(StoryPod),
+    PredictStart(StoryPod),
 }
 
 /// A pod to create.
 #[derive(Debug, Clone)]
 pub(crate) struct StoryPod {
     pub name: String,
-    gib: u64,
+    vram_gib: u64,
     kv_gib: Option<u64>,
-    gpus: u32,
-    exclusive: bool,
+    gpu_count: u32,
+    is_exclusive: bool,
     priority_class: &'static str,
     /// Whether the pod is created behind the planner's gate.
-    planned: bool,
+    is_planned: bool,
     /// Milliseconds that it takes to terminate, and for which its processes then keep their memory; without an
     /// annotation if `None`.
-    dies: Option<(u32, u32)>,
+    termination_millis: Option<(u32, u32)>,
     /// The load of its engine; `None` for a job, which has none.
-    pub load: Option<StubEngineLoad>,
+    pub load: Option<FakeEngineLoad>,
 }
 
 pub(crate) fn chapters() -> Vec<Chapter> {
@@ -107,11 +107,11 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Mixed models arrive",
             text: "Each asks for VRAM, not for a whole GPU, and gets the GPU it fills best. One engine at a time starts on a GPU.",
-            acts: vec![
+            steps: vec![
                 StoryStep::Arrive(
                     [
-                        several("llama-8b", 2, 20, 35),
-                        several("qwen-14b", 2, 34, 50),
+                        serving_replicas("llama-8b", 2, 20, 35),
+                        serving_replicas("qwen-14b", 2, 34, 50),
                     ]
                     .concat(),
                 ),
@@ -124,13 +124,13 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "A 70B model over two GPUs, and one that wants a GPU to itself",
             text: "llama-70b takes an equal share of two GPUs of one node; no pod may join fraud-detector.",
-            acts: vec![StoryStep::Arrive(vec![
+            steps: vec![StoryStep::Arrive(vec![
                 StoryPod {
-                    gpus: 2,
+                    gpu_count: 2,
                     ..serving("llama-70b", 140, 52)
                 },
                 StoryPod {
-                    exclusive: true,
+                    is_exclusive: true,
                     ..serving("fraud-detector", 24, 20)
                 },
             ])],
@@ -138,16 +138,16 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "A model goes where its weights lie",
             text: "Its best fit is elsewhere; but from a disk it is ready sooner than over the network.",
-            acts: vec![
-                StoryStep::Compare(starcoder()),
+            steps: vec![
+                StoryStep::PredictStart(starcoder()),
                 StoryStep::Arrive(vec![starcoder()]),
             ],
         },
         Chapter {
             title: "A KV cache fills up",
             text: "Its VRAM is as it was: only the engine's own metrics show that another pod would hurt. Others go elsewhere.",
-            acts: vec![
-                StoryStep::Crowd(serving("gemma-9b", 14, 30)),
+            steps: vec![
+                StoryStep::OverloadEngine(serving("gemma-9b", 14, 30)),
                 StoryStep::Arrive(vec![serving("gemma-9b", 14, 30)]),
                 StoryStep::Arrive(vec![serving("granite-8b", 14, 25)]),
             ],
@@ -155,20 +155,20 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Its requests are worked off",
             text: "The same page says so: the GPU takes serving pods again, and the model needs no more replicas.",
-            acts: vec![
-                StoryStep::Calm,
+            steps: vec![
+                StoryStep::RelieveEngine,
                 StoryStep::Arrive(vec![serving("phi-mini", 14, 20)]),
             ],
         },
         Chapter {
             title: "The same jobs twice, once planned",
             text: "Under the gate stowage.dev/plan they are placed before the scheduler has seen them: it asks about one node each.",
-            acts: vec![StoryStep::Twice {
+            steps: vec![StoryStep::CompareModes {
                 ordinary: opportunistic("indexer", 6, 3),
                 planned: opportunistic("reranker", 6, 3)
                     .into_iter()
                     .map(|job| StoryPod {
-                        planned: true,
+                        is_planned: true,
                         ..job
                     })
                     .collect(),
@@ -177,11 +177,11 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Free on two GPUs is not free on one",
             text: "The node's sum would do, so kube-scheduler preempts no pod. The planner does: the cheapest pods, on one GPU.",
-            acts: vec![
+            steps: vec![
                 StoryStep::Arrive(
                     opportunistic("fine-tune", 2, 26)
                         .into_iter()
-                        .map(dies_slowly)
+                        .map(with_slow_termination)
                         .collect(),
                 ),
                 StoryStep::Arrive(vec![serving("qwen-7b-urgent", 30, 30)]),
@@ -190,37 +190,37 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Opportunistic jobs fill the rest",
             text: "They run until a serving pod needs their GPU. A pod that fits nowhere gets the reason in its Events.",
-            acts: vec![StoryStep::Fill(opportunistic("batch-eval", 8, 8))],
+            steps: vec![StoryStep::Fill(opportunistic("batch-eval", 8, 8))],
         },
         Chapter {
             title: "A serving pod arrives, and the cluster is full",
             text: "The cheapest pods on one GPU are evicted, and their GPU is reserved for the pending pod.",
-            acts: vec![StoryStep::Arrive(vec![serving("llama-8b-urgent", 20, 30)])],
+            steps: vec![StoryStep::Arrive(vec![serving("llama-8b-urgent", 20, 30)])],
         },
         Chapter {
             title: "Two services scale down",
             text: "Jobs that were rejected take the free VRAM without being created again.",
-            acts: vec![StoryStep::Leave {
-                who: &["llama-8b-1", "mistral-7b-1"],
-                takers: 4,
+            steps: vec![StoryStep::ScaleDown {
+                pods: &["llama-8b-1", "mistral-7b-1"],
+                successors: 4,
             }],
         },
         Chapter {
             title: "An engine sleeps, and asks before it wakes",
             text: "Jobs borrow what it does not use. It asks, they are evicted, and it is told when its VRAM is free.",
-            acts: vec![StoryStep::Nap {
+            steps: vec![StoryStep::SleepAndWake {
                 engine: "llama-8b-2",
                 jobs: opportunistic("night", 2, 8),
-                asks: true,
+                asks_first: true,
             }],
         },
         Chapter {
             title: "It sleeps again, and wakes without asking",
             text: "Its memory is taken, as vLLM would find it. Stowage counts that, and takes the memory back at once.",
-            acts: vec![StoryStep::Nap {
+            steps: vec![StoryStep::SleepAndWake {
                 engine: "llama-8b-2",
                 jobs: opportunistic("dawn", 2, 8),
-                asks: false,
+                asks_first: false,
             }],
         },
     ]
@@ -244,26 +244,26 @@ pub fn policy() -> Result<Policy> {
     Ok(with_digest(policy))
 }
 
-fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
+fn serving_replicas(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<StoryPod> {
     (1..=count)
         .map(|i| serving(&format!("{name}-{i}"), gib, kv_percent))
         .collect()
 }
 
 fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
-    let load = StubEngineLoad {
+    let load = FakeEngineLoad {
         kv_percent,
         waiting: 0,
         running: u64::from(kv_percent) / 2,
     };
     StoryPod {
         name: name.into(),
-        gib,
+        vram_gib: gib,
         kv_gib: None,
-        gpus: 1,
-        exclusive: false,
-        planned: false,
-        dies: None,
+        gpu_count: 1,
+        is_exclusive: false,
+        is_planned: false,
+        termination_millis: None,
         priority_class: "stowage-serving",
         load: Some(load),
     }
@@ -287,9 +287,9 @@ fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<StoryPod> {
 }
 
 /// It writes a checkpoint before it ends, and its memory is free a while later.
-fn dies_slowly(job: StoryPod) -> StoryPod {
+fn with_slow_termination(job: StoryPod) -> StoryPod {
     StoryPod {
-        dies: Some((600, 400)),
+        termination_millis: Some((600, 400)),
         ..job
     }
 }
@@ -306,12 +306,12 @@ impl StoryPod {
     }
 
     /// Its manifest, as its owner would write it; `port` is the port of its engine's pages.
-    pub fn pod(&self, port: Option<u16>) -> Value {
+    pub fn manifest(&self, port: Option<u16>) -> Value {
         let mut annotations = json!({"stowage.dev/model": self.model()});
-        if self.gpus > 1 {
-            annotations["stowage.dev/gpus"] = self.gpus.to_string().into();
+        if self.gpu_count > 1 {
+            annotations["stowage.dev/gpus"] = self.gpu_count.to_string().into();
         }
-        if self.exclusive {
+        if self.is_exclusive {
             annotations["stowage.dev/exclusive"] = "true".into();
         }
         if let Some(gib) = self.kv_gib {
@@ -320,11 +320,11 @@ impl StoryPod {
         if let Some(port) = port {
             annotations["stowage.dev/metrics-port"] = port.to_string().into();
         }
-        if let Some((takes, memory_stays)) = self.dies {
-            annotations[termination::TAKES] = takes.to_string().into();
-            annotations[termination::MEMORY_STAYS] = memory_stays.to_string().into();
+        if let Some((takes, memory_stays)) = self.termination_millis {
+            annotations[termination::TERMINATION_MILLIS] = takes.to_string().into();
+            annotations[termination::MEMORY_DELAY_MILLIS] = memory_stays.to_string().into();
         }
-        let gates: &[Value] = if self.planned {
+        let gates: &[Value] = if self.is_planned {
             &[json!({"name": PLAN_GATE})]
         } else {
             &[]
@@ -339,7 +339,7 @@ impl StoryPod {
                 "terminationGracePeriodSeconds": 3,
                 "containers": [{
                     "name": "engine", "image": "engine:1",
-                    "resources": {"limits": {"stowage.dev/vram": format!("{}Gi", self.gib)}, "requests": {"cpu": "1"}},
+                    "resources": {"limits": {"stowage.dev/vram": format!("{}Gi", self.vram_gib)}, "requests": {"cpu": "1"}},
                 }],
             },
         })

@@ -16,12 +16,12 @@ use stowage_server::extender::server::{Endpoint, Endpoints};
 use stowage_server::extender::{Extender, autoscaling, server};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::LeadWith;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// `serve` evaluates the models every 15 seconds; a short story cannot wait that long.
-const AUTOSCALING_EVERY: Duration = Duration::from_millis(500);
+const AUTOSCALING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Stowage's addresses, on loopback.
 #[derive(Debug, Clone, Copy)]
@@ -33,11 +33,11 @@ pub struct Addresses {
 
 /// A running Stowage.
 pub struct Stowage {
-    pub service: Arc<Service>,
+    pub service: Arc<ServerState>,
     /// For reading: only the agents write to it.
     pub board: Arc<Board>,
     /// How many replicas each model needs.
-    pub replicas: Arc<ModelAutoscaling>,
+    pub autoscaling: Arc<ModelAutoscaling>,
     pub addresses: Addresses,
     http: JoinHandle<std::io::Result<()>>,
     tasks: JoinSet<()>,
@@ -47,8 +47,8 @@ pub struct Stowage {
 
 impl Stowage {
     /// Starts it on free ports, or on those of an earlier one.
-    pub fn start(api: &ApiServer, policy: Policy, at: Option<Addresses>) -> Result<Self> {
-        let service = Service::new(policy);
+    pub fn start(api: &ApiServer, policy: Policy, addresses: Option<Addresses>) -> Result<Self> {
+        let service = ServerState::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let options = kubernetes::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
         let (control_plane, mut tasks) = kubernetes::start(
@@ -57,9 +57,9 @@ impl Stowage {
             options,
             stop_cluster.clone(),
         );
-        let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
-        let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
-        let (operators_listener, operators) = listen(at.map(|at| at.operators))?;
+        let (scheduler_listener, scheduler) = listen(addresses.map(|at| at.scheduler))?;
+        let (agents_listener, agents) = listen(addresses.map(|at| at.agents))?;
+        let (operators_listener, operators) = listen(addresses.map(|at| at.operators))?;
         let endpoints = Endpoints {
             scheduler: Endpoint::plain(scheduler_listener),
             agents: Endpoint::plain(agents_listener),
@@ -68,7 +68,7 @@ impl Stowage {
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();
         let replicas = extender.autoscaling.clone();
-        let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_EVERY);
+        let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_INTERVAL);
         tasks.spawn(
             stop_cluster
                 .clone()
@@ -84,7 +84,7 @@ impl Stowage {
         Ok(Self {
             service,
             board,
-            replicas,
+            autoscaling: replicas,
             addresses,
             http,
             tasks,

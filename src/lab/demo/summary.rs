@@ -1,6 +1,6 @@
 //! The story's summary, as data and as a few lines. Computed elsewhere.
 
-use super::placement_cost::PlacementManner;
+use super::placement_cost::PlacementCalls;
 use super::start_times::StartTimesTable;
 use serde::Serialize;
 use stowage_scheduling::units::{Millis, plural};
@@ -19,7 +19,7 @@ pub(crate) struct Summary {
     pub filter_calls: usize,
     pub bind_calls: usize,
     /// Calls of kube-scheduler for one batch, placed in both ways.
-    pub ways: Vec<PlacementManner>,
+    pub ways: Vec<PlacementCalls>,
     /// From a full KV cache on an engine's page to the first decision that used it.
     pub kv_seen_after_millis: Option<Millis>,
     /// Engines that slept while jobs used their VRAM, asked, and woke.
@@ -36,7 +36,7 @@ pub(crate) struct Summary {
 
 impl Summary {
     /// Adds the start times, which are played apart from the story.
-    pub fn add(&mut self, start_times: StartTimesTable) {
+    pub fn add_start_times(&mut self, start_times: StartTimesTable) {
         self.violations.extend(start_times.violations());
         self.start_times = Some(start_times);
     }

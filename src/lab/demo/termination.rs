@@ -5,21 +5,21 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// From its deletion until its kubelet removes it, in milliseconds of this machine; without it, its grace period.
-pub const TAKES: &str = "demo.stowage.dev/dying-ms";
+pub const TERMINATION_MILLIS: &str = "demo.stowage.dev/dying-ms";
 
 /// How long its processes keep their GPU memory after the pod is gone, in milliseconds, or [`FOR_EVER`].
-pub const MEMORY_STAYS: &str = "demo.stowage.dev/memory-stays-ms";
+pub const MEMORY_DELAY_MILLIS: &str = "demo.stowage.dev/memory-stays-ms";
 
 /// A process that hangs in the driver.
 pub const FOR_EVER: &str = "for-ever";
 
 /// `None`: as long as its grace period.
-pub(super) fn takes(pod: &Value) -> Option<Duration> {
-    duration(pod["metadata"]["annotations"][TAKES].as_str()?)
+pub(super) fn termination_time(pod: &Value) -> Option<Duration> {
+    duration(pod["metadata"]["annotations"][TERMINATION_MILLIS].as_str()?)
 }
 
-pub(super) fn memory_stays(pod: &Value) -> Duration {
-    pod["metadata"]["annotations"][MEMORY_STAYS]
+pub(super) fn memory_delay(pod: &Value) -> Duration {
+    pod["metadata"]["annotations"][MEMORY_DELAY_MILLIS]
         .as_str()
         .and_then(duration)
         .unwrap_or_default()

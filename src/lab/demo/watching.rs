@@ -22,7 +22,7 @@ pub(crate) enum WatchNotice {
 }
 
 /// A core/v1 kind.
-pub fn core(kind: &str, plural: &str) -> ApiResource {
+pub fn core_resource(kind: &str, plural: &str) -> ApiResource {
     ApiResource {
         group: String::new(),
         version: "v1".to_owned(),
@@ -33,7 +33,7 @@ pub fn core(kind: &str, plural: &str) -> ApiResource {
 }
 
 /// Watches a kind in all namespaces until the receiver is dropped.
-pub(crate) async fn pump<T>(
+pub(crate) async fn forward_watch<T>(
     client: kube::Client,
     resource: ApiResource,
     sender: UnboundedSender<T>,
@@ -45,7 +45,7 @@ pub(crate) async fn pump<T>(
         .boxed();
     while let Some(event) = events.next().await {
         // The watcher recovers from errors by itself.
-        let Some(notice) = event.ok().and_then(notice) else {
+        let Some(notice) = event.ok().and_then(to_notice) else {
             continue;
         };
         if sender.send(wrap(notice)).is_err() {
@@ -54,7 +54,7 @@ pub(crate) async fn pump<T>(
     }
 }
 
-fn notice(event: Event<DynamicObject>) -> Option<WatchNotice> {
+fn to_notice(event: Event<DynamicObject>) -> Option<WatchNotice> {
     let json = |object: DynamicObject| serde_json::to_value(object).ok().map(Arc::new);
     match event {
         Event::Init => Some(WatchNotice::Relisting),

@@ -7,14 +7,14 @@ use serde_json::Value;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::{GpuUuid, NodeName};
-use stowage_scheduling::placing::rank::{ScheduleAttempt, ready, shortlist};
+use stowage_scheduling::placing::rank::{ScheduleAttempt, estimate_start, shortlist};
 use stowage_scheduling::placing::snapshot::Snapshot;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Millis;
 use stowage_scheduling::vocabulary::demand::Demand;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
-pub(crate) struct Foresight {
+pub(crate) struct HypotheticalPod {
     snapshot: Arc<Snapshot>,
     policy: Arc<Policy>,
     demand: Demand,
@@ -22,13 +22,13 @@ pub(crate) struct Foresight {
 
 /// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ForeseenGpu {
+pub(crate) struct PredictedGpu {
     pub node: NodeName,
     pub gpu: GpuUuid,
 }
 
-impl Foresight {
-    pub fn of(service: &Service, manifest: Value) -> Result<Self> {
+impl HypotheticalPod {
+    pub fn for_manifest(service: &ServerState, manifest: Value) -> Result<Self> {
         let pod: Pod = serde_json::from_value(manifest).context("the story's pods are pods")?;
         let mut ledger = service.cluster();
         let policy = ledger.ledger().policy().clone();
@@ -47,7 +47,7 @@ impl Foresight {
     }
 
     /// The pod's placement, by its first GPU.
-    pub fn seat(&self) -> Option<ForeseenGpu> {
+    pub fn predicted_gpu(&self) -> Option<PredictedGpu> {
         let names: Vec<&str> = self
             .snapshot
             .nodes()
@@ -60,20 +60,20 @@ impl Foresight {
         };
         let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
         let best = list.best.first()?;
-        let node = &self.snapshot.nodes()[best.node];
+        let node = &self.snapshot.nodes()[best.node_index];
         let gpu = node.devices[best.gpus.iter().next()?].uuid.clone();
-        Some(ForeseenGpu {
+        Some(PredictedGpu {
             node: node.name.clone(),
             gpu,
         })
     }
 
     /// How long until its model would answer on each node, soonest first.
-    pub fn ready(&self) -> Vec<(Millis, NodeName)> {
+    pub fn start_times(&self) -> Vec<(Millis, NodeName)> {
         let nodes = self.snapshot.nodes().iter();
         let mut times: Vec<_> = nodes
             .filter_map(|node| {
-                let start = ready(
+                let start = estimate_start(
                     node,
                     &self.demand,
                     self.snapshot.start_model(),
@@ -87,20 +87,24 @@ impl Foresight {
     }
 
     /// Whether the engines on a GPU are too busy for it.
-    pub(crate) fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
+    pub(crate) fn is_excluded_from(&self, seat: &PredictedGpu) -> bool {
         let Some(node) = self.snapshot.node(seat.node.as_str()) else {
             return false;
         };
-        let place = node
+        let index = node
             .devices
             .iter()
             .position(|device| device.uuid == seat.gpu);
-        place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].engine_load))
+        index.is_some_and(|place| {
+            self.demand
+                .terms
+                .is_exceeded_by(node.gpus[place].engine_load)
+        })
     }
 }
 
 /// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
-pub(crate) fn is_any_engine_starting(service: &Service) -> bool {
+pub(crate) fn is_any_engine_starting(service: &ServerState) -> bool {
     let snapshot = service.cluster().snapshot();
     snapshot
         .nodes()

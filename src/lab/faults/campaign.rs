@@ -12,7 +12,7 @@ pub struct CampaignRules<'a> {
     /// No history begins after that.
     pub limit: Option<Duration>,
     /// No history begins once it is true.
-    pub interrupted: Option<&'a AtomicBool>,
+    pub is_interrupted: Option<&'a AtomicBool>,
 }
 
 /// What came of a campaign.
@@ -20,25 +20,25 @@ pub struct CampaignRules<'a> {
 pub struct CampaignResult {
     pub tally: FaultTally,
     /// The first of the histories that failed, in the order of the seeds.
-    pub failed: Option<(History, HistoryRun)>,
-    pub took: Duration,
+    pub failure: Option<(History, HistoryRun)>,
+    pub elapsed: Duration,
 }
 
 /// Plays the histories until one fails. `seen` is told how many have been played.
 pub fn play_all(
     histories: impl Iterator<Item = History> + Send,
     rules: &CampaignRules<'_>,
-    seen: impl Fn(u64) + Sync,
+    on_progress: impl Fn(u64) + Sync,
 ) -> CampaignResult {
-    let began = Instant::now();
+    let started = Instant::now();
     let histories = Mutex::new(histories.enumerate());
-    let reached = Mutex::new((FaultTally::default(), None::<(usize, History, HistoryRun)>));
+    let progress = Mutex::new((FaultTally::default(), None::<(usize, History, HistoryRun)>));
     let next = || {
-        let is_over = reached.lock().1.is_some()
+        let is_over = progress.lock().1.is_some()
             || rules
-                .interrupted
+                .is_interrupted
                 .is_some_and(|interrupted| interrupted.load(Ordering::Relaxed))
-            || rules.limit.is_some_and(|limit| began.elapsed() >= limit);
+            || rules.limit.is_some_and(|limit| started.elapsed() >= limit);
         if is_over {
             None
         } else {
@@ -46,15 +46,15 @@ pub fn play_all(
         }
     };
     let work = || {
-        while let Some((place, history)) = next() {
+        while let Some((index, history)) = next() {
             let run = play(&history);
-            let mut reached = reached.lock();
+            let mut reached = progress.lock();
             reached.0 += run.tally.clone();
-            let is_first = reached.1.as_ref().is_none_or(|(known, ..)| place < *known);
-            if is_first && !run.broken.is_empty() {
-                reached.1 = Some((place, history, run));
+            let is_first = reached.1.as_ref().is_none_or(|(known, ..)| index < *known);
+            if is_first && !run.violations.is_empty() {
+                reached.1 = Some((index, history, run));
             }
-            seen(reached.0.histories);
+            on_progress(reached.0.histories);
         }
     };
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
@@ -63,11 +63,11 @@ pub fn play_all(
             scope.spawn(work);
         }
     });
-    let (tally, failed) = reached.into_inner();
+    let (tally, failed) = progress.into_inner();
     CampaignResult {
         tally,
-        failed: failed.map(|(_, history, run)| (history, run)),
-        took: began.elapsed(),
+        failure: failed.map(|(_, history, run)| (history, run)),
+        elapsed: started.elapsed(),
     }
 }
 
@@ -79,11 +79,11 @@ mod tests {
     fn an_interrupted_campaign_begins_no_history() {
         let interrupted = AtomicBool::new(true);
         let rules = CampaignRules {
-            interrupted: Some(&interrupted),
+            is_interrupted: Some(&interrupted),
             ..CampaignRules::default()
         };
-        let result = play_all((0..9).map(History::of), &rules, |_| ());
+        let result = play_all((0..9).map(History::from_seed), &rules, |_| ());
         assert_eq!(result.tally.histories, 0);
-        assert!(result.failed.is_none());
+        assert!(result.failure.is_none());
     }
 }

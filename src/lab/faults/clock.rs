@@ -13,7 +13,7 @@ use tokio::time::Instant;
 pub const HOSTS: [&str; 2] = ["stowage-a", "stowage-b"];
 
 /// 2026-01-01T00:00:00Z: any time that every machine's clock has passed.
-const FIRST_SECOND: i64 = 1_767_225_600;
+const START_UNIX_SECONDS: i64 = 1_767_225_600;
 
 thread_local! {
     static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// A history begins now, with clocks that are right.
-pub fn begin() {
+pub fn start_history() {
     BEGAN.set(Some(Instant::now()));
     AHEAD.set([0; 2]);
 }
@@ -34,30 +34,30 @@ pub fn elapsed() -> Duration {
 
 /// The true wall time, which the API server has.
 pub fn wall() -> Timestamp {
-    wall_ahead(0)
+    wall_clock_ahead_by(0)
 }
 
 /// Sets by how much a host's wall clock is ahead.
-pub(crate) fn set_ahead(host: usize, millis: i64) {
+pub(crate) fn set_wall_clock_ahead(host: usize, millis: i64) {
     let mut ahead = AHEAD.get();
     ahead[host] = millis;
     AHEAD.set(ahead);
 }
 
 /// The clocks of a host.
-pub(crate) fn time_of(host: usize) -> TimeSource {
+pub(crate) fn host_time_source(host: usize) -> TimeSource {
     TimeSource {
         monotonic: elapsed,
-        wall: [wall_of::<0>, wall_of::<1>][host],
+        wall: [host_wall_clock::<0>, host_wall_clock::<1>][host],
     }
 }
 
-fn wall_of<const HOST: usize>() -> Timestamp {
-    wall_ahead(AHEAD.get()[HOST])
+fn host_wall_clock<const HOST: usize>() -> Timestamp {
+    wall_clock_ahead_by(AHEAD.get()[HOST])
 }
 
-fn wall_ahead(millis: i64) -> Timestamp {
-    let first = Timestamp::from_second(FIRST_SECOND).expect("a time of this century");
+fn wall_clock_ahead_by(millis: i64) -> Timestamp {
+    let first = Timestamp::from_second(START_UNIX_SECONDS).expect("a time of this century");
     let since = SignedDuration::try_from(elapsed()).expect("a history is short");
     first + since + SignedDuration::from_millis(millis)
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use stowage_scheduling::testkit::random::Random;
 
 /// Capacity of each GPU.
-pub(crate) const TOTAL: u64 = 80 << 30;
+pub(crate) const GPU_CAPACITY_BYTES: u64 = 80 << 30;
 
 /// A pod's process on each of its GPUs.
 #[derive(Debug, Clone)]
@@ -21,9 +21,9 @@ pub struct Process {
     /// Indices on its node.
     pub gpus: Vec<usize>,
     /// On each of them.
-    pub used: u64,
+    pub used_per_gpu: u64,
     /// Once its pod has ended: when that was, and when its memory is free.
-    pub ends: Option<(Duration, Duration)>,
+    pub ended_and_freed: Option<(Duration, Duration)>,
 }
 
 pub(crate) struct Machines {
@@ -32,7 +32,7 @@ pub(crate) struct Machines {
     pub processes: BTreeMap<String, Process>,
     /// The next process whose pod ends keeps its memory for so long.
     pub next_linger: Duration,
-    started: u32,
+    last_pid: u32,
     /// How often a node has got another machine.
     generations: BTreeMap<String, u32>,
 }
@@ -43,13 +43,13 @@ impl Machines {
             dice,
             processes: BTreeMap::new(),
             next_linger: Duration::ZERO,
-            started: 100,
+            last_pid: 100,
             generations: BTreeMap::new(),
         }
     }
 
     /// Processes of running pods begin, and those of pods that are gone end.
-    pub fn pass(&mut self, pods: &[Arc<Value>]) {
+    pub fn advance(&mut self, pods: &[Arc<Value>]) {
         let mut alive = BTreeSet::new();
         for pod in pods
             .iter()
@@ -64,28 +64,32 @@ impl Machines {
             if !self.processes.contains_key(uid) {
                 let granted = granted_per_gpu(pod).unwrap_or_default();
                 let used = granted / 100 * (70 + self.dice.below(31) as u64);
-                self.started += 1;
+                self.last_pid += 1;
                 let process = Process {
-                    pid: self.started,
+                    pid: self.last_pid,
                     node,
                     gpus,
-                    used,
-                    ends: None,
+                    used_per_gpu: used,
+                    ended_and_freed: None,
                 };
                 self.processes.insert(uid.to_owned(), process);
             }
         }
         let now = clock::elapsed();
         for (uid, process) in &mut self.processes {
-            if !alive.contains(uid) && process.ends.is_none() {
-                process.ends = Some((now, now + std::mem::take(&mut self.next_linger)));
+            if !alive.contains(uid) && process.ended_and_freed.is_none() {
+                process.ended_and_freed = Some((now, now + std::mem::take(&mut self.next_linger)));
             }
         }
         self.processes
-            .retain(|_, process| process.ends.is_none_or(|(_, ends)| ends > now));
+            .retain(|_, process| process.ended_and_freed.is_none_or(|(_, ends)| ends > now));
     }
 
-    pub fn on(&self, node: &str, gpu: usize) -> impl Iterator<Item = (&String, &Process)> {
+    pub fn processes_on(
+        &self,
+        node: &str,
+        gpu: usize,
+    ) -> impl Iterator<Item = (&String, &Process)> {
         let is_here = move |process: &Process| process.node == node && process.gpus.contains(&gpu);
         self.processes
             .iter()
@@ -97,7 +101,7 @@ impl Machines {
         format!("GPU-{node}m{}-{gpu}", self.generation(node))
     }
 
-    pub fn has(&self, node: &str, uuid: &str) -> bool {
+    pub fn has_gpu(&self, node: &str, uuid: &str) -> bool {
         (0..GPUS).any(|gpu| self.uuid(node, gpu) == uuid)
     }
 
@@ -106,12 +110,14 @@ impl Machines {
     }
 
     /// The node's machine is gone, with all that ran on it. The next one has other GPUs.
-    pub fn replace(&mut self, node: &str) {
+    pub fn replace_machine(&mut self, node: &str) {
         self.processes.retain(|_, process| process.node != node);
         *self.generations.entry(node.to_owned()).or_default() += 1;
     }
 
     pub fn used_on(&self, node: &str, gpu: usize) -> u64 {
-        self.on(node, gpu).map(|(_, process)| process.used).sum()
+        self.processes_on(node, gpu)
+            .map(|(_, process)| process.used_per_gpu)
+            .sum()
     }
 }

@@ -51,13 +51,13 @@ pub struct History {
 }
 
 /// Steps of a whole history: about four minutes of simulated time.
-pub const STEPS: u64 = 600;
+pub const DEFAULT_STEPS: u64 = 600;
 
 impl History {
-    pub fn of(seed: u64) -> Self {
+    pub fn from_seed(seed: u64) -> Self {
         Self {
             seed,
-            steps: STEPS,
+            steps: DEFAULT_STEPS,
             without: BTreeSet::new(),
             planted: None,
         }
@@ -66,7 +66,7 @@ impl History {
     /// The arguments of `stowage simulate faults` that play it again.
     pub fn arguments(&self) -> String {
         let mut text = format!("--seeds {}", self.seed);
-        if self.steps != STEPS {
+        if self.steps != DEFAULT_STEPS {
             text += &format!(" --steps {}", self.steps);
         }
         if !self.without.is_empty() {
@@ -84,14 +84,14 @@ pub struct HistoryRun {
     /// What happened, a line each, with its time.
     pub lines: Vec<String>,
     /// What should not have happened, in order.
-    pub broken: Vec<String>,
+    pub violations: Vec<String>,
 }
 
 /// Plays a history, on this thread.
 pub fn play(history: &History) -> HistoryRun {
     // Backoffs of the Kubernetes client draw from it.
     fastrand::seed(history.seed);
-    panics::begin();
+    panics::reset();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

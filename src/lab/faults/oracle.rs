@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Allocatable VRAM of a GPU of 80 GiB.
-pub const PROMISABLE: u64 = 72 << 30;
+pub const ALLOCATABLE_BYTES: u64 = 72 << 30;
 /// The capacity of a GPU: no policy can have allocated more than that.
-const WHOLE: u64 = 80 << 30;
+const CAPACITY_BYTES: u64 = 80 << 30;
 
 /// One pod's part of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) struct PodShare {
     pub pod: String,
     pub bytes: u64,
     /// What it may use, by what its engine is told.
-    pub usable: u64,
+    pub usable_bytes: u64,
     pub is_exclusive: bool,
     has_started: bool,
     /// An engine that is not ready yet.
@@ -26,23 +26,23 @@ pub(crate) struct PodShare {
 pub(crate) type GpuName = String;
 
 /// GPUs that are overallocated, with their pods.
-pub fn promised_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    names(promises(pods), |parts| is_more_than(PROMISABLE, parts))
+pub fn over_allocated(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    pods_by_gpu(allocations(pods), |parts| exceeds(ALLOCATABLE_BYTES, parts))
 }
 
 /// GPUs that have less than the Bindings' own records allocate, headroom and all: what the continuous audit reports.
-pub fn overcommitted(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    names(promises(pods), |parts| is_more_than(WHOLE, parts))
+pub fn beyond_capacity(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    pods_by_gpu(allocations(pods), |parts| exceeds(CAPACITY_BYTES, parts))
 }
 
 /// GPUs that are overallocated by the Bindings' own records, with a pod that has not started and could be evicted.
-pub(crate) fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
-    names(promises(pods), |parts| {
-        is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started)
+pub(crate) fn repairable_over_allocations(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+    pods_by_gpu(allocations(pods), |parts| {
+        exceeds(CAPACITY_BYTES, parts) && parts.iter().any(|part| !part.has_started)
     })
 }
 
-fn names(
+fn pods_by_gpu(
     mut promises: BTreeMap<GpuName, Vec<PodShare>>,
     is_wrong: impl Fn(&[PodShare]) -> bool,
 ) -> BTreeMap<GpuName, Vec<String>> {
@@ -54,23 +54,23 @@ fn names(
 }
 
 /// A sum of its own: the continuous audit is judged by it, and the core's oracle uses the audit's check.
-fn is_more_than(limit: u64, parts: &[PodShare]) -> bool {
+fn exceeds(limit: u64, parts: &[PodShare]) -> bool {
     let sum: u64 = parts.iter().map(|part| part.bytes).sum();
     sum > limit || (parts.len() > 1 && parts.iter().any(|part| part.is_exclusive))
 }
 
 /// Each GPU's bound pods.
-pub fn promises(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<PodShare>> {
+pub fn allocations(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<PodShare>> {
     let mut promises: BTreeMap<GpuName, Vec<PodShare>> = BTreeMap::new();
     for pod in pods {
-        for (gpu, part) in parts(pod) {
+        for (gpu, part) in pod_allocations(pod) {
             promises.entry(gpu).or_default().push(part);
         }
     }
     promises
 }
 
-fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
+fn pod_allocations(pod: &Value) -> Vec<(GpuName, PodShare)> {
     let (Some((node, gpus)), Some(bytes)) = (devices_of(pod), granted_per_gpu(pod)) else {
         return Vec::new();
     };
@@ -81,10 +81,10 @@ fn parts(pod: &Value) -> Vec<(GpuName, PodShare)> {
         return Vec::new();
     }
     let part = PodShare {
-        pod: name(pod),
+        pod: pod_name(pod),
         bytes,
-        usable: usable_per_gpu(pod).unwrap_or(bytes),
-        is_exclusive: is_granted_alone(pod),
+        usable_bytes: usable_per_gpu(pod).unwrap_or(bytes),
+        is_exclusive: is_granted_exclusive(pod),
         has_started: pod["status"]["phase"] == "Running",
         is_starting: is_starting(pod),
     };
@@ -113,12 +113,12 @@ pub fn devices_of(pod: &Value) -> Option<(String, Vec<usize>)> {
     let devices = pod["metadata"]["annotations"]["stowage.dev/devices"].as_str()?;
     Some((
         node.to_owned(),
-        devices.split(',').filter_map(index).collect(),
+        devices.split(',').filter_map(gpu_index).collect(),
     ))
 }
 
 /// A GPU is called by its index until an agent has reported its UUID, which ends with it here.
-fn index(device: &str) -> Option<usize> {
+fn gpu_index(device: &str) -> Option<usize> {
     device.rsplit('-').next()?.parse().ok()
 }
 
@@ -136,11 +136,15 @@ pub(crate) fn granted_per_gpu(pod: &Value) -> Option<u64> {
 fn usable_per_gpu(pod: &Value) -> Option<u64> {
     let fraction = pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"].as_str()?;
     let ten_thousandths: u64 = fraction.replace('.', "").parse().ok()?;
-    is_granted_alone(pod).then(|| asked(pod).1.max(WHOLE / 10_000 * ten_thousandths))
+    is_granted_exclusive(pod).then(|| {
+        requested_gpus(pod)
+            .1
+            .max(CAPACITY_BYTES / 10_000 * ten_thousandths)
+    })
 }
 
 /// How many GPUs a pod asks for, and how much of each.
-pub fn asked(pod: &Value) -> (u64, u64) {
+pub fn requested_gpus(pod: &Value) -> (u64, u64) {
     let gpus = pod["metadata"]["annotations"]["stowage.dev/gpus"].as_str();
     let gpus = gpus.and_then(|gpus| gpus.parse().ok()).unwrap_or(1);
     let asked = pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"].as_str();
@@ -151,23 +155,23 @@ pub fn asked(pod: &Value) -> (u64, u64) {
 }
 
 /// Whether the pod's Binding grants it whole GPUs. What the pod requests may have been edited since.
-pub(crate) fn is_granted_alone(pod: &Value) -> bool {
+pub(crate) fn is_granted_exclusive(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["stowage.dev/exclusive-granted"] == "true"
 }
 
-pub(crate) fn asks_alone(pod: &Value) -> bool {
+pub(crate) fn requests_exclusive(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["stowage.dev/exclusive"] == "true"
 }
 
 /// Active reservations, as the pods' conditions show them: per pod, its GPUs.
-pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<GpuName>> {
+pub fn reservations_by_pod(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<GpuName>> {
     pods.iter()
-        .filter_map(|pod| Some((name(pod), held(pod)?)))
+        .filter_map(|pod| Some((pod_name(pod), reserved_gpus(pod)?)))
         .collect()
 }
 
 /// What a pod's condition says that it holds.
-pub fn reservation(pod: &Value) -> Option<Value> {
+pub fn shown_reservation(pod: &Value) -> Option<Value> {
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
     let reservation =
         conditions.find(|one| one["type"] == "stowage.dev/Reserved" && one["status"] == "True")?;
@@ -177,8 +181,8 @@ pub fn reservation(pod: &Value) -> Option<Value> {
     serde_json::from_str(reservation["message"].as_str()?).ok()
 }
 
-fn held(pod: &Value) -> Option<Vec<GpuName>> {
-    let message = reservation(pod)?;
+fn reserved_gpus(pod: &Value) -> Option<Vec<GpuName>> {
+    let message = shown_reservation(pod)?;
     let node = message["node"].as_str()?.to_owned();
     let devices = message["devices"]
         .as_array()?
@@ -186,29 +190,29 @@ fn held(pod: &Value) -> Option<Vec<GpuName>> {
         .filter_map(Value::as_str);
     Some(
         devices
-            .filter_map(index)
+            .filter_map(gpu_index)
             .map(|gpu| format!("{node}/{gpu}"))
             .collect(),
     )
 }
 
 /// GPUs with reservations of more than one pod, which each take more than half of a GPU.
-pub(crate) fn held_twice(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
+pub(crate) fn doubly_reserved(pods: &[Arc<Value>]) -> BTreeMap<GpuName, Vec<String>> {
     let mut holders: BTreeMap<GpuName, Vec<String>> = BTreeMap::new();
     for pod in pods
         .iter()
-        .filter(|pod| asks_alone(pod) || asked(pod).1 > PROMISABLE / 2)
+        .filter(|pod| requests_exclusive(pod) || requested_gpus(pod).1 > ALLOCATABLE_BYTES / 2)
     {
-        held(pod)
+        reserved_gpus(pod)
             .into_iter()
             .flatten()
-            .for_each(|gpu| holders.entry(gpu).or_default().push(name(pod)));
+            .for_each(|gpu| holders.entry(gpu).or_default().push(pod_name(pod)));
     }
     holders.retain(|_, pods| pods.len() > 1);
     holders
 }
 
-pub fn name(pod: &Value) -> String {
+pub fn pod_name(pod: &Value) -> String {
     pod["metadata"]["name"]
         .as_str()
         .unwrap_or_default()

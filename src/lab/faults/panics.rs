@@ -13,30 +13,30 @@ thread_local! {
 static WATCH: Once = Once::new();
 
 /// Forgets the panics of this thread; the first call installs the hook that records them.
-pub fn begin() {
+pub fn reset() {
     WATCH.call_once(|| {
-        let before = std::panic::take_hook();
+        let previous_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            note(panic);
-            before(panic);
+            record(panic);
+            previous_hook(panic);
         }));
     });
     FIRST.take();
 }
 
 /// The first panic since this was asked last.
-pub fn take() -> Option<String> {
+pub fn take_first() -> Option<String> {
     FIRST.take()
 }
 
-fn note(panic: &PanicHookInfo<'_>) {
-    let said = panic.payload_as_str().unwrap_or("without a message");
-    let place = panic
+fn record(panic: &PanicHookInfo<'_>) {
+    let message = panic.payload_as_str().unwrap_or("without a message");
+    let location = panic
         .location()
         .map(ToString::to_string)
         .unwrap_or_default();
     FIRST.with_borrow_mut(|first| {
-        first.get_or_insert_with(|| format!("{place}: {said}"));
+        first.get_or_insert_with(|| format!("{location}: {message}"));
     });
 }
 
@@ -45,18 +45,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_that_is_caught_is_seen_once_and_by_its_own_thread() {
-        begin();
-        assert_eq!(take(), None);
+    fn a_caught_panic_is_recorded_once_for_its_thread() {
+        reset();
+        assert_eq!(take_first(), None);
         let caught = std::panic::catch_unwind(|| panic!("planted, {}", 7));
         assert!(caught.is_err());
-        let other = std::thread::spawn(|| (begin(), take()).1).join();
+        let other = std::thread::spawn(|| (reset(), take_first()).1).join();
         assert_eq!(other.expect("it does not panic"), None);
-        let seen = take().expect("a panic was caught");
+        let seen = take_first().expect("a panic was caught");
         assert!(
             seen.starts_with(file!()) && seen.ends_with(": planted, 7"),
             "{seen}"
         );
-        assert_eq!(take(), None);
+        assert_eq!(take_first(), None);
     }
 }

@@ -68,15 +68,15 @@ impl PlantedBug {
     }
 
     /// The API server as a replica with this bug sees it.
-    pub fn between(self, server: Router) -> Router {
-        let remembered = Arc::new(Mutex::new(BTreeMap::new()));
+    pub fn wrap(self, server: Router) -> Router {
+        let recorded_answers = Arc::new(Mutex::new(BTreeMap::new()));
         server.layer(from_fn(move |request: Request, next: Next| {
-            let remembered = remembered.clone();
-            async move { self.pass(request, next, &remembered).await }
+            let remembered = recorded_answers.clone();
+            async move { self.handle(request, next, &remembered).await }
         }))
     }
 
-    async fn pass(
+    async fn handle(
         self,
         request: Request,
         next: Next,
@@ -100,10 +100,10 @@ impl PlantedBug {
             }
             Self::NamesNoUid if method != Method::GET => next.run(without_uid(request).await).await,
             Self::SkipsRelists if method == Method::GET && path.ends_with("/pods") && !is_watch => {
-                remember(format!("{path}?{query}"), request, next, remembered).await
+                replay_first_answer(format!("{path}?{query}"), request, next, remembered).await
             }
             Self::TrustsOldLeases if method == Method::GET && path.contains("/leases/") => {
-                remember(path, request, next, remembered).await
+                replay_first_answer(path, request, next, remembered).await
             }
             Self::ForgetsDeletions if path.ends_with("/pods") && is_watch => {
                 next.run(request).await.map(|body| {
@@ -122,16 +122,16 @@ impl PlantedBug {
 }
 
 /// Answers a repeated request with its first successful answer.
-async fn remember(
+async fn replay_first_answer(
     what: String,
     request: Request,
     next: Next,
     remembered: &Mutex<BTreeMap<String, Bytes>>,
 ) -> Response {
-    let known = remembered.lock().get(&what).cloned();
+    let recorded = remembered.lock().get(&what).cloned();
     let answer = next.run(request).await;
     let (mut head, body) = answer.into_parts();
-    if let Some(known) = known {
+    if let Some(known) = recorded {
         head.status = StatusCode::OK;
         return Response::from_parts(head, Body::from(known));
     }

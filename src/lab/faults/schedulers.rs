@@ -8,30 +8,31 @@ use tokio::time::{Duration, Instant};
 
 pub const LEASE: &str = "leases/kube-system/kube-scheduler";
 /// Duration of the Lease: kube-scheduler's default.
-const DURATION_SECONDS: u64 = 15;
-const RENEW_EVERY: Duration = Duration::from_secs(2);
+const LEASE_DURATION_SECONDS: u64 = 15;
+const RENEW_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(crate) struct Schedulers {
+pub(crate) struct SchedulerLease {
     holder: Option<usize>,
     renewed: Instant,
     transitions: u64,
     /// No renewal is like another.
     renewals: i64,
     /// Processes so far: a holder's name is never that of another.
-    processes: u64,
+    processes_started: u64,
 }
 
-impl Schedulers {
+impl SchedulerLease {
     pub fn start(api: &ApiServer) -> Self {
         let mut this = Self {
             holder: None,
             renewed: Instant::now(),
             transitions: 0,
             renewals: 0,
-            processes: 0,
+            processes_started: 0,
         };
-        let lease = json!({ "metadata": { "name": "kube-scheduler" }, "spec": this.spec("") });
+        let lease =
+            json!({ "metadata": { "name": "kube-scheduler" }, "spec": this.lease_spec("") });
         api.create("leases/kube-system", lease)
             .expect("the Lease is there");
         this
@@ -42,18 +43,18 @@ impl Schedulers {
     }
 
     /// What time does; `can_act` says which of the two can reach the API server.
-    pub fn pass(&mut self, api: &ApiServer, can_act: [bool; 2]) {
+    pub fn advance(&mut self, api: &ApiServer, can_act: [bool; 2]) {
         match self.holder {
             Some(holder) if can_act[holder] => {
-                if self.renewed.elapsed() >= RENEW_EVERY {
+                if self.renewed.elapsed() >= RENEW_INTERVAL {
                     self.renew(api, holder);
                 }
             }
-            Some(_) if self.renewed.elapsed() < Duration::from_secs(DURATION_SECONDS) => {}
+            Some(_) if self.renewed.elapsed() < Duration::from_secs(LEASE_DURATION_SECONDS) => {}
             _ => {
                 if let Some(next) = can_act.iter().position(|can_act| *can_act) {
                     self.transitions += 1;
-                    self.processes += 1;
+                    self.processes_started += 1;
                     self.holder = Some(next);
                     self.renew(api, next);
                 }
@@ -62,29 +63,29 @@ impl Schedulers {
     }
 
     /// The holder's scheduler ends in order.
-    pub fn give_up(&mut self, api: &ApiServer, of: usize) {
-        if self.holder == Some(of) {
+    pub fn release(&mut self, api: &ApiServer, host: usize) {
+        if self.holder == Some(host) {
             self.holder = None;
-            api.patch(LEASE, &json!({ "spec": self.spec("") }))
+            api.patch(LEASE, &json!({ "spec": self.lease_spec("") }))
                 .expect("the Lease is there");
         }
     }
 
     fn renew(&mut self, api: &ApiServer, holder: usize) {
         self.renewed = Instant::now();
-        let identity = format!("{}_{}", HOSTS[holder], self.processes);
-        api.patch(LEASE, &json!({ "spec": self.spec(&identity) }))
+        let identity = format!("{}_{}", HOSTS[holder], self.processes_started);
+        api.patch(LEASE, &json!({ "spec": self.lease_spec(&identity) }))
             .expect("the Lease is there");
     }
 
-    fn spec(&mut self, holder: &str) -> Value {
+    fn lease_spec(&mut self, holder: &str) -> Value {
         self.renewals += 1;
         let renewed =
             jiff::Timestamp::from_second(1_000_000 + self.renewals).expect("the Lease is there");
         let seconds = if holder.is_empty() {
             1
         } else {
-            DURATION_SECONDS
+            LEASE_DURATION_SECONDS
         };
         json!({
             "holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": self.transitions,

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 /// The smallest failing history that was found within this time; a failing history is the worst answer.
 pub fn shrink(failing: &History, within: Duration) -> History {
     let until = Instant::now() + within;
-    let fails = |history: &History| Instant::now() < until && !play(history).broken.is_empty();
+    let fails = |history: &History| Instant::now() < until && !play(history).violations.is_empty();
     let mut smallest = failing.clone();
-    shorten(&mut smallest, &fails);
+    minimize_steps(&mut smallest, &fails);
     // Halves first: most kinds have nothing to do with it.
     let mut size = FaultKind::ALL.len() / 2;
     while size > 0 {
@@ -28,16 +28,16 @@ pub fn shrink(failing: &History, within: Duration) -> History {
         }
         size /= 2;
     }
-    shorten(&mut smallest, &fails);
+    minimize_steps(&mut smallest, &fails);
     smallest
 }
 
 /// The fewest steps, by halves. More steps need not fail whenever fewer do; what is found fails.
-fn shorten(history: &mut History, fails: &impl Fn(&History) -> bool) {
-    let (mut passes, mut step) = (0, history.steps);
+fn minimize_steps(history: &mut History, fails: &impl Fn(&History) -> bool) {
+    let (mut longest_passing, mut step) = (0, history.steps);
     while step > 1 {
         step = step.div_ceil(2);
-        let fewer = history.steps.saturating_sub(step).max(passes + 1);
+        let fewer = history.steps.saturating_sub(step).max(longest_passing + 1);
         if fewer >= history.steps {
             continue;
         }
@@ -48,7 +48,7 @@ fn shorten(history: &mut History, fails: &impl Fn(&History) -> bool) {
         if fails(&candidate) {
             *history = candidate;
         } else {
-            passes = fewer;
+            longest_passing = fewer;
         }
     }
 }

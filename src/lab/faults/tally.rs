@@ -15,39 +15,39 @@ pub struct FaultTally {
     /// Requests to the replicas that were answered, by verb.
     pub answers: BTreeMap<&'static str, u64>,
     /// How often the Lease passed to another holder.
-    pub hand_overs: u64,
+    pub leadership_changes: u64,
     /// Terms in which anything was bound.
     pub epochs: BTreeSet<String>,
     pub bound: u64,
     /// Reservations that pods' conditions showed.
-    pub held: u64,
+    pub reservations: u64,
     pub evicted: u64,
     /// Engines that were bound where starts are held back.
-    pub starts: u64,
+    pub engine_starts: u64,
     /// Groups, in the end, that are bound whole, and in part.
     pub whole_groups: u64,
-    pub half_groups: u64,
+    pub partial_groups: u64,
     /// The most tasks that ran at once.
-    pub most_tasks: usize,
+    pub max_tasks: usize,
     /// Evictions for kube-scheduler's preemptors.
     pub preempted: u64,
     /// Bindings to a GPU on which a process of an ended pod was seen for long.
-    pub beside_left_over: u64,
+    pub bound_beside_ended_process: u64,
     pub faults: BTreeMap<FaultKind, u64>,
     /// GPUs overallocated by a Binding that was delayed for longer than the write times allow.
-    pub by_proxy: u64,
+    pub over_allocated_by_proxy: u64,
     /// Bindings and reservations that landed while another leader acted.
-    pub landed_late: u64,
+    pub late_commits: u64,
     /// The reservations among them, and how many of these the leader that acted wrote about.
     pub late_reservations: u64,
-    pub late_answered: u64,
+    pub late_reservations_answered: u64,
     /// Over-allocations that each replica's audit found, and pods that were evicted to end one.
-    pub reported: u64,
-    pub remedied: u64,
+    pub over_allocations_reported: u64,
+    pub over_allocation_evictions: u64,
 }
 
 impl FaultTally {
-    pub fn note(&mut self, kind: FaultKind) {
+    pub fn count_fault(&mut self, kind: FaultKind) {
         *self.faults.entry(kind).or_default() += 1;
     }
 
@@ -62,7 +62,7 @@ impl FaultTally {
             .sum()
     }
 
-    pub fn faults_in_all(&self) -> u64 {
+    pub fn total_faults(&self) -> u64 {
         self.faults.values().sum()
     }
 }
@@ -72,23 +72,23 @@ impl AddAssign for FaultTally {
         self.histories += other.histories;
         self.steps += other.steps;
         self.simulated += other.simulated;
-        self.hand_overs += other.hand_overs;
+        self.leadership_changes += other.leadership_changes;
         self.epochs.extend(other.epochs);
         self.bound += other.bound;
-        self.held += other.held;
+        self.reservations += other.reservations;
         self.evicted += other.evicted;
         self.preempted += other.preempted;
-        self.starts += other.starts;
+        self.engine_starts += other.engine_starts;
         self.whole_groups += other.whole_groups;
-        self.half_groups += other.half_groups;
-        self.most_tasks = self.most_tasks.max(other.most_tasks);
-        self.beside_left_over += other.beside_left_over;
-        self.by_proxy += other.by_proxy;
-        self.landed_late += other.landed_late;
+        self.partial_groups += other.partial_groups;
+        self.max_tasks = self.max_tasks.max(other.max_tasks);
+        self.bound_beside_ended_process += other.bound_beside_ended_process;
+        self.over_allocated_by_proxy += other.over_allocated_by_proxy;
+        self.late_commits += other.late_commits;
         self.late_reservations += other.late_reservations;
-        self.late_answered += other.late_answered;
-        self.reported += other.reported;
-        self.remedied += other.remedied;
+        self.late_reservations_answered += other.late_reservations_answered;
+        self.over_allocations_reported += other.over_allocations_reported;
+        self.over_allocation_evictions += other.over_allocation_evictions;
         other
             .answers
             .into_iter()
@@ -120,34 +120,34 @@ impl fmt::Display for FaultTally {
             "{} hand-overs, {} terms that bound something, {} pods bound, {} reservations, {} evictions, of which {} for \
              kube-scheduler; {} Bindings beside memory of ended pods, {} starts of engines; \
              {} groups bound whole, {} in part; {} tasks at once",
-            self.hand_overs,
+            self.leadership_changes,
             self.epochs.len(),
             self.bound,
-            self.held,
+            self.reservations,
             self.evicted,
             self.preempted,
-            self.beside_left_over,
-            self.starts,
+            self.bound_beside_ended_process,
+            self.engine_starts,
             self.whole_groups,
-            self.half_groups,
-            self.most_tasks
+            self.partial_groups,
+            self.max_tasks
         )?;
         writeln!(
             f,
             "by a proxy, which breaks the write times: {} Bindings and reservations landed while another leader acted, which wrote \
              about {} of {} such reservations, {} GPUs overallocated, {} conflicts reported, {} pods evicted to end one",
-            self.landed_late,
-            self.late_answered,
+            self.late_commits,
+            self.late_reservations_answered,
             self.late_reservations,
-            self.by_proxy,
-            self.reported,
-            self.remedied
+            self.over_allocated_by_proxy,
+            self.over_allocations_reported,
+            self.over_allocation_evictions
         )?;
         let faults: Vec<String> = self
             .faults
             .iter()
             .map(|(kind, count)| format!("{count} {kind}"))
             .collect();
-        write!(f, "{} faults: {}", self.faults_in_all(), faults.join(", "))
+        write!(f, "{} faults: {}", self.total_faults(), faults.join(", "))
     }
 }

@@ -17,13 +17,13 @@ mod terms;
 mod victims;
 
 use super::clock::{self, HOSTS};
-use super::fates::{Fates, between};
+use super::fates::{RequestFaults, random_duration};
 use super::fault::FaultKind;
 use super::machines::Machines;
-use super::oracle::name;
+use super::oracle::pod_name;
 use super::panics;
 use super::planted::PlantedBug;
-use super::schedulers::Schedulers;
+use super::schedulers::SchedulerLease;
 use super::tally::FaultTally;
 use super::{History, HistoryRun};
 use crate::demo::api_server::ApiServer;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_scheduling::testkit::random::Random;
-use stowage_server::service::{Service, SimulatedThreads};
+use stowage_server::service::{ServerState, SimulatedThreads};
 use terms::ActingTerm;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
@@ -49,10 +49,10 @@ use tokio_util::task::AbortOnDropHandle;
 use victims::Victims;
 
 /// More than twice what histories without a bug come to, with all requests that are under way.
-const MOST_TASKS: usize = 250;
-const STEP: Duration = Duration::from_millis(400);
+const MAX_TASKS: usize = 250;
+const MEAN_STEP: Duration = Duration::from_millis(400);
 /// Longer than everything that a history leaves behind: the latest landing of a write, a reservation's and a gate's deadline.
-const QUIET: Duration = Duration::from_secs(150);
+const QUIET_PERIOD: Duration = Duration::from_secs(150);
 /// GPUs of each node.
 pub const GPUS: usize = 2;
 
@@ -73,7 +73,7 @@ enum LeadershipMode {
 
 /// What some histories have.
 #[derive(Debug, Clone, Copy)]
-struct WorldFeatures {
+struct HistoryFeatures {
     /// Pods whose starts are held back.
     has_engines: bool,
     has_groups: bool,
@@ -86,37 +86,37 @@ struct WorldFeatures {
 struct RunningReplica {
     /// Its name at the API server.
     client: String,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     /// Its two addresses, without a network.
-    verbs: axum::Router,
-    reports: axum::Router,
+    scheduler_router: axum::Router,
+    agent_router: axum::Router,
     tasks: JoinSet<()>,
     threads: SimulatedThreads,
     /// Its next plans take minutes.
-    plans_for_long: Arc<AtomicBool>,
+    is_planning_slowly: Arc<AtomicBool>,
     shutdown: CancellationToken,
     started: Instant,
 }
 
 /// What tasks of the schedulers tell the world.
 #[derive(Default)]
-struct TaskNotes {
+struct TaskReports {
     /// Calls of kube-schedulers that were lost, given up or repeated.
     lost_calls: u64,
     /// Requests that were answered.
     answers: BTreeMap<&'static str, u64>,
     lines: Vec<String>,
-    broken: Vec<String>,
+    violations: Vec<String>,
     /// Victims that `preempt` named: by UID, with the priority of the pod for which.
-    named: Vec<(String, i64, String)>,
+    preempted_victims: Vec<(String, i64, String)>,
     /// How many victims of one `preempt` answer the budget guards, with the preemptor's name.
-    guarded: Vec<(usize, String)>,
+    guarded_victims: Vec<(usize, String)>,
     /// Requests for Bindings that were answered with success.
-    claims: Vec<BoundClaim>,
+    reported_bindings: Vec<ReportedBinding>,
 }
 
 /// kube-scheduler was told that this pod is bound.
-struct BoundClaim {
+struct ReportedBinding {
     pod: String,
     uid: String,
     node: String,
@@ -130,58 +130,58 @@ pub(crate) struct FaultyCluster {
     times: WriteTimes,
     has_proxy: bool,
     has_agents: bool,
-    features: WorldFeatures,
+    features: HistoryFeatures,
     nodes: usize,
     /// When each node comes back, where it is gone, and when it came.
-    node_returns: Vec<Option<Instant>>,
-    created: Vec<Instant>,
+    node_returns_at: Vec<Option<Instant>>,
+    nodes_created_at: Vec<Instant>,
     budget: Budget,
-    began: Instant,
+    started_at: Instant,
     replicas: [Option<RunningReplica>; 2],
     /// When it starts again, where it does not run.
-    returns: [Option<Instant>; 2],
+    replica_returns_at: [Option<Instant>; 2],
     reconnects: Vec<(Instant, String)>,
     /// When each replica's token that is refused is renewed.
-    renewals: Vec<(Instant, String)>,
-    resumes: Vec<(Instant, String, &'static str)>,
-    schedulers: Option<Schedulers>,
+    token_renewals: Vec<(Instant, String)>,
+    watch_resumes: Vec<(Instant, String, &'static str)>,
+    schedulers: Option<SchedulerLease>,
     machines: Machines,
     agents: Vec<NodeAgent>,
     /// Agents of machines that go on without their Nodes.
-    agents_left: Vec<NodeAgent>,
+    orphaned_agents: Vec<NodeAgent>,
     policies: PolicyFiles,
-    next_event: Instant,
+    next_leadership_change: Instant,
     /// Whether the quiet period has begun: nothing fails any more.
     is_quiet: bool,
-    processes: usize,
-    arrived: usize,
+    processes_started: usize,
+    pods_created: usize,
     /// Pods that were seen bound, by UID, and where.
-    known: BTreeMap<String, String>,
+    observed_placements: BTreeMap<String, String>,
     /// When each pod was first observed bound, by UID.
     bound_at: BTreeMap<String, Instant>,
-    seen_holds: BTreeSet<(String, Vec<String>)>,
-    twice: BTreeSet<String>,
+    observed_reservations: BTreeSet<(String, Vec<String>)>,
+    observed_over_allocations: BTreeSet<String>,
     victims: Victims,
     late_reservations: LateReservations,
     /// The API server's version up to which pods' writes have been looked at.
-    looked_at: u64,
-    last_look: Instant,
+    checked_revision: u64,
+    last_check: Instant,
     /// By UID, when each pod was found to be gone.
-    gone_at: BTreeMap<String, Instant>,
+    deleted_at: BTreeMap<String, Instant>,
     /// Which replica acted at the last look.
-    acted: Option<ActingTerm>,
-    claims: Vec<BoundClaim>,
+    last_acting_term: Option<ActingTerm>,
+    reported_bindings: Vec<ReportedBinding>,
     writes: Arc<ReplicaWrites>,
     recreated: VecDeque<RecreatedPod>,
     tally: FaultTally,
     lines: Vec<String>,
-    broken: Vec<String>,
-    task_notes: Arc<Mutex<TaskNotes>>,
+    violations: Vec<String>,
+    task_reports: Arc<Mutex<TaskReports>>,
 }
 
 impl FaultyCluster {
     pub fn new(history: History) -> Self {
-        clock::begin();
+        clock::start_history();
         let seed = history.seed;
         let api = Arc::new(ApiServer::in_process(clock::wall));
         let mut kinds = Random::seeded(seed, purpose::KINDS);
@@ -190,30 +190,32 @@ impl FaultyCluster {
         } else {
             LeadershipMode::OwnLease
         };
-        let times = WriteTimes::of(Duration::from_secs(if kinds.below(3) == 0 { 2 } else { 5 }));
+        let times =
+            WriteTimes::from_deadline(Duration::from_secs(if kinds.below(3) == 0 { 2 } else { 5 }));
         let has_proxy = kinds.below(4) == 0 && !history.without.contains(&FaultKind::ProxyDelay);
         let has_agents = kinds.below(3) > 0;
         let nodes = 2 + kinds.below(2);
-        let features = WorldFeatures {
+        let features = HistoryFeatures {
             has_engines: kinds.below(3) == 0,
             has_groups: kinds.below(3) == 0,
             has_budget: kinds.below(3) == 0,
             is_never_silent: kinds.below(3) == 0,
         };
-        let fates = Fates {
+        let fates = RequestFaults {
             seed,
             times,
             has_proxy,
             without: history.without.clone(),
         };
-        api.faults().draw(fates.source());
-        let schedulers = (mode == LeadershipMode::KubeScheduler).then(|| Schedulers::start(&api));
+        api.faults().set_source(fates.into_source());
+        let schedulers =
+            (mode == LeadershipMode::KubeScheduler).then(|| SchedulerLease::start(&api));
         let began = Instant::now();
         let mut world = Self {
             dice: Random::seeded(seed, purpose::WORLD),
             machines: Machines::new(Random::seeded(seed, purpose::MACHINES)),
             agents: (0..nodes).map(|node| NodeAgent::new(node, seed)).collect(),
-            agents_left: Vec::new(),
+            orphaned_agents: Vec::new(),
             history,
             api,
             mode,
@@ -222,44 +224,44 @@ impl FaultyCluster {
             has_agents,
             features,
             nodes,
-            node_returns: vec![None; nodes],
-            created: vec![began; nodes],
-            budget: Budget::keeping(1 + kinds.below(2)),
-            began,
+            node_returns_at: vec![None; nodes],
+            nodes_created_at: vec![began; nodes],
+            budget: Budget::with_min_available(1 + kinds.below(2)),
+            started_at: began,
             replicas: [None, None],
-            returns: [Some(began); 2],
+            replica_returns_at: [Some(began); 2],
             reconnects: Vec::new(),
-            renewals: Vec::new(),
-            resumes: Vec::new(),
+            token_renewals: Vec::new(),
+            watch_resumes: Vec::new(),
             schedulers,
             policies: PolicyFiles::new(features),
-            next_event: began + Duration::from_secs(20),
+            next_leadership_change: began + Duration::from_secs(20),
             is_quiet: false,
-            processes: 0,
-            arrived: 0,
-            known: BTreeMap::new(),
+            processes_started: 0,
+            pods_created: 0,
+            observed_placements: BTreeMap::new(),
             bound_at: BTreeMap::new(),
-            seen_holds: BTreeSet::new(),
-            twice: BTreeSet::new(),
+            observed_reservations: BTreeSet::new(),
+            observed_over_allocations: BTreeSet::new(),
             victims: Victims::default(),
             late_reservations: LateReservations::default(),
-            looked_at: 0,
-            last_look: began,
-            gone_at: BTreeMap::new(),
-            acted: None,
-            claims: Vec::new(),
+            checked_revision: 0,
+            last_check: began,
+            deleted_at: BTreeMap::new(),
+            last_acting_term: None,
+            reported_bindings: Vec::new(),
             writes: Arc::default(),
             recreated: VecDeque::new(),
             tally: FaultTally::default(),
             lines: Vec::new(),
-            broken: Vec::new(),
-            task_notes: Arc::default(),
+            violations: Vec::new(),
+            task_reports: Arc::default(),
         };
         (0..nodes).for_each(|n| world.create_node(n));
         if features.has_budget {
             world.create_budget();
         }
-        world.say(format!(
+        world.log(format!(
             "{mode:?}, {nodes} nodes, writes within {:?}, proxy: {has_proxy}, agents: {has_agents}, {features:?}",
             times.client
         ));
@@ -272,80 +274,84 @@ impl FaultyCluster {
             .is_never_silent
             .then(|| AbortOnDropHandle::new(pods::keep_changing(&self.api)));
         let mut steps = 0;
-        while steps < self.history.steps && self.broken.is_empty() {
+        while steps < self.history.steps && self.violations.is_empty() {
             steps += 1;
-            self.bring_back();
-            self.bring_nodes_back();
-            (0..2).for_each(|_| self.arrive());
-            self.meddle_with_pods();
+            self.restore_connections_and_replicas();
+            self.recreate_nodes();
+            (0..2).for_each(|_| self.create_drawn_pods());
+            self.edit_and_recreate_pods();
             self.schedule(2);
             self.run_pods(true);
             self.disturb_watches();
             self.disturb_agents();
             self.disturb_replicas();
             self.disturb_nodes();
-            if Instant::now() >= self.next_event {
+            if Instant::now() >= self.next_leadership_change {
                 self.change_leadership().await;
             }
-            self.step().await;
+            self.wait_step().await;
         }
-        if self.broken.is_empty() {
-            self.be_quiet().await;
+        if self.violations.is_empty() {
+            self.run_quiet_period().await;
         }
         drop(changing);
-        self.end()
+        self.into_run()
     }
 
-    fn end(mut self) -> HistoryRun {
+    fn into_run(mut self) -> HistoryRun {
         self.tally.histories = 1;
-        self.tally.hand_overs = self.transitions();
-        self.tally.simulated = self.began.elapsed();
-        for (operation, fault) in self.api.faults().met() {
-            if let Some(kind) = super::fates::kind_of(operation, fault, self.times) {
-                self.tally.note(kind);
+        self.tally.leadership_changes = self.transitions();
+        self.tally.simulated = self.started_at.elapsed();
+        for (operation, fault) in self.api.faults().applied_faults() {
+            if let Some(kind) = super::fates::fault_kind(operation, fault, self.times) {
+                self.tally.count_fault(kind);
             }
         }
         for replica in std::mem::take(&mut self.replicas).into_iter().flatten() {
-            self.note_audit(&replica);
-            replicas::die(&self.api, replica);
+            self.record_audit(&replica);
+            replicas::kill_process(&self.api, replica);
         }
         self.lines.push(format!("the end: {}", self.fingerprint()));
         HistoryRun {
             tally: self.tally,
             lines: self.lines,
-            broken: self.broken,
+            violations: self.violations,
         }
     }
 
     /// Lets a random time pass, and checks what happened.
-    async fn step(&mut self) {
-        let gap = self.dice.gap(STEP.as_millis() as f64).0.clamp(1, 2000);
+    async fn wait_step(&mut self) {
+        let gap = self
+            .dice
+            .exponential(MEAN_STEP.as_millis() as f64)
+            .0
+            .clamp(1, 2000);
         tokio::time::sleep(Duration::from_millis(gap)).await;
-        self.go_on();
+        self.advance_and_check();
     }
 
     /// Advances what happens beside the drawn events, and checks everything.
-    fn go_on(&mut self) {
+    fn advance_and_check(&mut self) {
         let can_act = [0, 1].map(|host| self.scheduler_can_act(host));
         if let Some(schedulers) = &mut self.schedulers {
-            schedulers.pass(&self.api, can_act);
+            schedulers.advance(&self.api, can_act);
         }
         let pods = self.pods().into_iter();
         self.machines
-            .pass(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
-        self.control_budget();
+            .advance(&pods.filter(|pod| self.has_machine(pod)).collect::<Vec<_>>());
+        self.run_disruption_controller();
         self.check_processes();
-        self.watch_policies();
-        self.report();
-        self.look();
+        self.check_policies();
+        self.send_agent_reports();
+        self.observe();
         // Not before: what is deleted has been seen.
-        self.collect_pods();
+        self.delete_lost_pods();
     }
 
     /// Whatever happens, nothing panics, a replica's tasks go on until it is told to stop, and it has few things to do at once.
     fn check_processes(&mut self) {
-        if let Some(panic) = panics::take() {
-            self.break_with(format!("a panic at {panic}"));
+        if let Some(panic) = panics::take_first() {
+            self.fail(format!("a panic at {panic}"));
         }
         let ended = |replica: &mut RunningReplica| {
             replica
@@ -354,33 +360,33 @@ impl FaultyCluster {
                 .map(|_| replica.client.clone())
         };
         if let Some(client) = self.replicas.iter_mut().flatten().find_map(ended) {
-            self.break_with(format!("a task of {client} ended, and nobody told it to"));
+            self.fail(format!("a task of {client} ended, and nobody told it to"));
         }
         let tasks = tokio::runtime::Handle::current()
             .metrics()
             .num_alive_tasks();
-        self.tally.most_tasks = self.tally.most_tasks.max(tasks);
-        if tasks > MOST_TASKS {
-            self.break_with(format!("{tasks} tasks run at once"));
+        self.tally.max_tasks = self.tally.max_tasks.max(tasks);
+        if tasks > MAX_TASKS {
+            self.fail(format!("{tasks} tasks run at once"));
         }
     }
 
     /// Whether this fault happens now that its dice have fallen: not if the history is played without it. Counts it.
-    fn happens(&mut self, kind: FaultKind) -> bool {
+    fn try_inject(&mut self, kind: FaultKind) -> bool {
         let happens = !self.history.without.contains(&kind);
         if happens {
-            self.tally.note(kind);
+            self.tally.count_fault(kind);
         }
         happens
     }
 
-    fn acting(&self) -> Option<usize> {
-        let leads = |replica: &Option<RunningReplica>| {
+    fn acting_replica(&self) -> Option<usize> {
+        let is_acting = |replica: &Option<RunningReplica>| {
             replica
                 .as_ref()
                 .is_some_and(|replica| replica.service.leadership.is_open())
         };
-        self.replicas.iter().position(leads)
+        self.replicas.iter().position(is_acting)
     }
 
     /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
@@ -422,13 +428,14 @@ impl FaultyCluster {
             .collect()
     }
 
-    fn say(&mut self, what: String) {
-        self.lines.push(format!("{} {what}", at(self.began)));
+    fn log(&mut self, what: String) {
+        self.lines
+            .push(format!("{} {what}", timestamp(self.started_at)));
     }
 }
 
 /// How far the history is.
-fn at(began: Instant) -> String {
+fn timestamp(began: Instant) -> String {
     format!("{:>8.3} s", began.elapsed().as_secs_f64())
 }
 

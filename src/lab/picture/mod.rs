@@ -94,12 +94,12 @@ fn scene(title: &str, panels: &[Panel]) -> Scene {
         bold: true,
         color: None,
     });
-    for (place, panel) in panels.iter().enumerate() {
+    for (index, panel) in panels.iter().enumerate() {
         let drawn = panel.draw((width, height));
         let (x, y) = if is_in_rows {
-            (0.0, place as f64 * height)
+            (0.0, index as f64 * height)
         } else {
-            (place as f64 * width, 0.0)
+            (index as f64 * width, 0.0)
         };
         let transform = Some(format!("translate({x},{})", TITLE_HEIGHT + y));
         scene.add(Primitive::GroupStart {
@@ -125,7 +125,7 @@ mod tests {
         let line = |name: &str, figure| PanelLine {
             name: name.into(),
             color: "#d55e00",
-            stands_out: false,
+            is_highlighted: false,
             points: (0..=130)
                 .map(|load| (f64::from(load), f64::from(load).min(figure)))
                 .collect(),

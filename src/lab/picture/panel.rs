@@ -35,7 +35,7 @@ pub struct PanelLine {
     pub name: String,
     pub color: &'static str,
     /// Drawn wider, with its name in bold: Stowage's.
-    pub stands_out: bool,
+    pub is_highlighted: bool,
     pub points: Vec<(f64, f64)>,
 }
 
@@ -51,7 +51,7 @@ struct LineLabel<'a> {
 
 impl LineLabel<'_> {
     /// From the middle of its first line to that of its last.
-    fn depth(&self) -> f64 {
+    fn text_depth(&self) -> f64 {
         (self.text.len() - 1) as f64 * LINE_HEIGHT
     }
 }
@@ -61,7 +61,7 @@ impl Panel {
         let plots = self.lines.iter().map(PanelLine::plot).collect();
         let mut scene = render_multiple(plots, self.layout((width, height)));
         let computed = ComputedLayout::from_layout(&self.layout((width, height)));
-        self.names(&computed)
+        self.labels(&computed)
             .into_iter()
             .for_each(|name| write(&mut scene, &computed, &name));
         scene
@@ -69,9 +69,9 @@ impl Panel {
 
     fn layout(&self, (width, height): (f64, f64)) -> Layout {
         let (first, last, step) = self.x;
-        let room = ((width - MARGINS.0 - MARGINS.1) / TICK_WIDTH).max(1.0);
+        let max_ticks = ((width - MARGINS.0 - MARGINS.1) / TICK_WIDTH).max(1.0);
         // Whole steps, so that the figures stay round.
-        let step = step * ((last - first) / step / room).ceil().max(1.0);
+        let step = step * ((last - first) / step / max_ticks).ceil().max(1.0);
         let (low, high) = self.range();
         Layout::new((first, last), (low, high))
             .with_width(width)
@@ -110,14 +110,14 @@ impl Panel {
         (low, high.max(low + self.y_step))
     }
 
-    fn names<'a>(&'a self, computed: &ComputedLayout) -> Vec<LineLabel<'a>> {
+    fn labels<'a>(&'a self, computed: &ComputedLayout) -> Vec<LineLabel<'a>> {
         let name = |line: &'a PanelLine| {
             let PanelLine { name, points, .. } = line;
             let (_, figure) = points.last()?;
             let end = computed.map_y(*figure);
             Some(LineLabel {
                 line,
-                text: broken(&format!("{name} {figure:.1}")),
+                text: wrap_lines(&format!("{name} {figure:.1}")),
                 end,
                 y: end,
             })
@@ -130,13 +130,13 @@ impl Panel {
         );
         let mut ys: Vec<f64> = names
             .iter()
-            .map(|name| name.end - name.depth() / 2.0)
+            .map(|name| name.end - name.text_depth() / 2.0)
             .collect();
         let heights: Vec<f64> = names
             .iter()
-            .map(|name| NAME_HEIGHT + name.depth())
+            .map(|name| NAME_HEIGHT + name.text_depth())
             .collect();
-        apart(&mut ys, &heights, top, bottom);
+        spread(&mut ys, &heights, top, bottom);
         names.iter_mut().zip(ys).for_each(|(name, y)| name.y = y);
         names
     }
@@ -144,7 +144,7 @@ impl Panel {
 
 impl PanelLine {
     fn plot(&self) -> Plot {
-        let width = if self.stands_out { 5.0 } else { 2.5 };
+        let width = if self.is_highlighted { 5.0 } else { 2.5 };
         LinePlot::new()
             .with_data(self.points.clone())
             .with_color(self.color)
@@ -154,7 +154,7 @@ impl PanelLine {
 }
 
 /// Lines of at most [`NAME_WIDTH`] characters, as far as words allow.
-fn broken(text: &str) -> Vec<String> {
+fn wrap_lines(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -170,19 +170,19 @@ fn broken(text: &str) -> Vec<String> {
 
 /// Moves positions apart that are closer than the height of the upper one. Keeps their order and the bounds, and moves each as
 /// little as possible: names that push each other form a block around the mean of their positions.
-fn apart(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
+fn spread(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
     // Each block: the position of its first name, and its number of names.
     let mut blocks: Vec<(f64, usize)> = Vec::new();
-    for (place, wanted) in ys.iter().enumerate() {
+    for (index, wanted) in ys.iter().enumerate() {
         blocks.push((*wanted, 1));
         while let [.., (above, n), (below, m)] = blocks[..] {
-            let first = place + 1 - m - n;
+            let first = index + 1 - m - n;
             if above + heights[first..first + n].iter().sum::<f64>() <= below {
                 break;
             }
             let mut offset = 0.0;
             let mut sum = 0.0;
-            for (y, height) in ys[first..=place].iter().zip(&heights[first..=place]) {
+            for (y, height) in ys[first..=index].iter().zip(&heights[first..=index]) {
                 sum += y - offset;
                 offset += height;
             }
@@ -212,21 +212,21 @@ fn write(scene: &mut Scene, computed: &ComputedLayout, name: &LineLabel<'_>) {
         x1: right + 2.0,
         y1: name.end,
         x2: right + 16.0,
-        y2: name.y + name.depth() / 2.0,
+        y2: name.y + name.text_depth() / 2.0,
         stroke: stroke(),
         stroke_width: 1.5,
         stroke_dasharray: None,
     });
-    for (place, text) in name.text.iter().enumerate() {
+    for (line, text) in name.text.iter().enumerate() {
         scene.add(Primitive::Text {
             x: right + 20.0,
             // The middle of lower-case letters, not their baseline, is level with the line's end.
-            y: name.y + place as f64 * LINE_HEIGHT + f64::from(NAME_SIZE) / 3.0,
+            y: name.y + line as f64 * LINE_HEIGHT + f64::from(NAME_SIZE) / 3.0,
             content: text.clone(),
             size: NAME_SIZE,
             anchor: TextAnchor::Start,
             rotate: None,
-            bold: name.line.stands_out,
+            bold: name.line.is_highlighted,
             color: Some(stroke()),
         });
     }
@@ -238,19 +238,19 @@ mod tests {
 
     fn moved(mut ys: Vec<f64>) -> Vec<f64> {
         let heights = vec![NAME_HEIGHT; ys.len()];
-        apart(&mut ys, &heights, 0.0, 500.0);
+        spread(&mut ys, &heights, 0.0, 500.0);
         ys
     }
 
     #[test]
     fn a_long_name_is_broken_between_words_and_pushes_by_its_height() {
-        assert_eq!(broken("stowage 95.0"), ["stowage 95.0"]);
+        assert_eq!(wrap_lines("stowage 95.0"), ["stowage 95.0"]);
         assert_eq!(
-            broken("replicas by GPU utilization 9.5"),
+            wrap_lines("replicas by GPU utilization 9.5"),
             ["replicas by GPU", "utilization 9.5"]
         );
         let mut ys = vec![100.0, 100.0];
-        apart(
+        spread(
             &mut ys,
             &[NAME_HEIGHT + LINE_HEIGHT, NAME_HEIGHT],
             0.0,
@@ -289,7 +289,7 @@ mod tests {
             let line = PanelLine {
                 name: "a".into(),
                 color: "#000000",
-                stands_out: false,
+                is_highlighted: false,
                 points,
             };
             let (title, x_label) = (String::new(), String::new());

@@ -7,19 +7,19 @@ use stowage_scheduling::units::Moment;
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    next: BinaryHeap<Reverse<(Moment, u64)>>,
+    queue: BinaryHeap<Reverse<(Moment, u64)>>,
     /// The events, by their order of insertion.
-    what: BTreeMap<u64, T>,
-    put_in: u64,
+    events: BTreeMap<u64, T>,
+    inserted: u64,
     now: Moment,
 }
 
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
-            next: BinaryHeap::new(),
-            what: BTreeMap::new(),
-            put_in: 0,
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            inserted: 0,
             now: Moment::default(),
         }
     }
@@ -32,17 +32,18 @@ impl<T> EventQueue<T> {
     }
 
     /// Inserts an event at `when`, or now if that is in the past.
-    pub fn at(&mut self, when: Moment, what: T) {
-        self.next.push(Reverse((when.max(self.now), self.put_in)));
-        self.what.insert(self.put_in, what);
-        self.put_in += 1;
+    pub fn schedule(&mut self, when: Moment, what: T) {
+        self.queue
+            .push(Reverse((when.max(self.now), self.inserted)));
+        self.events.insert(self.inserted, what);
+        self.inserted += 1;
     }
 
     /// The next event; its time becomes the present.
-    pub fn take(&mut self) -> Option<T> {
-        let Reverse((when, place)) = self.next.pop()?;
+    pub fn pop(&mut self) -> Option<T> {
+        let Reverse((when, place)) = self.queue.pop()?;
         self.now = when;
-        self.what.remove(&place)
+        self.events.remove(&place)
     }
 }
 
@@ -51,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_by_time_and_then_in_the_order_in_which_they_were_put_in() {
+    fn events_are_ordered_by_time_then_insertion() {
         let mut events = EventQueue::default();
         for (when, what) in [(5, "later"), (3, "first"), (5, "last"), (3, "second")] {
-            events.at(Moment(when), what);
+            events.schedule(Moment(when), what);
         }
-        let order: Vec<&str> = std::iter::from_fn(|| events.take()).collect();
+        let order: Vec<&str> = std::iter::from_fn(|| events.pop()).collect();
         assert_eq!(order, ["first", "second", "later", "last"]);
         assert_eq!(events.now(), Moment(5));
     }
@@ -64,9 +65,9 @@ mod tests {
     #[test]
     fn an_event_in_the_past_happens_now() {
         let mut events = EventQueue::default();
-        events.at(Moment(9), "first");
-        events.take();
-        events.at(Moment(1), "too late");
-        assert_eq!((events.take(), events.now()), (Some("too late"), Moment(9)));
+        events.schedule(Moment(9), "first");
+        events.pop();
+        events.schedule(Moment(1), "too late");
+        assert_eq!((events.pop(), events.now()), (Some("too late"), Moment(9)));
     }
 }

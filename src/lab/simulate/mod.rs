@@ -8,9 +8,9 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod core_inputs;
 pub mod events;
 pub mod fleet;
 pub mod openb;
 pub mod packing;
-mod shown;
 pub mod table;

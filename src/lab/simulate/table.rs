@@ -84,11 +84,11 @@ pub struct TableRow<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     name: &'static str,
-    place: usize,
+    index: usize,
 }
 
 /// The largest number below which every whole number is an `f64`: 2^53.
-const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 impl<'a> Table<'a> {
     pub fn read(source: TraceText<'a>) -> Result<Self, TableError> {
@@ -140,8 +140,8 @@ impl<'a> Table<'a> {
 
     /// A column that not every trace has.
     pub(crate) fn column_if_any(&self, name: &'static str) -> Option<Column> {
-        let place = self.columns.iter().position(|column| *column == name)?;
-        Some(Column { name, place })
+        let index = self.columns.iter().position(|column| *column == name)?;
+        Some(Column { name, index })
     }
 
     pub fn rows(&self) -> &[TableRow<'a>] {
@@ -171,7 +171,7 @@ impl<'a> TableRow<'a> {
     }
 
     pub fn text(&self, column: Column) -> &'a str {
-        self.fields[column.place]
+        self.fields[column.index]
     }
 
     /// From 0 to `most`.
@@ -186,7 +186,7 @@ impl<'a> TableRow<'a> {
             return Ok(number);
         }
         // What remains is wrong, or written like 3.0 or 1e3.
-        let number = self.finite(column, MOST_EXACT.min(most as f64), "a whole number")?;
+        let number = self.finite(column, MAX_EXACT_INTEGER.min(most as f64), "a whole number")?;
         if number.fract() != 0.0 {
             let (file, text) = (self.file.into(), text.into());
             return Err(TableError::NotWhole {

@@ -24,50 +24,50 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
 /// A GPU's default size: a common one in data centers.
-const USUAL_MEMORY: Bytes = Bytes::gib(80);
+const DEFAULT_GPU_MEMORY: Bytes = Bytes::gib(80);
 /// A model's default size: eight billion parameters in 16 bits.
-const USUAL_WEIGHTS: Bytes = Bytes(16_000_000_000);
+const DEFAULT_MODEL_SIZE: Bytes = Bytes(16_000_000_000);
 /// The test cluster's current time. Far from zero, so that pods can have run for days before it.
 const NOW: Moment = Moment(365 * 24 * 3600 * 1000);
 /// Unaccounted VRAM counts after three reports in a row.
-const REPORTS: u64 = 3;
+const REPORT_COUNT: u64 = 3;
 /// Existing pods started long ago, unless the case says otherwise.
-const USUAL_RUN: Millis = Millis::seconds(3600);
+const DEFAULT_RUNNING_TIME: Millis = Millis::seconds(3600);
 
 /// An invalid cluster in a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadCluster {
+pub enum TestClusterError {
     #[error("cluster.nodes: {0}; give it another name")]
-    Name(#[from] InvalidName),
+    InvalidNodeName(#[from] InvalidName),
     #[error("cluster.nodes: {node} stands there twice; give each node a name of its own")]
-    TwoNodes { node: NodeName },
+    DuplicateNode { node: NodeName },
     #[error("cluster.nodes: {node} has {gpus} GPUs; {MAX_GPUS} are the most")]
     TooManyGpus { node: NodeName, gpus: usize },
     #[error("cluster.pods: {pod} stands there twice; give each pod a name of its own")]
-    TwoPods { pod: String },
+    DuplicatePod { pod: String },
     #[error("cluster.pods: {pod} is on {node}, which is not among cluster.nodes")]
-    NoSuchNode { pod: String, node: String },
+    UnknownNode { pod: String, node: String },
     #[error(
         "cluster.pods: {pod} is on GPU {index} of {node}, which has {gpus}; they are counted from 0"
     )]
-    NoSuchGpu {
+    UnknownGpu {
         pod: String,
         node: String,
         index: u32,
         gpus: usize,
     },
     #[error("cluster.pods: {pod} is on {} and requests {gpus}; name as many under `on`", plural(*on, "GPU"))]
-    OtherCount { pod: String, on: usize, gpus: u32 },
+    GpuCountMismatch { pod: String, on: usize, gpus: u32 },
     #[error("cluster.pods: {pod}: {error}")]
-    Pod { pod: String, error: RequestError },
+    InvalidPod { pod: String, error: RequestError },
 }
 
-pub fn uid(name: &str) -> PodUid {
+pub fn uid_from_name(name: &str) -> PodUid {
     PodUid::parse(&name.replace(' ', "-"))
         .expect("names of pods and this module's own are UIDs, too")
 }
 
-pub fn request(uid: PodUid, demand: Demand) -> VerbRequest {
+pub fn verb_request(uid: PodUid, demand: Demand) -> VerbRequest {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
     VerbRequest {
@@ -79,14 +79,14 @@ pub fn request(uid: PodUid, demand: Demand) -> VerbRequest {
     }
 }
 
-pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
+pub fn add_pending_pod(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
     let VerbRequest {
         uid,
         key,
         demand,
         waiting,
         ..
-    } = request(uid.clone(), demand.clone());
+    } = verb_request(uid.clone(), demand.clone());
     let state = ObservedPhase::Waiting(waiting);
     cluster.apply(PodObserved(PodObservation {
         uid,
@@ -97,10 +97,10 @@ pub fn wait(cluster: &mut Cluster, uid: &PodUid, demand: &Demand) {
     }));
 }
 
-pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadCluster> {
-    let mut ledger = Cluster::new(Arc::new(policy.clone()));
-    ledger.apply(ClockAdvanced(NOW));
-    let namespaces = cluster.namespaces.iter().flatten();
+pub fn build(described: &TestCluster, policy: &Policy) -> Result<Cluster, TestClusterError> {
+    let mut cluster = Cluster::new(Arc::new(policy.clone()));
+    cluster.apply(ClockAdvanced(NOW));
+    let namespaces = described.namespaces.iter().flatten();
     let labels = |labels: &BTreeMap<String, LabelValue>| {
         Arc::new(
             labels
@@ -109,52 +109,55 @@ pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Cluster, BadClust
                 .collect(),
         )
     };
-    ledger.apply(NamespacesListed(
+    cluster.apply(NamespacesListed(
         namespaces
             .map(|(name, all)| (name.clone(), labels(all)))
             .collect(),
     ));
-    let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
+    let nodes: &[TestNode] = described.nodes.as_deref().unwrap_or_default();
     for node in nodes {
-        add_node(&mut ledger, node)?;
+        add_node(&mut cluster, node)?;
     }
-    let mut tenants: Vec<CasePod> = Vec::new();
-    for pod in cluster.pods.iter().flatten() {
-        let tenant = add_pod(&mut ledger, pod)?;
-        if tenants.iter().any(|other| other.uid == tenant.uid) {
-            return Err(BadCluster::TwoPods {
+    let mut running_pods: Vec<RunningPod> = Vec::new();
+    for pod in described.pods.iter().flatten() {
+        let running_pod = add_pod(&mut cluster, pod)?;
+        if running_pods
+            .iter()
+            .any(|other| other.uid == running_pod.uid)
+        {
+            return Err(TestClusterError::DuplicatePod {
                 pod: pod.pod.name.0.clone(),
             });
         }
-        tenants.push(tenant);
+        running_pods.push(running_pod);
     }
-    for report in 1..=REPORTS {
-        ledger.apply(ClockAdvanced(NOW + Millis::seconds(report)));
+    for report in 1..=REPORT_COUNT {
+        cluster.apply(ClockAdvanced(NOW + Millis::seconds(report)));
         for node in nodes {
-            read(&mut ledger, node, &tenants)?;
+            report_readings(&mut cluster, node, &running_pods)?;
         }
     }
-    Ok(ledger)
+    Ok(cluster)
 }
 
 /// A bound pod of the test cluster, and the VRAM that its node's agent reports for it on each GPU.
-struct CasePod {
+struct RunningPod {
     uid: PodUid,
     devices: Arc<[GpuUuid]>,
     per_gpu: Bytes,
 }
 
-fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
+fn add_node(cluster: &mut Cluster, node: &TestNode) -> Result<(), TestClusterError> {
     let name = NodeName::parse(&node.name.0)?;
-    if ledger.ledger().has_node(&name) {
-        return Err(BadCluster::TwoNodes { node: name });
+    if cluster.ledger().has_node(&name) {
+        return Err(TestClusterError::DuplicateNode { node: name });
     }
     let devices: Vec<Device> = devices(node)?
         .into_iter()
         .map(|(device, _)| device)
         .collect();
     if devices.len() > MAX_GPUS as usize {
-        return Err(BadCluster::TooManyGpus {
+        return Err(TestClusterError::TooManyGpus {
             node: name,
             gpus: devices.len(),
         });
@@ -174,12 +177,12 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
     let offered = offered
         .filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count)))
         .collect();
-    ledger.apply(NodeObserved {
+    cluster.apply(NodeObserved {
         labels: Arc::new(labels),
         plugin_devices: offered,
         ..NodeObserved::new(name.clone(), kind)
     });
-    ledger
+    cluster
         .apply(DevicesReported {
             node: name.clone(),
             devices: devices.into(),
@@ -190,7 +193,7 @@ fn add_node(ledger: &mut Cluster, node: &TestNode) -> Result<(), BadCluster> {
 }
 
 /// The node's GPUs by index, each with the case's figures. Consecutive slices are of one card, as many as fill it.
-fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, BadCluster> {
+fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, TestClusterError> {
     let mut devices = Vec::new();
     for gpu in node.gpus.iter().flatten() {
         for copy in 0..gpu.count.unwrap_or(1) {
@@ -201,8 +204,8 @@ fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, BadCluster> {
     Ok(devices)
 }
 
-fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, BadCluster> {
-    let uuid = |what: &str, place: u32| GpuUuid::parse(&format!("{what}-{node}-{place}"));
+fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, TestClusterError> {
+    let uuid = |what: &str, number: u32| GpuUuid::parse(&format!("{what}-{node}-{number}"));
     let product = gpu.model.as_deref().unwrap_or("GPU");
     let model = match &gpu.mig {
         Some(profile) => GpuModel::parse(&format!("{product}-MIG-{}", profile.0))?,
@@ -214,7 +217,7 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
         index,
         model,
         parent: gpu.mig.is_some().then(|| uuid("GPU", first)).transpose()?,
-        total: gpu.memory.map_or(USUAL_MEMORY, |memory| memory.0),
+        total: gpu.memory.map_or(DEFAULT_GPU_MEMORY, |memory| memory.0),
         reserved: Bytes::ZERO,
         health: gpu.health.unwrap_or(Health::Healthy),
         exclusive_process: false,
@@ -222,53 +225,60 @@ fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, Ba
     })
 }
 
-fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
+fn add_pod(cluster: &mut Cluster, pod: &ExistingPod) -> Result<RunningPod, TestClusterError> {
     let (name, node) = (&pod.pod.name.0, &pod.node.0);
-    let policy = ledger.ledger().policy().clone();
-    let demand = pod_shorthand::demand(&pod.pod, &policy).map_err(|error| BadCluster::Pod {
-        pod: name.clone(),
-        error,
+    let policy = cluster.ledger().policy().clone();
+    let demand = pod_shorthand::demand_from_shorthand(&pod.pod, &policy).map_err(|error| {
+        TestClusterError::InvalidPod {
+            pod: name.clone(),
+            error,
+        }
     })?;
     let node_name = NodeName::parse(node)?;
-    let no_such_node = || BadCluster::NoSuchNode {
+    let no_such_node = || TestClusterError::UnknownNode {
         pod: name.clone(),
         node: node.clone(),
     };
-    let devices = ledger
+    let devices = cluster
         .ledger()
         .node(&node_name)
         .ok_or_else(no_such_node)?
         .devices
         .clone();
-    let asks_plugin = demand.asks_plugin();
+    let asks_plugin = demand.is_allocated_externally();
     if !asks_plugin && pod.on.len() != demand.gpus as usize {
-        return Err(BadCluster::OtherCount {
+        return Err(TestClusterError::GpuCountMismatch {
             pod: name.clone(),
             on: pod.on.len(),
             gpus: demand.gpus,
         });
     }
-    let no_such_gpu = |index: u32| BadCluster::NoSuchGpu {
+    let no_such_gpu = |index: u32| TestClusterError::UnknownGpu {
         pod: name.clone(),
         node: node.clone(),
         index,
         gpus: devices.len(),
     };
-    let on = |index: &u32| {
+    let uuid_at = |index: &u32| {
         devices
             .get(*index as usize)
             .map(|device| device.uuid.clone())
             .ok_or_else(|| no_such_gpu(*index))
     };
-    let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
-    let tenant = CasePod {
-        uid: uid(name),
+    let on: Arc<[GpuUuid]> = pod.on.iter().map(uuid_at).collect::<Result<_, _>>()?;
+    let running_pod = RunningPod {
+        uid: uid_from_name(name),
         devices: on.clone(),
         per_gpu: demand.per_gpu,
     };
     // The reports take a moment, too.
-    let ran = pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0);
-    let ran = Some(Millis(ran.0.saturating_sub(Millis::seconds(REPORTS).0)));
+    let ran = pod
+        .pod
+        .running_for
+        .map_or(DEFAULT_RUNNING_TIME, |ran| ran.0);
+    let ran = Some(Millis(
+        ran.0.saturating_sub(Millis::seconds(REPORT_COUNT).0),
+    ));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state = ObservedPhase::Bound {
         node: node_name,
@@ -276,59 +286,63 @@ fn add_pod(ledger: &mut Cluster, pod: &ExistingPod) -> Result<CasePod, BadCluste
         starting: false,
         ran,
     };
-    ledger.apply(PodObserved(PodObservation {
-        uid: tenant.uid.clone(),
+    cluster.apply(PodObserved(PodObservation {
+        uid: running_pod.uid.clone(),
         key,
         demand,
         state,
         observed: None,
     }));
-    Ok(tenant)
+    Ok(running_pod)
 }
 
 /// The report of the node's agent: its pods use the VRAM allocated to them, and the rest is as the case says.
-fn read(ledger: &mut Cluster, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
+fn report_readings(
+    cluster: &mut Cluster,
+    node: &TestNode,
+    running_pods: &[RunningPod],
+) -> Result<(), TestClusterError> {
     let name = NodeName::parse(&node.name.0)?;
-    let sampled = ledger
+    let sampled = cluster
         .ledger()
         .now()
         .before(node.report_age.map_or(Millis::default(), |age| age.0));
     let gpus = devices(node)?
         .iter()
-        .map(|(device, gpu)| reading(device, gpu, tenants))
+        .map(|(device, gpu)| gpu_reading(device, gpu, running_pods))
         .collect();
-    let mut holdings = BTreeMap::new();
+    let mut models = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;
-        let holding = NodeModel {
+        let node_model = NodeModel {
             model: model.clone(),
             tier: *tier,
-            bytes: USUAL_WEIGHTS,
+            bytes: DEFAULT_MODEL_SIZE,
         };
-        holdings.insert(model, holding);
+        models.insert(model, node_model);
     }
     let reading = NodeReading {
         sampled,
         gpus,
-        holdings: holdings.into_values().collect(),
+        holdings: models.into_values().collect(),
         engines: Vec::new(),
         in_flight: Vec::new(),
         sleep: Vec::new(),
         over_grant: Vec::new(),
         unread: Vec::new(),
     };
-    ledger.apply(ReadingReported {
+    cluster.apply(ReadingReported {
         node: name.clone(),
         reading: reading.into(),
     });
     Ok(())
 }
 
-fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
-    let mut attributed: Vec<(PodUid, Bytes)> = tenants
+fn gpu_reading(device: &Device, gpu: &TestGpu, running_pods: &[RunningPod]) -> GpuReading {
+    let mut attributed: Vec<(PodUid, Bytes)> = running_pods
         .iter()
-        .filter(|tenant| tenant.devices.contains(&device.uuid))
-        .map(|tenant| (tenant.uid.clone(), tenant.per_gpu))
+        .filter(|running_pod| running_pod.devices.contains(&device.uuid))
+        .map(|running_pod| (running_pod.uid.clone(), running_pod.per_gpu))
         .collect();
     attributed.sort_unstable();
     let allocated = attributed.iter().map(|(_, bytes)| *bytes).sum();
@@ -339,7 +353,7 @@ fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
         engine_load: match (gpu.kv_cache, gpu.queue) {
             (None, None) => EngineLoad::NONE,
             (kv_cache, queue) => {
-                EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0)))
+                EngineLoad::new(kv_cache.map(|percent| percent.0), queue.or(Some(0)))
             }
         },
     }

@@ -1,6 +1,6 @@
 //! Compares two policies on one cluster: which pods change class, nodes or victims.
 
-use super::{ask, cluster};
+use super::{cluster, decide};
 use serde::Serialize;
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::ledger::{
@@ -69,7 +69,7 @@ pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
         changes: Vec::new(),
     };
     for (pod, uid) in pods {
-        let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else {
+        let (Some(before), Some(after)) = (decision_for(old, &uid), decision_for(new, &uid)) else {
             continue;
         };
         if before != after {
@@ -90,20 +90,20 @@ pub fn compare(old: &mut Cluster, new: &mut Cluster) -> PolicyComparison {
 }
 
 /// A ledger's decision for one of its pods. The ledger is left as it was.
-fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
-    let policy = ledger.ledger().policy().clone();
-    let entry = ledger.ledger().pod_state(uid)?.clone();
-    ledger.apply(PodReleased(uid.clone()));
-    let answer = ask(ledger, &policy, entry.demand.clone());
+fn decision_for(cluster: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
+    let policy = cluster.ledger().policy().clone();
+    let entry = cluster.ledger().pod_state(uid)?.clone();
+    cluster.apply(PodReleased(uid.clone()));
+    let answer = decide(cluster, &policy, entry.demand.clone());
     let best = answer
-        .list
+        .shortlist
         .best
         .iter()
-        .map(|candidate| answer.nodes[candidate.asked].to_string());
+        .map(|candidate| answer.nodes[candidate.query_index].to_string());
     let nodes: Vec<String> = best.collect();
     let victims = answer.victims.clone();
-    ledger.apply(PodReleased(cluster::uid(super::CASE)));
-    put_back(ledger, uid, entry.clone());
+    cluster.apply(PodReleased(cluster::uid_from_name(super::CASE_POD)));
+    restore_pod(cluster, uid, entry.clone());
     let class = policy.class(entry.demand.class);
     Some(PodDecision {
         class: class.name.clone(),
@@ -118,13 +118,13 @@ fn verdict(ledger: &mut Cluster, uid: &PodUid) -> Option<PodDecision> {
     })
 }
 
-fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
-    let now = ledger.ledger().now();
+fn restore_pod(cluster: &mut Cluster, uid: &PodUid, entry: PodState) {
+    let now = cluster.ledger().now();
     let leaving = match &entry.phase {
         PodPhase::Bound(bound) => bound.leaving,
         _ => None,
     };
-    let shown = Some(ObservedDisruptionInfo::of(
+    let observed_disruption = Some(ObservedDisruptionInfo::from_disruption_info(
         &entry.disruption_info,
         leaving,
         now,
@@ -143,12 +143,12 @@ fn put_back(ledger: &mut Cluster, uid: &PodUid, entry: PodState) {
         // A dump has no Binding in progress.
         PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
     };
-    ledger.apply(PodObserved(PodObservation {
+    cluster.apply(PodObserved(PodObservation {
         uid: uid.clone(),
         key: entry.key,
         demand: entry.demand,
         state,
-        observed: shown,
+        observed: observed_disruption,
     }));
 }
 
@@ -157,7 +157,10 @@ fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
     let (before, after) = (old.snapshot(), new.snapshot());
     let changes = before.nodes().iter().filter_map(|node| {
         let other = after.node(node.name.as_str())?;
-        let (old, new) = (described(&old_policy, node), described(&new_policy, other));
+        let (old, new) = (
+            describe_node(&old_policy, node),
+            describe_node(&new_policy, other),
+        );
         (old != new).then(|| NodeChange {
             node: node.name.to_string(),
             old,
@@ -168,8 +171,8 @@ fn node_changes(old: &mut Cluster, new: &mut Cluster) -> Vec<NodeChange> {
 }
 
 /// `stowage, classes fraud and credit, 72.0 GiB`.
-fn described(policy: &Policy, node: &stowage_scheduling::vocabulary::node::Node) -> String {
-    use stowage_scheduling::placing::fit::exclusion;
+fn describe_node(policy: &Policy, node: &stowage_scheduling::vocabulary::node::Node) -> String {
+    use stowage_scheduling::placing::fit::node_exclusion;
     use stowage_scheduling::vocabulary::node::NodeKind;
     let kind = match node.kind {
         NodeKind::Stowage => "stowage",
@@ -192,7 +195,7 @@ fn described(policy: &Policy, node: &stowage_scheduling::vocabulary::node::Node)
     } else {
         admitted.join(", ")
     };
-    let state = match (exclusion(node), node.closed, node.miscut) {
+    let state = match (node_exclusion(node), node.closed, node.miscut) {
         (Some(misfit), ..) => format!(", closed: {}", misfit.phrase()),
         (_, true, _) => ", closed: no pod is placed there".into(),
         (_, _, true) => ", closed: its GPUs are not cut as expected".into(),

@@ -9,11 +9,11 @@ mod compare;
 mod pod_shorthand;
 mod victims;
 
-pub(crate) use cluster::BadCluster;
+pub(crate) use cluster::TestClusterError;
 pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
 
 use crate::file::{Expectation, PolicyTest, TestCase};
-use crate::format::timestamp;
+use crate::format::parse_timestamp;
 use crate::windows as policy_windows;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -48,12 +48,12 @@ pub struct Difference {
 }
 
 /// The core's decision for a case's pod.
-struct CaseAnswer<'a> {
+struct CaseDecision<'a> {
     policy: &'a Policy,
     demand: Demand,
     /// In order of name.
     nodes: Vec<NodeName>,
-    list: Shortlist,
+    shortlist: Shortlist,
     /// GPUs of the best node, by index.
     gpus: Vec<u32>,
     /// In order of name.
@@ -63,59 +63,59 @@ struct CaseAnswer<'a> {
 }
 
 /// The UID of a case's pod; no other pod has it.
-const CASE: &str = "the case's pod";
+const CASE_POD: &str = "the case's pod";
 
 /// Runs all cases of a test, each on a fresh copy of its cluster.
-pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCluster> {
+pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, TestClusterError> {
     let nothing = Default::default();
     let cluster = test.cluster.as_ref().unwrap_or(&nothing);
     let mut outcomes = Vec::new();
     for case in test.cases.iter().flatten() {
-        let ledger = cluster::build(cluster, &at(policy, case))?;
+        let cluster = cluster::build(cluster, &policy_for_case(policy, case))?;
         outcomes.push(CaseOutcome {
             case: case.name.clone(),
-            differences: differences(ledger, case),
+            differences: differences(cluster, case),
         });
     }
     Ok(outcomes)
 }
 
 /// The policy at the case's time. Without one no window is open: a case holds at every hour of the day, or at none.
-fn at(policy: &Policy, case: &TestCase) -> Policy {
-    let time = case.at.as_ref().and_then(|at| timestamp(&at.0).ok());
+fn policy_for_case(policy: &Policy, case: &TestCase) -> Policy {
+    let time = case.at.as_ref().and_then(|at| parse_timestamp(&at.0).ok());
     match time {
-        Some(time) => policy_windows::at(policy.clone(), time),
+        Some(time) => policy_windows::policy_at(policy.clone(), time),
         None => policy.clone().with_open_windows(Default::default()),
     }
 }
 
-fn differences(mut ledger: Cluster, case: &TestCase) -> Vec<Difference> {
-    let policy = ledger.ledger().policy().clone();
-    let demand = match pod_shorthand::demand(&case.pod, &policy) {
+fn differences(mut cluster: Cluster, case: &TestCase) -> Vec<Difference> {
+    let policy = cluster.ledger().policy().clone();
+    let demand = match pod_shorthand::demand_from_shorthand(&case.pod, &policy) {
         Ok(demand) => demand,
-        Err(error) => return not_understood(&case.expect, &error),
+        Err(error) => return invalid_request_difference(&case.expect, &error),
     };
-    let answer = ask(&mut ledger, &policy, demand);
+    let answer = decide(&mut cluster, &policy, demand);
     let expected = &case.expect;
     let parts = [
-        answer.class(expected),
-        answer.tenant(expected),
-        answer.nodes(expected),
-        answer.gpus(expected),
+        answer.class_difference(expected),
+        answer.tenant_difference(expected),
+        answer.nodes_difference(expected),
+        answer.gpus_difference(expected),
     ];
     let mut differences: Vec<Difference> = parts.into_iter().flatten().collect();
-    differences.extend(answer.refused(expected));
-    differences.extend(answer.victims(expected, ledger.ledger()));
+    differences.extend(answer.refused_differences(expected));
+    differences.extend(answer.victims_difference(expected, cluster.ledger()));
     differences
 }
 
 /// A pod with an invalid request fits nowhere; its code may be expected of every node.
-fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Difference> {
-    let meant = |code: &String| code == error.code();
+fn invalid_request_difference(expected: &Expectation, error: &RequestError) -> Vec<Difference> {
+    let is_expected = |code: &String| code == error.code();
     if expected
         .refused
         .as_ref()
-        .is_some_and(|refused| refused.values().all(meant))
+        .is_some_and(|refused| refused.values().all(is_expected))
     {
         return Vec::new();
     }
@@ -127,34 +127,34 @@ fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Differenc
     }]
 }
 
-fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnswer<'a> {
-    let uid = cluster::uid(CASE);
-    cluster::wait(ledger, &uid, &demand);
-    let request = cluster::request(uid.clone(), demand);
-    let view = DecisionView::take(ledger, request);
+fn decide<'a>(cluster: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseDecision<'a> {
+    let uid = cluster::uid_from_name(CASE_POD);
+    cluster::add_pending_pod(cluster, &uid, &demand);
+    let request = cluster::verb_request(uid.clone(), demand);
+    let view = DecisionView::take(cluster, request);
     let (snapshot, demand) = (view.snapshot.clone(), view.request.demand.clone());
     let nodes: Vec<NodeName> = snapshot
         .nodes()
         .iter()
         .map(|node| node.name.clone())
         .collect();
-    let list = prioritize(&view, nodes.iter().map(NodeName::as_str));
-    let gpus = list.best.first().map_or_else(Vec::new, |best| {
-        let devices = &snapshot.nodes()[best.node].devices;
-        best.gpus.iter().map(|place| devices[place].index).collect()
+    let shortlist = prioritize(&view, nodes.iter().map(NodeName::as_str));
+    let gpus = shortlist.best.first().map_or_else(Vec::new, |best| {
+        let devices = &snapshot.nodes()[best.node_index].devices;
+        best.gpus.iter().map(|index| devices[index].index).collect()
     });
-    let is_refused = list.best.is_empty();
+    let is_refused = shortlist.best.is_empty();
     let victim_set = is_refused
-        .then(|| cheapest(ledger.ledger(), &uid, &nodes, &demand))
+        .then(|| cheapest_victims(cluster.ledger(), &uid, &nodes, &demand))
         .flatten();
     let victims = victim_set
         .as_ref()
-        .map_or_else(Vec::new, |set| names(ledger.ledger(), set));
-    CaseAnswer {
+        .map_or_else(Vec::new, |set| victim_names(cluster.ledger(), set));
+    CaseDecision {
         policy,
         demand,
         nodes,
-        list,
+        shortlist,
         gpus,
         victims,
         victim_set,
@@ -162,7 +162,7 @@ fn ask<'a>(ledger: &mut Cluster, policy: &'a Policy, demand: Demand) -> CaseAnsw
 }
 
 /// The cheapest victim set over all nodes; of equal ones, that of the first node by name.
-fn cheapest(
+fn cheapest_victims(
     ledger: &Ledger,
     uid: &PodUid,
     nodes: &[NodeName],
@@ -177,7 +177,7 @@ fn cheapest(
     )
 }
 
-fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
+fn victim_names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
     let name = |uid: &PodUid| {
         ledger
             .pod_state(uid)
@@ -188,8 +188,8 @@ fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
     names
 }
 
-impl CaseAnswer<'_> {
-    fn class(&self, expected: &Expectation) -> Option<Difference> {
+impl CaseDecision<'_> {
+    fn class_difference(&self, expected: &Expectation) -> Option<Difference> {
         let wanted = expected.class.as_ref()?.0.as_str();
         let found = &self.policy.class(self.demand.class).name;
         let because = || {
@@ -200,7 +200,7 @@ impl CaseAnswer<'_> {
             let is_closed = self.policy.is_closed(class);
             match self
                 .policy
-                .unmet_by(class, &ExpressionPod::new(&self.demand.traits))
+                .unmet_condition(class, &ExpressionPod::new(&self.demand.traits))
             {
                 Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.describe())],
                 None if is_closed => {
@@ -212,7 +212,7 @@ impl CaseAnswer<'_> {
         (found != wanted).then(|| difference("class", wanted, found, because()))
     }
 
-    fn tenant(&self, expected: &Expectation) -> Option<Difference> {
+    fn tenant_difference(&self, expected: &Expectation) -> Option<Difference> {
         let wanted = expected.tenant.as_ref()?.0.as_str();
         let tenant = self.demand.tenant.and_then(|id| self.policy.tenant(id));
         let found = tenant.map_or("none", |tenant| tenant.name.as_str());
@@ -223,7 +223,7 @@ impl CaseAnswer<'_> {
         (found != wanted).then(|| difference("tenant", wanted, found, because))
     }
 
-    fn nodes(&self, expected: &Expectation) -> Option<Difference> {
+    fn nodes_difference(&self, expected: &Expectation) -> Option<Difference> {
         let wanted: Vec<&str> = expected
             .nodes
             .as_ref()?
@@ -231,32 +231,45 @@ impl CaseAnswer<'_> {
             .map(|name| name.0.as_str())
             .collect();
         let found: Vec<&str> = self
-            .list
+            .shortlist
             .best
             .iter()
-            .map(|candidate| self.nodes[candidate.asked].as_str())
+            .map(|candidate| self.nodes[candidate.query_index].as_str())
             .collect();
         let because = || {
-            let refused = self.list.refused.iter();
+            let refused = self.shortlist.rejected.iter();
             refused
-                .map(|(place, misfit)| format!("{}: {misfit}", self.nodes[*place]))
+                .map(|(index, misfit)| format!("{}: {misfit}", self.nodes[*index]))
                 .collect()
         };
-        (found != wanted).then(|| difference("nodes", listed(&wanted), listed(&found), because()))
+        (found != wanted).then(|| {
+            difference(
+                "nodes",
+                bracketed_list(&wanted),
+                bracketed_list(&found),
+                because(),
+            )
+        })
     }
 
-    fn gpus(&self, expected: &Expectation) -> Option<Difference> {
+    fn gpus_difference(&self, expected: &Expectation) -> Option<Difference> {
         let wanted = expected.gpus.as_ref()?;
-        (*wanted != self.gpus)
-            .then(|| difference("gpus", listed(wanted), listed(&self.gpus), Vec::new()))
+        (*wanted != self.gpus).then(|| {
+            difference(
+                "gpus",
+                bracketed_list(wanted),
+                bracketed_list(&self.gpus),
+                Vec::new(),
+            )
+        })
     }
 
-    fn refused(&self, expected: &Expectation) -> Vec<Difference> {
+    fn refused_differences(&self, expected: &Expectation) -> Vec<Difference> {
         let refused: BTreeMap<&str, Misfit> = self
-            .list
-            .refused
+            .shortlist
+            .rejected
             .iter()
-            .map(|(place, misfit)| (self.nodes[*place].as_str(), *misfit))
+            .map(|(index, misfit)| (self.nodes[*index].as_str(), *misfit))
             .collect();
         let check = |(node, code): (&String, &String)| {
             let misfit = refused.get(node.as_str());
@@ -277,7 +290,7 @@ impl CaseAnswer<'_> {
             .collect()
     }
 
-    fn victims(&self, expected: &Expectation, ledger: &Ledger) -> Option<Difference> {
+    fn victims_difference(&self, expected: &Expectation, ledger: &Ledger) -> Option<Difference> {
         let mut wanted: Vec<&str> = expected
             .victims
             .as_ref()?
@@ -285,12 +298,20 @@ impl CaseAnswer<'_> {
             .map(|name| name.0.as_str())
             .collect();
         wanted.sort_unstable();
-        let because = || match self.list.best.is_empty() {
-            true => victims::reasons(ledger, &cluster::uid(CASE), self, &wanted),
+        let because = || match self.shortlist.best.is_empty() {
+            true => {
+                victims::explain_victims(ledger, &cluster::uid_from_name(CASE_POD), self, &wanted)
+            }
             false => vec!["the pod fits without anyone leaving".into()],
         };
-        (self.victims != wanted)
-            .then(|| difference("victims", listed(&wanted), listed(&self.victims), because()))
+        (self.victims != wanted).then(|| {
+            difference(
+                "victims",
+                bracketed_list(&wanted),
+                bracketed_list(&self.victims),
+                because(),
+            )
+        })
     }
 }
 
@@ -309,7 +330,7 @@ fn difference(
 }
 
 /// `[a, b]`; `[]` for none.
-fn listed<T: ToString>(names: &[T]) -> String {
+fn bracketed_list<T: ToString>(names: &[T]) -> String {
     format!(
         "[{}]",
         names

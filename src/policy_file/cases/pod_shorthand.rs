@@ -4,11 +4,11 @@ use crate::file::PodSketch;
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::vocabulary::demand::{
-    ContainerRequest, DEFAULT_GRACE, Demand, PluginAmount, PodRequest, RequestError,
+    ContainerRequest, DEFAULT_GRACE_PERIOD, Demand, PluginAmount, PodRequest, RequestError,
 };
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 
-pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> {
+pub fn demand_from_shorthand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> {
     let vram = pod.vram.map(|vram| vram.0.0.to_string());
     let kv_cache = pod.kv_cache.map(|kv_cache| kv_cache.0.0.to_string());
     let gpus = pod.gpus.map(|gpus| gpus.to_string());
@@ -30,16 +30,16 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
     let plugin = resources
         .iter()
         .copied()
-        .find(|name| PluginResource::is_one(name));
+        .find(|name| PluginResource::is_plugin_resource(name));
     let container = ContainerRequest {
         vram: vram.as_deref(),
-        plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::Of {
+        plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::One {
             resource,
             amount: &devices,
         }),
         ..ContainerRequest::plain("main")
     };
-    Demand::of(
+    Demand::from_pod(
         &PodRequest {
             namespace: pod
                 .namespace
@@ -49,7 +49,7 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
             priority_class: pod.priority_class.as_ref().map(|name| name.0.as_str()),
             priority: pod.priority.unwrap_or(0),
             may_preempt: true,
-            grace: pod.grace.map_or(DEFAULT_GRACE, |grace| grace.0),
+            grace: pod.grace.map_or(DEFAULT_GRACE_PERIOD, |grace| grace.0),
             containers: &[container],
             gpus: gpus.as_deref().filter(|_| plugin.is_none()),
             exclusive: exclusive.as_deref(),

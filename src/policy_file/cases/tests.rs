@@ -17,7 +17,7 @@ fn policy() -> Policy {
             ..Match::default()
         },
         shares_with: Some(vec!["chat".into()]),
-        ..Class::named("chat")
+        ..Class::new("chat")
     };
     let jobs = Class {
         matches: Match {
@@ -27,7 +27,7 @@ fn policy() -> Policy {
         eviction: Preemptibility::ForHigherPriority,
         min_runtime: stowage_scheduling::units::Millis::seconds(600),
         engine: false,
-        ..Class::named("jobs")
+        ..Class::new("jobs")
     };
     let mut classes = vec![chat, jobs];
     classes.extend(Policy::default().classes().to_vec());
@@ -38,9 +38,9 @@ fn policy() -> Policy {
     let tenants = vec![
         Tenant {
             guarantee: half,
-            ..Tenant::named("talk", &["chat"])
+            ..Tenant::new("talk", &["chat"])
         },
-        Tenant::named("work", &["jobs"]),
+        Tenant::new("work", &["jobs"]),
     ];
     Policy::default()
         .with_classes(classes)
@@ -120,7 +120,7 @@ fn each_unmet_expectation_is_reported_with_its_reason() {
 }
 
 #[test]
-fn a_cluster_that_cannot_be_is_refused_with_its_place() {
+fn an_invalid_test_cluster_is_rejected_with_its_place() {
     let refused = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut cluster = cluster();
         edit(&mut cluster);
@@ -199,7 +199,7 @@ fn no_pod_is_evicted_for_a_pod_beyond_its_tenants_limit() {
     let policy = policy()
         .with_tenants(vec![Tenant {
             limit,
-            ..Tenant::named("talk", &["jobs"])
+            ..Tenant::new("talk", &["jobs"])
         }])
         .unwrap();
     let case = serde_json::json!({
@@ -213,7 +213,7 @@ fn no_pod_is_evicted_for_a_pod_beyond_its_tenants_limit() {
 }
 
 #[test]
-fn f_a_case_may_say_how_old_a_nodes_report_is() {
+fn a_case_may_set_the_age_of_a_nodes_report() {
     let case = |age: &str, expired: &str, expect: serde_json::Value| {
         let mut policy = policy();
         policy.telemetry.expired = serde_json::from_value(expired.into()).unwrap();
@@ -245,7 +245,7 @@ fn f_a_case_may_say_how_old_a_nodes_report_is() {
 }
 
 #[test]
-fn f_a_stale_report_leaves_the_margin_unallocated() {
+fn a_stale_report_leaves_the_margin_unallocated() {
     let differences = |age: &str| {
         let test = test(serde_json::json!({
             "kind": "PolicyTest",
@@ -263,7 +263,7 @@ fn f_a_stale_report_leaves_the_margin_unallocated() {
 }
 
 #[test]
-fn f_wrong_victims_are_reported_with_what_each_set_costs() {
+fn unexpected_victims_are_reported_with_the_cost_of_each_set() {
     let differences = |victims: serde_json::Value| {
         outcome(serde_json::json!({
             "name": "who leaves",
@@ -306,7 +306,7 @@ fn f_wrong_victims_are_reported_with_what_each_set_costs() {
 }
 
 #[test]
-fn f_a_class_may_be_kept_in_pools() {
+fn a_class_may_be_restricted_to_pools() {
     let files = [crate::SourceText::new(
         "policy.yaml",
         "nodePools: [{name: gold, selector: {pool: gold}}, {name: iron, selector: {pool: iron}}]\n\

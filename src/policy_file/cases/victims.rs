@@ -1,33 +1,33 @@
 //! Why a case's pod evicts other pods than expected: what each set costs, and what protects a pod.
 
-use super::CaseAnswer;
+use super::CaseDecision;
 use stowage_scheduling::evicting::{EvictionCost, PreemptionCandidate};
-use stowage_scheduling::explaining::lost;
+use stowage_scheduling::explaining::eviction_cost_text;
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{Ledger, PotentialVictim};
 
 /// Explains the found and the expected victims, each with its eviction cost. `case` is the case's pod, which fits nowhere.
-pub fn reasons(
+pub fn explain_victims(
     ledger: &Ledger,
     case: &PodUid,
-    answer: &CaseAnswer<'_>,
+    answer: &CaseDecision<'_>,
     wanted: &[&str],
 ) -> Vec<String> {
-    let claim = ledger.preemptor(case);
-    let candidates = ledger.candidates_for(&claim, &answer.nodes);
+    let preemptor = ledger.preemptor(case);
+    let candidates = ledger.candidates_for(&preemptor, &answer.nodes);
     let mut reasons = Vec::new();
     let found = answer.victim_set.as_ref();
     match found {
         Some(set) => reasons.extend(
             set.evicted()
-                .filter_map(|uid| price(ledger, &candidates, uid)),
+                .filter_map(|uid| describe_eviction_cost(ledger, &candidates, uid)),
         ),
         None => reasons.push("no set of pods that may be evicted would free enough VRAM".into()),
     }
     if wanted.is_empty() {
         reasons.push("the pod fits nowhere unless others leave".into());
     }
-    let (mut chosen, mut is_whole) = (Vec::new(), !wanted.is_empty());
+    let (mut expected_victims, mut are_all_evictable) = (Vec::new(), !wanted.is_empty());
     for name in wanted
         .iter()
         .filter(|name| !answer.victims.iter().any(|victim| victim == *name))
@@ -38,33 +38,33 @@ pub fn reasons(
             .find(|(uid, pod)| *pod.key.name == **name && *uid != case);
         let Some((uid, _)) = pod else {
             reasons.push(format!("{name} is not among cluster.pods"));
-            is_whole = false;
+            are_all_evictable = false;
             continue;
         };
-        match ledger.keep_reason_of(&claim, &answer.demand, uid) {
+        match ledger.keep_reason_of(&preemptor, &answer.demand, uid) {
             Some(why) => {
                 reasons.push(format!("{name} cannot be evicted: {why}"));
-                is_whole = false;
+                are_all_evictable = false;
             }
-            None => reasons.extend(price(ledger, &candidates, uid)),
+            None => reasons.extend(describe_eviction_cost(ledger, &candidates, uid)),
         }
     }
     for name in wanted {
-        let resident = candidates
-            .iter()
-            .find_map(|candidate| named(ledger, candidate, name).map(|one| (&candidate.node, one)));
-        is_whole &= resident.is_some();
-        chosen.extend(resident);
+        let expected_victim = candidates.iter().find_map(|candidate| {
+            victim_named(ledger, candidate, name).map(|one| (&candidate.node, one))
+        });
+        are_all_evictable &= expected_victim.is_some();
+        expected_victims.extend(expected_victim);
     }
     reasons.extend(
         found
-            .filter(|_| is_whole)
-            .and_then(|set| compared(&set.eviction_cost, &chosen)),
+            .filter(|_| are_all_evictable)
+            .and_then(|set| deciding_difference(&set.eviction_cost, &expected_victims)),
     );
     reasons
 }
 
-fn named<'a>(
+fn victim_named<'a>(
     ledger: &Ledger,
     candidate: &'a PreemptionCandidate,
     name: &str,
@@ -78,7 +78,11 @@ fn named<'a>(
 }
 
 /// `old on a, priority -1, loses 3.6 GPU-seconds: work 3.5, restart 0.1`.
-fn price(ledger: &Ledger, candidates: &[PreemptionCandidate], uid: &PodUid) -> Option<String> {
+fn describe_eviction_cost(
+    ledger: &Ledger,
+    candidates: &[PreemptionCandidate],
+    uid: &PodUid,
+) -> Option<String> {
     let name = &ledger.pod_state(uid)?.key.name;
     let find = |candidate: &'_ PreemptionCandidate| -> Option<(NodeName, PotentialVictim)> {
         let victim = candidate
@@ -91,12 +95,15 @@ fn price(ledger: &Ledger, candidates: &[PreemptionCandidate], uid: &PodUid) -> O
     Some(format!(
         "{name} on {node}, priority {}, {}",
         victim.priority,
-        lost(&victim.eviction_cost)
+        eviction_cost_text(&victim.eviction_cost)
     ))
 }
 
 /// What decides between the found set and the expected pods.
-fn compared(found: &EvictionCost, wanted: &[(&NodeName, &PotentialVictim)]) -> Option<String> {
+fn deciding_difference(
+    found: &EvictionCost,
+    wanted: &[(&NodeName, &PotentialVictim)],
+) -> Option<String> {
     let (node, _) = wanted.first()?;
     if wanted.iter().any(|(other, _)| other != node) {
         return Some(

@@ -32,19 +32,22 @@ pub struct Related<'a> {
     pub message: &'a str,
 }
 
-pub fn findings<'a>(
+pub fn json_diagnostics<'a>(
     diagnostics: &'a [Diagnostic],
     sources: &'a PolicySources<'_>,
 ) -> Vec<JsonDiagnostic<'a>> {
     diagnostics
         .iter()
-        .map(|one| finding(one, sources))
+        .map(|one| json_diagnostic(one, sources))
         .collect()
 }
 
-fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> JsonDiagnostic<'a> {
+fn json_diagnostic<'a>(
+    diagnostic: &'a Diagnostic,
+    sources: &'a PolicySources<'_>,
+) -> JsonDiagnostic<'a> {
     let start = |span: Span| sources.position(span.file, span.start as usize);
-    let related = diagnostic.others.iter().map(|(span, message)| Related {
+    let related = diagnostic.related.iter().map(|(span, message)| Related {
         file: sources.name(span.file),
         start: start(*span),
         message,

@@ -28,7 +28,7 @@ pub struct Diagnostic {
     /// The text under the marked place; may be empty.
     pub label: String,
     /// Related places, in other files too, each with a note.
-    pub others: Vec<(Span, String)>,
+    pub related: Vec<(Span, String)>,
     /// The fix.
     pub help: Option<String>,
 }
@@ -42,7 +42,7 @@ impl Diagnostic {
             message,
             span,
             label,
-            others: Vec::new(),
+            related: Vec::new(),
             help: None,
         }
     }
@@ -61,8 +61,8 @@ impl Diagnostic {
         }
     }
 
-    pub fn other(mut self, span: Span, label: impl Into<String>) -> Self {
-        self.others.push((span, label.into()));
+    pub fn related(mut self, span: Span, label: impl Into<String>) -> Self {
+        self.related.push((span, label.into()));
         self
     }
 
@@ -90,12 +90,16 @@ pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
 }
 
 /// The longest quoted text, in characters: more than a name needs, and short enough for one line.
-const LONGEST_QUOTE: usize = 60;
+const MAX_QUOTE_CHARS: usize = 60;
 
 /// A part of a user's text inside a message: in backquotes, cut when long, without control characters for a terminal.
 pub fn quoted(text: &str) -> String {
-    let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(escaped).collect();
-    let dots = if text.chars().nth(LONGEST_QUOTE).is_some() {
+    let cut: String = text
+        .chars()
+        .take(MAX_QUOTE_CHARS)
+        .flat_map(escape_unprintable)
+        .collect();
+    let dots = if text.chars().nth(MAX_QUOTE_CHARS).is_some() {
         "…"
     } else {
         ""
@@ -104,11 +108,11 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// A whole text, such as a file's name, with control characters escaped so that no terminal obeys them.
-pub fn shown(text: &str) -> String {
-    text.chars().flat_map(escaped).collect()
+pub fn escape_control_characters(text: &str) -> String {
+    text.chars().flat_map(escape_unprintable).collect()
 }
 
-fn escaped(c: char) -> impl Iterator<Item = char> {
+fn escape_unprintable(c: char) -> impl Iterator<Item = char> {
     let (plain, escaped) = if is_printable(c) {
         (Some(c), None)
     } else {
@@ -118,7 +122,7 @@ fn escaped(c: char) -> impl Iterator<Item = char> {
 }
 
 /// `a`, `b` and `c`.
-pub fn listed<S: AsRef<str>>(names: &[S], last: &str) -> String {
+pub fn quoted_list<S: AsRef<str>>(names: &[S], last: &str) -> String {
     let quotes: Vec<String> = names.iter().map(|name| quoted(name.as_ref())).collect();
     match quotes.as_slice() {
         [] => String::new(),
@@ -141,15 +145,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quote_carries_nothing_that_a_terminal_obeys() {
+    fn a_quoted_text_escapes_control_characters() {
         assert_eq!(quoted("a\u{1b}[31mb"), "`a\\u{1b}[31mb`");
         assert_eq!(quoted("a\u{202e}b"), "`a\\u{202e}b`");
-        assert_eq!(quoted(&"x".repeat(100)).chars().count(), LONGEST_QUOTE + 3);
+        assert_eq!(
+            quoted(&"x".repeat(100)).chars().count(),
+            MAX_QUOTE_CHARS + 3
+        );
     }
 
     #[test]
     fn a_list_reads_as_a_sentence_does() {
-        assert_eq!(listed(&["a"], "or"), "`a`");
-        assert_eq!(listed(&["a", "b", "c"], "or"), "`a`, `b` or `c`");
+        assert_eq!(quoted_list(&["a"], "or"), "`a`");
+        assert_eq!(quoted_list(&["a", "b", "c"], "or"), "`a`, `b` or `c`");
     }
 }

@@ -14,11 +14,11 @@ pub enum Colors {
 }
 
 /// The width, in columns, that source lines are cut to: it fits beside another window.
-const WIDTH: usize = 120;
+const TERMINAL_WIDTH: usize = 120;
 /// Maximum number of diagnostics shown: no reader fixes more at once.
-const MOST_SHOWN: usize = 50;
+const MAX_SHOWN: usize = 50;
 /// Related places further away than this in the same file are shown as a separate snippet.
-const FAR: usize = 12;
+const MAX_SNIPPET_GAP: usize = 12;
 
 /// Renders diagnostics in the given order, then a summary line.
 pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colors: Colors) -> String {
@@ -27,13 +27,13 @@ pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colors: C
         // A hyperlink would need the address of the documentation.
         Colors::On => Renderer::styled().hyperlink(false),
     };
-    let renderer = renderer.term_width(WIDTH);
+    let renderer = renderer.term_width(TERMINAL_WIDTH);
     let mut text = String::new();
-    for diagnostic in shown(diagnostics) {
+    for diagnostic in most_important(diagnostics) {
         text += &renderer.render(&[group(diagnostic, sources)]);
         text += "\n\n";
     }
-    let hidden = diagnostics.len().saturating_sub(MOST_SHOWN);
+    let hidden = diagnostics.len().saturating_sub(MAX_SHOWN);
     if hidden > 0 {
         text += &format!("… and {hidden} more like these\n\n");
     }
@@ -64,12 +64,12 @@ pub fn summary(diagnostics: &[Diagnostic]) -> String {
 }
 
 /// Errors first if not all can be shown.
-fn shown(diagnostics: &[Diagnostic]) -> Vec<&Diagnostic> {
+fn most_important(diagnostics: &[Diagnostic]) -> Vec<&Diagnostic> {
     let mut all: Vec<&Diagnostic> = diagnostics.iter().collect();
-    if all.len() > MOST_SHOWN && has_errors(diagnostics) {
+    if all.len() > MAX_SHOWN && has_errors(diagnostics) {
         all.sort_by_key(|one| one.severity);
     }
-    all.truncate(MOST_SHOWN);
+    all.truncate(MAX_SHOWN);
     all
 }
 
@@ -82,7 +82,7 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> Grou
         .primary_title(diagnostic.message.as_str())
         .id(diagnostic.code);
     let group = title.elements(
-        pieces(diagnostic, sources)
+        group_marks(diagnostic, sources)
             .into_iter()
             .map(|piece| snippet(piece, sources)),
     );
@@ -93,24 +93,27 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> Grou
 }
 
 /// Marks of one file that are close together.
-struct Piece<'a> {
+struct NearbyMarks<'a> {
     file: FileId,
     marks: Vec<(AnnotationKind, Span, &'a str)>,
-    from: usize,
-    to: usize,
+    first_line: usize,
+    last_line: usize,
 }
 
-fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Piece<'a>> {
+fn group_marks<'a>(
+    diagnostic: &'a Diagnostic,
+    sources: &PolicySources<'_>,
+) -> Vec<NearbyMarks<'a>> {
     let primary = (
         AnnotationKind::Primary,
         diagnostic.span,
         diagnostic.label.as_str(),
     );
     let others = diagnostic
-        .others
+        .related
         .iter()
         .map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
-    let mut pieces: Vec<Piece<'a>> = Vec::new();
+    let mut pieces: Vec<NearbyMarks<'a>> = Vec::new();
     for mark in std::iter::once(primary).chain(others) {
         let span = mark.1;
         let line = |offset: usize| sources.position(span.file, offset).line;
@@ -118,19 +121,22 @@ fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Pi
             line(span.start as usize),
             line(first_line_end(span, sources)),
         );
-        let near = |piece: &&mut Piece<'_>| {
-            piece.file == span.file && from <= piece.to + FAR && piece.from <= to + FAR
+        let is_near = |piece: &&mut NearbyMarks<'_>| {
+            piece.file == span.file
+                && from <= piece.last_line + MAX_SNIPPET_GAP
+                && piece.first_line <= to + MAX_SNIPPET_GAP
         };
-        match pieces.iter_mut().find(near) {
+        match pieces.iter_mut().find(is_near) {
             Some(piece) => {
-                (piece.from, piece.to) = (piece.from.min(from), piece.to.max(to));
+                (piece.first_line, piece.last_line) =
+                    (piece.first_line.min(from), piece.last_line.max(to));
                 piece.marks.push(mark);
             }
-            None => pieces.push(Piece {
+            None => pieces.push(NearbyMarks {
                 file: span.file,
                 marks: vec![mark],
-                from,
-                to,
+                first_line: from,
+                last_line: to,
             }),
         }
     }
@@ -143,10 +149,13 @@ fn first_line_end(span: Span, sources: &PolicySources<'_>) -> usize {
     span.start as usize + line.trim_end().len()
 }
 
-fn snippet<'a>(piece: Piece<'a>, sources: &'a PolicySources<'_>) -> Snippet<'a, Annotation<'a>> {
+fn snippet<'a>(
+    piece: NearbyMarks<'a>,
+    sources: &'a PolicySources<'_>,
+) -> Snippet<'a, Annotation<'a>> {
     // One line of context on each side.
-    let from = piece.from.saturating_sub(1).max(1);
-    let lines = sources.lines(piece.file, from, piece.to + 1);
+    let from = piece.first_line.saturating_sub(1).max(1);
+    let lines = sources.lines(piece.file, from, piece.last_line + 1);
     let text = sources
         .text(piece.file)
         .get(lines.clone())

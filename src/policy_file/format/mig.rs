@@ -20,12 +20,12 @@ const fn slot(starts: &'static [u8], slices: u8) -> Slot {
 
 // On GPUs with 7 compute and 8 memory slices.
 const ONE: Slot = slot(&[0, 1, 2, 3, 4, 5, 6], 1);
-const ONE_WITH_TWICE_THE_MEMORY: Slot = slot(&[0, 2, 4, 6], 2);
+const ONE_WITH_DOUBLE_MEMORY: Slot = slot(&[0, 2, 4, 6], 2);
 const TWO: Slot = slot(&[0, 2, 4], 2);
 const THREE: Slot = slot(&[0, 4], 4);
 const FOUR: Slot = slot(&[0], 4);
 const SEVEN: Slot = slot(&[0], 8);
-const SEVENTHS: [Slot; 6] = [ONE, ONE_WITH_TWICE_THE_MEMORY, TWO, THREE, FOUR, SEVEN];
+const SEVENTHS: [Slot; 6] = [ONE, ONE_WITH_DOUBLE_MEMORY, TWO, THREE, FOUR, SEVEN];
 
 // On GPUs with 4 of each.
 const QUARTERS: [Slot; 3] = [slot(&[0, 1, 2, 3], 1), slot(&[0, 2], 2), slot(&[0], 4)];
@@ -75,7 +75,7 @@ pub fn compute_slices(profile: &str) -> Option<u32> {
 
 impl Family {
     /// The family that [`Family::gpu`] names.
-    pub fn named(gpu: &str) -> Option<&'static Self> {
+    pub fn for_gpu(gpu: &str) -> Option<&'static Self> {
         FAMILIES.iter().find(|family| family.gpu == gpu)
     }
 
@@ -105,12 +105,12 @@ impl Family {
     /// `None` if this GPU has no such profile.
     pub fn slot(&self, profile: &str) -> Option<Slot> {
         let profile = profile.strip_suffix(WITH_MEDIA).unwrap_or(profile);
-        let place = self.profiles.iter().position(|one| *one == profile)?;
-        self.slots.get(place).copied()
+        let index = self.profiles.iter().position(|one| *one == profile)?;
+        self.slots.get(index).copied()
     }
 
     /// Whether one GPU can be partitioned into all of these at once.
-    pub fn can_be_cut_into(&self, profiles: &[&str]) -> bool {
+    pub fn can_be_partitioned_into(&self, profiles: &[&str]) -> bool {
         let media = profiles
             .iter()
             .filter(|profile| profile.ends_with(WITH_MEDIA))
@@ -119,13 +119,13 @@ impl Family {
         // No GPU has more than eight slices; the search below tries each order of places.
         slots.is_some_and(|mut slots| {
             slots.sort_by_key(|slot| std::cmp::Reverse(slot.slices));
-            media <= 1 && slots.len() <= 8 && fits(&slots, 0)
+            media <= 1 && slots.len() <= 8 && can_place_all(&slots, 0)
         })
     }
 }
 
 /// Whether all slots can be placed beside the memory slices in `taken`, a bit for each.
-fn fits(slots: &[Slot], taken: u32) -> bool {
+fn can_place_all(slots: &[Slot], taken: u32) -> bool {
     let Some((slot, others)) = slots.split_first() else {
         return true;
     };
@@ -134,21 +134,22 @@ fn fits(slots: &[Slot], taken: u32) -> bool {
         .starts
         .iter()
         .map(|start| size << start)
-        .filter(|place| taken & place == 0);
-    free.into_iter().any(|place| fits(others, taken | place))
+        .filter(|mask| taken & mask == 0);
+    free.into_iter()
+        .any(|mask| can_place_all(others, taken | mask))
 }
 
 /// Checks that some GPU has this MIG profile.
-pub fn profile(text: &str) -> Result<(), Malformed> {
+pub fn check_profile(text: &str) -> Result<(), Malformed> {
     if FAMILIES.iter().any(|family| family.slot(text).is_some()) {
         return Ok(());
     }
-    let known: Vec<&str> = FAMILIES
+    let all_profiles: Vec<&str> = FAMILIES
         .iter()
         .flat_map(|family| family.profiles)
         .copied()
         .collect();
-    let help = match nearest(text, &known) {
+    let help = match nearest(text, &all_profiles) {
         Some(near) => format!("did you mean `{near}`?"),
         None => {
             "`nvidia-smi mig -lgip` lists what a GPU can be cut into; without `mig` any cut is taken".into()
@@ -164,11 +165,11 @@ mod tests {
     fn possible(profiles: &[&str]) -> bool {
         FAMILIES
             .iter()
-            .any(|family| family.can_be_cut_into(profiles))
+            .any(|family| family.can_be_partitioned_into(profiles))
     }
 
     #[test]
-    fn geometries_are_what_the_hardware_allows() {
+    fn only_geometries_of_the_hardware_are_possible() {
         for geometry in [
             &["3g.40gb", "3g.40gb"] as &[&str],
             &["1g.10gb"; 7],
@@ -198,18 +199,18 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_is_nearly_right_is_shown_right() {
+    fn a_misspelled_profile_suggests_the_right_one() {
         assert_eq!(
-            profile("3g.40g").unwrap_err().help,
+            check_profile("3g.40g").unwrap_err().help,
             "did you mean `3g.40gb`?"
         );
-        assert!(profile("3g.71gb").is_ok() && profile("whole").is_err());
+        assert!(check_profile("3g.71gb").is_ok() && check_profile("whole").is_err());
     }
 
     #[test]
     fn a_family_has_the_slices_that_its_largest_profile_takes() {
         let slices = |gpu| {
-            Family::named(gpu).map(|family| (family.compute_slices(), family.memory_slices()))
+            Family::for_gpu(gpu).map(|family| (family.compute_slices(), family.memory_slices()))
         };
         assert_eq!(slices("A100 or H100 80 GB"), Some((7, 8)));
         assert_eq!(slices("A30"), Some((4, 4)));

@@ -5,13 +5,13 @@ use crate::diagnostic::quoted;
 use stowage_scheduling::policy::selection::is_pattern;
 
 /// The longest DNS label, in characters (RFC 1123).
-const LONGEST_LABEL: usize = 63;
-const LONGEST_SUBDOMAIN: usize = 253;
+const MAX_LABEL_LENGTH: usize = 63;
+const MAX_SUBDOMAIN_LENGTH: usize = 253;
 
 /// A DNS label, such as a namespace.
-pub fn label(text: &str) -> Result<(), Malformed> {
-    if text.len() > LONGEST_LABEL {
-        return Err(too_long(LONGEST_LABEL));
+pub fn check_label(text: &str) -> Result<(), Malformed> {
+    if text.len() > MAX_LABEL_LENGTH {
+        return Err(too_long(MAX_LABEL_LENGTH));
     }
     match is_label(text) {
         true => Ok(()),
@@ -42,13 +42,13 @@ fn label_help(text: &str) -> String {
 }
 
 /// A DNS label in which `*` stands for any text.
-pub fn pattern(text: &str) -> Result<(), Malformed> {
+pub fn check_pattern(text: &str) -> Result<(), Malformed> {
     if !is_pattern(text) {
-        return label(text);
+        return check_label(text);
     }
     // Whatever the `*` stand for, the rest is in a name.
-    match label(&text.replace('*', "x")) {
-        Err(_) if text.len() > LONGEST_LABEL => Err(too_long(LONGEST_LABEL)),
+    match check_label(&text.replace('*', "x")) {
+        Err(_) if text.len() > MAX_LABEL_LENGTH => Err(too_long(MAX_LABEL_LENGTH)),
         Err(_) => Err(Malformed::new(
             "not a pattern of names that Kubernetes allows",
             "use small letters, digits, `-` between them, and `*` for any text",
@@ -58,9 +58,9 @@ pub fn pattern(text: &str) -> Result<(), Malformed> {
 }
 
 /// Labels with dots between them, such as a node's name.
-pub fn subdomain(text: &str) -> Result<(), Malformed> {
-    if text.len() > LONGEST_SUBDOMAIN {
-        return Err(too_long(LONGEST_SUBDOMAIN));
+pub fn check_subdomain(text: &str) -> Result<(), Malformed> {
+    if text.len() > MAX_SUBDOMAIN_LENGTH {
+        return Err(too_long(MAX_SUBDOMAIN_LENGTH));
     }
     match text.split('.').all(is_label) {
         true => Ok(()),
@@ -72,11 +72,11 @@ pub fn subdomain(text: &str) -> Result<(), Malformed> {
 }
 
 /// `app`, `example.com/team`: a label's key or an extended resource.
-pub fn qualified(text: &str) -> Result<(), Malformed> {
+pub fn check_qualified_name(text: &str) -> Result<(), Malformed> {
     let (prefix, name) = text
         .split_once('/')
         .map_or((None, text), |(prefix, name)| (Some(prefix), name));
-    if prefix.is_some_and(|prefix| subdomain(prefix).is_err()) {
+    if prefix.is_some_and(|prefix| check_subdomain(prefix).is_err()) {
         return Err(Malformed::new(
             "not a key that Kubernetes allows",
             "what stands before the `/` is a domain, such as `example.com/team`",
@@ -92,9 +92,9 @@ pub fn qualified(text: &str) -> Result<(), Malformed> {
 }
 
 /// `example.com/gpu`, in which `*` stands for any text: an extended resource has a domain.
-pub(crate) fn resource_pattern(text: &str) -> Result<(), Malformed> {
+pub(crate) fn check_resource_pattern(text: &str) -> Result<(), Malformed> {
     match text.contains('/') {
-        true => qualified(&text.replace('*', "x")),
+        true => check_qualified_name(&text.replace('*', "x")),
         false => Err(Malformed::new(
             "no extended resource",
             "write its domain, too, such as `example.com/gpu` or `example.com/*`",
@@ -102,7 +102,7 @@ pub(crate) fn resource_pattern(text: &str) -> Result<(), Malformed> {
     }
 }
 
-pub(crate) fn label_value(text: &str) -> Result<(), Malformed> {
+pub(crate) fn check_label_value(text: &str) -> Result<(), Malformed> {
     match is_label_text(text) {
         true => Ok(()),
         false => Err(Malformed::new(
@@ -117,7 +117,7 @@ fn is_label_text(text: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
     let ends = |c: Option<&u8>| c.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
-    text.len() <= LONGEST_LABEL
+    text.len() <= MAX_LABEL_LENGTH
         && text.bytes().all(allowed)
         && ends(bytes.first())
         && ends(bytes.last())
@@ -136,42 +136,47 @@ mod tests {
 
     #[test]
     fn names_are_what_kubernetes_allows() {
-        assert!(label("team-a").is_ok() && label("7b").is_ok());
+        assert!(check_label("team-a").is_ok() && check_label("7b").is_ok());
         assert!(
             ["", "Team", "a_b", "-a", "a-", "a.b", &"x".repeat(64)]
                 .iter()
-                .all(|name| label(name).is_err())
+                .all(|name| check_label(name).is_err())
         );
-        assert!(subdomain("gpu-1.example.com").is_ok() && subdomain("a..b").is_err());
-        assert!(qualified("nvidia.com/mig-1g.10gb").is_ok() && qualified("app").is_ok());
+        assert!(check_subdomain("gpu-1.example.com").is_ok() && check_subdomain("a..b").is_err());
+        assert!(
+            check_qualified_name("nvidia.com/mig-1g.10gb").is_ok()
+                && check_qualified_name("app").is_ok()
+        );
         assert!(
             ["", "/a", "a/", "a/b/c", "A.com/x", "-a"]
                 .iter()
-                .all(|key| qualified(key).is_err())
+                .all(|key| check_qualified_name(key).is_err())
         );
         assert!(
-            label_value("").is_ok() && label_value("v1.2_x").is_ok() && label_value("a b").is_err()
+            check_label_value("").is_ok()
+                && check_label_value("v1.2_x").is_ok()
+                && check_label_value("a b").is_err()
         );
     }
 
     #[test]
-    fn a_pattern_is_a_name_with_gaps() {
+    fn a_pattern_is_a_name_with_wildcards() {
         assert!(
             ["*", "team-*", "*-x-*", "a**", "team-a"]
                 .iter()
-                .all(|text| pattern(text).is_ok())
+                .all(|text| check_pattern(text).is_ok())
         );
         assert!(
             ["Team-*", "-*", "a_*", "*.b", "a ?", ""]
                 .iter()
-                .all(|text| pattern(text).is_err())
+                .all(|text| check_pattern(text).is_err())
         );
     }
 
     #[test]
-    fn a_name_that_can_be_mended_is_shown_mended() {
+    fn an_invalid_name_suggests_the_nearest_valid_one() {
         assert!(
-            label("Team_A")
+            check_label("Team_A")
                 .unwrap_err()
                 .help
                 .ends_with("such as `team-a`")

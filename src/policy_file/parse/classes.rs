@@ -14,20 +14,21 @@ pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
     let gate = file.start_gate.as_ref().and_then(|gate| gate.max);
     let parse = |mut class: Class, entry: Option<(usize, &WrittenClass)>| {
         class.start_gate.max = gate.map_or(class.start_gate.max, |time| time.0);
-        let (place, class) = match entry {
-            Some((place, written)) => (Some(place), changed(&class, written)?),
+        let (index, class) = match entry {
+            Some((index, written)) => (Some(index), apply_overrides(&class, written)?),
             None => (None, class),
         };
         Ok(DraftClass {
             class,
-            entry: place,
+            written_index: index,
         })
     };
     let is_built_in = |name: &str| built_in_classes().iter().any(|class| class.name == name);
-    let own = written
+    let custom_classes = written
         .iter()
         .filter(|(_, entry)| !is_built_in(name(entry)));
-    let own = own.map(|&(place, entry)| parse(Class::named(name(entry)), Some((place, entry))));
+    let custom_classes =
+        custom_classes.map(|&(index, entry)| parse(Class::new(name(entry)), Some((index, entry))));
     let built_in = built_in_classes().into_iter().map(|class| {
         let entry = written
             .iter()
@@ -35,7 +36,7 @@ pub fn parse(file: &PolicySpec) -> Result<Vec<DraftClass>, serde_json::Error> {
             .find(|(_, entry)| name(entry) == class.name);
         parse(class, entry)
     });
-    own.chain(built_in).collect()
+    custom_classes.chain(built_in).collect()
 }
 
 fn name(written: &WrittenClass) -> &str {
@@ -47,7 +48,7 @@ fn name(written: &WrittenClass) -> &str {
 
 /// The class with what is written in place of its own. Of a section only the written fields change; a written
 /// `match` is the whole condition.
-fn changed(class: &Class, written: &WrittenClass) -> Result<Class, serde_json::Error> {
+fn apply_overrides(class: &Class, written: &WrittenClass) -> Result<Class, serde_json::Error> {
     let mut all = serde_json::to_value(class)?;
     for (field, value) in written {
         match (all.get_mut(field), value) {

@@ -32,7 +32,7 @@ pub(crate) struct Draft {
 pub(crate) struct DraftClass {
     pub class: Class,
     /// Its index among the written classes; `None` for an unchanged built-in one.
-    pub entry: Option<usize>,
+    pub written_index: Option<usize>,
 }
 
 impl Draft {
@@ -58,7 +58,7 @@ impl Draft {
 }
 
 fn tenant(file: &file::TenantSpec) -> Tenant {
-    let named = Tenant::named(&file.name.0, &[]);
+    let named = Tenant::new(&file.name.0, &[]);
     Tenant {
         namespaces: file
             .namespaces
@@ -103,9 +103,9 @@ fn limit(amount: &AmountSpec) -> TenantLimit {
 }
 
 fn pool(file: &file::NodePool) -> Pool {
-    let named = Pool::named(&file.name.0);
+    let named = Pool::new(&file.name.0);
     Pool {
-        selector: texts(&file.selector),
+        selector: label_map(&file.selector),
         allocator: file.allocator.unwrap_or(named.allocator),
         classes: file
             .classes
@@ -123,7 +123,7 @@ fn pool(file: &file::NodePool) -> Pool {
     }
 }
 
-fn texts(labels: &Option<BTreeMap<String, file::LabelValue>>) -> BTreeMap<String, String> {
+fn label_map(labels: &Option<BTreeMap<String, file::LabelValue>>) -> BTreeMap<String, String> {
     labels
         .iter()
         .flatten()

@@ -54,7 +54,7 @@ fn the_empty_policy_is_the_default_policy() {
 }
 
 #[test]
-fn what_is_said_holds_and_the_rest_is_the_default() {
+fn written_settings_apply_and_the_rest_are_defaults() {
     let policy = lowered(RICH);
     assert_eq!(
         (policy.mode, policy.headroom.default.get()),
@@ -123,7 +123,7 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
 }
 
 #[test]
-fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_changed() {
+fn custom_classes_precede_built_in_ones_which_keep_their_order() {
     let policy = lowered(RICH);
     let names: Vec<&str> = policy
         .classes()

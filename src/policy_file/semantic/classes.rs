@@ -1,8 +1,8 @@
 //! Checks classes and their names: conditions that no pod can meet, and neighbors that do not exist.
 
-use super::{Written, head, key, selectors, span};
+use super::{WrittenPolicy, key_span, name_span, selectors, span};
 use crate::diagnostic::{Diagnostic, quoted};
-use crate::format::duration_text;
+use crate::format::format_duration;
 use crate::nearest::nearest;
 use crate::parse::{DraftClass, SERVING};
 use crate::source::Span;
@@ -10,29 +10,29 @@ use crate::tree::YamlNode;
 use stowage_scheduling::policy::SleepingRule;
 use stowage_scheduling::units::Millis;
 use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
-use stowage_scheduling::vocabulary::demand::LONGEST_GRACE;
+use stowage_scheduling::vocabulary::demand::MAX_GRACE_PERIOD;
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
     let count = policy.draft.classes.len();
     if count > MAX_CLASSES {
         return found.push(too_many(policy, count));
     }
     for one in &policy.draft.classes {
-        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else {
+        let Some(entry) = one.written_index.and_then(|index| entries.get(index)) else {
             continue;
         };
         conditions(one, entry, found);
         gate(policy, one, entry, found);
         grace(one, entry, found);
-        neighbors(policy, one, entry, found);
+        sharing_partners(policy, one, entry, found);
         pools(policy, one, entry, found);
-        sleepers(one, entry, found);
+        reusable_that_lend(one, entry, found);
     }
 }
 
 /// Same-GPU affinity never uses an engine that lends: its VRAM may be another pod's when the new pod would wake it.
-fn sleepers(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn reusable_that_lend(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if !one.class.reusable || one.class.sleeping != SleepingRule::Lend {
         return;
     }
@@ -42,7 +42,7 @@ fn sleepers(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     );
     found.push(
         Diagnostic::warning("reusable-that-lends", span(entry, &["reusable"]), message)
-            .other(
+            .related(
                 span(entry, &["sleeping"]),
                 "engines that lend are not open to same-GPU affinity",
             )
@@ -51,7 +51,12 @@ fn sleepers(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
 }
 
 /// The pools that a class is kept in: they are there, and admit it.
-fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn pools(
+    policy: WrittenPolicy<'_>,
+    one: &DraftClass,
+    entry: &YamlNode,
+    found: &mut Vec<Diagnostic>,
+) {
     let Some(list) = entry.get("pools") else {
         return;
     };
@@ -65,11 +70,11 @@ fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Ve
     for name in list.items() {
         let Some(text) = name.text() else { continue };
         let pools = &policy.draft.pools;
-        let Some(place) = pools.iter().position(|pool| pool.name == text) else {
+        let Some(index) = pools.iter().position(|pool| pool.name == text) else {
             found.push(unknown_pool(policy, text, name.span));
             continue;
         };
-        if pools[place]
+        if pools[index]
             .classes
             .as_ref()
             .is_some_and(|names| !names.contains(class))
@@ -81,11 +86,11 @@ fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Ve
             );
             let admits = policy
                 .entries("nodePools")
-                .get(place)
+                .get(index)
                 .map_or(name.span, |pool| span(pool, &["classes"]));
             found.push(
                 Diagnostic::error("pool-without-its-class", name.span, message)
-                    .other(admits, format!("`{class}` is not in here"))
+                    .related(admits, format!("`{class}` is not in here"))
                     .help(format!(
                         "add `{class}` to `classes` of the pool, or take the pool away here"
                     )),
@@ -94,7 +99,7 @@ fn pools(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Ve
     }
 }
 
-fn unknown_pool(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
+fn unknown_pool(policy: WrittenPolicy<'_>, name: &str, at: Span) -> Diagnostic {
     let names: Vec<&str> = policy
         .draft
         .pools
@@ -114,11 +119,11 @@ fn unknown_pool(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
     .help(help)
 }
 
-fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
+fn too_many(policy: WrittenPolicy<'_>, count: usize) -> Diagnostic {
     let span = policy
         .entries("classes")
         .last()
-        .map_or(policy.merged.span, head);
+        .map_or(policy.merged.span, name_span);
     let message = format!(
         "the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most"
     );
@@ -134,7 +139,7 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
         found.push(
             Diagnostic::error(
                 "serving-match",
-                key(entry, "match"),
+                key_span(entry, "match"),
                 "`serving` takes every pod that is left, so it has no conditions",
             )
             .help("take `match` away, or give a class of your own these conditions"),
@@ -152,8 +157,8 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
             );
         }
     }
-    selectors::of_pods(&one.class.matches, matches, found);
-    selectors::of_namespaces(
+    selectors::check_pod_labels(&one.class.matches, matches, found);
+    selectors::check_namespace_selector(
         one.class.matches.namespace_selector.as_ref(),
         matches,
         found,
@@ -178,12 +183,17 @@ fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn gate(
+    policy: WrittenPolicy<'_>,
+    one: &DraftClass,
+    entry: &YamlNode,
+    found: &mut Vec<Diagnostic>,
+) {
     let gate = one.class.start_gate;
     if gate.min <= gate.max {
         return;
     }
-    let (least, most) = (duration_text(gate.min), duration_text(gate.max));
+    let (least, most) = (format_duration(gate.min), format_duration(gate.max));
     let message =
         format!("the start gate stays closed for at least {least} and opens after at most {most}");
     let diagnostic = Diagnostic::error(
@@ -191,13 +201,13 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec
         span(entry, &["startGate", "min"]),
         message,
     );
-    let own = entry.get("startGate").and_then(|gate| gate.get("max"));
-    let whole = policy
+    let class_max = entry.get("startGate").and_then(|gate| gate.get("max"));
+    let policy_max = policy
         .merged
         .get("startGate")
         .and_then(|gate| gate.get("max"));
-    let diagnostic = match own.or(whole) {
-        Some(most) => diagnostic.other(most.span, "it must open by then"),
+    let diagnostic = match class_max.or(policy_max) {
+        Some(most) => diagnostic.related(most.span, "it must open by then"),
         None => diagnostic.label(format!("`max` is not said, so it is {most}")),
     };
     found.push(diagnostic.help("make `min` shorter than `max`"));
@@ -206,12 +216,12 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec
 /// With less than a second the API server would delete a victim at once, and no reservation lasts longer than an hour for one.
 fn grace(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let longest = one.class.max_grace_period;
-    if (Millis::seconds(1)..=LONGEST_GRACE).contains(&longest) {
+    if (Millis::seconds(1)..=MAX_GRACE_PERIOD).contains(&longest) {
         return;
     }
     let message = format!(
         "pods cannot be evicted with a grace period of at most {}",
-        duration_text(longest)
+        format_duration(longest)
     );
     found.push(
         Diagnostic::error(
@@ -225,7 +235,12 @@ fn grace(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     );
 }
 
-fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn sharing_partners(
+    policy: WrittenPolicy<'_>,
+    one: &DraftClass,
+    entry: &YamlNode,
+    found: &mut Vec<Diagnostic>,
+) {
     let Some(list) = entry.get("mayShareWith") else {
         return;
     };
@@ -247,7 +262,7 @@ fn neighbors(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mu
 }
 
 /// A name that no class has, with the one that was probably meant.
-pub(crate) fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
+pub(crate) fn unknown_class(policy: WrittenPolicy<'_>, name: &str, at: Span) -> Diagnostic {
     let names: Vec<&str> = policy
         .draft
         .classes
@@ -266,16 +281,21 @@ pub(crate) fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagno
     .help(help)
 }
 
-fn one_sided(policy: Written<'_>, one: &DraftClass, other: &DraftClass, at: Span) -> Diagnostic {
+fn one_sided(
+    policy: WrittenPolicy<'_>,
+    one: &DraftClass,
+    other: &DraftClass,
+    at: Span,
+) -> Diagnostic {
     let (name, neighbor) = (&one.class.name, &other.class.name);
     let message =
         format!("`{name}` would share a GPU with `{neighbor}`, but `{neighbor}` not with `{name}`");
     let diagnostic = Diagnostic::warning("one-sided-sharing", at, message);
     let list = other
-        .entry
-        .and_then(|place| policy.entries("classes").get(place)?.get("mayShareWith"));
+        .written_index
+        .and_then(|index| policy.entries("classes").get(index)?.get("mayShareWith"));
     let diagnostic = match list {
-        Some(list) => diagnostic.other(list.span, format!("`{name}` is not in here")),
+        Some(list) => diagnostic.related(list.span, format!("`{name}` is not in here")),
         None => diagnostic,
     };
     diagnostic.help(format!(

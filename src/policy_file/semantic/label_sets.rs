@@ -22,26 +22,29 @@ pub(crate) struct AllowedLabels<'a>(BTreeMap<&'a str, AllowedLabel<'a>>);
 
 impl<'a> AllowedLabels<'a> {
     /// Labels of the pods that meet `labels` and `matchExpressions`.
-    pub fn of_pods(matches: &'a Match) -> Self {
-        Self::of(&matches.labels, &matches.match_expressions)
+    pub fn for_pods(matches: &'a Match) -> Self {
+        Self::from_conditions(&matches.labels, &matches.match_expressions)
     }
 
     /// Labels of the namespaces that the selector matches.
-    pub(crate) fn of_namespaces(selector: &'a NamespaceSelector) -> Self {
-        Self::of(&selector.match_labels, &selector.match_expressions)
+    pub(crate) fn for_namespaces(selector: &'a NamespaceSelector) -> Self {
+        Self::from_conditions(&selector.match_labels, &selector.match_expressions)
     }
 
-    fn of(labels: &'a BTreeMap<String, String>, expressions: &'a [LabelExpression]) -> Self {
+    fn from_conditions(
+        labels: &'a BTreeMap<String, String>,
+        expressions: &'a [LabelExpression],
+    ) -> Self {
         let equal = labels
             .iter()
-            .map(|(key, value)| (key.as_str(), AllowedLabel::value(value)));
+            .map(|(key, value)| (key.as_str(), AllowedLabel::exactly(value)));
         let expressed = expressions
             .iter()
-            .map(|one| (one.key.as_str(), AllowedLabel::of(one)));
+            .map(|one| (one.key.as_str(), AllowedLabel::from_expression(one)));
         let mut all: BTreeMap<&str, AllowedLabel<'a>> = BTreeMap::new();
         for (key, allowed) in equal.chain(expressed) {
             match all.get_mut(key) {
-                Some(known) => *known = known.and(&allowed),
+                Some(present) => *present = present.intersection(&allowed),
                 None => drop(all.insert(key, allowed)),
             }
         }
@@ -49,15 +52,15 @@ impl<'a> AllowedLabels<'a> {
     }
 
     /// Whether all labels that meet `narrower` meet this as well.
-    pub fn hold(&self, narrower: &Self) -> bool {
+    pub fn is_superset(&self, narrower: &Self) -> bool {
         self.0.iter().all(|(key, wide)| match narrower.0.get(key) {
-            Some(narrow) => wide.holds(narrow),
+            Some(narrow) => wide.is_superset(narrow),
             None => *wide == AllowedLabel::ANY,
         })
     }
 
     /// A key of which no value meets all conditions.
-    pub fn impossible(&self) -> Option<&'a str> {
+    pub fn impossible_key(&self) -> Option<&'a str> {
         self.0
             .iter()
             .find(|(_, allowed)| allowed.is_impossible())
@@ -65,14 +68,16 @@ impl<'a> AllowedLabels<'a> {
     }
 
     /// Whether some labels meet both.
-    pub fn overlap(&self, other: &Self) -> bool {
+    pub fn overlaps(&self, other: &Self) -> bool {
         let both = |(key, one): (&&str, &AllowedLabel<'a>)| {
             other
                 .0
                 .get(key)
-                .is_some_and(|two| one.and(two).is_impossible())
+                .is_some_and(|two| one.intersection(two).is_impossible())
         };
-        self.impossible().is_none() && other.impossible().is_none() && !self.0.iter().any(both)
+        self.impossible_key().is_none()
+            && other.impossible_key().is_none()
+            && !self.0.iter().any(both)
     }
 }
 
@@ -82,14 +87,14 @@ impl<'a> AllowedLabel<'a> {
         values: AllowedValues::AllBut(BTreeSet::new()),
     };
 
-    fn value(value: &'a str) -> Self {
+    fn exactly(value: &'a str) -> Self {
         Self {
             may_be_missing: false,
             values: AllowedValues::Only(BTreeSet::from([value])),
         }
     }
 
-    fn of(expression: &'a LabelExpression) -> Self {
+    fn from_expression(expression: &'a LabelExpression) -> Self {
         let named = || expression.values.iter().map(String::as_str).collect();
         let (may_be_missing, values) = match expression.operator {
             LabelOperator::In => (false, AllowedValues::Only(named())),
@@ -103,7 +108,7 @@ impl<'a> AllowedLabel<'a> {
         }
     }
 
-    fn and(&self, other: &Self) -> Self {
+    fn intersection(&self, other: &Self) -> Self {
         use AllowedValues::{AllBut, Only};
         let values = match (&self.values, &other.values) {
             (Only(a), Only(b)) => Only(a & b),
@@ -116,7 +121,7 @@ impl<'a> AllowedLabel<'a> {
         }
     }
 
-    fn holds(&self, narrower: &Self) -> bool {
+    fn is_superset(&self, narrower: &Self) -> bool {
         use AllowedValues::{AllBut, Only};
         let values = match (&self.values, &narrower.values) {
             (Only(wide), Only(narrow)) => narrow.is_subset(wide),
@@ -185,20 +190,20 @@ mod tests {
             two in expressions(),
         ) {
             let met = |all: &[LabelExpression], labels: &BTreeMap<String, String>| {
-                all.iter().all(|expression| expression.holds_in(labels))
+                all.iter().all(|expression| expression.matches(labels))
             };
             let (one, two) = (
                 Match { match_expressions: one, ..Match::default() },
                 Match { match_expressions: two, ..Match::default() },
             );
-            let (wide, narrow) = (AllowedLabels::of_pods(&one), AllowedLabels::of_pods(&two));
+            let (wide, narrow) = (AllowedLabels::for_pods(&one), AllowedLabels::for_pods(&two));
             let (one, two) = (&one.match_expressions, &two.match_expressions);
             let tried = all_labels();
-            prop_assert_eq!(narrow.impossible().is_some(), !tried.iter().any(|labels| met(two, labels)));
-            prop_assert_eq!(wide.overlap(&narrow), tried.iter().any(|labels| met(one, labels) && met(two, labels)));
-            if narrow.impossible().is_none() {
+            prop_assert_eq!(narrow.impossible_key().is_some(), !tried.iter().any(|labels| met(two, labels)));
+            prop_assert_eq!(wide.overlaps(&narrow), tried.iter().any(|labels| met(one, labels) && met(two, labels)));
+            if narrow.impossible_key().is_none() {
                 let holds = tried.iter().all(|labels| !met(two, labels) || met(one, labels));
-                prop_assert_eq!(wide.hold(&narrow), holds);
+                prop_assert_eq!(wide.is_superset(&narrow), holds);
             }
         }
     }

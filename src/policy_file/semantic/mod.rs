@@ -22,7 +22,7 @@ use super::source::Span;
 use super::tree::YamlNode;
 
 pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
-    let policy = Written {
+    let policy = WrittenPolicy {
         merged,
         file,
         draft,
@@ -38,43 +38,43 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
         overlap::check(policy, &mut found);
     }
     let lists = [("tenants", "tenants"), ("nodePools", "node pools")];
-    let crowds: Vec<_> = lists
+    let oversized_lists: Vec<_> = lists
         .into_iter()
         .filter_map(|(list, what)| too_many(policy, list, what))
         .collect();
-    if crowds.is_empty() {
+    if oversized_lists.is_empty() {
         tenants::check(policy, &mut found);
         pools::check(policy, &mut found);
     }
-    found.extend(crowds);
+    found.extend(oversized_lists);
     found
 }
 
 /// The most tenants or node pools of a policy: each is compared with each other, and a cluster has a handful.
-const MOST_ENTRIES: usize = 1000;
+const MAX_ENTRIES: usize = 1000;
 
-fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
+fn too_many(policy: WrittenPolicy<'_>, list: &str, what: &str) -> Option<Diagnostic> {
     let entries = policy.entries(list);
     let message = format!(
-        "the policy has {} {what}; {MOST_ENTRIES} are the most",
+        "the policy has {} {what}; {MAX_ENTRIES} are the most",
         entries.len()
     );
-    let beyond = entries.get(MOST_ENTRIES)?;
+    let beyond = entries.get(MAX_ENTRIES)?;
     Some(
-        Diagnostic::error("too-many-entries", head(beyond), message)
+        Diagnostic::error("too-many-entries", name_span(beyond), message)
             .help(format!("put {what} that are alike into one")),
     )
 }
 
 /// A policy as it is written, with places, and as it is parsed.
 #[derive(Clone, Copy)]
-struct Written<'a> {
+struct WrittenPolicy<'a> {
     merged: &'a YamlNode,
     file: &'a file::PolicySpec,
     draft: &'a Draft,
 }
 
-impl<'a> Written<'a> {
+impl<'a> WrittenPolicy<'a> {
     /// The entries of a list, in the order of the raw policy's.
     fn entries(self, list: &str) -> &'a [YamlNode] {
         self.merged
@@ -95,18 +95,18 @@ fn span(node: &YamlNode, path: &[&str]) -> Span {
         None => node.span,
         Some((first, rest)) => match node.get(first) {
             Some(part) => span(part, rest),
-            None => head(node),
+            None => name_span(node),
         },
     }
 }
 
 /// The place of the key of `field` in `node`, or of the node itself.
-fn key(node: &YamlNode, field: &str) -> Span {
+fn key_span(node: &YamlNode, field: &str) -> Span {
     node.entry(field)
-        .map_or_else(|| head(node), |(key, _)| key.span)
+        .map_or_else(|| name_span(node), |(key, _)| key.span)
 }
 
 /// The span of an entry's name, or of the whole entry if it has none.
-fn head(node: &YamlNode) -> Span {
+fn name_span(node: &YamlNode) -> Span {
     node.get("name").map_or(node.span, |name| name.span)
 }

@@ -5,61 +5,65 @@
 //! and says nothing.
 
 use super::label_sets::AllowedLabels;
-use super::reach::namespaces_within;
-use super::{Written, span};
-use crate::diagnostic::{Diagnostic, listed, quoted};
+use super::reach::covers_namespaces;
+use super::{WrittenPolicy, span};
+use crate::diagnostic::{Diagnostic, quoted, quoted_list};
 use crate::parse::DraftClass;
 use crate::tree::YamlNode;
 use std::ops::RangeInclusive;
-use stowage_scheduling::policy::selection::may_both_take;
+use stowage_scheduling::policy::selection::patterns_overlap;
 use stowage_scheduling::policy::{Match, Preemptibility};
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
-    for (place, safe) in classes.iter().enumerate() {
-        let Some(entry) = entry(policy, safe).filter(|_| is_safe_engine(safe)) else {
+    for (index, safe) in classes.iter().enumerate() {
+        let Some(entry) = entry(policy, safe).filter(|_| is_protected_engine(safe)) else {
             continue;
         };
-        for taker in classes[..place]
+        for taker in classes[..index]
             .iter()
             .filter(|one| one.class.eviction == Preemptibility::ForHigherPriority)
         {
             if let Some(taker_entry) =
-                self::entry(policy, taker).filter(|_| could_share(taker, safe))
+                self::entry(policy, taker).filter(|_| may_both_match(taker, safe))
             {
                 found.extend(by_priority_class(taker, taker_entry, safe, entry));
-                found.extend(by_range(taker, taker_entry, safe, entry));
+                found.extend(by_priority_range(taker, taker_entry, safe, entry));
             }
         }
     }
 }
 
-fn entry<'a>(policy: Written<'a>, one: &DraftClass) -> Option<&'a YamlNode> {
-    policy.entries("classes").get(one.entry?)
+fn entry<'a>(policy: WrittenPolicy<'a>, one: &DraftClass) -> Option<&'a YamlNode> {
+    policy.entries("classes").get(one.written_index?)
 }
 
-fn is_safe_engine(one: &DraftClass) -> bool {
+fn is_protected_engine(one: &DraftClass) -> bool {
     one.class.eviction == Preemptibility::Never && one.class.engine
 }
 
 /// Whether some pod may have the namespace, labels and sharing of both.
-fn could_share(a: &DraftClass, b: &DraftClass) -> bool {
+fn may_both_match(a: &DraftClass, b: &DraftClass) -> bool {
     let (a, b) = (&a.class.matches, &b.class.matches);
     let sharing = a.sharing.is_none() || b.sharing.is_none() || a.sharing == b.sharing;
     let namespaces = match (&a.namespace_selector, &b.namespace_selector) {
         (Some(a), Some(b)) => {
-            AllowedLabels::of_namespaces(a).overlap(&AllowedLabels::of_namespaces(b))
+            AllowedLabels::for_namespaces(a).overlaps(&AllowedLabels::for_namespaces(b))
         }
         _ => true,
     };
-    let named = |one: &String| b.namespaces.iter().any(|other| may_both_take(one, other));
+    let named = |one: &String| {
+        b.namespaces
+            .iter()
+            .any(|other| patterns_overlap(one, other))
+    };
     sharing
         && namespaces
-        && AllowedLabels::of_pods(a).overlap(&AllowedLabels::of_pods(b))
+        && AllowedLabels::for_pods(a).overlaps(&AllowedLabels::for_pods(b))
         && (a.namespaces.is_empty() || b.namespaces.is_empty() || a.namespaces.iter().any(named))
 }
 
-fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
+fn common_names<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
     a.iter().filter(|name| b.contains(name)).collect()
 }
 
@@ -67,11 +71,11 @@ fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
 /// pods. One with windows leaves them to it at other hours, and is there for that.
 fn by_priority_class(
     taker: &DraftClass,
-    taken_by: &YamlNode,
+    taker_entry: &YamlNode,
     safe: &DraftClass,
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
-    let names = common(
+    let names = common_names(
         &safe.class.matches.priority_classes,
         &taker.class.matches.priority_classes,
     );
@@ -81,7 +85,7 @@ fn by_priority_class(
     {
         return None;
     }
-    let both = listed(&names, "and");
+    let both = quoted_list(&names, "and");
     let (safe, taker) = (&safe.class.name, &taker.class.name);
     let message = format!(
         "pods of PriorityClass {both} are meant for {} and taken by {}, which may be evicted",
@@ -94,8 +98,8 @@ fn by_priority_class(
             span(entry, &["match", "priorityClasses"]),
             message,
         )
-        .other(
-            span(taken_by, &["match", "priorityClasses"]),
+        .related(
+            span(taker_entry, &["match", "priorityClasses"]),
             format!("`{taker}` is tried first"),
         )
         .help(format!(
@@ -107,20 +111,20 @@ fn by_priority_class(
 /// Whether every condition of `wide`, except the PriorityClass, is a condition of `narrow` too.
 fn is_wider(wide: &Match, narrow: &Match) -> bool {
     (wide.sharing.is_none() || wide.sharing == narrow.sharing)
-        && namespaces_within(wide, narrow)
-        && AllowedLabels::of_pods(wide).hold(&AllowedLabels::of_pods(narrow))
+        && covers_namespaces(wide, narrow)
+        && AllowedLabels::for_pods(wide).is_superset(&AllowedLabels::for_pods(narrow))
         && (wide.resources.is_empty() || wide.resources == narrow.resources)
         && (wide.expression.is_none() || wide.expression == narrow.expression)
         && wide.priority.is_none()
 }
 
-fn by_range(
+fn by_priority_range(
     taker: &DraftClass,
-    taken_by: &YamlNode,
+    taker_entry: &YamlNode,
     safe: &DraftClass,
     entry: &YamlNode,
 ) -> Option<Diagnostic> {
-    let both = overlap(
+    let both = range_intersection(
         taker.class.matches.priority.as_ref()?,
         safe.class.matches.priority.as_ref()?,
     )?;
@@ -129,31 +133,34 @@ fn by_range(
         &taker.class.matches.priority_classes,
         &safe.class.matches.priority_classes,
     );
-    if !a.is_empty() && !b.is_empty() && common(a, b).is_empty() {
+    if !a.is_empty() && !b.is_empty() && common_names(a, b).is_empty() {
         return None;
     }
     let (safe, taker) = (&safe.class.name, &taker.class.name);
     let message = format!(
         "pods with {} may be taken by {}, which is tried before {} and may be evicted",
-        priorities(&both),
+        priority_text(&both),
         quoted(taker),
         quoted(safe)
     );
     Some(
         Diagnostic::warning("serving-could-be-victim", span(entry, &["match", "priority"]), message)
-            .other(span(taken_by, &["match", "priority"]), format!("`{taker}` reaches into it"))
+            .related(span(taker_entry, &["match", "priority"]), format!("`{taker}` reaches into it"))
             .help(
                 "let the ranges end where the other begins, or put the class that is not preemptible first",
             ),
     )
 }
 
-fn overlap(a: &RangeInclusive<i32>, b: &RangeInclusive<i32>) -> Option<RangeInclusive<i32>> {
+fn range_intersection(
+    a: &RangeInclusive<i32>,
+    b: &RangeInclusive<i32>,
+) -> Option<RangeInclusive<i32>> {
     let both = *a.start().max(b.start())..=*a.end().min(b.end());
     (!both.is_empty()).then_some(both)
 }
 
-fn priorities(range: &RangeInclusive<i32>) -> String {
+fn priority_text(range: &RangeInclusive<i32>) -> String {
     match (*range.start(), *range.end()) {
         (i32::MIN, i32::MAX) => "any priority".into(),
         (i32::MIN, most) => format!("priority {most} and below"),

@@ -5,33 +5,33 @@
 //! earlier class. Expressions are compared as texts. A class with windows leaves its pods to later ones at other hours.
 
 use super::label_sets::AllowedLabels;
-use super::{Written, head};
-use crate::diagnostic::{Diagnostic, listed};
+use super::{WrittenPolicy, name_span};
+use crate::diagnostic::{Diagnostic, quoted_list};
 use crate::parse::{DraftClass, SERVING};
 use crate::source::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use stowage_scheduling::policy::selection::takes;
+use stowage_scheduling::policy::selection::pattern_matches;
 use stowage_scheduling::policy::{Match, Preemptibility};
 use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// A class with more cells than this counts as reachable; no hand-written policy needs more.
 const MAX_CELLS: usize = 4096;
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
     let mut built_in: BTreeMap<BTreeSet<usize>, Vec<usize>> = BTreeMap::new();
-    for place in 1..classes.len() {
-        let Some(takers) = takers(&classes[..place], &classes[place].class.matches) else {
+    for index in 1..classes.len() {
+        let Some(takers) = takers(&classes[..index], &classes[index].class.matches) else {
             continue;
         };
-        match classes[place].entry {
-            Some(entry) => found.push(unreachable(policy, entry, place, &takers)),
-            None => built_in.entry(takers).or_default().push(place),
+        match classes[index].written_index {
+            Some(entry) => found.push(unreachable(policy, entry, index, &takers)),
+            None => built_in.entry(takers).or_default().push(index),
         }
     }
     for (takers, taken) in built_in {
-        found.extend(replaced(policy, &takers, &taken));
+        found.extend(built_in_replaced(policy, &takers, &taken));
     }
 }
 
@@ -42,7 +42,7 @@ fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
         return None;
     }
     let takes = |one: &DraftClass, pods: &Match| {
-        one.class.when.is_empty() && holds_whole(&one.class.matches, pods)
+        one.class.when.is_empty() && covers(&one.class.matches, pods)
     };
     if let Some(one) = earlier.iter().position(|one| takes(one, matches)) {
         return Some([one].into());
@@ -63,7 +63,7 @@ fn is_empty(matches: &Match) -> bool {
 }
 
 /// Whether every pod of `inner` is one of `outer`.
-fn holds_whole(outer: &Match, inner: &Match) -> bool {
+fn covers(outer: &Match, inner: &Match) -> bool {
     let whole = i32::MIN..=i32::MAX;
     let (wide, narrow) = (
         outer.priority.as_ref().unwrap_or(&whole),
@@ -71,21 +71,26 @@ fn holds_whole(outer: &Match, inner: &Match) -> bool {
     );
     (outer.sharing.is_none() || outer.sharing == inner.sharing)
         && (wide.start() <= narrow.start() && wide.end() >= narrow.end())
-        && any_within(&outer.priority_classes, &inner.priority_classes)
-        && namespaces_within(outer, inner)
-        && any_within(&outer.resources, &inner.resources)
-        && AllowedLabels::of_pods(outer).hold(&AllowedLabels::of_pods(inner))
+        && covers_names(&outer.priority_classes, &inner.priority_classes)
+        && covers_namespaces(outer, inner)
+        && covers_names(&outer.resources, &inner.resources)
+        && AllowedLabels::for_pods(outer).is_superset(&AllowedLabels::for_pods(inner))
         && (outer.expression.is_none() || outer.expression == inner.expression)
 }
 
 /// Whether "any of `inner`" implies "any of `outer`"; an empty list is any at all.
-fn any_within(outer: &[String], inner: &[String]) -> bool {
+fn covers_names(outer: &[String], inner: &[String]) -> bool {
     outer.is_empty() || (!inner.is_empty() && inner.iter().all(|name| outer.contains(name)))
 }
 
 /// Whether every namespace that `inner` takes is one that `outer` takes, by name and by labels.
-pub(crate) fn namespaces_within(outer: &Match, inner: &Match) -> bool {
-    let taken = |name: &String| outer.namespaces.iter().any(|one| takes(one, name));
+pub(crate) fn covers_namespaces(outer: &Match, inner: &Match) -> bool {
+    let taken = |name: &String| {
+        outer
+            .namespaces
+            .iter()
+            .any(|one| pattern_matches(one, name))
+    };
     let named = outer.namespaces.is_empty()
         || (!inner.namespaces.is_empty() && inner.namespaces.iter().all(taken))
         // Any text is any namespace.
@@ -95,7 +100,7 @@ pub(crate) fn namespaces_within(outer: &Match, inner: &Match) -> bool {
         // A selector takes nothing while labels are unknown, so none takes what is not selected at all.
         (Some(_), None) => false,
         (Some(outer), Some(inner)) => {
-            AllowedLabels::of_namespaces(outer).hold(&AllowedLabels::of_namespaces(inner))
+            AllowedLabels::for_namespaces(outer).is_superset(&AllowedLabels::for_namespaces(inner))
         }
     };
     named && selected
@@ -103,16 +108,18 @@ pub(crate) fn namespaces_within(outer: &Match, inner: &Match) -> bool {
 
 /// `matches` divided so that each cell is in an earlier class or outside it, except where texts cannot tell.
 fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
-    let stretches = stretches(earlier, matches);
+    let priority_ranges = priority_ranges(earlier, matches);
     let sharing = match matches.sharing {
         Some(sharing) => vec![sharing],
         None => vec![Sharing::Exclusive, Sharing::Shared],
     };
-    let (namespaces, priority_classes) =
-        (each(&matches.namespaces), each(&matches.priority_classes));
-    let resources = each(&matches.resources);
+    let (namespaces, priority_classes) = (
+        one_each(&matches.namespaces),
+        one_each(&matches.priority_classes),
+    );
+    let resources = one_each(&matches.resources);
     let count = [
-        stretches.len(),
+        priority_ranges.len(),
         sharing.len(),
         namespaces.len(),
         priority_classes.len(),
@@ -122,7 +129,7 @@ fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
         return None;
     }
     let mut cells = vec![matches.clone()];
-    cells = split(cells, &stretches, |cell, one| {
+    cells = split(cells, &priority_ranges, |cell, one| {
         cell.priority = Some(one.clone())
     });
     cells = split(cells, &sharing, |cell, one| cell.sharing = Some(*one));
@@ -155,7 +162,7 @@ fn split<T>(cells: Vec<Match>, choices: &[T], set: impl Fn(&mut Match, &T)) -> V
 }
 
 /// Each name by itself; one empty list if any name matches.
-fn each(names: &[String]) -> Vec<Vec<String>> {
+fn one_each(names: &[String]) -> Vec<Vec<String>> {
     match names {
         [] => vec![Vec::new()],
         names => names.iter().map(|name| vec![name.clone()]).collect(),
@@ -163,7 +170,7 @@ fn each(names: &[String]) -> Vec<Vec<String>> {
 }
 
 /// The priorities of `matches`, cut where an earlier class begins or ends.
-fn stretches(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>> {
+fn priority_ranges(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>> {
     let whole = matches.priority.clone().unwrap_or(i32::MIN..=i32::MAX);
     let ranges = earlier
         .iter()
@@ -187,7 +194,7 @@ fn stretches(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>
 }
 
 fn unreachable(
-    policy: Written<'_>,
+    policy: WrittenPolicy<'_>,
     entry: usize,
     place: usize,
     takers: &BTreeSet<usize>,
@@ -195,28 +202,35 @@ fn unreachable(
     let span = policy
         .entries("classes")
         .get(entry)
-        .map_or(policy.merged.span, head);
+        .map_or(policy.merged.span, name_span);
     let (name, by) = (
         &policy.draft.classes[place].class.name,
-        names(policy, takers),
+        names_with_verb(policy, takers),
     );
     let message = format!("no pod is ever of class `{name}`: {by} them all before");
     let diagnostic = Diagnostic::error("unreachable-class", span, message).label("never reached");
-    let told = spans(policy, takers)
+    let diagnostic = spans(policy, takers)
         .into_iter()
-        .fold(diagnostic, |told, span| told.other(span, "tried before"));
-    told.help("put the narrower class first, or give the one before a narrower `match`")
+        .fold(diagnostic, |diagnostic, span| {
+            diagnostic.related(span, "tried before")
+        });
+    diagnostic.help("put the narrower class first, or give the one before a narrower `match`")
 }
 
 /// Replacing a built-in class by one's own is fine, unless it takes all remaining pods or makes pods preemptible that were
 /// protected.
-fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
+fn built_in_replaced(
+    policy: WrittenPolicy<'_>,
+    takers: &BTreeSet<usize>,
+    taken: &[usize],
+) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
-    let evicted =
+    let is_preemptible =
         |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
     // A preemptible built-in class takes what it always took.
-    let is_own = |place: &&usize| classes[**place].entry.is_some();
-    let victims = takers.iter().filter(is_own).any(evicted) && !taken.iter().all(evicted);
+    let is_custom = |place: &&usize| classes[**place].written_index.is_some();
+    let victims =
+        takers.iter().filter(is_custom).any(is_preemptible) && !taken.iter().all(is_preemptible);
     let catches_all = taken
         .iter()
         .any(|place| classes[*place].class.name == SERVING);
@@ -227,36 +241,42 @@ fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> O
         .iter()
         .map(|place| classes[*place].class.name.as_str())
         .collect();
-    let (by, which) = (names(policy, takers), listed(&which, "and"));
+    let (by, which) = (names_with_verb(policy, takers), quoted_list(&which, "and"));
     let end = if victims { ", and may be evicted" } else { "" };
     let message = format!("{by} every pod that would be of a built-in class ({which}){end}");
     let mut spans = spans(policy, takers).into_iter();
     let diagnostic = Diagnostic::warning("built-in-unreachable", spans.next()?, message);
-    let told = spans.fold(diagnostic, |told, span| told.other(span, "and this"));
+    let diagnostic = spans.fold(diagnostic, |diagnostic, span| {
+        diagnostic.related(span, "and this")
+    });
     Some(
-        told.help(
+        diagnostic.help(
             "give it a narrower `match`, or change the built-in class itself: an entry with its name does",
         ),
     )
 }
 
 /// `a` takes, `a` and `b` take.
-fn names(policy: Written<'_>, takers: &BTreeSet<usize>) -> String {
+fn names_with_verb(policy: WrittenPolicy<'_>, takers: &BTreeSet<usize>) -> String {
     let names: Vec<&str> = takers
         .iter()
         .map(|taker| policy.draft.classes[*taker].class.name.as_str())
         .collect();
     format!(
         "{} {}",
-        listed(&names, "and"),
+        quoted_list(&names, "and"),
         if names.len() == 1 { "takes" } else { "take" }
     )
 }
 
-fn spans(policy: Written<'_>, places: &BTreeSet<usize>) -> Vec<Span> {
+fn spans(policy: WrittenPolicy<'_>, class_indexes: &BTreeSet<usize>) -> Vec<Span> {
     let entries = policy.entries("classes");
-    let entry = |place: &usize| entries.get(policy.draft.classes[*place].entry?);
-    places.iter().filter_map(entry).map(head).collect()
+    let entry = |place: &usize| entries.get(policy.draft.classes[*place].written_index?);
+    class_indexes
+        .iter()
+        .filter_map(entry)
+        .map(name_span)
+        .collect()
 }
 
 #[cfg(test)]

@@ -8,13 +8,13 @@ use crate::tree::YamlNode;
 use stowage_scheduling::policy::{LabelExpression, LabelOperator, Match, NamespaceSelector};
 
 /// The labels of a class's pods. `entry` is its `match`.
-pub fn of_pods(matches: &Match, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    expressions(&matches.match_expressions, entry, found);
-    contradiction(&AllowedLabels::of_pods(matches), entry, "pod", found);
+pub fn check_pod_labels(matches: &Match, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    check_expressions(&matches.match_expressions, entry, found);
+    check_contradiction(&AllowedLabels::for_pods(matches), entry, "pod", found);
 }
 
 /// The labels of namespaces. `entry` is the class's `match`, or the tenant.
-pub(crate) fn of_namespaces(
+pub(crate) fn check_namespace_selector(
     selector: Option<&NamespaceSelector>,
     entry: &YamlNode,
     found: &mut Vec<Diagnostic>,
@@ -22,9 +22,9 @@ pub(crate) fn of_namespaces(
     let (Some(selector), Some(entry)) = (selector, entry.get("namespaceSelector")) else {
         return;
     };
-    expressions(&selector.match_expressions, entry, found);
-    contradiction(
-        &AllowedLabels::of_namespaces(selector),
+    check_expressions(&selector.match_expressions, entry, found);
+    check_contradiction(
+        &AllowedLabels::for_namespaces(selector),
         entry,
         "namespace",
         found,
@@ -37,7 +37,7 @@ pub(crate) fn of_namespaces(
     }
 }
 
-fn expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn check_expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let Some(list) = entry.get("matchExpressions") else {
         return;
     };
@@ -72,13 +72,13 @@ fn expressions(all: &[LabelExpression], entry: &YamlNode, found: &mut Vec<Diagno
     }
 }
 
-fn contradiction(
+fn check_contradiction(
     allowed: &AllowedLabels<'_>,
     entry: &YamlNode,
     of: &str,
     found: &mut Vec<Diagnostic>,
 ) {
-    let Some(key) = allowed.impossible() else {
+    let Some(key) = allowed.impossible_key() else {
         return;
     };
     // `In` without values is reported as such.

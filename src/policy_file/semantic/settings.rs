@@ -1,12 +1,12 @@
 //! Finds settings of the whole policy that contradict each other.
 
-use super::{Written, span};
+use super::{WrittenPolicy, span};
 use crate::diagnostic::{Diagnostic, quoted};
-use crate::format::duration_text;
+use crate::format::format_duration;
 use std::collections::BTreeMap;
 use stowage_scheduling::units::Millis;
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     telemetry(policy, found);
     weights(policy, found);
     models(policy, found);
@@ -15,21 +15,21 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     autoscaling(policy, found);
 }
 
-fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn telemetry(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let rules = &policy.draft.settings.telemetry;
     if rules.stale > rules.fresh {
         return;
     }
-    let (fresh, stale) = (duration_text(rules.fresh), duration_text(rules.stale));
+    let (fresh, stale) = (format_duration(rules.fresh), format_duration(rules.stale));
     let message =
         format!("readings are stale after {stale}, before they stop being fresh after {fresh}");
-    let said = |field: &str| {
+    let is_set = |field: &str| {
         policy
             .merged
             .get("telemetry")
             .is_some_and(|telemetry| telemetry.get(field).is_some())
     };
-    let (at, other) = if said("stale") {
+    let (at, other) = if is_set("stale") {
         ("stale", "fresh")
     } else {
         ("fresh", "stale")
@@ -39,8 +39,8 @@ fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         policy.span(&["telemetry", at]),
         message,
     );
-    let diagnostic = match said(other) {
-        true => diagnostic.other(
+    let diagnostic = match is_set(other) {
+        true => diagnostic.related(
             policy.span(&["telemetry", other]),
             format!("`{other}` is said here"),
         ),
@@ -52,10 +52,10 @@ fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     found.push(diagnostic.help("make `stale` longer than `fresh`, by several samples"));
 }
 
-fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn weights(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let weights = &policy.draft.settings.scoring.weights;
     let at = policy.span(&["scoring", "weights"]);
-    if weights.are_zero() {
+    if weights.are_all_zero() {
         found.push(
             Diagnostic::warning(
                 "weights-all-zero",
@@ -73,7 +73,7 @@ fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                 policy.span(&["scoring", "weights", "spread"]),
                 message,
             )
-            .other(
+            .related(
                 policy.span(&["scoring", "weights", "packing"]),
                 "against this",
             )
@@ -83,7 +83,7 @@ fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// Pressure that ends above where it begins would never end, or never begin.
-fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn pressure(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let Some(rules) = &policy.draft.settings.planning.pressure else {
         return;
     };
@@ -116,7 +116,7 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// A rate of zero stops all evictions, and a limit for one node above the cluster's is never reached.
-fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn evictions(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let rates = policy.draft.settings.preemption.evictions_per_minute;
     for (field, rate) in [
         ("cluster", rates.cluster),
@@ -143,12 +143,12 @@ fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// An HPA looks back no further than an hour, and a longer window would hold yesterday's peak.
-const LONGEST_WINDOW: Millis = Millis::seconds(3600);
+const MAX_SCALING_WINDOW: Millis = Millis::seconds(3600);
 
 /// Targets that no replica can have, bounds that exclude each other, and windows that outlast every peak.
-fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn autoscaling(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let rules = &policy.draft.settings.autoscaling;
-    bounds(
+    check_replica_bounds(
         policy,
         &["autoscaling"],
         rules.kv_cache.get(),
@@ -156,7 +156,7 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         rules.max_replicas,
         found,
     );
-    for (name, own) in &rules.models {
+    for (name, model_rules) in &rules.models {
         let path = ["autoscaling", "models", name.as_str()];
         if name.trim().is_empty() {
             let message = "no model has an empty name";
@@ -165,7 +165,7 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                     .help("write a model's name, or a pattern such as `meta-llama/*`"),
             );
         }
-        if says_no_namespaces(policy, &path) {
+        if has_empty_namespaces(policy, &path) {
             let at = policy.span(&[&path[..], &["namespaces"]].concat());
             found.push(
                 Diagnostic::error(
@@ -176,22 +176,25 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                 .help("take the line away to count the pods of all namespaces, or name some"),
             );
         }
-        let kv_cache = own.kv_cache.unwrap_or(rules.kv_cache).get();
-        let least = own.min_replicas.unwrap_or(rules.min_replicas);
-        let most = own.max_replicas.unwrap_or(rules.max_replicas);
+        let kv_cache = model_rules.kv_cache.unwrap_or(rules.kv_cache).get();
+        let least = model_rules.min_replicas.unwrap_or(rules.min_replicas);
+        let most = model_rules.max_replicas.unwrap_or(rules.max_replicas);
         // What is wrong for all models is said once.
-        if own.kv_cache.is_some() || own.min_replicas.is_some() || own.max_replicas.is_some() {
-            bounds(policy, &path, kv_cache, least, most, found);
+        if model_rules.kv_cache.is_some()
+            || model_rules.min_replicas.is_some()
+            || model_rules.max_replicas.is_some()
+        {
+            check_replica_bounds(policy, &path, kv_cache, least, most, found);
         }
     }
     for (field, window) in [
         ("scaleUp", rules.scale_up.window),
         ("scaleDown", rules.scale_down.window),
     ] {
-        if window > LONGEST_WINDOW {
+        if window > MAX_SCALING_WINDOW {
             let message = format!(
                 "a window of {} is longer than an hour",
-                duration_text(window)
+                format_duration(window)
             );
             let at = policy.span(&["autoscaling", field, "window"]);
             found
@@ -201,7 +204,7 @@ fn autoscaling(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// Whether the model at `path` has a list of namespaces and none in it.
-fn says_no_namespaces(policy: Written<'_>, path: &[&str]) -> bool {
+fn has_empty_namespaces(policy: WrittenPolicy<'_>, path: &[&str]) -> bool {
     let model = path
         .iter()
         .try_fold(policy.merged, |node, field| node.get(field));
@@ -210,8 +213,8 @@ fn says_no_namespaces(policy: Written<'_>, path: &[&str]) -> bool {
         .is_some_and(|list| list.items().is_empty())
 }
 
-fn bounds(
-    policy: Written<'_>,
+fn check_replica_bounds(
+    policy: WrittenPolicy<'_>,
     path: &[&str],
     kv_cache: u8,
     least: u32,
@@ -241,7 +244,7 @@ fn bounds(
 }
 
 /// Parts of names are compared in lower case.
-fn models(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn models(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let Some(models) = policy
         .merged
         .get("headroom")
@@ -249,9 +252,9 @@ fn models(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     else {
         return;
     };
-    let mut seen = BTreeMap::new();
+    let mut first_spans = BTreeMap::new();
     for (key, value) in models.entries() {
-        if let Some(first) = seen.insert(key.text.to_ascii_lowercase(), key.span) {
+        if let Some(first) = first_spans.insert(key.text.to_ascii_lowercase(), key.span) {
             found.push(
                 Diagnostic::error(
                     "name-twice",
@@ -259,7 +262,7 @@ fn models(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                     format!("{} is said twice; case does not count", quoted(&key.text)),
                 )
                 .label("again here")
-                .other(first, "first here")
+                .related(first, "first here")
                 .help("keep one of them"),
             );
         }

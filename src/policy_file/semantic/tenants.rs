@@ -1,17 +1,17 @@
 //! Finds guarantees to tenants that cannot be kept, and combinations that cannot be intended.
 
-use super::{Written, selectors, span};
+use super::{WrittenPolicy, selectors, span};
 use crate::diagnostic::{Diagnostic, quoted};
-use crate::format::quantity_text;
+use crate::format::format_quantity;
 use crate::source::Span;
 use crate::tree::YamlNode;
 use std::collections::BTreeMap;
-use stowage_scheduling::policy::selection::{is_pattern, takes};
+use stowage_scheduling::policy::selection::{is_pattern, pattern_matches};
 use stowage_scheduling::policy::{Borrowing, Tenant};
 use stowage_scheduling::units::{Bytes, plural};
 
 /// Enough to see which figures are meant.
-const MOST_POOLS_SHOWN: usize = 4;
+const MAX_POOLS_SHOWN: usize = 4;
 
 /// A counted amount of a tenant, by its field.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ impl TenantResource {
         }
     }
 
-    fn nothing(self) -> &'static str {
+    fn zero_text(self) -> &'static str {
         match self {
             Self::Vram => "no VRAM",
             Self::Gpus => "0 GPUs",
@@ -55,29 +55,34 @@ impl TenantResource {
 
     fn text(self, amount: u64) -> String {
         match self {
-            Self::Vram => quantity_text(Bytes(amount)),
+            Self::Vram => format_quantity(Bytes(amount)),
             Self::Gpus => plural(amount / 1000, "GPU"),
         }
     }
 }
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("tenants");
     for (tenant, entry) in policy.draft.tenants.iter().zip(entries) {
         TenantResource::ALL
             .into_iter()
-            .for_each(|part| limit(part, tenant, entry, found));
-        nothing_to_use(tenant, entry, found);
-        selectors::of_namespaces(tenant.namespace_selector.as_ref(), entry, found);
+            .for_each(|part| check_limit(part, tenant, entry, found));
+        check_unusable(tenant, entry, found);
+        selectors::check_namespace_selector(tenant.namespace_selector.as_ref(), entry, found);
     }
-    namespaces(entries, found);
-    patterns(policy, found);
+    check_namespaces(entries, found);
+    check_patterns(policy, found);
     TenantResource::ALL
         .into_iter()
-        .for_each(|part| capacity(policy, part, found));
+        .for_each(|part| check_capacity(policy, part, found));
 }
 
-fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn check_limit(
+    part: TenantResource,
+    tenant: &Tenant,
+    entry: &YamlNode,
+    found: &mut Vec<Diagnostic>,
+) {
     let (Some(guarantee), Some(limit)) = (part.guarantee(tenant), part.limit(tenant)) else {
         return;
     };
@@ -90,7 +95,7 @@ fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Ve
         );
         found.push(
             Diagnostic::error("limit-below-guarantee", at("limit"), message)
-                .other(at("guarantee"), "the guarantee is more")
+                .related(at("guarantee"), "the guarantee is more")
                 .help("raise the limit to the guarantee at least, or leave it out for no limit"),
         );
     } else if limit > guarantee && tenant.borrowing == Borrowing::Never {
@@ -100,13 +105,13 @@ fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Ve
         );
         found.push(
             Diagnostic::warning("limit-without-borrowing", at("limit"), message)
-                .other(span(entry, &["borrowing"]), "so it ends at the guarantee")
+                .related(span(entry, &["borrowing"]), "so it ends at the guarantee")
                 .help("take the limit away, or allow borrowing"),
         );
     }
 }
 
-fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+fn check_unusable(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if let Some(part) = TenantResource::ALL
         .into_iter()
         .find(|part| part.limit(tenant) == Some(0))
@@ -114,7 +119,7 @@ fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>
         let message = format!(
             "{} may use {} at most, so none of its pods is ever placed",
             quoted(&tenant.name),
-            part.nothing()
+            part.zero_text()
         );
         found.push(
             Diagnostic::warning(
@@ -151,7 +156,7 @@ fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>
     }
 }
 
-fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
+fn check_namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let mut owners: BTreeMap<&str, (Span, &YamlNode)> = BTreeMap::new();
     for entry in entries {
         let names = entry
@@ -175,7 +180,7 @@ fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
             found.push(
                 Diagnostic::error("shared-namespace", name.span, message)
                     .label("again here")
-                    .other(first, "first here")
+                    .related(first, "first here")
                     .help(help),
             );
         }
@@ -184,7 +189,7 @@ fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
 
 /// A pattern all of whose namespaces an earlier tenant takes by a pattern of its own counts for nothing. Selectors are not
 /// compared with patterns: which namespaces have which labels is unknown here.
-fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+fn check_patterns(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let mut earlier: Vec<(&str, &YamlNode, &str)> = Vec::new();
     for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
         let names = entry
@@ -197,7 +202,7 @@ fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         for (node, text) in written.clone() {
             let taker = earlier
                 .iter()
-                .find(|(one, ..)| takes(one, text) && *one != text);
+                .find(|(one, ..)| pattern_matches(one, text) && *one != text);
             if let Some((_, taken_by, owner)) = taker {
                 let message = format!(
                     "every namespace of {} is of the tenant {} before",
@@ -206,7 +211,7 @@ fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
                 );
                 found.push(
                     Diagnostic::error("unreachable-pattern", node.span, message)
-                        .other(taken_by.span, "this takes them all")
+                        .related(taken_by.span, "this takes them all")
                         .help(format!(
                             "put {} before {}, or give one of them a narrower pattern",
                             quoted(&tenant.name),
@@ -220,7 +225,7 @@ fn patterns(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// Only if every pool has a capacity the total is known.
-fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnostic>) {
+fn check_capacity(policy: WrittenPolicy<'_>, part: TenantResource, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let capacity = |pool: &stowage_scheduling::policy::Pool| {
         let all = pool.capacity?;
@@ -230,7 +235,7 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
         };
         (amount != u64::MAX).then_some(amount)
     };
-    let Some(whole) = pools
+    let Some(total) = pools
         .iter()
         .map(capacity)
         .sum::<Option<u64>>()
@@ -242,26 +247,27 @@ fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnosti
     for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
         let guarantee = part.guarantee(tenant).unwrap_or_default();
         guaranteed = guaranteed.saturating_add(guarantee);
-        if guaranteed <= whole || guarantee == 0 {
+        if guaranteed <= total || guarantee == 0 {
             continue;
         }
         let message = format!(
             "the guarantees up to {} come to {}, and all node pools together have {}",
             quoted(&tenant.name),
             part.text(guaranteed),
-            part.text(whole)
+            part.text(total)
         );
         let diagnostic = Diagnostic::error(
             "guarantee-above-capacity",
             span(entry, &["guarantee", part.field()]),
             message,
         );
-        let pools = policy.entries("nodePools").iter().take(MOST_POOLS_SHOWN);
-        let told = pools.fold(diagnostic, |told, pool| {
-            told.other(span(pool, &["capacity", part.field()]), "a pool's part")
+        let pools = policy.entries("nodePools").iter().take(MAX_POOLS_SHOWN);
+        let diagnostic = pools.fold(diagnostic, |diagnostic, pool| {
+            diagnostic.related(span(pool, &["capacity", part.field()]), "a pool's part")
         });
         found.push(
-            told.help("lower guarantees until they fit, or fix `capacity` if the pools have more"),
+            diagnostic
+                .help("lower guarantees until they fit, or fix `capacity` if the pools have more"),
         );
         return;
     }

@@ -1,23 +1,23 @@
 //! Finds windows that never open, and windows of one list that overlap.
 
-use super::{Written, key, span};
+use super::{WrittenPolicy, key_span, span};
 use crate::diagnostic::{Diagnostic, quoted};
 use crate::parse::SERVING;
 use crate::source::Span;
 use crate::tree::YamlNode;
 use std::collections::BTreeMap;
 use stowage_scheduling::policy::Window;
-use stowage_scheduling::policy::window::{DAY, DayRange};
+use stowage_scheduling::policy::window::{DayRange, MINUTES_PER_DAY};
 
 /// Minutes of a week.
-const WEEK: u32 = 7 * DAY as u32;
+const MINUTES_PER_WEEK: u32 = 7 * MINUTES_PER_DAY as u32;
 /// The most windows of one list: each is compared with each other here, and checked twice a second while the policy is in force.
-const MOST_WINDOWS: usize = 64;
+const MAX_WINDOWS: usize = 64;
 
-pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
     for one in &policy.draft.classes {
-        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else {
+        let Some(entry) = one.written_index.and_then(|index| entries.get(index)) else {
             continue;
         };
         let Some(list) = entry.get("when") else {
@@ -27,18 +27,18 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
             found.push(
                 Diagnostic::error(
                     "serving-when",
-                    key(entry, "when"),
+                    key_span(entry, "when"),
                     "`serving` takes every pod that is left, so it has no windows",
                 )
                 .help("take `when` away, or give a class of your own these windows"),
             );
         }
-        windows(list, &one.class.when, found);
+        check_windows(list, &one.class.when, found);
     }
 }
 
 /// The windows of one list.
-pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>) {
+pub fn check_windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>) {
     if windows.is_empty() {
         found.push(
             Diagnostic::error(
@@ -50,9 +50,9 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
         );
     }
     let entries = list.items();
-    if let Some(beyond) = entries.get(MOST_WINDOWS) {
+    if let Some(beyond) = entries.get(MAX_WINDOWS) {
         let message = format!(
-            "`when` has {} windows; {MOST_WINDOWS} are the most",
+            "`when` has {} windows; {MAX_WINDOWS} are the most",
             entries.len()
         );
         found.push(
@@ -62,19 +62,19 @@ pub fn windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagnostic>)
         return;
     }
     for (entry, window) in entries.iter().zip(windows) {
-        days(entry, window, found);
-        hours(entry, window, found);
+        check_days(entry, window, found);
+        check_hours(entry, window, found);
     }
-    for (place, (later, window)) in entries.iter().zip(windows).enumerate() {
+    for (index, (later, window)) in entries.iter().zip(windows).enumerate() {
         let is_overlapped =
-            |other: &Window| other.time_zone == window.time_zone && overlap(other, window);
-        if let Some(earlier) = windows[..place].iter().position(is_overlapped) {
+            |other: &Window| other.time_zone == window.time_zone && may_overlap(other, window);
+        if let Some(earlier) = windows[..index].iter().position(is_overlapped) {
             found.push(overlapping(&entries[earlier], later, &windows[earlier]));
         }
     }
 }
 
-fn days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
+fn check_days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
     let Some(list) = entry.get("days") else {
         return;
     };
@@ -103,14 +103,14 @@ fn days(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
             found.push(
                 Diagnostic::error("window-overlaps", range.span, message)
                     .label("again here")
-                    .other(before, "first here")
+                    .related(before, "first here")
                     .help("name each day once"),
             );
         }
     }
 }
 
-fn hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
+fn check_hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
     if window.from != window.to {
         return;
     }
@@ -130,8 +130,8 @@ fn hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
 }
 
 /// Whether two windows of one time zone are ever open together, in a week in which its clock is not changed.
-fn overlap(a: &Window, b: &Window) -> bool {
-    let (a, b) = (stretches(a), stretches(b));
+fn may_overlap(a: &Window, b: &Window) -> bool {
+    let (a, b) = (open_minutes(a), open_minutes(b));
     a.iter().any(|(from, to)| {
         b.iter()
             .any(|(other_from, other_to)| from < other_to && other_from < to)
@@ -139,18 +139,21 @@ fn overlap(a: &Window, b: &Window) -> bool {
 }
 
 /// The minutes of a week in which it is open; what goes over the end of the week is at its beginning, too.
-fn stretches(window: &Window) -> Vec<(u32, u32)> {
+fn open_minutes(window: &Window) -> Vec<(u32, u32)> {
     let length = match window.ends_on_the_next_day() {
-        true => u32::from(window.to.minutes()) + u32::from(DAY) - u32::from(window.from.minutes()),
+        true => {
+            u32::from(window.to.minutes()) + u32::from(MINUTES_PER_DAY)
+                - u32::from(window.from.minutes())
+        }
         false => u32::from(window.to.minutes()) - u32::from(window.from.minutes()),
     };
     let begins = (0..7).filter(|day| window.days.contains(*day));
-    let begins =
-        begins.map(|day| u32::from(day) * u32::from(DAY) + u32::from(window.from.minutes()));
+    let begins = begins
+        .map(|day| u32::from(day) * u32::from(MINUTES_PER_DAY) + u32::from(window.from.minutes()));
     begins
         .flat_map(|begin| {
-            let over = (begin + length).saturating_sub(WEEK);
-            [(begin, (begin + length).min(WEEK)), (0, over)]
+            let over = (begin + length).saturating_sub(MINUTES_PER_WEEK);
+            [(begin, (begin + length).min(MINUTES_PER_WEEK)), (0, over)]
         })
         .filter(|(from, to)| from < to)
         .collect()
@@ -162,6 +165,6 @@ fn overlapping(earlier: &YamlNode, later: &YamlNode, window: &Window) -> Diagnos
         quoted(&window.to_string())
     );
     Diagnostic::error("window-overlaps", later.span, message)
-        .other(earlier.span, "this one")
+        .related(earlier.span, "this one")
         .help("let one end where the other begins, or make one window of both")
 }

@@ -1,15 +1,15 @@
 //! Checks a tree against its [`SchemaShape`]: every field known, every value of its kind, all problems at once.
 
-use super::{Field, Needed, SchemaShape};
-use crate::diagnostic::{Diagnostic, listed, quoted};
+use super::{Field, Requirement, SchemaShape};
+use crate::diagnostic::{Diagnostic, quoted, quoted_list};
 use crate::format::{Malformed, TextFormat};
 use crate::nearest::nearest;
 use crate::source::{PolicySources, Span};
-use crate::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, written};
+use crate::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, source_range};
 use std::ops::Range;
 
 /// Maximum problems of one document: a document with more is something else than a policy.
-const MOST_FOUND: usize = 200;
+const MAX_PROBLEMS: usize = 200;
 
 /// Everything in `document`, named `name`, that violates the shape.
 pub fn check(
@@ -37,10 +37,10 @@ struct ShapeCheck<'a> {
 impl ShapeCheck<'_> {
     fn node(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         match (&node.value, shape) {
-            _ if self.found.len() >= MOST_FOUND => {}
+            _ if self.found.len() >= MAX_PROBLEMS => {}
             (Value::Broken, _) => {}
             (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => {
-                self.nothing(node, shape, name)
+                self.missing_value(node, shape, name)
             }
             (Value::Map(entries), SchemaShape::Fields(fields)) => {
                 self.fields(node, entries, fields, name)
@@ -58,21 +58,25 @@ impl ShapeCheck<'_> {
                     .iter()
                     .for_each(|item| self.node(item, shape, &format!("{each} {name}")))
             }
-            (Value::Scalar(scalar), SchemaShape::Words(words)) => {
-                self.word(node.span, scalar, words, name)
+            (Value::Scalar(scalar), SchemaShape::Enum(words)) => {
+                self.enumeration(node.span, scalar, words, name)
             }
-            (Value::Scalar(scalar), SchemaShape::Text { format, longest }) => {
-                self.text(node.span, scalar, *format, *longest, name)
+            (
+                Value::Scalar(scalar),
+                SchemaShape::Text {
+                    format,
+                    max_length: longest,
+                },
+            ) => self.text(node.span, scalar, *format, *longest, name),
+            (Value::Scalar(scalar), SchemaShape::Integer { at_least, at_most }) => {
+                self.integer(node.span, scalar, *at_least, *at_most, name)
             }
-            (Value::Scalar(scalar), SchemaShape::Whole { at_least, at_most }) => {
-                self.whole(node.span, scalar, *at_least, *at_most, name)
-            }
-            (Value::Scalar(scalar), SchemaShape::Truth) => self.truth(node.span, scalar, name),
+            (Value::Scalar(scalar), SchemaShape::Boolean) => self.boolean(node.span, scalar, name),
             _ => self.wrong_kind(node, shape, name),
         }
     }
 
-    fn nothing(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
+    fn missing_value(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         let help = match shape {
             SchemaShape::List(_) => {
                 "take the line away for the default, or write `[]` for an empty list"
@@ -102,8 +106,9 @@ impl ShapeCheck<'_> {
                 None => self.unknown(key, fields, name),
             }
         }
-        let missing =
-            |field: &&Field| field.needed == Needed::Always && node.entry(&field.name).is_none();
+        let missing = |field: &&Field| {
+            field.requirement == Requirement::Always && node.entry(&field.name).is_none()
+        };
         for field in fields.iter().filter(missing) {
             let message = format!("{} is missing", quoted(&field.name));
             let help = format!("add `{}: …`", field.name);
@@ -116,15 +121,15 @@ impl ShapeCheck<'_> {
     }
 
     fn unknown(&mut self, key: &YamlKey, fields: &[Field], parent: &str) {
-        if self.found.len() >= MOST_FOUND {
+        if self.found.len() >= MAX_PROBLEMS {
             return;
         }
         let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
         let help = match nearest(&key.text, &names) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => match self.home_of(&key.text) {
+            None => match self.location_of_field(&key.text) {
                 Some(home) => format!("it belongs {home}; check the indentation"),
-                None => format!("its fields are {}", listed(&names, "and")),
+                None => format!("its fields are {}", quoted_list(&names, "and")),
             },
         };
         let message = format!("{parent} has no field {}", quoted(&key.text));
@@ -136,9 +141,9 @@ impl ShapeCheck<'_> {
     }
 
     /// Where a field of that name is allowed, as text.
-    fn home_of(&self, name: &str) -> Option<String> {
+    fn location_of_field(&self, name: &str) -> Option<String> {
         let mut homes = Vec::new();
-        homes_of(name, self.root, &mut Vec::new(), &mut homes);
+        collect_locations(name, self.root, &mut Vec::new(), &mut homes);
         homes.dedup();
         match homes.as_slice() {
             [] => None,
@@ -164,11 +169,11 @@ impl ShapeCheck<'_> {
         }
     }
 
-    fn word(&mut self, span: Span, scalar: &Scalar, words: &[String], name: &str) {
+    fn enumeration(&mut self, span: Span, scalar: &Scalar, words: &[String], name: &str) {
         if words.contains(&scalar.text) {
             return;
         }
-        let all = format!("it can be {}", listed(words, "or"));
+        let all = format!("it can be {}", quoted_list(words, "or"));
         let help = match nearest(&scalar.text, words) {
             Some(near) if words.len() > 1 => format!("did you mean `{near}`? {all}"),
             Some(near) => format!("did you mean `{near}`?"),
@@ -184,11 +189,11 @@ impl ShapeCheck<'_> {
         span: Span,
         scalar: &Scalar,
         format: Option<TextFormat>,
-        longest: Option<usize>,
+        max_length: Option<usize>,
         name: &str,
     ) {
         let number = matches!(scalar.atom(), Atom::Int(_));
-        let takes = format.is_some_and(TextFormat::takes_numbers);
+        let takes = format.is_some_and(TextFormat::accepts_numbers);
         match (scalar.atom(), format) {
             (Atom::Text(_), _) => {}
             (Atom::Int(_), Some(_)) if takes => {}
@@ -204,8 +209,8 @@ impl ShapeCheck<'_> {
             ) => {}
             _ => return self.needs_quotes(span, scalar, format, number, name),
         }
-        if longest.is_some_and(|longest| scalar.text.len() > longest) {
-            let longest = longest.unwrap_or_default();
+        if max_length.is_some_and(|longest| scalar.text.len() > longest) {
+            let longest = max_length.unwrap_or_default();
             let message = format!("{} is longer than {longest} bytes", name);
             let help = "say the simple conditions by `namespaces`, `labels` and the like, or make two classes of it";
             self.found
@@ -225,22 +230,25 @@ impl ShapeCheck<'_> {
         span: Span,
         scalar: &Scalar,
         format: TextFormat,
-        wrong: Malformed,
+        malformed_value: Malformed,
         name: &str,
     ) -> Diagnostic {
         if format == TextFormat::Cel {
-            let at = wrong.at.map(|at| with_field(&scalar.text, at));
-            let part = at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
+            let at = malformed_value
+                .span
+                .map(|at| include_field_name(&scalar.text, at));
+            let part = at.and_then(|at| source_range(self.sources.slice(span), &scalar.text, at));
             let span = part.map_or(span, |part| span.part(part));
-            return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
+            return Diagnostic::error("expression", span, malformed_value.is)
+                .help(malformed_value.help);
         }
         Diagnostic::error(
             "malformed",
             span,
-            format!("{} is {}", quoted(&scalar.text), wrong.is),
+            format!("{} is {}", quoted(&scalar.text), malformed_value.is),
         )
-        .label(format!("{name} is {}", format.called()))
-        .help(wrong.help)
+        .label(format!("{name} is {}", format.description()))
+        .help(malformed_value.help)
     }
 
     fn needs_quotes(
@@ -259,7 +267,7 @@ impl ShapeCheck<'_> {
         let message = format!(
             "{} is {}, and {} is {what}",
             name,
-            format.map_or("a text", TextFormat::called),
+            format.map_or("a text", TextFormat::description),
             quoted(&scalar.text)
         );
         let help = format!("put it in quotes: `\"{}\"`", scalar.text);
@@ -267,7 +275,7 @@ impl ShapeCheck<'_> {
             .push(Diagnostic::error("wrong-type", span, message).help(help));
     }
 
-    fn whole(&mut self, span: Span, scalar: &Scalar, at_least: i128, at_most: i128, name: &str) {
+    fn integer(&mut self, span: Span, scalar: &Scalar, at_least: i128, at_most: i128, name: &str) {
         let Atom::Int(number) = scalar.atom() else {
             let quoted_number = Scalar {
                 text: scalar.text.clone(),
@@ -294,7 +302,7 @@ impl ShapeCheck<'_> {
         }
     }
 
-    fn truth(&mut self, span: Span, scalar: &Scalar, name: &str) {
+    fn boolean(&mut self, span: Span, scalar: &Scalar, name: &str) {
         if matches!(scalar.atom(), Atom::Bool(_)) {
             return;
         }
@@ -313,7 +321,12 @@ impl ShapeCheck<'_> {
     }
 
     fn wrong_kind(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
-        let message = format!("{} is {}, and this is {}", name, kind(shape), kind_of(node));
+        let message = format!(
+            "{} is {}, and this is {}",
+            name,
+            shape_description(shape),
+            node_description(node)
+        );
         let help = match (shape, node.text()) {
             (SchemaShape::List(_), Some(text)) => {
                 format!("write `{}: [{text}]`", name.trim_matches('`'))
@@ -321,10 +334,10 @@ impl ShapeCheck<'_> {
             (SchemaShape::List(_), None) => "begin each entry with `- `".into(),
             (SchemaShape::Fields(fields), _) => {
                 let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
-                format!("its fields are {}", listed(&names, "and"))
+                format!("its fields are {}", quoted_list(&names, "and"))
             }
             (SchemaShape::Table { .. }, _) => "write `name: value`, one in a line".into(),
-            _ => format!("write {}", kind(shape)),
+            _ => format!("write {}", shape_description(shape)),
         };
         self.found
             .push(Diagnostic::error("wrong-type", node.span, message).help(help));
@@ -332,7 +345,7 @@ impl ShapeCheck<'_> {
 }
 
 /// The compiler marks the dot before an unknown field: the name after it is meant.
-fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
+fn include_field_name(text: &str, at: Range<usize>) -> Range<usize> {
     match text.get(at.clone()) {
         Some(".") => {
             let name = |c: char| c.is_alphanumeric() || c == '_';
@@ -343,19 +356,19 @@ fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
     }
 }
 
-fn kind(shape: &SchemaShape) -> &'static str {
+fn shape_description(shape: &SchemaShape) -> &'static str {
     match shape {
         SchemaShape::Fields(_) => "a map of fields",
         SchemaShape::Table { .. } => "a map",
         SchemaShape::List(_) => "a list",
-        SchemaShape::Words(_) => "one word",
-        SchemaShape::Text { format, .. } => format.map_or("a text", TextFormat::called),
-        SchemaShape::Whole { .. } => "a whole number",
-        SchemaShape::Truth => "`true` or `false`",
+        SchemaShape::Enum(_) => "one word",
+        SchemaShape::Text { format, .. } => format.map_or("a text", TextFormat::description),
+        SchemaShape::Integer { .. } => "a whole number",
+        SchemaShape::Boolean => "`true` or `false`",
     }
 }
 
-fn kind_of(node: &YamlNode) -> &'static str {
+fn node_description(node: &YamlNode) -> &'static str {
     match &node.value {
         Value::Map(_) => "a map",
         Value::List(_) => "a list",
@@ -368,7 +381,12 @@ fn kind_of(node: &YamlNode) -> &'static str {
     }
 }
 
-fn homes_of(name: &str, shape: &SchemaShape, path: &mut Vec<String>, homes: &mut Vec<String>) {
+fn collect_locations(
+    name: &str,
+    shape: &SchemaShape,
+    path: &mut Vec<String>,
+    homes: &mut Vec<String>,
+) {
     match shape {
         SchemaShape::Fields(fields) => {
             for field in fields {
@@ -379,7 +397,7 @@ fn homes_of(name: &str, shape: &SchemaShape, path: &mut Vec<String>, homes: &mut
                     });
                 }
                 path.push(field.name.clone());
-                homes_of(name, &field.shape, path, homes);
+                collect_locations(name, &field.shape, path, homes);
                 path.pop();
             }
         }
@@ -387,7 +405,7 @@ fn homes_of(name: &str, shape: &SchemaShape, path: &mut Vec<String>, homes: &mut
             if let Some(last) = path.last_mut() {
                 last.push_str("[]");
             }
-            homes_of(name, items, path, homes);
+            collect_locations(name, items, path, homes);
         }
         _ => {}
     }

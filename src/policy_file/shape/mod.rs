@@ -28,29 +28,29 @@ pub enum SchemaShape {
     },
     List(Box<SchemaShape>),
     /// A text that is one of these words.
-    Words(Vec<String>),
+    Enum(Vec<String>),
     Text {
         format: Option<TextFormat>,
-        longest: Option<usize>,
+        max_length: Option<usize>,
     },
-    Whole {
+    Integer {
         at_least: i128,
         at_most: i128,
     },
-    Truth,
+    Boolean,
 }
 
 #[derive(Debug, Clone)]
 pub struct Field {
     pub name: String,
     pub shape: SchemaShape,
-    pub needed: Needed,
+    pub requirement: Requirement,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needed {
+pub enum Requirement {
     Always,
-    No,
+    Optional,
 }
 
 /// The possible shapes of a document, by its `kind`.
@@ -77,8 +77,8 @@ impl SchemaShape {
         if let Some(reference) = schema.get("$ref") {
             return Self::read(root.pointer(reference.as_str()?.strip_prefix('#')?)?, root);
         }
-        if let Some(words) = words(schema) {
-            return Some(Self::Words(words));
+        if let Some(words) = enum_values(schema) {
+            return Some(Self::Enum(words));
         }
         let format = schema.get("format").and_then(Json::as_str);
         match schema.get("type")?.as_str().unwrap_or("string") {
@@ -96,10 +96,13 @@ impl SchemaShape {
                     Some(name) => Some(text_format(name, schema)?),
                     None => None,
                 };
-                Some(Self::Text { format, longest })
+                Some(Self::Text {
+                    format,
+                    max_length: longest,
+                })
             }
-            "integer" => whole(schema, format?),
-            "boolean" => Some(Self::Truth),
+            "integer" => integer(schema, format?),
+            "boolean" => Some(Self::Boolean),
             _ => None,
         }
     }
@@ -110,7 +113,7 @@ impl SchemaShape {
                 .pointer("/propertyNames/format")
                 .and_then(Json::as_str);
             let keys = keys
-                .map(|name| TextFormat::named(name).ok_or(()))
+                .map(|name| TextFormat::from_keyword(name).ok_or(()))
                 .transpose()
                 .ok()?;
             let values = Box::new(Self::read(schema.get("additionalProperties")?, root)?);
@@ -119,11 +122,15 @@ impl SchemaShape {
         let required = schema.get("required").and_then(Json::as_array);
         let field = |(name, schema): (&String, &Json)| {
             let always = required.is_some_and(|names| names.iter().any(|one| one == name));
-            let needed = if always { Needed::Always } else { Needed::No };
+            let needed = if always {
+                Requirement::Always
+            } else {
+                Requirement::Optional
+            };
             Some(Field {
                 name: name.clone(),
                 shape: Self::read(schema, root)?,
-                needed,
+                requirement: needed,
             })
         };
         properties
@@ -143,7 +150,7 @@ impl SchemaShape {
 }
 
 /// The words of an enumeration, with or without a comment on each.
-fn words(schema: &Json) -> Option<Vec<String>> {
+fn enum_values(schema: &Json) -> Option<Vec<String>> {
     let text = |word: &Json| word.as_str().map(str::to_owned);
     if let Some(words) = schema.get("enum") {
         return words.as_array()?.iter().map(text).collect();
@@ -151,13 +158,17 @@ fn words(schema: &Json) -> Option<Vec<String>> {
     if let Some(word) = schema.get("const") {
         return Some(vec![text(word)?]);
     }
-    let parts: Option<Vec<Vec<String>>> =
-        schema.get("oneOf")?.as_array()?.iter().map(words).collect();
+    let parts: Option<Vec<Vec<String>>> = schema
+        .get("oneOf")?
+        .as_array()?
+        .iter()
+        .map(enum_values)
+        .collect();
     Some(parts?.concat())
 }
 
 fn text_format(name: &str, schema: &Json) -> Option<TextFormat> {
-    let format = TextFormat::named(name)?;
+    let format = TextFormat::from_keyword(name)?;
     let most = schema
         .get("formatMaximum")
         .and_then(Json::as_str)
@@ -170,7 +181,7 @@ fn text_format(name: &str, schema: &Json) -> Option<TextFormat> {
     })
 }
 
-fn whole(schema: &Json, format: &str) -> Option<SchemaShape> {
+fn integer(schema: &Json, format: &str) -> Option<SchemaShape> {
     let (least, most): (i128, i128) = match format {
         "int32" => (i32::MIN.into(), i32::MAX.into()),
         "uint16" => (0, u16::MAX.into()),
@@ -178,7 +189,7 @@ fn whole(schema: &Json, format: &str) -> Option<SchemaShape> {
         _ => return None,
     };
     let bound = |keyword: &str| schema.get(keyword).and_then(Json::as_i64).map(i128::from);
-    Some(SchemaShape::Whole {
+    Some(SchemaShape::Integer {
         at_least: bound("minimum").unwrap_or(least),
         at_most: bound("maximum").unwrap_or(most),
     })
@@ -190,7 +201,7 @@ pub fn is_test(document: &YamlNode) -> bool {
 }
 
 /// The diagnostic for a document whose `kind` is neither a policy's nor a test's; `None` for one without a kind or with a known one.
-pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
+pub fn foreign_document(document: &YamlNode) -> Option<Diagnostic> {
     let kind = document.get("kind")?;
     let text = kind.text().filter(|text| !KINDS.contains(text))?;
     let help = match (nearest(text, &KINDS), text) {

@@ -51,11 +51,11 @@ fn without_null(schema: &mut Schema) {
     let Some(Json::Array(choices)) = schema.get("anyOf") else {
         return;
     };
-    let something: Vec<&Json> = choices
+    let non_null: Vec<&Json> = choices
         .iter()
         .filter(|one| one.get("type") != Some(&"null".into()))
         .collect();
-    if let [Json::Object(only)] = something.as_slice() {
+    if let [Json::Object(only)] = non_null.as_slice() {
         let only = only.clone();
         schema.remove("anyOf");
         for (keyword, value) in only {
@@ -81,9 +81,9 @@ fn defaults() -> file::PolicySpec<policy::Class> {
 /// Writes each default at its field. `at` points to the map of fields; each type of settings is used at one place only.
 fn add_defaults(schema: &mut Json, at: &str, defaults: &Map<String, Json>) {
     for (field, default) in defaults.iter().filter(|(_, default)| !default.is_null()) {
-        let place = format!("{at}/properties/{field}");
+        let pointer = format!("{at}/properties/{field}");
         let reference = schema
-            .pointer(&format!("{place}/$ref"))
+            .pointer(&format!("{pointer}/$ref"))
             .and_then(Json::as_str);
         match (
             default,
@@ -93,7 +93,7 @@ fn add_defaults(schema: &mut Json, at: &str, defaults: &Map<String, Json>) {
         ) {
             (Json::Object(defaults), Some(fields)) => add_defaults(schema, &fields, defaults),
             _ => {
-                if let Some(Json::Object(field)) = schema.pointer_mut(&place) {
+                if let Some(Json::Object(field)) = schema.pointer_mut(&pointer) {
                     field.insert("default".into(), default.clone());
                 }
             }

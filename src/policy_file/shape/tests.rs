@@ -56,7 +56,7 @@ fn every_schema_of_ours_is_understood() {
 }
 
 #[test]
-fn an_editor_is_told_the_defaults_that_hold() {
+fn the_schema_has_the_defaults_in_force() {
     let schema = policy_schema();
     let default = |place: &str| {
         schema
@@ -93,7 +93,7 @@ fn all_problems_are_found_at_once_where_they_stand() {
 }
 
 #[test]
-fn the_way_out_fits_the_mistake() {
+fn each_mistake_has_its_own_help() {
     for (text, help) in [
         ("headroom: {default: 10}\n", "did you mean `10%`?"),
         ("telemetry: {fresh: 5}\n", "did you mean `5s`?"),

@@ -22,7 +22,7 @@ pub enum Stop {
 pub struct Builder {
     file: FileId,
     /// How many more nodes the file may have.
-    left: usize,
+    remaining: usize,
     open: Vec<OpenCollection>,
     anchors: BTreeMap<usize, Anchored>,
     root: Option<YamlNode>,
@@ -69,7 +69,7 @@ impl Builder {
         let (open, anchors) = (Vec::new(), BTreeMap::new());
         Self {
             file,
-            left: nodes,
+            remaining: nodes,
             open,
             anchors,
             root: None,
@@ -78,7 +78,7 @@ impl Builder {
     }
 
     pub(crate) fn nodes_left(&self) -> usize {
-        self.left
+        self.remaining
     }
 
     /// The document that has just ended; `None` if it was empty.
@@ -95,8 +95,12 @@ impl Builder {
         std::mem::take(&mut self.diagnostics)
     }
 
-    pub fn take(&mut self, event: Event<'_>, span: granit_parser::Span) -> Result<(), Stop> {
-        let at = self.place(span);
+    pub fn handle_event(
+        &mut self,
+        event: Event<'_>,
+        span: granit_parser::Span,
+    ) -> Result<(), Stop> {
+        let at = self.span_in_file(span);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let style = self.scalar_style(style, tag.as_deref(), span);
@@ -104,26 +108,26 @@ impl Builder {
                     text: text.into_owned(),
                     style,
                 });
-                self.count(1, at)?;
+                self.charge_nodes(1, at)?;
                 let value = scalar.map_or(Value::Broken, Value::Scalar);
                 self.close(YamlNode { value, span: at }, TreeSize::ONE, anchor)
             }
             Event::SequenceStart(style, anchor, tag) => {
-                self.tagged_as("seq", tag, span);
+                self.check_tag("seq", tag, span);
                 self.open(CollectionParts::List(Vec::new()), style, at, anchor)
             }
             Event::MappingStart(style, anchor, tag) => {
-                self.tagged_as("map", tag, span);
+                self.check_tag("map", tag, span);
                 self.open(CollectionParts::Map(Vec::new(), None), style, at, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(at),
             Event::Alias(anchor) => self.alias(anchor, at),
-            Event::UnresolvedAlias(name) => self.unresolved(&name, at),
+            Event::UnresolvedAlias(name) => self.unknown_alias(&name, at),
             _ => Ok(()),
         }
     }
 
-    fn place(&self, span: granit_parser::Span) -> Span {
+    fn span_in_file(&self, span: granit_parser::Span) -> Span {
         Span::new(self.file, span.byte_range().unwrap_or_default())
     }
 
@@ -144,8 +148,8 @@ impl Builder {
         span: Span,
         anchor: usize,
     ) -> Result<(), Stop> {
-        self.count(1, span)?;
-        self.refuse_as_key(span)?;
+        self.charge_nodes(1, span)?;
+        self.reject_as_key(span)?;
         if self.open.len() >= MAX_DEPTH {
             return Err(Stop::File(Box::new(too_deep(span))));
         }
@@ -160,7 +164,7 @@ impl Builder {
     }
 
     /// A key that is a list or a map cannot name a setting.
-    fn refuse_as_key(&self, span: Span) -> Result<(), Stop> {
+    fn reject_as_key(&self, span: Span) -> Result<(), Stop> {
         match self.open.last() {
             Some(OpenCollection {
                 parts: CollectionParts::Map(_, None),
@@ -216,10 +220,10 @@ impl Builder {
                 },
             );
         }
-        self.put(node, size)
+        self.insert(node, size)
     }
 
-    fn put(&mut self, node: YamlNode, size: TreeSize) -> Result<(), Stop> {
+    fn insert(&mut self, node: YamlNode, size: TreeSize) -> Result<(), Stop> {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(node);
             return Ok(());
@@ -237,17 +241,17 @@ impl Builder {
                     };
                     entries.push((key, YamlNode { span, ..node }));
                 }
-                None => *key = Some(self::key(node, &mut self.diagnostics)),
+                None => *key = Some(self::to_key(node, &mut self.diagnostics)),
             },
         }
         Ok(())
     }
 
-    fn count(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
-        match self.left.checked_sub(nodes) {
-            Some(left) => self.left = left,
+    fn charge_nodes(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
+        match self.remaining.checked_sub(nodes) {
+            Some(left) => self.remaining = left,
             None => {
-                self.left = 0;
+                self.remaining = 0;
                 return Err(Stop::File(Box::new(too_many(span))));
             }
         }
@@ -266,7 +270,7 @@ impl Builder {
             )));
         };
         let size = *size;
-        if size.nodes > self.left {
+        if size.nodes > self.remaining {
             return Err(Stop::File(Box::new(too_many(at))));
         }
         if self.open.len() + size.depth > MAX_DEPTH {
@@ -274,13 +278,13 @@ impl Builder {
         }
         let node = node.clone();
         if !matches!(node.value, Value::Scalar(_) | Value::Broken) {
-            self.refuse_as_key(at)?;
+            self.reject_as_key(at)?;
         }
-        self.count(size.nodes, at)?;
-        self.put(node, size)
+        self.charge_nodes(size.nodes, at)?;
+        self.insert(node, size)
     }
 
-    fn unresolved(&mut self, name: &str, at: Span) -> Result<(), Stop> {
+    fn unknown_alias(&mut self, name: &str, at: Span) -> Result<(), Stop> {
         let message = format!("nothing before this is called `&{name}`");
         self.diagnostics.push(
             Diagnostic::error("unknown-alias", at, message)
@@ -309,7 +313,7 @@ impl Builder {
                 Some(Style::Text)
             }
             Some(tag) => {
-                self.refuse_tag(tag, span);
+                self.reject_tag(tag, span);
                 None
             }
             None if style == ScalarStyle::Plain => Some(Style::Plain),
@@ -317,14 +321,14 @@ impl Builder {
         }
     }
 
-    fn tagged_as(&mut self, kind: &str, tag: Option<Cow<'_, Tag>>, span: granit_parser::Span) {
+    fn check_tag(&mut self, kind: &str, tag: Option<Cow<'_, Tag>>, span: granit_parser::Span) {
         if let Some(tag) = tag.filter(|tag| !tag.is_yaml_core_schema_tag(kind)) {
-            self.refuse_tag(&tag, span);
+            self.reject_tag(&tag, span);
         }
     }
 
-    fn refuse_tag(&mut self, tag: &Tag, span: granit_parser::Span) {
-        let at = self.place(span.tag_span().unwrap_or(span));
+    fn reject_tag(&mut self, tag: &Tag, span: granit_parser::Span) {
+        let at = self.span_in_file(span.tag_span().unwrap_or(span));
         self.diagnostics.push(
             Diagnostic::error(
                 "tag",
@@ -344,14 +348,14 @@ impl Builder {
             self.diagnostics.push(
                 Diagnostic::error("duplicate-key", pair[1].span, message)
                     .label("again here")
-                    .other(pair[0].span, "first here")
+                    .related(pair[0].span, "first here")
                     .help("keep one of them"),
             );
         }
     }
 }
 
-fn key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
+fn to_key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
     let span = node.span;
     let text = match node.value {
         Value::Scalar(Scalar {

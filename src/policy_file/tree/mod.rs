@@ -11,7 +11,7 @@ mod within;
 
 pub(crate) use read::MAX_NODES;
 pub use read::read;
-pub use source_spans::written;
+pub use source_spans::source_range;
 pub(crate) use within::read_within;
 
 use super::source::Span;

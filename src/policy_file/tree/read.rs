@@ -2,7 +2,7 @@
 //! and skipped, so that the later ones are still checked.
 
 use super::super::diagnostic::Diagnostic;
-use super::super::source::{FileId, MAX_FILE, Span};
+use super::super::source::{FileId, MAX_FILE_BYTES, Span};
 use super::build::{Builder, Stop};
 use super::{YamlNode, syntax};
 use granit_parser::{Event, Parser, ScanError, options};
@@ -24,7 +24,7 @@ pub fn read(bytes: &[u8], file: FileId, nodes: &mut usize) -> (Vec<YamlNode>, Ve
 }
 
 fn as_text(bytes: &[u8], file: FileId) -> Result<&str, Box<Diagnostic>> {
-    if bytes.len() > MAX_FILE {
+    if bytes.len() > MAX_FILE_BYTES {
         let message = "the file is larger than 1 MiB, which no policy is";
         return Err(Box::new(
             Diagnostic::error("file-too-large", Span::new(file, 0..0), message)
@@ -89,7 +89,7 @@ impl<'a> YamlReader<'a> {
                     self.finish(&mut builder);
                     Ok(())
                 }
-                Ok((event, span)) => builder.take(event, span),
+                Ok((event, span)) => builder.handle_event(event, span),
                 Err(error) => Err(self.syntax(&error, &builder)),
             };
             match step {
@@ -116,7 +116,7 @@ impl<'a> YamlReader<'a> {
         let problem = syntax::diagnostic(error, self.text, self.file);
         Stop::Document(Box::new(match builder.open_bracket() {
             Some(bracket) if problem.code == "yaml" && bracket.start < problem.span.start => {
-                problem.other(bracket.part(0..1), "this bracket is still open")
+                problem.related(bracket.part(0..1), "this bracket is still open")
             }
             _ => problem,
         }))

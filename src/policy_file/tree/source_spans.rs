@@ -5,11 +5,11 @@ use std::ops::Range;
 
 /// The bytes of `source`, a scalar as it is written, that `range` of `text`, the scalar as it was read, comes from.
 /// `None` where the two cannot be laid side by side.
-pub fn written(source: &str, text: &str, range: Range<usize>) -> Option<Range<usize>> {
+pub fn source_range(source: &str, text: &str, range: Range<usize>) -> Option<Range<usize>> {
     let mut reader = QuoteReader::new(source);
     let (mut start, mut end) = (None, None);
     for (at, c) in text.char_indices() {
-        let place = reader.find(c)?;
+        let place = reader.next_place(c)?;
         if at >= range.start && start.is_none() {
             start = Some(place.start);
         }
@@ -22,19 +22,19 @@ pub fn written(source: &str, text: &str, range: Range<usize>) -> Option<Range<us
 }
 
 /// Where each character of a scalar's content comes from.
-pub struct Places {
+pub struct ContentMap {
     /// For each byte of the content, and its end: where the character begins, and where the one before it ends.
     bounds: Vec<(u32, u32)>,
 }
 
 /// Maps the whole content of a scalar to its source, for many parts of it; [`source_range`] maps one.
-pub fn places(source: &str, text: &str) -> Option<Places> {
+pub fn content_map(source: &str, text: &str) -> Option<ContentMap> {
     let mut reader = QuoteReader::new(source);
     let offset = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
     let mut bounds = Vec::with_capacity(text.len() + 1);
     let mut end = offset(reader.at);
     for c in text.chars() {
-        let place = reader.find(c)?;
+        let place = reader.next_place(c)?;
         bounds.extend(std::iter::repeat_n(
             (offset(place.start), end),
             c.len_utf8(),
@@ -42,12 +42,12 @@ pub fn places(source: &str, text: &str) -> Option<Places> {
         end = offset(place.end);
     }
     bounds.push((end, end));
-    Some(Places { bounds })
+    Some(ContentMap { bounds })
 }
 
-impl Places {
+impl ContentMap {
     /// The bytes of the source that a range of the content comes from.
-    pub fn of(&self, range: Range<usize>) -> Range<usize> {
+    pub fn source_range(&self, range: Range<usize>) -> Range<usize> {
         let last = self.bounds.len() - 1;
         let (start, end) = (
             self.bounds[range.start.min(last)].0,
@@ -86,7 +86,7 @@ impl<'a> QuoteReader<'a> {
     }
 
     /// The next place whose content is `wanted`.
-    fn find(&mut self, wanted: char) -> Option<Range<usize>> {
+    fn next_place(&mut self, wanted: char) -> Option<Range<usize>> {
         loop {
             let start = self.at;
             let c = self.source[start..].chars().next()?;
@@ -130,38 +130,44 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place<'a>(source: &'a str, text: &str, part: &str) -> Option<&'a str> {
+    fn source_of_part<'a>(source: &'a str, text: &str, part: &str) -> Option<&'a str> {
         let start = text.find(part).unwrap();
-        written(source, text, start..start + part.len()).map(|range| &source[range])
+        source_range(source, text, start..start + part.len()).map(|range| &source[range])
     }
 
     #[test]
     fn a_part_is_found_however_the_text_is_written() {
-        assert_eq!(place("a == bad", "a == bad", "bad"), Some("bad"));
-        assert_eq!(place("\"a == bad\"", "a == bad", "bad"), Some("bad"));
+        assert_eq!(source_of_part("a == bad", "a == bad", "bad"), Some("bad"));
         assert_eq!(
-            place("'x[''t''] == bad'", "x['t'] == bad", "bad"),
+            source_of_part("\"a == bad\"", "a == bad", "bad"),
             Some("bad")
         );
         assert_eq!(
-            place("\"x[\\\"t\\\"] \\u003d= bad\"", "x[\"t\"] == bad", "bad"),
+            source_of_part("'x[''t''] == bad'", "x['t'] == bad", "bad"),
             Some("bad")
         );
         assert_eq!(
-            place("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"),
+            source_of_part("\"x[\\\"t\\\"] \\u003d= bad\"", "x[\"t\"] == bad", "bad"),
             Some("bad")
         );
         assert_eq!(
-            place(">-\n    a &&\n    bad\n", "a && bad", "bad"),
+            source_of_part("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"),
             Some("bad")
         );
-        assert_eq!(place("a &&\n  bad", "a && bad", "bad"), Some("bad"));
         assert_eq!(
-            written("''", "''", 0..0),
+            source_of_part(">-\n    a &&\n    bad\n", "a && bad", "bad"),
+            Some("bad")
+        );
+        assert_eq!(
+            source_of_part("a &&\n  bad", "a && bad", "bad"),
+            Some("bad")
+        );
+        assert_eq!(
+            source_range("''", "''", 0..0),
             None,
             "a quote that ends the text stands for no character"
         );
-        assert_eq!(place("something else", "a && bad", "bad"), None);
+        assert_eq!(source_of_part("something else", "a && bad", "bad"), None);
     }
 
     proptest! {
@@ -173,11 +179,11 @@ mod tests {
             len in 0usize..9,
         ) {
             let range = start..start + len;
-            if let Some(range) = written(&source, &text, range.clone()) {
+            if let Some(range) = source_range(&source, &text, range.clone()) {
                 prop_assert!(source.get(range).is_some());
             }
-            if let Some(places) = places(&source, &text).filter(|_| text.get(range.clone()).is_some()) {
-                prop_assert!(source.get(places.of(range)).is_some());
+            if let Some(places) = content_map(&source, &text).filter(|_| text.get(range.clone()).is_some()) {
+                prop_assert!(source.get(places.source_range(range)).is_some());
             }
         }
     }

@@ -102,13 +102,13 @@ impl Atom<'_> {
 }
 
 #[test]
-fn an_alias_is_what_it_stands_for() {
+fn an_alias_expands_to_its_anchor() {
     let root = tree("a: &x [1, 2]\nb: *x\n");
     assert_eq!(root.get("a"), root.get("b"));
 }
 
 #[test]
-fn an_anchor_that_explodes_is_refused_before_it_does() {
+fn an_exponential_alias_is_rejected_before_it_expands() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..20 {
         let inner = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -123,7 +123,7 @@ fn an_alias_inside_what_it_stands_for_is_refused() {
 }
 
 #[test]
-fn an_alias_without_an_anchor_is_told_and_the_rest_is_read() {
+fn an_unknown_alias_is_reported_and_the_rest_is_read() {
     let (documents, diagnostics) = read_text("a: *nobody\nb: *nothing\nc: 1\n");
     assert_eq!(diagnostics.len(), 2);
     assert!(documents[0].get("c").is_some());
@@ -173,7 +173,7 @@ fn a_key_twice_is_refused_with_both_places() {
     assert_eq!(
         (
             diagnostics[0].span.range(),
-            diagnostics[0].others[0].0.range()
+            diagnostics[0].related[0].0.range()
         ),
         (13..17, 0..4)
     );
@@ -188,7 +188,7 @@ fn many_keys_twice_are_found_quickly() {
 }
 
 #[test]
-fn what_yaml_has_and_a_policy_has_not_is_refused() {
+fn tags_and_merge_keys_are_rejected() {
     assert_eq!(codes("a: !secret x\n"), ["tag"]);
     assert_eq!(codes("a: !!binary x\n"), ["tag"]);
     assert_eq!(codes("a: &x {b: 1}\nc:\n  <<: *x\n"), ["merge-key"]);

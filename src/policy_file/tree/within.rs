@@ -2,7 +2,7 @@
 
 use super::super::diagnostic::Diagnostic;
 use super::super::source::{PolicySources, Span};
-use super::source_spans::places;
+use super::source_spans::content_map;
 use super::{Value, YamlNode, read};
 
 /// Parses YAML in the text of the scalar at `outer`, as [`read`](super::read()) parses a file. Where the text cannot be laid beside
@@ -14,31 +14,33 @@ pub(crate) fn read_within(
     nodes: &mut usize,
 ) -> (Vec<YamlNode>, Vec<Diagnostic>) {
     let (mut documents, mut diagnostics) = read(text.as_bytes(), outer.file, nodes);
-    let places = places(sources.slice(outer), text);
-    let moved = |span: &mut Span| {
+    let places = content_map(sources.slice(outer), text);
+    let relocate = |span: &mut Span| {
         *span = match &places {
-            Some(places) => outer.part(places.of(span.range())),
+            Some(places) => outer.part(places.source_range(span.range())),
             None => outer,
         };
     };
     documents
         .iter_mut()
-        .for_each(|document| each_span(document, &moved));
+        .for_each(|document| update_spans(document, &relocate));
     for one in &mut diagnostics {
-        moved(&mut one.span);
-        one.others.iter_mut().for_each(|(span, _)| moved(span));
+        relocate(&mut one.span);
+        one.related.iter_mut().for_each(|(span, _)| relocate(span));
     }
     (documents, diagnostics)
 }
 
 /// Applies a function to every span of a tree. Recursive: trees are no deeper than [`super::read::MAX_DEPTH`].
-fn each_span(node: &mut YamlNode, moved: &impl Fn(&mut Span)) {
-    moved(&mut node.span);
+fn update_spans(node: &mut YamlNode, relocate: &impl Fn(&mut Span)) {
+    relocate(&mut node.span);
     match &mut node.value {
-        Value::List(items) => items.iter_mut().for_each(|item| each_span(item, moved)),
+        Value::List(items) => items
+            .iter_mut()
+            .for_each(|item| update_spans(item, relocate)),
         Value::Map(entries) => entries.iter_mut().for_each(|(key, value)| {
-            moved(&mut key.span);
-            each_span(value, moved);
+            relocate(&mut key.span);
+            update_spans(value, relocate);
         }),
         Value::Scalar(_) | Value::Broken => {}
     }

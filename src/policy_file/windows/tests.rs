@@ -62,7 +62,7 @@ fn a_window_without_hours_is_open_for_whole_days() {
 }
 
 #[test]
-fn where_the_clock_is_put_forward_what_it_skips_has_no_length() {
+fn an_hour_skipped_by_the_clock_has_no_length() {
     // Berlin goes from 02:00 to 03:00 on 2026-03-29, at 01:00 UTC.
     let morning = "2026-03-29T00:00:00+01:00";
     assert_eq!(

@@ -7,7 +7,7 @@ use super::stage::ClosedLoop;
 pub use super::tally::LoopSample;
 use super::tally::{FirstPlacement, Tally};
 use crate::entry::{Entry, SegmentHeader};
-use crate::read::Part;
+use crate::read::RecordingPart;
 use jiff::Timestamp;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use stowage_scheduling::verbs::Input;
 #[derive(Debug)]
 pub struct Comparison<'d> {
     demand: &'d RecordedDemand,
-    other: LoopPolicy,
+    other_policy: LoopPolicy,
     loads: RecordedLoads<'d>,
     segment: Option<SegmentHeader>,
     /// The number of the next input.
@@ -91,14 +91,14 @@ pub struct Waits {
 pub struct PodComparison {
     pub pod: String,
     /// Placement in the recording itself.
-    pub recording: PodPlace,
-    pub recorded: PodPlace,
-    pub other: PodPlace,
+    pub recording: PodPlacement,
+    pub recorded: PodPlacement,
+    pub other: PodPlacement,
 }
 
 /// First placement of a pod; empty if it had none by the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PodPlace {
+pub struct PodPlacement {
     pub node: Option<NodeName>,
     pub gpus: Vec<GpuUuid>,
     /// Time until it was bound, or until the end.
@@ -110,7 +110,7 @@ impl<'d> Comparison<'d> {
     pub fn new(demand: &'d RecordedDemand, other: LoopPolicy) -> Self {
         Self {
             demand,
-            other,
+            other_policy: other,
             loads: RecordedLoads::new(demand),
             segment: None,
             next: 0,
@@ -119,67 +119,74 @@ impl<'d> Comparison<'d> {
     }
 
     /// Takes in the next part. Returns whether the recording continues without a gap.
-    pub fn step(&mut self, part: &Part) -> Result<bool, LoadError> {
+    pub fn step(&mut self, part: &RecordingPart) -> Result<bool, LoadError> {
         match part {
-            Part::Segment(header) => self.segment = Some(header.clone()),
-            Part::Entry(Entry::Checkpoint(checkpoint)) if self.loops.is_none() => {
-                let at = self.calendar(checkpoint.state.now());
+            RecordingPart::Segment(header) => self.segment = Some(header.clone()),
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint)) if self.loops.is_none() => {
+                let at = self.wall_time_at(checkpoint.state.now());
                 let begin =
                     |rule| ClosedLoop::begin(self.demand, rule, checkpoint.state.clone(), at);
                 self.next = checkpoint.next;
-                self.loops = Some([begin(LoopPolicy::default())?, begin(self.other.clone())?]);
+                self.loops = Some([
+                    begin(LoopPolicy::default())?,
+                    begin(self.other_policy.clone())?,
+                ]);
             }
-            Part::Entry(Entry::Checkpoint(checkpoint)) => {
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint)) => {
                 return Ok(checkpoint.continues(self.next));
             }
-            Part::Entry(Entry::Clock(now)) => {
-                let at = self.calendar(*now);
+            RecordingPart::Entry(Entry::Clock(now)) => {
+                let at = self.wall_time_at(*now);
                 self.loops
                     .iter_mut()
                     .flatten()
                     .for_each(|one| one.advance(*now, at));
             }
-            Part::Entry(Entry::Input(numbered)) => {
+            RecordingPart::Entry(Entry::Input(numbered)) => {
                 self.next = numbered.number + 1;
-                self.input(&numbered.input);
+                self.apply_input(&numbered.input);
             }
-            Part::Entry(Entry::Answer(_)) => {}
+            RecordingPart::Entry(Entry::Answer(_)) => {}
         }
         Ok(true)
     }
 
-    fn input(&mut self, input: &Input) {
+    fn apply_input(&mut self, input: &Input) {
         let Some(loops) = &mut self.loops else { return };
         let now = loops[0].now();
         if let Input::ReadingReported(report) = input {
-            self.loads.note(now, &report.node, &report.reading);
+            self.loads
+                .record_reading(now, &report.node, &report.reading);
             loops
                 .iter_mut()
-                .for_each(|one| one.read(&report.node, &report.reading, &self.loads));
+                .for_each(|one| one.apply_reading(&report.node, &report.reading, &self.loads));
             return;
         }
-        let at = calendar(self.segment.as_ref(), now);
-        loops.iter_mut().for_each(|one| one.input(input, at));
+        let at = wall_time(self.segment.as_ref(), now);
+        loops.iter_mut().for_each(|one| one.apply_input(input, at));
     }
 
-    fn calendar(&self, now: Moment) -> Timestamp {
-        calendar(self.segment.as_ref(), now)
+    fn wall_time_at(&self, now: Moment) -> Timestamp {
+        wall_time(self.segment.as_ref(), now)
     }
 
     /// Ends both loops and compares them; `None` if the recording has no checkpoint.
     pub fn finish(mut self) -> Option<PolicyComparison> {
-        let at = self.calendar(self.demand.ended);
+        let at = self.wall_time_at(self.demand.ended);
         let mut loops = self.loops.take()?;
-        loops.iter_mut().for_each(|one| one.end(at));
+        loops.iter_mut().for_each(|one| one.finish(at));
         let [recorded, other] = &loops;
         let ended = self.demand.ended;
         let pods = self.demand.pods.iter().filter_map(|(uid, pod)| {
-            let of = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned();
-            let (old, new) = (of(recorded)?, of(other)?);
-            let (recorded, other) = (PodPlace::of(&old, ended), PodPlace::of(&new, ended));
+            let placement_in = |one: &ClosedLoop<'_>| one.tally.pods.get(uid).cloned();
+            let (old, new) = (placement_in(recorded)?, placement_in(other)?);
+            let (recorded, other) = (
+                PodPlacement::new(&old, ended),
+                PodPlacement::new(&new, ended),
+            );
             let (pod, recording) = (
                 pod.key.to_string(),
-                PodPlace::of(&pod.first_placement(), ended),
+                PodPlacement::new(&pod.recorded_placement(), ended),
             );
             Some(PodComparison {
                 pod,
@@ -193,16 +200,16 @@ impl<'d> Comparison<'d> {
         Some(PolicyComparison {
             lasted: self.demand.ended.since(self.demand.began),
             stops_at_gap: self.demand.stops_at_gap,
-            agreement: Agreement::of(self.demand, &recorded.tally),
-            recorded: LoopFigures::of(recorded),
-            other: LoopFigures::of(other),
+            agreement: Agreement::new(self.demand, &recorded.tally),
+            recorded: LoopFigures::from_loop(recorded),
+            other: LoopFigures::from_loop(other),
             pods,
         })
     }
 }
 
 /// Wall time, by the clock of the recording machine, of a moment of the recorded clock.
-fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
+fn wall_time(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
     let at = segment.map_or(0, |header| {
         let since = i64::try_from(now.0)
             .unwrap_or(i64::MAX)
@@ -213,30 +220,34 @@ fn calendar(segment: Option<&SegmentHeader>, now: Moment) -> Timestamp {
 }
 
 impl Agreement {
-    fn of(demand: &RecordedDemand, tally: &Tally) -> Self {
+    fn new(demand: &RecordedDemand, tally: &Tally) -> Self {
         let mut agreement = Self::default();
-        let decided = |pod: &RecordedPod| {
-            !pod.is_foreign() && !pod.is_replacement && pod.initial_place(demand.began).is_none()
+        let is_decided_by_stowage = |pod: &RecordedPod| {
+            !pod.is_foreign() && !pod.is_replacement && pod.initial_binding(demand.began).is_none()
         };
-        for (uid, pod) in demand.pods.iter().filter(|(_, pod)| decided(pod)) {
+        for (uid, pod) in demand
+            .pods
+            .iter()
+            .filter(|(_, pod)| is_decided_by_stowage(pod))
+        {
             let Some(bound) = &pod.bound else { continue };
-            let place = tally.pods.get(uid).and_then(|first| first.place.as_ref());
-            let is_node = place.is_some_and(|place| place.node == bound.node);
-            let is_gpus = is_node
-                && place.is_some_and(|place| set_of(&place.devices) == set_of(&bound.devices));
+            let place = tally.pods.get(uid).and_then(|first| first.binding.as_ref());
+            let is_same_node = place.is_some_and(|place| place.node == bound.node);
+            let is_same_gpus = is_same_node
+                && place.is_some_and(|place| gpu_set(&place.devices) == gpu_set(&bound.devices));
             agreement.placements += 1;
-            agreement.same_node += u64::from(is_node);
-            agreement.same_gpus += u64::from(is_gpus);
+            agreement.same_node += u64::from(is_same_node);
+            agreement.same_gpus += u64::from(is_same_gpus);
         }
         agreement
     }
 }
 
 impl RecordedPod {
-    fn first_placement(&self) -> FirstPlacement {
+    fn recorded_placement(&self) -> FirstPlacement {
         FirstPlacement {
-            came: Some(self.asked.unwrap_or(self.arrived)),
-            place: self.bound.clone(),
+            arrived_at: Some(self.first_filtered.unwrap_or(self.arrived)),
+            binding: self.bound.clone(),
             evictions: u64::from(self.was_evicted),
         }
     }
@@ -249,23 +260,23 @@ impl PodComparison {
     }
 }
 
-fn set_of(devices: &Option<std::sync::Arc<[GpuUuid]>>) -> BTreeSet<&GpuUuid> {
+fn gpu_set(devices: &Option<std::sync::Arc<[GpuUuid]>>) -> BTreeSet<&GpuUuid> {
     devices.iter().flat_map(|devices| devices.iter()).collect()
 }
 
 impl LoopFigures {
-    fn of(one: &ClosedLoop<'_>) -> Self {
-        let tally = &one.tally;
+    fn from_loop(closed_loop: &ClosedLoop<'_>) -> Self {
+        let tally = &closed_loop.tally;
         let (stranded, stranded_at_the_end) = tally.stranded();
-        let came = tally.pods.values().filter(|pod| pod.came.is_some());
+        let came = tally.pods.values().filter(|pod| pod.arrived_at.is_some());
         Self {
-            policy: one.policy().to_string(),
+            policy: closed_loop.policy().to_string(),
             pods: came.clone().count() as u64,
-            placed: came.filter(|pod| pod.place.is_some()).count() as u64,
-            waiting_at_the_end: one.waiting() as u64,
+            placed: came.filter(|pod| pod.binding.is_some()).count() as u64,
+            waiting_at_the_end: closed_loop.waiting_pods() as u64,
             evictions: tally.evictions,
             returned: tally.returned,
-            waits: Waits::of(tally.waits.clone()),
+            waits: Waits::from_durations(tally.waits.clone()),
             allocated_percent: tally.allocated_percent(),
             stranded,
             stranded_at_the_end,
@@ -275,11 +286,11 @@ impl LoopFigures {
 }
 
 impl Waits {
-    fn of(mut waits: Vec<Millis>) -> Self {
+    fn from_durations(mut waits: Vec<Millis>) -> Self {
         waits.sort_unstable();
         let at = |percent: usize| {
-            let place = (waits.len() * percent / 100).min(waits.len().saturating_sub(1));
-            waits.get(place).copied().unwrap_or_default()
+            let index = (waits.len() * percent / 100).min(waits.len().saturating_sub(1));
+            waits.get(index).copied().unwrap_or_default()
         };
         let sum: u64 = waits.iter().map(|wait| wait.0).sum();
         Self {
@@ -291,17 +302,22 @@ impl Waits {
     }
 }
 
-impl PodPlace {
-    fn of(first: &FirstPlacement, ended: Moment) -> Self {
-        let until = first.place.as_ref().map_or(ended, |place| place.at);
+impl PodPlacement {
+    fn new(first: &FirstPlacement, ended: Moment) -> Self {
+        let until = first.binding.as_ref().map_or(ended, |place| place.at);
         Self {
-            node: first.place.as_ref().map(|place| place.node.clone()),
-            gpus: set_of(&first.place.as_ref().and_then(|place| place.devices.clone()))
-                .into_iter()
-                .cloned()
-                .collect(),
+            node: first.binding.as_ref().map(|place| place.node.clone()),
+            gpus: gpu_set(
+                &first
+                    .binding
+                    .as_ref()
+                    .and_then(|place| place.devices.clone()),
+            )
+            .into_iter()
+            .cloned()
+            .collect(),
             waited: first
-                .came
+                .arrived_at
                 .map_or(Millis::default(), |came| until.since(came)),
             evictions: first.evictions,
         }

@@ -1,8 +1,8 @@
 //! What a recording says was asked of the cluster, whatever was answered: pods with their requests, when they came, for how long
 //! they ran, and what they showed while they did.
 
-use crate::entry::{Checkpoint, Entry, Numbered};
-use crate::read::Part;
+use crate::entry::{Checkpoint, Entry, NumberedInput};
+use crate::read::RecordingPart;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
@@ -35,7 +35,7 @@ pub struct RecordedDemand {
     unreplaced: BTreeMap<OwnerUid, Vec<PodUid>>,
     /// Filter observation of a pod that is not recorded yet: if it requests GPUs, the next input shows the pod. Other pods are not in
     /// the ledger and are played as recorded.
-    unknown: Option<FilterPodObserved>,
+    unmatched_filter_pod: Option<FilterPodObserved>,
 }
 
 /// One pod, as the recording shows it.
@@ -44,28 +44,28 @@ pub struct RecordedPod {
     pub key: PodKey,
     pub demand: Demand,
     /// Whether it is in the first checkpoint.
-    pub is_known: bool,
+    pub is_initial: bool,
     pub arrived: Moment,
     /// Scheduling gates, each with the moment from which it held the pod back.
     pub gates: Vec<(Moment, SchedulingGate)>,
     /// First filter request for the pod; the next field is the last one before it was bound.
-    pub asked: Option<Moment>,
-    last_asked: Moment,
+    pub first_filtered: Option<Moment>,
+    last_filtered: Moment,
     /// The number of the input that showed it first.
     pub number: u64,
     /// Requirements that kube-scheduler's filters check; `None` if no watch showed them.
-    pub wants: Option<Requirements>,
+    pub requirements: Option<Requirements>,
     pub footprint: Option<NodeFootprint>,
     pub successor: Option<Requirements>,
     pub disruption: ObservedDisruptionInfo,
     pub grace: Millis,
     pub bound: Option<RecordedBinding>,
     /// Updates observed once it was bound.
-    pub shows: Vec<(Moment, Show)>,
+    pub updates: Vec<(Moment, BoundPodUpdate)>,
     pub was_evicted: bool,
     /// When its deletion was first observed.
-    leaving: Option<Moment>,
-    pub gone: Option<Moment>,
+    deletion_observed: Option<Moment>,
+    pub gone_at: Option<Moment>,
     /// Pod that its owner made in its place after an eviction; `is_replacement` marks that pod.
     pub replaced_by: Option<PodUid>,
     pub is_replacement: bool,
@@ -80,7 +80,7 @@ pub struct RecordedBinding {
 
 /// Update of a bound pod.
 #[derive(Debug)]
-pub enum Show {
+pub enum BoundPodUpdate {
     Pod {
         is_starting: bool,
         disruption: Box<ObservedDisruptionInfo>,
@@ -91,17 +91,21 @@ pub enum Show {
 
 impl RecordedDemand {
     /// Takes in the next part. Returns whether the recording continues without a gap.
-    pub fn note(&mut self, part: &Part) -> Result<bool, LoadError> {
+    pub fn step(&mut self, part: &RecordingPart) -> Result<bool, LoadError> {
         match part {
-            Part::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => {
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint)) if !self.has_begun => {
                 self.begin(checkpoint)?
             }
-            Part::Entry(Entry::Checkpoint(checkpoint)) if !checkpoint.continues(self.next) => {
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint))
+                if !checkpoint.continues(self.next) =>
+            {
                 self.stops_at_gap = true;
                 return Ok(false);
             }
-            Part::Entry(Entry::Clock(now)) if self.has_begun => self.ended = *now,
-            Part::Entry(Entry::Input(numbered)) if self.has_begun => self.input(numbered),
+            RecordingPart::Entry(Entry::Clock(now)) if self.has_begun => self.ended = *now,
+            RecordingPart::Entry(Entry::Input(numbered)) if self.has_begun => {
+                self.apply_input(numbered)
+            }
             _ => {}
         }
         Ok(true)
@@ -120,12 +124,12 @@ impl RecordedDemand {
         let filters = cluster.kube_filters().snapshot();
         for (uid, state) in cluster.ledger().pod_states() {
             let mut pod = RecordedPod {
-                is_known: true,
+                is_initial: true,
                 ..RecordedPod::new(&state.key, &state.demand, now)
             };
-            pod.wants = filters
-                .wants(uid)
-                .or_else(|| filters.movable(uid))
+            pod.requirements = filters
+                .requirements_of(uid)
+                .or_else(|| filters.successor_requirements(uid))
                 .map(|wants| (**wants).clone());
             pod.disruption.disruption_info = (*state.disruption_info).clone();
             pod.bound = binding(state, now);
@@ -137,7 +141,7 @@ impl RecordedDemand {
         Ok(())
     }
 
-    fn input(&mut self, Numbered { number, input }: &Numbered) {
+    fn apply_input(&mut self, NumberedInput { number, input }: &NumberedInput) {
         let now = self.ended;
         self.next = number + 1;
         match input {
@@ -145,24 +149,24 @@ impl RecordedDemand {
             Input::FilterPodObserved(observed) => self.observe_filters(observed),
             Input::FilterAsked(asked) => {
                 let request = &asked.0;
-                let known = self.pods.entry(request.uid.clone());
+                let entry = self.pods.entry(request.uid.clone());
                 let new = || RecordedPod {
                     number: *number,
                     ..RecordedPod::new(&request.key, &request.demand, now)
                 };
-                let pod = known.or_insert_with(new);
-                pod.asked.get_or_insert(now);
+                let pod = entry.or_insert_with(new);
+                pod.first_filtered.get_or_insert(now);
                 if pod.bound.is_none() {
-                    pod.last_asked = now;
+                    pod.last_filtered = now;
                 }
             }
             Input::BindingAnswered(answered) if answered.answer == BindingAnswer::Written => {
                 let placement = &answered.placement;
-                self.bound(&answered.uid, &placement.node, placement.recorded());
+                self.record_bound(&answered.uid, &placement.node, placement.recorded_gpus());
             }
             Input::BindingRead(read) => {
                 if let PodRead::Bound { node, devices, .. } = &read.pod {
-                    self.bound(&read.uid, node, devices.clone());
+                    self.record_bound(&read.uid, node, devices.clone());
                 }
             }
             Input::EngineStartObserved(start) => {
@@ -171,20 +175,21 @@ impl RecordedDemand {
                     .get_mut(&start.uid)
                     .filter(|pod| pod.bound.is_some())
                 {
-                    pod.shows.push((now, Show::Start(start.progress)));
+                    pod.updates
+                        .push((now, BoundPodUpdate::Start(start.progress)));
                 }
             }
-            Input::PodEvicted(evicted) => self.evicted(&evicted.0),
+            Input::PodEvicted(evicted) => self.record_evicted(&evicted.0),
             Input::PreemptDecided(decided) => {
                 let victims = &decided.victims;
                 victims
                     .victims
                     .iter()
                     .chain(&victims.elsewhere)
-                    .for_each(|victim| self.evicted(victim));
+                    .for_each(|victim| self.record_evicted(victim));
             }
-            Input::PodDeleted(deleted) => self.gone(&deleted.0),
-            Input::PodReleased(released) => self.gone(&released.0),
+            Input::PodDeleted(deleted) => self.record_gone(&deleted.0),
+            Input::PodReleased(released) => self.record_gone(&released.0),
             _ => {}
         }
     }
@@ -206,14 +211,19 @@ impl RecordedDemand {
                     ..RecordedPod::new(key, demand, now)
                 },
             );
-            if let Some(first) = self.unknown.take().filter(|first| first.uid == *uid) {
+            if let Some(first) = self
+                .unmatched_filter_pod
+                .take()
+                .filter(|first| first.uid == *uid)
+            {
                 self.observe_filters(&first);
             }
         }
         let pod = self.pods.get_mut(uid).expect("it is there by now");
         if let Some(leaving) = observed.as_ref().and_then(|observed| observed.leaving) {
             pod.grace = leaving.grace;
-            pod.leaving.get_or_insert(now.before(leaving.asked_ago));
+            pod.deletion_observed
+                .get_or_insert(now.before(leaving.asked_ago));
         }
         match state {
             ObservedPhase::Waiting(waiting) if pod.bound.is_none() => {
@@ -226,8 +236,8 @@ impl RecordedDemand {
                 starting,
                 ..
             } => {
-                pod.bind(now, node, devices.clone());
-                pod.show(now, *starting, observed.as_ref());
+                pod.record_binding(now, node, devices.clone());
+                pod.record_update(now, *starting, observed.as_ref());
             }
         }
         let Some(observed) = observed else { return };
@@ -237,7 +247,7 @@ impl RecordedDemand {
             .disruption_info
             .owner
             .clone()
-            .filter(|_| is_first && !pod.is_known)
+            .filter(|_| is_first && !pod.is_initial)
         {
             self.replace(&owner, uid);
         }
@@ -265,11 +275,11 @@ impl RecordedDemand {
 
     fn observe_filters(&mut self, observed: &FilterPodObserved) {
         let Some(pod) = self.pods.get_mut(&observed.uid) else {
-            self.unknown = Some(observed.clone());
+            self.unmatched_filter_pod = Some(observed.clone());
             return;
         };
         match &observed.pod {
-            FilterPod::Waiting(wants) => pod.wants = Some(wants.clone()),
+            FilterPod::Waiting(wants) => pod.requirements = Some(wants.clone()),
             FilterPod::Bound {
                 footprint,
                 successor,
@@ -282,15 +292,15 @@ impl RecordedDemand {
         }
     }
 
-    fn bound(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    fn record_bound(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         let now = self.ended;
         self.pods
             .get_mut(uid)
             .into_iter()
-            .for_each(|pod| pod.bind(now, node, devices.clone()));
+            .for_each(|pod| pod.record_binding(now, node, devices.clone()));
     }
 
-    fn evicted(&mut self, uid: &PodUid) {
+    fn record_evicted(&mut self, uid: &PodUid) {
         let Some(pod) = self
             .pods
             .get_mut(uid)
@@ -304,40 +314,40 @@ impl RecordedDemand {
         }
     }
 
-    fn gone(&mut self, uid: &PodUid) {
+    fn record_gone(&mut self, uid: &PodUid) {
         let now = self.ended;
         self.pods
             .get_mut(uid)
             .into_iter()
-            .for_each(|pod| _ = pod.gone.get_or_insert(now));
+            .for_each(|pod| _ = pod.gone_at.get_or_insert(now));
     }
 
     /// Median time from deletion until an evicted pod was gone; `None` if the recording has no eviction.
-    pub(crate) fn usual_leave(&self) -> Option<Millis> {
-        let mut took: Vec<Millis> = self
+    pub(crate) fn median_termination_time(&self) -> Option<Millis> {
+        let mut termination_times: Vec<Millis> = self
             .pods
             .values()
             .filter(|pod| pod.was_evicted)
-            .filter_map(RecordedPod::took_to_leave)
+            .filter_map(RecordedPod::termination_time)
             .collect();
-        took.sort_unstable();
-        took.get(took.len() / 2).copied()
+        termination_times.sort_unstable();
+        termination_times.get(termination_times.len() / 2).copied()
     }
 
     /// How long a pod runs in all, including the pods that replaced it; `None` if its end is not in the recording, or was an
     /// eviction.
-    pub fn work(&self, uid: &PodUid) -> Option<Millis> {
-        let (mut work, mut next) = (Millis::default(), Some(uid));
+    pub fn total_runtime(&self, uid: &PodUid) -> Option<Millis> {
+        let (mut runtime, mut next) = (Millis::default(), Some(uid));
         while let Some(uid) = next {
             let pod = self.pods.get(uid)?;
-            let (bound, gone) = (pod.bound.as_ref()?, pod.gone?);
-            work = work + gone.since(bound.at);
+            let (bound, gone) = (pod.bound.as_ref()?, pod.gone_at?);
+            runtime = runtime + gone.since(bound.at);
             next = pod.replaced_by.as_ref();
             if next.is_none() && pod.was_evicted {
                 return None;
             }
         }
-        Some(work)
+        Some(runtime)
     }
 }
 
@@ -346,22 +356,22 @@ impl RecordedPod {
         Self {
             key: key.clone(),
             demand: demand.clone(),
-            is_known: false,
+            is_initial: false,
             arrived: now,
             gates: Vec::new(),
-            asked: None,
-            last_asked: now,
+            first_filtered: None,
+            last_filtered: now,
             number: 0,
-            wants: None,
+            requirements: None,
             footprint: None,
             successor: None,
             disruption: ObservedDisruptionInfo::default(),
             grace: demand.grace,
             bound: None,
-            shows: Vec::new(),
+            updates: Vec::new(),
             was_evicted: false,
-            leaving: None,
-            gone: None,
+            deletion_observed: None,
+            gone_at: None,
             replaced_by: None,
             is_replacement: false,
         }
@@ -369,15 +379,15 @@ impl RecordedPod {
 
     /// Records a gate. The planner removes its gate by itself: that is the planner's decision, not the demand, and is not recorded.
     fn observe_gate(&mut self, now: Moment, gate: SchedulingGate) {
-        let is_lifted =
+        let is_gate_removed =
             |last: SchedulingGate| last == SchedulingGate::Planned && gate == SchedulingGate::Open;
         match self.gates.last() {
-            Some((_, last)) if *last == gate || is_lifted(*last) => {}
+            Some((_, last)) if *last == gate || is_gate_removed(*last) => {}
             _ => self.gates.push((now, gate)),
         }
     }
 
-    fn bind(&mut self, at: Moment, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    fn record_binding(&mut self, at: Moment, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         self.bound.get_or_insert_with(|| RecordedBinding {
             at,
             node: node.clone(),
@@ -385,25 +395,30 @@ impl RecordedPod {
         });
     }
 
-    fn show(&mut self, now: Moment, is_starting: bool, observed: Option<&ObservedDisruptionInfo>) {
+    fn record_update(
+        &mut self,
+        now: Moment,
+        is_starting: bool,
+        observed: Option<&ObservedDisruptionInfo>,
+    ) {
         let disruption = observed.unwrap_or(&self.disruption).clone();
         let saved = disruption.at(now).checkpoint;
-        let is_known = self.shows.iter().rev().find_map(|(_, show)| match show {
-            Show::Pod {
+        let is_repeat = self.updates.iter().rev().find_map(|(_, show)| match show {
+            BoundPodUpdate::Pod {
                 is_starting: known,
                 disruption: last,
                 saved: at,
             } => Some(
                 *known == is_starting
                     && last.disruption_info == disruption.disruption_info
-                    && is_near(*at, saved),
+                    && is_about_equal(*at, saved),
             ),
-            Show::Start(_) => None,
+            BoundPodUpdate::Start(_) => None,
         });
-        if is_known != Some(true) {
-            self.shows.push((
+        if is_repeat != Some(true) {
+            self.updates.push((
                 now,
-                Show::Pod {
+                BoundPodUpdate::Pod {
                     is_starting,
                     disruption: Box::new(disruption),
                     saved,
@@ -414,42 +429,42 @@ impl RecordedPod {
 
     /// Delay from kube-scheduler's last filter request to the Binding; zero if the recording does not show both.
     pub(crate) fn bind_delay(&self) -> Millis {
-        let asked = self.asked.map(|_| self.last_asked);
-        asked
+        let last_filtered = self.first_filtered.map(|_| self.last_filtered);
+        last_filtered
             .zip(self.bound.as_ref())
             .map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
     }
 
     /// Time from its deletion until it was gone.
-    pub(crate) fn took_to_leave(&self) -> Option<Millis> {
-        Some(self.gone?.since(self.leaving?))
+    pub(crate) fn termination_time(&self) -> Option<Millis> {
+        Some(self.gone_at?.since(self.deletion_observed?))
     }
 
     /// Whether another scheduler bound it, or a kubelet runs it from a file: Stowage was never asked.
     pub(crate) fn is_foreign(&self) -> bool {
         let is_planned = |(_, gate): &(Moment, SchedulingGate)| *gate == SchedulingGate::Planned;
-        !self.is_known && self.asked.is_none() && !self.gates.iter().any(is_planned)
+        !self.is_initial && self.first_filtered.is_none() && !self.gates.iter().any(is_planned)
     }
 
     /// Its binding when the recording begins.
-    pub(crate) fn initial_place(&self, began: Moment) -> Option<&RecordedBinding> {
+    pub(crate) fn initial_binding(&self, began: Moment) -> Option<&RecordedBinding> {
         self.bound
             .as_ref()
-            .filter(|bound| self.is_known && bound.at == began && self.gates.is_empty())
+            .filter(|bound| self.is_initial && bound.at == began && self.gates.is_empty())
     }
 
     /// Whether the recording shows its engine's start, or shows nothing after its binding.
-    pub fn starts(&self) -> bool {
-        let starting = |(_, show): &(Moment, Show)| {
+    pub fn has_engine_start(&self) -> bool {
+        let starting = |(_, show): &(Moment, BoundPodUpdate)| {
             matches!(
                 show,
-                Show::Pod {
+                BoundPodUpdate::Pod {
                     is_starting: true,
                     ..
                 }
             )
         };
-        self.shows.is_empty() || self.shows.iter().any(starting)
+        self.updates.is_empty() || self.updates.iter().any(starting)
     }
 }
 
@@ -466,7 +481,7 @@ fn binding(state: &PodState, at: Moment) -> Option<RecordedBinding> {
 }
 
 /// Whether two checkpoints are within two seconds: moments derived from wall clocks waver.
-fn is_near(one: Saved, other: Saved) -> bool {
+fn is_about_equal(one: Saved, other: Saved) -> bool {
     match (one, other) {
         (Saved::Never, Saved::Never) => true,
         (Saved::At(one), Saved::At(other)) => {

@@ -9,15 +9,15 @@ use stowage_scheduling::policy::{Mode, PackingPolicy, Policy};
 #[derive(Debug, Clone, Default)]
 pub struct LoopPolicy {
     /// Policy that replaces the recorded one.
-    pub given: Option<Policy>,
+    pub replacement: Option<Policy>,
     /// Packing policy that replaces the policy's own.
-    pub packing: Option<PackingPolicy>,
+    pub packing_override: Option<PackingPolicy>,
 }
 
 impl LoopPolicy {
     /// Policy in force in the loop at a wall time when `recorded` is the recorded one.
-    pub fn when(&self, recorded: &Policy, zones: &mut TimeZones, at: Timestamp) -> Policy {
-        let mut policy = match &self.given {
+    pub fn policy_at(&self, recorded: &Policy, zones: &mut TimeZones, at: Timestamp) -> Policy {
+        let mut policy = match &self.replacement {
             Some(given) => {
                 let open = zones.open_at(given, at);
                 given.clone().with_open_windows(open)
@@ -25,7 +25,7 @@ impl LoopPolicy {
             None => recorded.clone(),
         };
         if let Some(packing) = self
-            .packing
+            .packing_override
             .filter(|packing| *packing != policy.packing.policy)
         {
             policy.settings.packing.policy = packing;
@@ -38,7 +38,7 @@ impl LoopPolicy {
 
     /// Whether the time alone may change it.
     pub(crate) fn has_windows(&self) -> bool {
-        self.given
+        self.replacement
             .as_ref()
             .is_some_and(|given| given.windows().next().is_some())
     }

@@ -56,10 +56,10 @@ impl<'d> RecordedLoads<'d> {
     }
 
     /// Records the loads of a report.
-    pub fn note(&mut self, now: Moment, node: &NodeName, reading: &NodeReading) {
+    pub fn record_reading(&mut self, now: Moment, node: &NodeName, reading: &NodeReading) {
         let mut loads: BTreeMap<&'d PodUid, RecordedLoad> = BTreeMap::new();
         for gpu in &reading.gpus {
-            let here = self.on(now, node, &gpu.uuid);
+            let here = self.recorded_pods_on(now, node, &gpu.uuid);
             for uid in &here {
                 let load = loads.entry(uid).or_default();
                 load.used = load.used.max(gpu.attributed_to(uid));
@@ -71,13 +71,18 @@ impl<'d> RecordedLoads<'d> {
     }
 
     /// The recorded pods on a GPU.
-    fn on(&self, now: Moment, node: &NodeName, gpu: &GpuUuid) -> BTreeSet<&'d PodUid> {
+    fn recorded_pods_on(
+        &self,
+        now: Moment,
+        node: &NodeName,
+        gpu: &GpuUuid,
+    ) -> BTreeSet<&'d PodUid> {
         let is_here = |uid: &&&'d PodUid| {
             let pod = &self.demand.pods[**uid];
             let bound = pod.bound.as_ref().filter(|bound| bound.at <= now);
             let devices = bound.and_then(|bound| bound.devices.as_ref());
             devices.is_some_and(|devices| devices.contains(gpu))
-                && pod.gone.is_none_or(|gone| now < gone)
+                && pod.gone_at.is_none_or(|gone| now < gone)
         };
         self.on_node
             .get(node)
@@ -99,16 +104,16 @@ impl<'d> RecordedLoads<'d> {
         let gpus = recorded
             .gpus
             .iter()
-            .map(|gpu| self.gpu(now, node, gpu, residents))
+            .map(|gpu| self.gpu_reading(now, node, gpu, residents))
             .collect();
-        let known = |resident: &Resident<'_>| self.pods.get(resident.recorded);
+        let load_of = |resident: &Resident<'_>| self.pods.get(resident.recorded);
         let mut in_flight: Vec<_> = residents
             .iter()
-            .filter_map(|resident| Some((resident.uid.clone(), known(resident)?.in_flight?)))
+            .filter_map(|resident| Some((resident.uid.clone(), load_of(resident)?.in_flight?)))
             .collect();
         let mut sleep: Vec<_> = residents
             .iter()
-            .filter_map(|resident| Some((resident.uid.clone(), known(resident)?.sleep?)))
+            .filter_map(|resident| Some((resident.uid.clone(), load_of(resident)?.sleep?)))
             .collect();
         in_flight.sort_unstable();
         sleep.sort_unstable();
@@ -144,7 +149,7 @@ impl<'d> RecordedLoads<'d> {
         }
     }
 
-    fn gpu(
+    fn gpu_reading(
         &self,
         now: Moment,
         node: &NodeName,
@@ -155,7 +160,7 @@ impl<'d> RecordedLoads<'d> {
             .iter()
             .filter(|resident| resident.devices.contains(&recorded.uuid))
             .collect();
-        let as_recorded = self.on(now, node, &recorded.uuid);
+        let as_recorded = self.recorded_pods_on(now, node, &recorded.uuid);
         if here
             .iter()
             .map(|resident| resident.uid)
@@ -164,18 +169,18 @@ impl<'d> RecordedLoads<'d> {
         {
             return recorded.clone();
         }
-        let known = |resident: &&Resident<'_>| self.pods.get(resident.recorded);
+        let load_of = |resident: &&Resident<'_>| self.pods.get(resident.recorded);
         let mut attributed: Vec<(PodUid, Bytes)> = here
             .iter()
-            .filter_map(|resident| Some((resident.uid.clone(), known(resident)?.used?)))
+            .filter_map(|resident| Some((resident.uid.clone(), load_of(resident)?.used?)))
             .collect();
         attributed.sort_unstable();
         let sum = |attributed: &[(PodUid, Bytes)]| {
             attributed.iter().map(|(_, used)| *used).sum::<Bytes>()
         };
-        let unknown = EngineLoad::of(None, None);
+        let unknown = EngineLoad::new(None, None);
         let loads = here.iter().map(|resident| {
-            known(resident)
+            load_of(resident)
                 .and_then(|load| load.engine_load)
                 .unwrap_or(unknown)
         });
@@ -184,7 +189,7 @@ impl<'d> RecordedLoads<'d> {
             used: recorded
                 .used
                 .map(|used| used.minus(sum(&recorded.attributed)) + sum(&attributed)),
-            engine_load: loads.fold(EngineLoad::NONE, EngineLoad::beside),
+            engine_load: loads.fold(EngineLoad::NONE, EngineLoad::combined_with),
             attributed,
         }
     }

@@ -2,7 +2,7 @@
 //! for all that wait. Here is only what the API server and kube-scheduler make of it.
 
 use super::demand::RecordedBinding;
-use super::stage::{ClosedLoop, Event, ROUND};
+use super::stage::{ClosedLoop, LoopEvent, ROUND_INTERVAL};
 use stowage_scheduling::control_loop::{EdgeFacts, NominationChange, PodWrite, StatusPurpose};
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
@@ -14,42 +14,48 @@ use stowage_scheduling::verbs::tick::PackingModelLearned;
 use stowage_scheduling::vocabulary::node::Node;
 
 /// Number of ticks in a round of one second, as in the service. What follows from a write follows in a later tick.
-const TICKS_OF_ROUND: usize = 5;
+const TICKS_PER_ROUND: usize = 5;
 /// Longest delay until a Binding, the life of a soft reservation: one that took longer was not only about this request.
-const LONGEST_DELAY: Millis = Millis::seconds(2);
+const MAX_BIND_DELAY: Millis = Millis::seconds(2);
 
 impl ClosedLoop<'_> {
     /// kube-scheduler asks about a pod that has no node, and binds it to the one that is ranked first, as long after that as it
     /// took in the recording: meanwhile it asks about others. A pod that is refused everywhere is the planner's.
-    pub(super) fn ask(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
+    pub(super) fn schedule(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.placement.is_none()) else {
             return;
         };
-        let delay = pod.recorded.bind_delay().min(LONGEST_DELAY);
-        self.note_came(uid);
-        if let Some(node) = self.best(uid) {
-            self.at(self.now() + delay, Event::Binds(uid.clone(), node));
+        let delay = pod.recorded.bind_delay().min(MAX_BIND_DELAY);
+        self.record_arrival(uid);
+        if let Some(node) = self.best_node(uid) {
+            self.schedule_event(self.now() + delay, LoopEvent::Binds(uid.clone(), node));
         }
     }
 
     /// Binds the pod to the node, or returns it to kube-scheduler's queue.
-    pub(super) fn take_offer(&mut self, uid: &PodUid, node: &NodeName) {
-        let waits = self.pods.get(uid).is_some_and(|pod| pod.place.is_none());
+    pub(super) fn bind_or_requeue(&mut self, uid: &PodUid, node: &NodeName) {
+        let waits = self
+            .pods
+            .get(uid)
+            .is_some_and(|pod| pod.placement.is_none());
         if waits && !self.bind(uid, node) {
-            self.at(self.now() + ROUND, Event::Asks(uid.clone()));
+            self.schedule_event(
+                self.now() + ROUND_INTERVAL,
+                LoopEvent::SchedulingStarts(uid.clone()),
+            );
         }
     }
 
     /// One second of the service: due events, the planner's runs with what follows from them, and learning.
     pub(super) fn round(&mut self) {
         let now = self.now();
-        for _ in 0..TICKS_OF_ROUND {
+        for _ in 0..TICKS_PER_ROUND {
             self.control_loop.tick(now, true, EdgeFacts::default());
-            if !self.carry_out() {
+            if !self.commit_writes() {
                 break;
             }
         }
-        let cluster = &mut self.control_loop.books;
+        let cluster = &mut self.control_loop.cluster_access;
         if let Some(history) = cluster.ledger().demand_to_learn() {
             let snapshot = cluster.snapshot();
             let model = PackingModel::learn(&history, snapshot.nodes().iter().map(Node::node_gpus));
@@ -59,18 +65,18 @@ impl ClosedLoop<'_> {
     }
 
     /// Commits all pending writes at once. Returns whether there was one.
-    fn carry_out(&mut self) -> bool {
+    fn commit_writes(&mut self) -> bool {
         let (now, mut is_written) = (self.now(), false);
         while let Some(write) = self.control_loop.next_write(now) {
             is_written = true;
-            self.land(&write);
-            self.control_loop.landed(write, now);
+            self.commit(&write);
+            self.control_loop.complete_write(write, now);
         }
         is_written
     }
 
     /// Effects of a write on the API server and kube-scheduler.
-    fn land(&mut self, write: &PodWrite) {
+    fn commit(&mut self, write: &PodWrite) {
         match write {
             PodWrite::Status {
                 uid,
@@ -86,22 +92,22 @@ impl ClosedLoop<'_> {
                     Some(NominationChange::Cleared) => pod.nominated = None,
                     None => {}
                 }
-                self.show_waiting(uid);
+                self.observe_waiting(uid);
                 if matches!(purpose, StatusPurpose::Release { .. }) {
-                    self.lift_gate(uid);
-                } else if change.touch.is_some() {
+                    self.remove_gate(uid);
+                } else if change.requeue.is_some() {
                     self.retry(uid);
                 }
             }
-            PodWrite::LiftGate { uid, .. } => self.lift_gate(uid),
-            PodWrite::Evict { uid, .. } => self.leave(uid),
+            PodWrite::RemoveGate { uid, .. } => self.remove_gate(uid),
+            PodWrite::Evict { uid, .. } => self.terminate(uid),
         }
     }
 
-    fn lift_gate(&mut self, uid: &PodUid) {
+    fn remove_gate(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.gate = SchedulingGate::Open;
-            self.show_waiting(uid);
+            self.observe_waiting(uid);
             self.retry(uid);
         }
     }
@@ -110,18 +116,18 @@ impl ClosedLoop<'_> {
     fn retry(&mut self, uid: &PodUid) {
         let nominated = self.pods.get(uid).and_then(|pod| pod.nominated.clone());
         if !nominated.is_some_and(|node| self.bind(uid, &node)) {
-            self.ask(uid);
+            self.schedule(uid);
         }
     }
 
     /// The node that filter ranks first, of those that kube-scheduler's own filters accept; `None` if the pod fits nowhere.
-    fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
-        let cluster = &mut self.control_loop.books;
+    fn best_node(&mut self, uid: &PodUid) -> Option<NodeName> {
+        let cluster = &mut self.control_loop.cluster_access;
         let request = cluster.request_of(uid)?;
         let (snapshot, filters) = (cluster.snapshot(), cluster.kube_filters().snapshot());
         let query = filters
-            .wants(uid)
-            .map(|wants| filters.ask(Some(uid), wants));
+            .requirements_of(uid)
+            .map(|wants| filters.query(Some(uid), wants));
         let may_pass = |node: &&Node| {
             let verdict = query
                 .as_ref()
@@ -143,11 +149,14 @@ impl ClosedLoop<'_> {
 
     /// Allocates GPUs on the node and writes the Binding. Returns whether there were enough.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let cluster = &mut self.control_loop.books;
+        let cluster = &mut self.control_loop.cluster_access;
         let Some(decision) = cluster.allocate(uid, node) else {
             return false;
         };
-        let (placement, devices) = (decision.placement.clone(), decision.placement.recorded());
+        let (placement, devices) = (
+            decision.placement.clone(),
+            decision.placement.recorded_gpus(),
+        );
         cluster.apply(BindingAnswered {
             uid: uid.clone(),
             placement,
@@ -159,14 +168,14 @@ impl ClosedLoop<'_> {
         });
         let now = self.now();
         if let Some(pod) = self.pods.get(uid) {
-            let first = self.tally.pods.entry(pod.root.clone()).or_default();
-            first.place.get_or_insert(RecordedBinding {
+            let first = self.tally.pods.entry(pod.recorded_uid.clone()).or_default();
+            first.binding.get_or_insert(RecordedBinding {
                 at: now,
                 node: node.clone(),
                 devices: devices.clone(),
             });
         }
-        self.settle(uid, node.clone(), devices);
+        self.record_bound(uid, node.clone(), devices);
         true
     }
 }

@@ -3,7 +3,7 @@
 //! What concerns no decision (nodes, GPUs, namespaces, budgets, pods without a GPU) comes in as it was recorded, at its time. A
 //! pod that is evicted is gone after its grace period; one that has an owner comes back with what is left of its running time.
 
-use super::demand::{RecordedBinding, RecordedDemand, RecordedPod, Show};
+use super::demand::{BoundPodUpdate, RecordedBinding, RecordedDemand, RecordedPod};
 use super::policies::LoopPolicy;
 use super::reports::{RecordedLoads, Resident};
 use super::tally::Tally;
@@ -31,11 +31,11 @@ use stowage_scheduling::vocabulary::disruption_info::{ObservedDisruptionInfo, Po
 use stowage_scheduling::vocabulary::node_reading::NodeReading;
 
 /// Interval between two rounds of the planner, one second as in the service.
-pub const ROUND: Millis = Millis::seconds(1);
+pub const ROUND_INTERVAL: Millis = Millis::seconds(1);
 /// Minimum interval between two samples of the VRAM figures, and the maximum number of samples but for the last.
-const SAMPLES: (Millis, u64) = (Millis::seconds(1), 400);
+const SAMPLE_INTERVAL_AND_COUNT: (Millis, u64) = (Millis::seconds(1), 400);
 /// Interval between two checks of the policy windows: they open and close on the minute, so a second is close enough.
-const WINDOWS: Millis = Millis::seconds(1);
+const WINDOW_CHECK_INTERVAL: Millis = Millis::seconds(1);
 /// Delay until an owner has made a pod in the place of one that is gone.
 const OWNER_DELAY: Millis = Millis::seconds(1);
 /// A demand of no policy's version is classified when it is observed.
@@ -43,19 +43,19 @@ const UNCLASSIFIED: u64 = u64::MAX;
 
 /// Event of a loop that follows from no recorded input.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum LoopEvent {
     Arrives(PodUid),
     Gated(PodUid, SchedulingGate),
     /// kube-scheduler begins to schedule the pod.
-    Asks(PodUid),
+    SchedulingStarts(PodUid),
     /// kube-scheduler binds it to the node that it was offered.
     Binds(PodUid, NodeName),
     /// A recorded update of the bound pod is observed, by index.
-    Shows(PodUid, usize),
+    Observed(PodUid, usize),
     /// It ends by itself.
     Ends(PodUid),
     /// Its grace period is over.
-    Leaves(PodUid),
+    GracePeriodEnds(PodUid),
     Round,
     Sample,
 }
@@ -64,22 +64,22 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct LoopPod<'d> {
     /// UID of the recorded pod that it replays.
-    pub root: &'d PodUid,
+    pub recorded_uid: &'d PodUid,
     pub recorded: &'d RecordedPod,
     /// How often it has come back after an eviction.
-    returns: u32,
+    recreations: u32,
     /// When it began to wait; `None` before kube-scheduler, or the planner, sees it.
-    pub came: Option<Moment>,
+    pub waiting_since: Option<Moment>,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
-    pub place: Option<LoopPlace>,
-    is_leaving: bool,
+    pub placement: Option<LoopPlacement>,
+    is_terminating: bool,
     /// How long its predecessors ran, in milliseconds.
     ran_before: Millis,
 }
 
 #[derive(Debug)]
-pub(super) struct LoopPlace {
+pub(super) struct LoopPlacement {
     pub since: Moment,
     pub node: NodeName,
     pub devices: Option<Arc<[GpuUuid]>>,
@@ -94,42 +94,42 @@ pub(crate) struct ClosedLoop<'d> {
     pub(super) scores: ScoreCache,
     demand: &'d RecordedDemand,
     /// Median time from an eviction until the pod is gone.
-    usual_leave: Option<Millis>,
-    rule: LoopPolicy,
+    median_termination_time: Option<Millis>,
+    policy_override: LoopPolicy,
     recorded_policy: Policy,
     zones: TimeZones,
-    events: BTreeMap<(Moment, u64), Event>,
-    numbered: u64,
-    on_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
+    events: BTreeMap<(Moment, u64), LoopEvent>,
+    event_count: u64,
+    pods_by_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
     /// When the windows of the policy are checked next.
-    windows_at: Moment,
+    next_window_check: Moment,
 }
 
 impl<'d> ClosedLoop<'d> {
     /// A loop that begins in the state of the first checkpoint, at that time.
     pub fn begin(
         demand: &'d RecordedDemand,
-        rule: LoopPolicy,
+        policy_override: LoopPolicy,
         state: ClusterState,
         at: Timestamp,
     ) -> Result<Self, LoadError> {
         let cluster = Cluster::load(state)?;
         let mut closed_loop = Self {
             recorded_policy: Policy::clone(cluster.ledger().policy()),
-            control_loop: ControlLoop::going_on(cluster),
+            control_loop: ControlLoop::with_known_refusals(cluster),
             tally: Tally::default(),
             pods: BTreeMap::new(),
             scores: ScoreCache::default(),
             demand,
-            usual_leave: demand.usual_leave(),
-            rule,
+            median_termination_time: demand.median_termination_time(),
+            policy_override,
             zones: TimeZones::default(),
             events: BTreeMap::new(),
-            numbered: 0,
-            on_node: BTreeMap::new(),
-            windows_at: Moment::default(),
+            event_count: 0,
+            pods_by_node: BTreeMap::new(),
+            next_window_check: Moment::default(),
         };
-        closed_loop.come_under(at);
+        closed_loop.apply_policy(at);
         let mut pods: Vec<_> = demand
             .pods
             .iter()
@@ -138,14 +138,14 @@ impl<'d> ClosedLoop<'d> {
         // Of those that come within a millisecond, first the first.
         pods.sort_by_key(|(_, pod)| pod.number);
         pods.into_iter()
-            .for_each(|(uid, pod)| closed_loop.expect(uid, pod));
-        closed_loop.at(demand.began, Event::Sample);
-        closed_loop.at(demand.began, Event::Round);
+            .for_each(|(uid, pod)| closed_loop.add_recorded_pod(uid, pod));
+        closed_loop.schedule_event(demand.began, LoopEvent::Sample);
+        closed_loop.schedule_event(demand.began, LoopEvent::Round);
         Ok(closed_loop)
     }
 
     pub fn now(&self) -> Moment {
-        self.control_loop.books.ledger().now()
+        self.control_loop.cluster_access.ledger().now()
     }
 
     /// Handles all events before `now`, each at its time. `at` is the wall time of `now`.
@@ -156,57 +156,60 @@ impl<'d> ClosedLoop<'d> {
             .filter(|first| first.key().0 < now)
         {
             let ((when, _), event) = first.remove_entry();
-            self.control_loop.books.apply(ClockAdvanced(
-                when.max(self.control_loop.books.ledger().now()),
+            self.control_loop.cluster_access.apply(ClockAdvanced(
+                when.max(self.control_loop.cluster_access.ledger().now()),
             ));
-            self.happen(event);
+            self.handle(event);
         }
-        self.control_loop.books.apply(ClockAdvanced(now));
-        if self.rule.has_windows() && self.windows_at <= now {
-            self.windows_at = now + WINDOWS;
-            self.come_under(at);
+        self.control_loop.cluster_access.apply(ClockAdvanced(now));
+        if self.policy_override.has_windows() && self.next_window_check <= now {
+            self.next_window_check = now + WINDOW_CHECK_INTERVAL;
+            self.apply_policy(at);
         }
     }
 
     /// The recording ends: the last sample is taken.
-    pub fn end(&mut self, at: Timestamp) {
+    pub fn finish(&mut self, at: Timestamp) {
         let now = self.now();
         self.advance(now + Millis(1), at);
-        self.sample();
+        self.take_sample();
         let waiting = self
             .pods
             .values()
-            .filter(|pod| pod.place.is_none())
-            .filter_map(|pod| pod.came);
+            .filter(|pod| pod.placement.is_none())
+            .filter_map(|pod| pod.waiting_since);
         let waiting: Vec<Millis> = waiting.map(|came| now.since(came)).collect();
         self.tally.waits.extend(waiting);
     }
 
-    fn sample(&mut self) {
-        let waiting = self.waiting();
-        self.tally
-            .sample(&self.control_loop.books, self.demand.began, waiting);
+    fn take_sample(&mut self) {
+        let waiting = self.waiting_pods();
+        self.tally.sample(
+            &self.control_loop.cluster_access,
+            self.demand.began,
+            waiting,
+        );
     }
 
     /// The policy in force.
     pub fn policy(&self) -> Digest {
-        self.control_loop.books.ledger().policy().digest
+        self.control_loop.cluster_access.ledger().policy().digest
     }
 
     /// Pods that wait for a place.
-    pub fn waiting(&self) -> usize {
+    pub fn waiting_pods(&self) -> usize {
         self.pods
             .values()
-            .filter(|pod| pod.place.is_none() && pod.came.is_some())
+            .filter(|pod| pod.placement.is_none() && pod.waiting_since.is_some())
             .count()
     }
 
     /// Applies a recorded input that follows from no decision as it is.
-    pub fn input(&mut self, input: &Input, at: Timestamp) {
-        let is_worlds = match input {
+    pub fn apply_input(&mut self, input: &Input, at: Timestamp) {
+        let is_independent = match input {
             Input::PolicySet(set) => {
                 self.recorded_policy = set.policy.clone();
-                return self.come_under(at);
+                return self.apply_policy(at);
             }
             Input::FilterPodObserved(observed) => !self.demand.pods.contains_key(&observed.uid),
             Input::PodDeleted(deleted) => !self.demand.pods.contains_key(&deleted.0),
@@ -223,45 +226,57 @@ impl<'d> ClosedLoop<'d> {
             Input::LeadershipBegan(_) | Input::LeadershipEnded(_) => true,
             _ => false,
         };
-        if is_worlds {
-            self.control_loop.books.apply(input.clone());
+        if is_independent {
+            self.control_loop.cluster_access.apply(input.clone());
         }
     }
 
     /// Applies a report of a node, adapted to the pods that are there in this loop.
-    pub fn read(&mut self, node: &NodeName, recorded: &NodeReading, loads: &RecordedLoads<'_>) {
-        let here = self.on_node.get(node).into_iter().flatten();
+    pub fn apply_reading(
+        &mut self,
+        node: &NodeName,
+        recorded: &NodeReading,
+        loads: &RecordedLoads<'_>,
+    ) {
+        let here = self.pods_by_node.get(node).into_iter().flatten();
         let residents: Vec<Resident<'_>> = here
             .filter_map(|uid| {
                 let (uid, pod) = self.pods.get_key_value(uid)?;
-                let devices = pod.place.as_ref()?.devices.as_deref().unwrap_or_default();
+                let devices = pod
+                    .placement
+                    .as_ref()?
+                    .devices
+                    .as_deref()
+                    .unwrap_or_default();
                 Some(Resident {
                     uid,
-                    recorded: pod.root,
+                    recorded: pod.recorded_uid,
                     devices,
                 })
             })
             .collect();
         let reading = loads.reading(self.now(), node, recorded, &residents);
-        self.control_loop.books.apply(ReadingReported {
+        self.control_loop.cluster_access.apply(ReadingReported {
             node: node.clone(),
             reading: reading.into(),
         });
     }
 
-    pub(super) fn at(&mut self, when: Moment, event: Event) {
-        self.numbered += 1;
-        self.events.insert((when, self.numbered), event);
+    pub(super) fn schedule_event(&mut self, when: Moment, event: LoopEvent) {
+        self.event_count += 1;
+        self.events.insert((when, self.event_count), event);
     }
 
-    fn come_under(&mut self, at: Timestamp) {
-        let policy = self.rule.when(&self.recorded_policy, &mut self.zones, at);
-        let mut policy = policy.with_namespaces(&Default::default());
-        policy.version = self.control_loop.books.ledger().policy().version;
-        let known = Policy::clone(self.control_loop.books.ledger().policy())
-            .with_namespaces(&Default::default());
+    fn apply_policy(&mut self, at: Timestamp) {
+        let policy = self
+            .policy_override
+            .policy_at(&self.recorded_policy, &mut self.zones, at);
+        let mut policy = policy.with_namespace_labels(&Default::default());
+        policy.version = self.control_loop.cluster_access.ledger().policy().version;
+        let known = Policy::clone(self.control_loop.cluster_access.ledger().policy())
+            .with_namespace_labels(&Default::default());
         if policy != known {
-            self.control_loop.books.apply(PolicySet {
+            self.control_loop.cluster_access.apply(PolicySet {
                 policy,
                 prepared: None,
             });
@@ -269,95 +284,98 @@ impl<'d> ClosedLoop<'d> {
     }
 
     /// Adds a recorded pod and schedules what the recording says of it.
-    fn expect(&mut self, uid: &'d PodUid, recorded: &'d RecordedPod) {
+    fn add_recorded_pod(&mut self, uid: &'d PodUid, recorded: &'d RecordedPod) {
         let pod = LoopPod {
-            root: uid,
+            recorded_uid: uid,
             recorded,
-            returns: 0,
-            came: None,
+            recreations: 0,
+            waiting_since: None,
             gate: recorded
                 .gates
                 .first()
                 .map(|(_, gate)| *gate)
                 .unwrap_or_default(),
             nominated: None,
-            place: None,
-            is_leaving: false,
+            placement: None,
+            is_terminating: false,
             ran_before: Millis::default(),
         };
         self.pods.insert(uid.clone(), pod);
         if let Some(RecordedBinding { node, devices, .. }) =
-            recorded.initial_place(self.demand.began).cloned()
+            recorded.initial_binding(self.demand.began).cloned()
         {
             if self
                 .control_loop
-                .books
+                .cluster_access
                 .ledger()
                 .pod_state(uid)
                 .is_some_and(PodState::is_assumed)
             {
                 let (uid, node, devices) = (uid.clone(), node.clone(), devices.clone());
                 self.control_loop
-                    .books
+                    .cluster_access
                     .apply(BindingWritten { uid, node, devices });
             }
-            return self.settle(uid, node, devices);
+            return self.record_bound(uid, node, devices);
         }
         if recorded.is_foreign() {
             if recorded.bound.is_some() {
-                self.at(recorded.arrived, Event::Arrives(uid.clone()));
+                self.schedule_event(recorded.arrived, LoopEvent::Arrives(uid.clone()));
             }
             return;
         }
-        self.at(recorded.arrived, Event::Arrives(uid.clone()));
+        self.schedule_event(recorded.arrived, LoopEvent::Arrives(uid.clone()));
         for (when, gate) in recorded.gates.iter().skip(1) {
-            self.at(*when, Event::Gated(uid.clone(), *gate));
+            self.schedule_event(*when, LoopEvent::Gated(uid.clone(), *gate));
         }
         // Of a pod that was asked about before the recording begins, the Binding is the first that shows.
-        let asked = recorded
-            .asked
+        let scheduled_at = recorded
+            .first_filtered
             .or(recorded.bound.as_ref().map(|bound| bound.at));
-        if let Some(asked) = asked.filter(|_| {
+        if let Some(asked) = scheduled_at.filter(|_| {
             !recorded
                 .gates
                 .iter()
                 .any(|(_, gate)| *gate == SchedulingGate::Planned)
         }) {
-            self.at(asked, Event::Asks(uid.clone()));
+            self.schedule_event(asked, LoopEvent::SchedulingStarts(uid.clone()));
         }
-        if let (None, Some(gone)) = (&recorded.bound, recorded.gone) {
-            self.at(gone, Event::Ends(uid.clone()));
+        if let (None, Some(gone)) = (&recorded.bound, recorded.gone_at) {
+            self.schedule_event(gone, LoopEvent::Ends(uid.clone()));
         }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle(&mut self, event: LoopEvent) {
         match event {
-            Event::Arrives(uid) => self.arrive(&uid),
-            Event::Gated(uid, gate) => {
+            LoopEvent::Arrives(uid) => self.arrive(&uid),
+            LoopEvent::Gated(uid, gate) => {
                 self.pods
                     .get_mut(&uid)
                     .into_iter()
                     .for_each(|pod| pod.gate = gate);
-                self.show_waiting(&uid);
+                self.observe_waiting(&uid);
             }
-            Event::Asks(uid) => self.ask(&uid),
-            Event::Binds(uid, node) => self.take_offer(&uid, &node),
-            Event::Shows(uid, place) => self.show(&uid, place),
-            Event::Ends(uid) | Event::Leaves(uid) => self.remove(&uid),
-            Event::Round => {
+            LoopEvent::SchedulingStarts(uid) => self.schedule(&uid),
+            LoopEvent::Binds(uid, node) => self.bind_or_requeue(&uid, &node),
+            LoopEvent::Observed(uid, place) => self.replay_update(&uid, place),
+            LoopEvent::Ends(uid) | LoopEvent::GracePeriodEnds(uid) => self.remove_pod(&uid),
+            LoopEvent::Round => {
                 self.round();
-                self.at(self.now() + ROUND, Event::Round);
+                self.schedule_event(self.now() + ROUND_INTERVAL, LoopEvent::Round);
             }
-            Event::Sample => {
-                self.sample();
+            LoopEvent::Sample => {
+                self.take_sample();
                 let apart = Millis(
                     self.demand
                         .ended
                         .since(self.demand.began)
                         .0
-                        .div_ceil(SAMPLES.1),
+                        .div_ceil(SAMPLE_INTERVAL_AND_COUNT.1),
                 );
-                self.at(self.now() + apart.max(SAMPLES.0), Event::Sample);
+                self.schedule_event(
+                    self.now() + apart.max(SAMPLE_INTERVAL_AND_COUNT.0),
+                    LoopEvent::Sample,
+                );
             }
         }
     }
@@ -366,39 +384,39 @@ impl<'d> ClosedLoop<'d> {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let is_foreign = pod.recorded.is_foreign() && pod.returns == 0;
+        let is_foreign = pod.recorded.is_foreign() && pod.recreations == 0;
         if let Some(bound) = pod.recorded.bound.as_ref().filter(|_| is_foreign) {
             let (node, devices) = (bound.node.clone(), bound.devices.clone());
-            return self.settle(uid, node, devices);
+            return self.record_bound(uid, node, devices);
         }
         if let Some(wants) = pod
             .recorded
-            .wants
+            .requirements
             .clone()
             .or(pod.recorded.successor.clone())
         {
-            self.control_loop.books.apply(FilterPodObserved {
+            self.control_loop.cluster_access.apply(FilterPodObserved {
                 uid: uid.clone(),
                 pod: FilterPod::Waiting(wants),
             });
         }
-        if pod.recorded.is_known && pod.returns == 0 {
-            self.note_came(uid);
+        if pod.recorded.is_initial && pod.recreations == 0 {
+            self.record_arrival(uid);
         } else {
-            self.show_waiting(uid);
+            self.observe_waiting(uid);
         }
     }
 
     /// Feeds the waiting pod to the ledger as the watch would.
-    pub(super) fn show_waiting(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| pod.place.is_none()) else {
+    pub(super) fn observe_waiting(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.placement.is_none()) else {
             return;
         };
         let reservation = self
             .control_loop
-            .books
+            .cluster_access
             .ledger()
-            .reservation_of(uid)
+            .reservation_status_of(uid)
             .map(|status| status.reservation);
         let waiting = ObservedWaiting {
             reservation,
@@ -406,74 +424,88 @@ impl<'d> ClosedLoop<'d> {
             nominated: pod.nominated.clone(),
         };
         let observation = self.observation(uid, pod, ObservedPhase::Waiting(waiting));
-        self.control_loop.books.apply(PodObserved(observation));
-        if pod_is_planned(&self.pods[uid]) {
-            self.note_came(uid);
+        self.control_loop
+            .cluster_access
+            .apply(PodObserved(observation));
+        if is_planned(&self.pods[uid]) {
+            self.record_arrival(uid);
         }
     }
 
     /// The pod may be placed from here on.
-    pub(super) fn note_came(&mut self, uid: &PodUid) {
+    pub(super) fn record_arrival(&mut self, uid: &PodUid) {
         let now = self.now();
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
-        pod.came.get_or_insert(now);
-        let tally = self.tally.pods.entry(pod.root.clone()).or_default();
-        tally.came.get_or_insert(now);
+        pod.waiting_since.get_or_insert(now);
+        let tally = self.tally.pods.entry(pod.recorded_uid.clone()).or_default();
+        tally.arrived_at.get_or_insert(now);
     }
 
     /// The pod is bound there.
-    pub(super) fn settle(&mut self, uid: &PodUid, node: NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    pub(super) fn record_bound(
+        &mut self,
+        uid: &PodUid,
+        node: NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+    ) {
         let now = self.now();
-        self.on_node
+        self.pods_by_node
             .entry(node.clone())
             .or_default()
             .insert(uid.clone());
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
-        pod.place = Some(LoopPlace {
+        pod.placement = Some(LoopPlacement {
             since: now,
             node,
             devices,
         });
-        let (recorded, root, ran_before, returns) =
-            (pod.recorded, pod.root, pod.ran_before, pod.returns);
-        if let Some(came) = pod.came {
+        let (recorded, root, ran_before, returns) = (
+            pod.recorded,
+            pod.recorded_uid,
+            pod.ran_before,
+            pod.recreations,
+        );
+        if let Some(came) = pod.waiting_since {
             self.tally.waits.push(now.since(came));
         }
-        let is_starting = recorded.starts();
+        let is_starting = recorded.has_engine_start();
         // What the first checkpoint has is shown already.
-        if returns > 0 || recorded.initial_place(self.demand.began).is_none() {
-            self.show_bound(uid, is_starting, None);
+        if returns > 0 || recorded.initial_binding(self.demand.began).is_none() {
+            self.observe_bound(uid, is_starting, None);
         }
         // What it showed after its Binding it shows again, as long after this one.
         let bound = recorded.bound.as_ref().map(|bound| bound.at);
-        let last = if recorded.was_evicted {
-            recorded.gone
+        let last_update = if recorded.was_evicted {
+            recorded.gone_at
         } else {
             None
         };
-        for (place, (when, _)) in recorded.shows.iter().enumerate() {
+        for (index, (when, _)) in recorded.updates.iter().enumerate() {
             if let Some(bound) =
-                bound.filter(|_| returns == 0 && last.is_none_or(|last| *when < last))
+                bound.filter(|_| returns == 0 && last_update.is_none_or(|last| *when < last))
             {
-                self.at(now + when.since(bound), Event::Shows(uid.clone(), place));
+                self.schedule_event(
+                    now + when.since(bound),
+                    LoopEvent::Observed(uid.clone(), index),
+                );
             }
         }
-        if let Some(work) = self.demand.work(root) {
+        if let Some(work) = self.demand.total_runtime(root) {
             let left = Millis(work.0.saturating_sub(ran_before.0));
-            self.at(now + left, Event::Ends(uid.clone()));
+            self.schedule_event(now + left, LoopEvent::Ends(uid.clone()));
         }
     }
 
     /// Feeds the bound pod to the ledger as the watch would.
-    fn show_bound(&mut self, uid: &PodUid, is_starting: bool, leaving: Option<PodDeletion>) {
+    fn observe_bound(&mut self, uid: &PodUid, is_starting: bool, leaving: Option<PodDeletion>) {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let Some(place) = &pod.place else { return };
+        let Some(place) = &pod.placement else { return };
         let state = ObservedPhase::Bound {
             node: place.node.clone(),
             devices: place.devices.clone(),
@@ -483,7 +515,7 @@ impl<'d> ClosedLoop<'d> {
         let mut observation = self.observation(uid, pod, state);
         let borrows = self
             .control_loop
-            .books
+            .cluster_access
             .ledger()
             .pod_state(uid)
             .is_some_and(|state| state.borrows());
@@ -502,45 +534,47 @@ impl<'d> ClosedLoop<'d> {
             .recorded
             .successor
             .clone()
-            .or(pod.recorded.wants.clone());
+            .or(pod.recorded.requirements.clone());
         if let Some(footprint) = footprint {
             let pod = FilterPod::Bound {
                 footprint,
                 successor,
             };
-            self.control_loop.books.apply(FilterPodObserved {
+            self.control_loop.cluster_access.apply(FilterPodObserved {
                 uid: uid.clone(),
                 pod,
             });
         }
-        self.control_loop.books.apply(PodObserved(observation));
+        self.control_loop
+            .cluster_access
+            .apply(PodObserved(observation));
     }
 
-    fn show(&mut self, uid: &PodUid, place: usize) {
+    fn replay_update(&mut self, uid: &PodUid, index: usize) {
         let Some(pod) = self
             .pods
             .get(uid)
-            .filter(|pod| !pod.is_leaving && pod.place.is_some())
+            .filter(|pod| !pod.is_terminating && pod.placement.is_some())
         else {
             return;
         };
-        match &pod.recorded.shows[place].1 {
-            Show::Start(progress) => {
-                self.control_loop.books.apply(EngineStartObserved {
+        match &pod.recorded.updates[index].1 {
+            BoundPodUpdate::Start(progress) => {
+                self.control_loop.cluster_access.apply(EngineStartObserved {
                     uid: uid.clone(),
                     progress: *progress,
                 });
             }
-            Show::Pod {
+            BoundPodUpdate::Pod {
                 is_starting,
                 disruption,
                 ..
             } => {
-                let Some(LoopPlace {
+                let Some(LoopPlacement {
                     node,
                     devices,
                     since,
-                }) = &pod.place
+                }) = &pod.placement
                 else {
                     return;
                 };
@@ -554,12 +588,14 @@ impl<'d> ClosedLoop<'d> {
                 let mut observed = (**disruption).clone();
                 observed.loan.borrows = self
                     .control_loop
-                    .books
+                    .cluster_access
                     .ledger()
                     .pod_state(uid)
                     .is_some_and(|state| state.borrows());
                 observation.observed = Some(observed);
-                self.control_loop.books.apply(PodObserved(observation));
+                self.control_loop
+                    .cluster_access
+                    .apply(PodObserved(observation));
             }
         }
     }
@@ -589,30 +625,30 @@ impl<'d> ClosedLoop<'d> {
     }
 
     /// The pod is being deleted; it is gone after its grace period.
-    pub(super) fn leave(&mut self, uid: &PodUid) {
+    pub(super) fn terminate(&mut self, uid: &PodUid) {
         let now = self.now();
         let Some(pod) = self
             .pods
             .get_mut(uid)
-            .filter(|pod| !pod.is_leaving && pod.place.is_some())
+            .filter(|pod| !pod.is_terminating && pod.placement.is_some())
         else {
             return;
         };
-        pod.is_leaving = true;
+        pod.is_terminating = true;
         let grace = pod.recorded.grace;
         // Most are gone long before their grace period is over.
-        let took = pod
+        let termination_time = pod
             .recorded
-            .took_to_leave()
+            .termination_time()
             .filter(|_| pod.recorded.was_evicted)
-            .or(self.usual_leave);
+            .or(self.median_termination_time);
         self.tally
             .pods
-            .entry(pod.root.clone())
+            .entry(pod.recorded_uid.clone())
             .or_default()
             .evictions += 1;
         self.tally.evictions += 1;
-        self.show_bound(
+        self.observe_bound(
             uid,
             false,
             Some(PodDeletion {
@@ -620,35 +656,40 @@ impl<'d> ClosedLoop<'d> {
                 grace,
             }),
         );
-        self.at(
-            now + took.unwrap_or(grace).min(grace),
-            Event::Leaves(uid.clone()),
+        self.schedule_event(
+            now + termination_time.unwrap_or(grace).min(grace),
+            LoopEvent::GracePeriodEnds(uid.clone()),
         );
     }
 
     /// The pod is gone. One that was evicted comes back, if it has an owner.
-    fn remove(&mut self, uid: &PodUid) {
+    fn remove_pod(&mut self, uid: &PodUid) {
         let now = self.now();
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        self.control_loop.books.apply(PodDeleted(uid.clone()));
-        let Some(place) = pod.place else { return };
-        self.on_node
+        self.control_loop
+            .cluster_access
+            .apply(PodDeleted(uid.clone()));
+        let Some(place) = pod.placement else { return };
+        self.pods_by_node
             .get_mut(&place.node)
             .into_iter()
             .for_each(|here| _ = here.remove(uid));
         let ran_before = pod.ran_before + now.since(place.since);
-        let is_over = self
+        let is_finished = self
             .demand
-            .work(pod.root)
+            .total_runtime(pod.recorded_uid)
             .is_some_and(|work| work <= ran_before);
-        if !pod.is_leaving || is_over || pod.recorded.disruption.disruption_info.owner.is_none() {
+        if !pod.is_terminating
+            || is_finished
+            || pod.recorded.disruption.disruption_info.owner.is_none()
+        {
             return;
         }
-        let returns = pod.returns + 1;
-        let next =
-            PodUid::parse(&format!("{}-{returns}", pod.root)).unwrap_or_else(|_| pod.root.clone());
+        let returns = pod.recreations + 1;
+        let next = PodUid::parse(&format!("{}-{returns}", pod.recorded_uid))
+            .unwrap_or_else(|_| pod.recorded_uid.clone());
         let gate = pod
             .recorded
             .gates
@@ -659,24 +700,24 @@ impl<'d> ClosedLoop<'d> {
         self.pods.insert(
             next.clone(),
             LoopPod {
-                returns,
-                came,
+                recreations: returns,
+                waiting_since: came,
                 gate,
                 nominated: None,
-                place: None,
-                is_leaving,
+                placement: None,
+                is_terminating: is_leaving,
                 ran_before,
                 ..pod
             },
         );
         self.tally.returned += 1;
-        self.at(now + OWNER_DELAY, Event::Arrives(next.clone()));
+        self.schedule_event(now + OWNER_DELAY, LoopEvent::Arrives(next.clone()));
         if gate != SchedulingGate::Planned {
-            self.at(now + OWNER_DELAY, Event::Asks(next));
+            self.schedule_event(now + OWNER_DELAY, LoopEvent::SchedulingStarts(next));
         }
     }
 }
 
-fn pod_is_planned(pod: &LoopPod<'_>) -> bool {
+fn is_planned(pod: &LoopPod<'_>) -> bool {
     pod.gate == SchedulingGate::Planned
 }

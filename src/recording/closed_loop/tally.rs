@@ -40,8 +40,8 @@ pub struct LoopSample {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FirstPlacement {
     /// From when on it could have been placed; `None` if it never came.
-    pub came: Option<Moment>,
-    pub place: Option<RecordedBinding>,
+    pub arrived_at: Option<Moment>,
+    pub binding: Option<RecordedBinding>,
     pub evictions: u64,
 }
 

@@ -3,11 +3,11 @@
 use super::comparison::{Comparison, PolicyComparison};
 use super::demand::RecordedDemand;
 use super::policies::LoopPolicy;
-use crate::entry::{Checkpoint, Entry, Gap, Numbered, SegmentHeader};
-use crate::read::Part;
+use crate::entry::{Checkpoint, Entry, Gap, NumberedInput, SegmentHeader};
+use crate::read::RecordingPart;
 use std::sync::Arc;
 use stowage_scheduling::ids::{NodeName, OwnerUid, PodUid};
-use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use stowage_scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::{Consolidation, PackingPolicy, Policy};
@@ -16,7 +16,7 @@ use stowage_scheduling::units::{Bytes, MilliCpu, Millis, Moment, Percent};
 use stowage_scheduling::verbs::Input;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked};
 use stowage_scheduling::verbs::binding::{BindingAnswer, BindingAnswered, BindingStage};
-use stowage_scheduling::verbs::filter::{FilterAsked, filter, offered, refused};
+use stowage_scheduling::verbs::filter::{FilterAsked, filter, offer_of, refusal_of};
 use stowage_scheduling::verbs::observe::{
     FilterPod, FilterPodObserved, NodeDeleted, NodeObserved, PodDeleted, PodObserved,
 };
@@ -30,7 +30,7 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 /// A Stowage that records: what is done to it is what the recording says.
 struct Recorded {
     cluster: LedgerCluster,
-    parts: Vec<Part>,
+    parts: Vec<RecordingPart>,
     numbered: u64,
 }
 
@@ -39,7 +39,7 @@ fn gib(gib: u64) -> Demand {
 }
 
 /// What a pod takes of its node beside GPUs.
-fn nothing_of(node: NodeName) -> NodeFootprint {
+fn empty_footprint(node: NodeName) -> NodeFootprint {
     let Requirements {
         amounts,
         ports,
@@ -59,12 +59,13 @@ fn nothing_of(node: NodeName) -> NodeFootprint {
 impl Recorded {
     /// Two nodes, `a` with one GPU and `b` with two, each of which has 72 GiB for pods.
     fn new() -> Self {
-        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 2)]);
+        let mut cluster =
+            LedgerCluster::with_policy_and_nodes(Policy::default(), &[("a", 1), ("b", 2)]);
         for name in ["a", "b"] {
-            let allocatable = Amounts {
+            let allocatable = ResourceList {
                 cpu: MilliCpu(1 << 40),
                 memory: Bytes::gib(1 << 20),
-                ..Amounts::default()
+                ..ResourceList::default()
             };
             let (labels, taints) = (Arc::default(), Arc::new([]));
             let machine = FilterNode {
@@ -90,8 +91,8 @@ impl Recorded {
             state: cluster.export(),
         };
         let parts = vec![
-            Part::Segment(header),
-            Part::Entry(Entry::Checkpoint(Box::new(checkpoint))),
+            RecordingPart::Segment(header),
+            RecordingPart::Entry(Entry::Checkpoint(Box::new(checkpoint))),
         ];
         Self {
             cluster,
@@ -104,17 +105,20 @@ impl Recorded {
         let (number, input) = (self.numbered, input.into());
         self.numbered += 1;
         self.parts
-            .push(Part::Entry(Entry::Input(Numbered { number, input })));
+            .push(RecordingPart::Entry(Entry::Input(NumberedInput {
+                number,
+                input,
+            })));
     }
 
     fn pass(&mut self, time: Millis) {
         let now = self.cluster.ledger().now() + time;
         self.cluster.apply(ClockAdvanced(now));
-        self.parts.push(Part::Entry(Entry::Clock(now)));
+        self.parts.push(RecordingPart::Entry(Entry::Clock(now)));
     }
 
     /// The pod comes, and is bound at once if a node takes it. A controller makes it again if it is evicted.
-    fn come(&mut self, name: &str, demand: Demand) -> Option<String> {
+    fn schedule_pod(&mut self, name: &str, demand: Demand) -> Option<String> {
         let owner = Some(OwnerUid::parse("batch").unwrap());
         let disruption_info = DisruptionInfo {
             owner,
@@ -157,15 +161,15 @@ impl Recorded {
             ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy);
         let list = filter(&view, names.iter().map(String::as_str), &mut scores);
         let Some(best) = list.best.first() else {
-            let refused = refused(&view, &list);
+            let refused = refusal_of(&view, &list);
             self.note(refused.clone());
             self.cluster.apply(refused);
             return None;
         };
-        let offered = offered(&view, best);
+        let offered = offer_of(&view, best);
         self.note(offered.clone());
         self.cluster.apply(offered);
-        let at = view.snapshot.nodes()[best.node].name.clone();
+        let at = view.snapshot.nodes()[best.node_index].name.clone();
         let asked = BindAsked {
             uid: uid(name),
             key: key(name),
@@ -184,7 +188,7 @@ impl Recorded {
         };
         self.note(written.clone());
         self.cluster.apply(written);
-        let footprint = nothing_of(at.clone());
+        let footprint = empty_footprint(at.clone());
         let pod = FilterPod::Bound {
             footprint,
             successor: None,
@@ -205,11 +209,11 @@ impl Recorded {
 
     fn demand(&self) -> RecordedDemand {
         let mut demand = RecordedDemand::default();
-        self.parts.iter().all(|part| demand.note(part).unwrap());
+        self.parts.iter().all(|part| demand.step(part).unwrap());
         demand
     }
 
-    fn under(&self, other: LoopPolicy) -> PolicyComparison {
+    fn compare_with(&self, other: LoopPolicy) -> PolicyComparison {
         let demand = self.demand();
         let mut comparison = Comparison::new(&demand, other);
         self.parts.iter().all(|part| comparison.step(part).unwrap());
@@ -220,17 +224,17 @@ impl Recorded {
 /// The default policy, which keeps so many hundredths of each GPU's VRAM free.
 fn with_headroom(percent: u8) -> LoopPolicy {
     let mut given = Policy::default();
-    given.settings.headroom = Headroom::all(Percent::new(percent).unwrap());
+    given.settings.headroom = Headroom::uniform(Percent::new(percent).unwrap());
     LoopPolicy {
-        given: Some(given),
-        packing: None,
+        replacement: Some(given),
+        packing_override: None,
     }
 }
 
 fn three_pods() -> Recorded {
     let mut recorded = Recorded::new();
     for name in ["x", "y", "z"] {
-        assert!(recorded.come(name, gib(60)).is_some());
+        assert!(recorded.schedule_pod(name, gib(60)).is_some());
         recorded.pass(Millis::seconds(10));
     }
     recorded
@@ -239,11 +243,15 @@ fn three_pods() -> Recorded {
 #[test]
 fn the_recorded_policy_against_itself_differs_in_nothing_and_agrees_with_the_recording() {
     let mut recorded = three_pods();
-    assert_eq!(recorded.come("w", gib(60)), None, "all three GPUs are full");
+    assert_eq!(
+        recorded.schedule_pod("w", gib(60)),
+        None,
+        "all three GPUs are full"
+    );
     recorded.pass(Millis::seconds(5));
     recorded.end("y");
     recorded.pass(Millis::seconds(20));
-    let compared = recorded.under(LoopPolicy::default());
+    let compared = recorded.compare_with(LoopPolicy::default());
     assert_eq!(compared.recorded, compared.other);
     assert!(
         compared.pods.iter().all(|pod| !pod.differs()),
@@ -269,7 +277,7 @@ fn the_recorded_policy_against_itself_differs_in_nothing_and_agrees_with_the_rec
 
 #[test]
 fn a_policy_under_which_pods_do_not_fit_leaves_them_waiting() {
-    let compared = three_pods().under(with_headroom(50));
+    let compared = three_pods().compare_with(with_headroom(50));
     assert_eq!((compared.recorded.placed, compared.other.placed), (3, 0));
     assert_eq!(compared.other.waiting_at_the_end, 3);
     assert_eq!(
@@ -291,7 +299,7 @@ fn a_policy_that_moves_pods_moves_those_of_a_recording_of_one_that_does_not() {
     let mut recorded = Recorded::new();
     let job = |gib: u64| demand_of(Bytes::gib(gib).0, 1, Sharing::Shared, -10);
     for (name, gib) in [("ends", 50), ("beside", 22), ("y", 50), ("z", 50)] {
-        assert!(recorded.come(name, job(gib)).is_some(), "{name}");
+        assert!(recorded.schedule_pod(name, job(gib)).is_some(), "{name}");
         recorded.pass(Millis::seconds(1));
     }
     recorded.end("ends");
@@ -299,16 +307,16 @@ fn a_policy_that_moves_pods_moves_those_of_a_recording_of_one_that_does_not() {
         may_preempt: false,
         ..demand_of(Bytes::gib(60).0, 1, Sharing::Shared, 100)
     };
-    assert_eq!(recorded.come("polite", polite), None);
+    assert_eq!(recorded.schedule_pod("polite", polite), None);
     recorded.pass(Millis::seconds(60));
 
     let mut given = Policy::default();
     given.planning.consolidation = Some(Consolidation {
         gain: Millis::seconds(36_000),
     });
-    let compared = recorded.under(LoopPolicy {
-        given: Some(given),
-        packing: None,
+    let compared = recorded.compare_with(LoopPolicy {
+        replacement: Some(given),
+        packing_override: None,
     });
     assert_eq!(
         (
@@ -330,32 +338,35 @@ fn a_pod_runs_as_long_as_it_did_wherever_it_starts() {
     recorded.end("x");
     recorded.pass(Millis::seconds(60));
     let demand = recorded.demand();
-    assert_eq!(demand.work(&uid("x")), Some(Millis::seconds(30)));
-    assert_eq!(demand.work(&uid("y")), None, "it runs on");
+    assert_eq!(demand.total_runtime(&uid("x")), Some(Millis::seconds(30)));
+    assert_eq!(demand.total_runtime(&uid("y")), None, "it runs on");
 }
 
 #[test]
-fn what_a_pod_requires_of_its_node_is_in_its_first_event() {
+fn a_pods_first_event_has_its_node_requirements() {
     let mut recorded = Recorded::new();
-    assert!(recorded.come("x", gib(60)).is_some());
+    assert!(recorded.schedule_pod("x", gib(60)).is_some());
     let demand = recorded.demand();
     let pod = &demand.pods[&uid("x")];
-    assert_eq!((pod.wants.is_some(), pod.footprint.is_some()), (true, true));
+    assert_eq!(
+        (pod.requirements.is_some(), pod.footprint.is_some()),
+        (true, true)
+    );
     assert_eq!(demand.pods.len(), 1);
 }
 
 #[test]
-fn another_packing_is_played_without_a_policy_file() {
+fn another_packing_policy_is_compared_without_a_policy_file() {
     let other = LoopPolicy {
-        given: None,
-        packing: Some(PackingPolicy::BestFit),
+        replacement: None,
+        packing_override: Some(PackingPolicy::BestFit),
     };
-    let compared = three_pods().under(other);
+    let compared = three_pods().compare_with(other);
     assert_eq!(compared.other.placed, 3);
 }
 
 #[test]
-fn what_comes_behind_a_gap_is_left_out_and_it_is_said() {
+fn inputs_after_a_gap_are_left_out_and_the_comparison_says_so() {
     // The segments between are missing, or say that they are.
     for after in [Gap::None, Gap::Dropped(3)] {
         let mut recorded = three_pods();
@@ -367,23 +378,25 @@ fn what_comes_behind_a_gap_is_left_out_and_it_is_said() {
         };
         recorded
             .parts
-            .push(Part::Entry(Entry::Checkpoint(Box::new(checkpoint))));
-        recorded.come("w", gib(1));
-        let compared = recorded.under(LoopPolicy::default());
+            .push(RecordingPart::Entry(Entry::Checkpoint(Box::new(
+                checkpoint,
+            ))));
+        recorded.schedule_pod("w", gib(1));
+        let compared = recorded.compare_with(LoopPolicy::default());
         assert!(compared.stops_at_gap, "{after:?}");
         assert_eq!(compared.recorded.pods, 3);
     }
 }
 
 #[test]
-fn what_concerns_no_decision_comes_in_as_recorded() {
+fn inputs_that_follow_from_no_decision_are_applied_as_recorded() {
     let mut recorded = Recorded::new();
     recorded.note(NodeDeleted(node("b")));
     recorded.cluster.apply(NodeDeleted(node("b")));
     recorded.pass(Millis::seconds(1));
-    assert_eq!(recorded.come("x", gib(60)).as_deref(), Some("a"));
+    assert_eq!(recorded.schedule_pod("x", gib(60)).as_deref(), Some("a"));
     recorded.pass(Millis::seconds(1));
-    let compared = recorded.under(LoopPolicy::default());
+    let compared = recorded.compare_with(LoopPolicy::default());
     assert_eq!(compared.pods[0].other.node, Some(node("a")));
     let began: Moment = recorded.demand().began;
     assert_eq!(

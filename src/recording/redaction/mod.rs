@@ -12,7 +12,7 @@ mod order;
 mod policy;
 mod serializer;
 
-use super::entry::{Numbered, SegmentHeader};
+use super::entry::{NumberedInput, SegmentHeader};
 use super::read::{RawPart, ReadError, Reader};
 use super::repeats::Line;
 use super::write::SegmentWriter;
@@ -23,24 +23,24 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
-use stowage_scheduling::policy::selection::takes;
+use stowage_scheduling::policy::selection::pattern_matches;
 use stowage_scheduling::policy::{Expression, ExpressionPod, PolicyError};
 use stowage_scheduling::verbs::Input;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// Pending text, in bytes, at which a frame is written.
-const FRAME_TEXT: usize = 256 << 10;
+const FLUSH_BYTES: usize = 256 << 10;
 /// Prefix of the label that marks pods for which an expression holds; the number of the expression follows.
-const EXPRESSION: &str = "stowage.dev/expression-";
+const EXPRESSION_LABEL_PREFIX: &str = "stowage.dev/expression-";
 /// Pseudonym of a name that the first pass did not find: the recording was changed meanwhile.
-const UNSEEN: &str = "unseen";
+const UNKNOWN_NAME: &str = "unseen";
 
 /// Collector of the names of a recording. Read all parts with it before the first is written.
 #[derive(Debug, Default)]
-pub struct NamesSeen(RefCell<Seen>);
+pub struct NameCollector(RefCell<CollectedNames>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct CollectedNames {
     texts: BTreeSet<Box<str>>,
     /// Keys of labels, taints and resources that stay as they are.
     keys: BTreeSet<Box<str>>,
@@ -76,11 +76,11 @@ pub enum RedactionError {
     Write(#[from] io::Error),
 }
 
-impl NamesSeen {
+impl NameCollector {
     /// Collects the names of one part of the recording, up to its last whole entry.
-    pub fn read(&mut self, recording: impl Read) -> Result<(), RedactionError> {
+    pub fn collect(&mut self, recording: impl Read) -> Result<(), RedactionError> {
         let mut reader = Reader::new(recording);
-        while let Some(part) = next_whole(&mut reader)? {
+        while let Some(part) = next_whole_part(&mut reader)? {
             if let RawPart::Line(line) = part {
                 let line = with_policy(*line, self)?;
                 serde_json::to_writer(io::sink(), &Redacted::new(&line, self))
@@ -91,7 +91,7 @@ impl NamesSeen {
     }
 
     pub fn pseudonyms(self) -> Pseudonyms {
-        let Seen {
+        let CollectedNames {
             texts,
             keys,
             all_keys,
@@ -108,7 +108,10 @@ impl NamesSeen {
             namespaces,
             expressions: numbered
                 .map(|(number, (text, expression))| {
-                    (text, (format!("{EXPRESSION}{number}"), expression))
+                    (
+                        text,
+                        (format!("{EXPRESSION_LABEL_PREFIX}{number}"), expression),
+                    )
                 })
                 .collect(),
         }
@@ -120,7 +123,7 @@ impl Pseudonyms {
     pub fn write(&self, recording: impl Read, out: &mut dyn Write) -> Result<(), RedactionError> {
         let mut reader = Reader::new(recording);
         let mut header = None;
-        while let Some(part) = next_whole(&mut reader)? {
+        while let Some(part) = next_whole_part(&mut reader)? {
             match (part, header.take()) {
                 (RawPart::Segment(begun), _) => header = Some(begun),
                 // A segment without an entry is none.
@@ -144,10 +147,10 @@ impl Pseudonyms {
         let mut next = Some(RawPart::Line(first));
         while let Some(RawPart::Line(line)) = next {
             segment.push_line(&Redacted::new(&with_policy(*line, self)?, self))?;
-            if segment.pending() >= FRAME_TEXT {
+            if segment.pending_bytes() >= FLUSH_BYTES {
                 segment.flush()?;
             }
-            next = next_whole(reader)?;
+            next = next_whole_part(reader)?;
         }
         segment.flush()?;
         Ok(match next {
@@ -158,7 +161,7 @@ impl Pseudonyms {
 }
 
 /// Next part as it is stored; `None` from the first incomplete one on, as in a bundle.
-fn next_whole(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadError> {
+fn next_whole_part(reader: &mut Reader<impl Read>) -> Result<Option<RawPart>, ReadError> {
     match reader.next_line() {
         Err(
             ReadError::Cut { .. }
@@ -179,12 +182,12 @@ fn with_policy(line: Line, names: &dyn PolicyNames) -> Result<Line, PolicyError>
             checkpoint.state = checkpoint.state.with_policy(policy);
             Line::Checkpoint(checkpoint)
         }
-        Line::Input(Numbered {
+        Line::Input(NumberedInput {
             number,
             input: Input::PolicySet(mut set),
         }) => {
             set.policy = redacted(&set.policy, names)?;
-            Line::Input(Numbered {
+            Line::Input(NumberedInput {
                 number,
                 input: Input::PolicySet(set),
             })
@@ -193,7 +196,7 @@ fn with_policy(line: Line, names: &dyn PolicyNames) -> Result<Line, PolicyError>
     })
 }
 
-impl Names for NamesSeen {
+impl Names for NameCollector {
     fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str> {
         let texts = &mut self.0.borrow_mut().texts;
         if !texts.contains(name) {
@@ -226,7 +229,7 @@ impl Names for NamesSeen {
     }
 }
 
-impl PolicyNames for NamesSeen {
+impl PolicyNames for NameCollector {
     fn expression(&self, expression: &Expression) -> Option<String> {
         self.0
             .borrow_mut()
@@ -235,11 +238,11 @@ impl PolicyNames for NamesSeen {
         None
     }
 
-    fn pattern(&self, pattern: &str) -> Vec<String> {
+    fn namespace_pattern(&self, pattern: &str) -> Vec<String> {
         vec![pattern.into()]
     }
 
-    fn resources(&self, pattern: &str) -> Vec<String> {
+    fn resource_pattern(&self, pattern: &str) -> Vec<String> {
         vec![pattern.into()]
     }
 }
@@ -248,8 +251,8 @@ impl Names for Pseudonyms {
     fn name<'t>(&'t self, name: &'t str) -> Cow<'t, str> {
         match self.names.get(name) {
             Some(pseudonym) => Cow::Borrowed(pseudonym),
-            None if order::stays(name) || self.keys.contains(name) => Cow::Borrowed(name),
-            None => Cow::Borrowed(UNSEEN),
+            None if order::is_kept(name) || self.keys.contains(name) => Cow::Borrowed(name),
+            None => Cow::Borrowed(UNKNOWN_NAME),
         }
     }
 
@@ -268,11 +271,11 @@ impl Names for Pseudonyms {
 
     fn pod(&self, mut traits: PodTraits) -> PodTraits {
         let pod = ExpressionPod::new(&traits);
-        let hold = self
+        let matching = self
             .expressions
             .values()
             .filter(|(_, expression)| expression.holds_for(&pod) == Ok(true));
-        let labels: Vec<String> = hold.map(|(label, _)| label.clone()).collect();
+        let labels: Vec<String> = matching.map(|(label, _)| label.clone()).collect();
         drop(pod);
         traits
             .labels
@@ -288,26 +291,27 @@ impl PolicyNames for Pseudonyms {
             .expressions
             .get(expression.text())
             .map(|(label, _)| label.clone());
-        Some(label.unwrap_or_else(|| format!("{EXPRESSION}{UNSEEN}")))
+        Some(label.unwrap_or_else(|| format!("{EXPRESSION_LABEL_PREFIX}{UNKNOWN_NAME}")))
     }
 
     /// Each pseudonym stays a pattern (`name*`), because an exact name would take precedence over other patterns.
-    fn pattern(&self, pattern: &str) -> Vec<String> {
-        let taken = self
+    fn namespace_pattern(&self, pattern: &str) -> Vec<String> {
+        let matching = self
             .namespaces
             .iter()
-            .filter(|namespace| takes(pattern, namespace));
-        taken
+            .filter(|namespace| pattern_matches(pattern, namespace));
+        matching
             .map(|namespace| format!("{}*", self.name(namespace)))
             .collect()
     }
 
-    fn resources(&self, pattern: &str) -> Vec<String> {
-        let seen = self
+    fn resource_pattern(&self, pattern: &str) -> Vec<String> {
+        let matching = self
             .all_keys
             .iter()
-            .filter(|resource| takes(pattern, resource));
-        seen.map(|resource| self.key(resource).into_owned())
+            .filter(|resource| pattern_matches(pattern, resource));
+        matching
+            .map(|resource| self.key(resource).into_owned())
             .collect()
     }
 }

@@ -7,7 +7,7 @@ use stowage_scheduling::units::Bytes;
 
 /// Words that the core, or kube-scheduler, knows: hiding them would change what they mean, and they say nothing of a cluster's
 /// owner.
-const WORDS: [&str; 12] = [
+const KEPT_WORDS: [&str; 12] = [
     "",
     "0.0.0.0",
     "SCTP",
@@ -22,29 +22,29 @@ const WORDS: [&str; 12] = [
     "true",
 ];
 /// Domains whose keys of labels, taints and resources are public: `topology.kubernetes.io/zone`.
-const DOMAINS: [&str; 5] = [
+const KNOWN_KEY_DOMAINS: [&str; 5] = [
     "k8s.io",
     "karpenter.sh",
     "kubernetes.io",
     "nvidia.com",
     "stowage.dev",
 ];
-const HUGE_PAGES: &str = "hugepages-";
+const HUGE_PAGES_PREFIX: &str = "hugepages-";
 /// Prefix of the UUIDs of MIG slices, which count in another way than GPUs if their node does not list them.
-const SLICE: &str = "MIG-";
+const MIG_PREFIX: &str = "MIG-";
 /// A text that sorts after the pseudonyms of all MIG slices.
-const BEYOND_SLICES: &str = "MJ";
+const AFTER_MIG_NAMES: &str = "MJ";
 /// Prefix of GPUs of which only the index on their node is known.
-const INDEX: &str = "index-";
+const INDEX_PREFIX: &str = "index-";
 
 /// Whether a text is kept wherever it stands: a word of [`KEPT_WORDS`], or a whole number, which rules compare.
-pub fn stays(text: &str) -> bool {
+pub fn is_kept(text: &str) -> bool {
     let is_number = |text: &str| text.parse::<i64>().is_ok();
-    WORDS.contains(&text)
+    KEPT_WORDS.contains(&text)
         || is_number(text)
-        || text.strip_prefix(INDEX).is_some_and(is_number)
+        || text.strip_prefix(INDEX_PREFIX).is_some_and(is_number)
         || text
-            .strip_prefix(HUGE_PAGES)
+            .strip_prefix(HUGE_PAGES_PREFIX)
             .is_some_and(|size| Bytes::parse_quantity(size).is_ok())
 }
 
@@ -52,7 +52,7 @@ pub fn stays(text: &str) -> bool {
 /// model may be named after its registry.
 pub(crate) fn is_known_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
-        DOMAINS.iter().any(|known| {
+        KNOWN_KEY_DOMAINS.iter().any(|known| {
             domain
                 .strip_suffix(known)
                 .is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -65,17 +65,17 @@ pub fn pseudonyms(
     texts: &BTreeSet<Box<str>>,
     keys: &BTreeSet<Box<str>>,
 ) -> FxHashMap<Box<str>, Box<str>> {
-    let stays = |text: &str| stays(text) || keys.contains(text);
-    let hidden = texts.iter().filter(|text| !stays(text)).count();
+    let is_kept_here = |text: &str| is_kept(text) || keys.contains(text);
+    let hidden = texts.iter().filter(|text| !is_kept_here(text)).count();
     let digits = hidden.max(1).ilog10() as usize + 1;
     let mut pseudonyms = FxHashMap::default();
     let (mut number, mut above) = (0, "");
     let mut gap: Vec<&str> = Vec::new();
-    let is_slice = |text: &str| text.starts_with(SLICE);
-    let mut close = |gap: &mut Vec<&str>, above: &str, below: Option<&str>| {
+    let is_slice = |text: &str| text.starts_with(MIG_PREFIX);
+    let mut name_gap = |gap: &mut Vec<&str>, above: &str, below: Option<&str>| {
         let prefix = match gap.first() {
             None => String::new(),
-            Some(first) if is_slice(first) => SLICE.to_owned(),
+            Some(first) if is_slice(first) => MIG_PREFIX.to_owned(),
             Some(_) => between(above, below),
         };
         for name in gap.drain(..) {
@@ -88,18 +88,22 @@ pub fn pseudonyms(
             .first()
             .is_some_and(|first| is_slice(first) != is_slice(text))
         {
-            let edge = if is_slice(text) { SLICE } else { BEYOND_SLICES };
-            close(&mut gap, above, Some(edge));
+            let edge = if is_slice(text) {
+                MIG_PREFIX
+            } else {
+                AFTER_MIG_NAMES
+            };
+            name_gap(&mut gap, above, Some(edge));
             above = edge;
         }
-        if stays(text) {
-            close(&mut gap, above, Some(text));
+        if is_kept_here(text) {
+            name_gap(&mut gap, above, Some(text));
             above = text;
         } else {
             gap.push(text);
         }
     }
-    close(&mut gap, above, None);
+    name_gap(&mut gap, above, None);
     pseudonyms
 }
 
@@ -195,7 +199,7 @@ mod tests {
 
     #[test]
     fn only_the_sizes_of_huge_pages_stay() {
-        assert!(stays("hugepages-1Gi") && !stays("hugepages-acme-merger"));
+        assert!(is_kept("hugepages-1Gi") && !is_kept("hugepages-acme-merger"));
     }
 
     #[test]
@@ -203,7 +207,7 @@ mod tests {
         assert!(
             ["hugepages-2Mi", "index-3", "-4"]
                 .iter()
-                .all(|text| stays(text))
+                .all(|text| is_kept(text))
         );
         assert!(
             ["nvidia.com/gpu.present", "node-role.kubernetes.io/gpu"]
@@ -218,7 +222,7 @@ mod tests {
             "1.5",
             "True",
         ];
-        assert!(go.iter().all(|text| !stays(text) && !is_known_key(text)));
+        assert!(go.iter().all(|text| !is_kept(text) && !is_known_key(text)));
     }
 
     #[test]
@@ -239,7 +243,7 @@ mod tests {
         #[test]
         fn the_order_of_all_texts_is_kept_and_no_two_become_one(
             names in prop::collection::vec("[0-9a-z.:/_-]{0,5}", 0..40),
-            words in prop::collection::vec(prop::sample::select([&WORDS[..], &["5", "50", "-5", "index-1"]].concat()), 0..8),
+            words in prop::collection::vec(prop::sample::select([&KEPT_WORDS[..], &["5", "50", "-5", "index-1"]].concat()), 0..8),
             keys in prop::collection::vec("(nvidia.com/gpu|k8s.io/-)[.a-z0-9-]{0,2}", 0..6),
             alike in prop::collection::vec("(nvidia.com/gpu|k8s.io/-)[.a-z0-9-]{0,2}", 0..6),
         ) {

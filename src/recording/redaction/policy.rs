@@ -15,10 +15,10 @@ pub(crate) trait PolicyNames: Names {
     fn expression(&self, expression: &Expression) -> Option<String>;
 
     /// Patterns that together match the pseudonyms of the namespaces that this pattern matches.
-    fn pattern(&self, pattern: &str) -> Vec<String>;
+    fn namespace_pattern(&self, pattern: &str) -> Vec<String>;
 
     /// Pseudonyms of the extended resources that this pattern matches.
-    fn resources(&self, pattern: &str) -> Vec<String>;
+    fn resource_pattern(&self, pattern: &str) -> Vec<String>;
 }
 
 /// A name that no namespace has.
@@ -28,62 +28,68 @@ pub(crate) const HOLDS: &str = "true";
 
 /// The policy with pseudonyms. Its version, digest and windows stay.
 pub fn redacted(policy: &Policy, names: &dyn PolicyNames) -> Result<Policy, PolicyError> {
-    let by = Renaming { names };
+    let renamer = PolicyRenamer { names };
     let mut renamed = Policy::default();
     (renamed.version, renamed.digest) = (policy.version, policy.digest);
     renamed.settings = policy.settings.clone();
     let settings = &mut renamed.settings;
     for SpareRule { pool, .. } in &mut settings.planning.spare {
-        *pool = by.optional(pool);
+        *pool = renamer.optional(pool);
     }
-    settings.planning.scheduler_names = by.all(&settings.planning.scheduler_names);
-    settings.dra.gpu_drivers = by.all(&settings.dra.gpu_drivers);
+    settings.planning.scheduler_names = renamer.all(&settings.planning.scheduler_names);
+    settings.dra.gpu_drivers = renamer.all(&settings.dra.gpu_drivers);
     for patterns in [
         &mut settings.nodes.gpu_resources,
         &mut settings.nodes.harmless_resources,
     ] {
         *patterns = patterns
             .iter()
-            .flat_map(|pattern| names.resources(pattern))
+            .flat_map(|pattern| names.resource_pattern(pattern))
             .collect();
     }
     settings.nodes.ignored_labels = settings
         .nodes
         .ignored_labels
         .iter()
-        .map(|key| by.key(key))
+        .map(|key| renamer.key(key))
         .collect();
     settings.autoscaling.models = settings
         .autoscaling
         .models
         .iter()
-        .map(|(model, rules)| (by.one(model), by.model(rules)))
+        .map(|(model, rules)| (renamer.name(model), renamer.model(rules)))
         .collect();
     let renamed = renamed
         .with_classes(
             policy
                 .classes()
                 .iter()
-                .map(|class| by.class(class))
+                .map(|class| renamer.class(class))
                 .collect(),
         )?
         .with_tenants(
             policy
                 .tenants()
                 .iter()
-                .map(|tenant| by.tenant(tenant))
+                .map(|tenant| renamer.tenant(tenant))
                 .collect(),
         )?
-        .with_pools(policy.pools().iter().map(|pool| by.pool(pool)).collect())?;
+        .with_pools(
+            policy
+                .pools()
+                .iter()
+                .map(|pool| renamer.pool(pool))
+                .collect(),
+        )?;
     Ok(renamed.with_open_windows(policy.open_windows().clone()))
 }
 
-struct Renaming<'a> {
+struct PolicyRenamer<'a> {
     names: &'a dyn PolicyNames,
 }
 
-impl Renaming<'_> {
-    fn one(&self, name: &str) -> String {
+impl PolicyRenamer<'_> {
+    fn name(&self, name: &str) -> String {
         self.names.name(name).into_owned()
     }
 
@@ -92,17 +98,17 @@ impl Renaming<'_> {
     }
 
     fn all(&self, names: &[String]) -> Vec<String> {
-        names.iter().map(|name| self.one(name)).collect()
+        names.iter().map(|name| self.name(name)).collect()
     }
 
     fn optional(&self, name: &Option<String>) -> Option<String> {
-        name.as_ref().map(|name| self.one(name))
+        name.as_ref().map(|name| self.name(name))
     }
 
     fn labels(&self, labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         labels
             .iter()
-            .map(|(key, value)| (self.key(key), self.one(value)))
+            .map(|(key, value)| (self.key(key), self.name(value)))
             .collect()
     }
 
@@ -137,15 +143,15 @@ impl Renaming<'_> {
 
     fn namespaces(&self, namespaces: &[String]) -> Vec<String> {
         let renamed = |text: &String| match is_pattern(text) {
-            true => self.names.pattern(text),
-            false => vec![self.one(text)],
+            true => self.names.namespace_pattern(text),
+            false => vec![self.name(text)],
         };
         namespaces.iter().flat_map(renamed).collect()
     }
 
     fn class(&self, class: &Class) -> Class {
         Class {
-            name: self.one(&class.name),
+            name: self.name(&class.name),
             matches: self.conditions(&class.matches),
             shares_with: class.shares_with.as_ref().map(|names| self.all(names)),
             pools: class.pools.as_ref().map(|names| self.all(names)),
@@ -155,11 +161,11 @@ impl Renaming<'_> {
 
     fn conditions(&self, matches: &Match) -> Match {
         let mut labels = self.labels(&matches.labels);
-        let held = matches
+        let replacement = matches
             .expression
             .as_ref()
             .map(|expression| (expression, self.names.expression(expression)));
-        let expression = match held {
+        let expression = match replacement {
             Some((expression, None)) => Some(expression.clone()),
             Some((_, Some(label))) => {
                 labels.insert(label, HOLDS.into());
@@ -193,7 +199,7 @@ impl Renaming<'_> {
 
     fn tenant(&self, tenant: &Tenant) -> Tenant {
         Tenant {
-            name: self.one(&tenant.name),
+            name: self.name(&tenant.name),
             namespaces: self.namespaces(&tenant.namespaces),
             namespace_selector: self.selector(&tenant.namespace_selector),
             ..tenant.clone()
@@ -202,7 +208,7 @@ impl Renaming<'_> {
 
     fn pool(&self, pool: &Pool) -> Pool {
         Pool {
-            name: self.one(&pool.name),
+            name: self.name(&pool.name),
             selector: self.labels(&pool.selector),
             classes: pool.classes.as_ref().map(|names| self.all(names)),
             ..pool.clone()

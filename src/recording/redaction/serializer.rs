@@ -27,7 +27,7 @@ pub trait Names {
 
 /// Kind of the texts, or numbers, at one position of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum TextKind {
     Name,
     /// A key of a label, taint or resource.
     Key,
@@ -37,13 +37,13 @@ enum Place {
     Kept,
     Image,
     /// Traits that have been through [`Names::pod`].
-    SeenPod,
+    ReplacedPod,
 }
 
 /// Type whose texts are keys. Keys of maps and the fields below are keys, too.
 const KEY_TYPE: &str = "PluginResource";
 const KEY_FIELDS: [(&str, &str); 7] = [
-    ("Amounts", "others"),
+    ("ResourceList", "others"),
     ("AntiAffinity", "topology"),
     ("NodeLabel", "key"),
     ("PodTraits", "resources"),
@@ -52,7 +52,7 @@ const KEY_FIELDS: [(&str, &str); 7] = [
     ("Toleration", "key"),
 ];
 /// Types whose texts are no names.
-const KEPT_TYPES: [&str; 4] = ["ClassSet", "GpuModel", "GpuSet", "GpuWish"];
+const KEPT_TYPES: [&str; 4] = ["ClassSet", "GpuModel", "GpuSet", "GpuSelector"];
 /// Fields whose texts are no names: codes of this program, and policies, which are redacted on their own.
 const KEPT_FIELDS: [(&str, &str); 5] = [
     ("ClusterState", "policy"),
@@ -62,18 +62,18 @@ const KEPT_FIELDS: [(&str, &str); 5] = [
     ("KeptBind", "why"),
 ];
 /// Fields with `namespace/name` in one text.
-const IN_NAMESPACES: [(&str, &str); 3] = [
+const NAMESPACED_NAME_FIELDS: [(&str, &str); 3] = [
     ("StorageObserved", "name"),
     ("StorageDeleted", "name"),
     ("VolumeIndexState", "claims"),
 ];
-const TRAITS: &str = "PodTraits";
+const POD_TRAITS_TYPE: &str = "PodTraits";
 
 /// A value whose names are replaced while it is serialized.
 pub(crate) struct Redacted<'a, T: ?Sized> {
     value: &'a T,
     names: &'a dyn Names,
-    place: Place,
+    place: TextKind,
 }
 
 impl<'a, T: ?Sized> Redacted<'a, T> {
@@ -81,7 +81,7 @@ impl<'a, T: ?Sized> Redacted<'a, T> {
         Self {
             value,
             names,
-            place: Place::Name,
+            place: TextKind::Name,
         }
     }
 }
@@ -99,21 +99,21 @@ impl<T: Serialize + ?Sized> Serialize for Redacted<'_, T> {
 struct RedactingSerializer<'a, S> {
     inner: S,
     names: &'a dyn Names,
-    place: Place,
+    place: TextKind,
 }
 
 /// Serializer of elements, keys and values, all of the same kind.
 struct RedactingParts<'a, C> {
     inner: C,
     names: &'a dyn Names,
-    place: Place,
+    place: TextKind,
 }
 
 struct RedactingFields<'a, C> {
     inner: C,
     names: &'a dyn Names,
-    place: Place,
-    of: &'static str,
+    place: TextKind,
+    type_name: &'static str,
 }
 
 enum RedactingStruct<'a, S: Serializer> {
@@ -122,8 +122,8 @@ enum RedactingStruct<'a, S: Serializer> {
     Traits(RedactingSerializer<'a, S>, Map<String, Value>),
 }
 
-impl Place {
-    fn of_type(self, name: &str) -> Self {
+impl TextKind {
+    fn for_type(self, name: &str) -> Self {
         match name {
             "ImageId" => Self::Image,
             KEY_TYPE => Self::Key,
@@ -133,17 +133,17 @@ impl Place {
         }
     }
 
-    fn of_field(self, of: &str, field: &str) -> Self {
+    fn for_field(self, type_name: &str, field: &str) -> Self {
         match self {
             Self::Kept => Self::Kept,
-            _ if KEPT_FIELDS.contains(&(of, field)) => Self::Kept,
-            _ if IN_NAMESPACES.contains(&(of, field)) => Self::NameInNamespace,
-            _ if KEY_FIELDS.contains(&(of, field)) => Self::Key,
+            _ if KEPT_FIELDS.contains(&(type_name, field)) => Self::Kept,
+            _ if NAMESPACED_NAME_FIELDS.contains(&(type_name, field)) => Self::NameInNamespace,
+            _ if KEY_FIELDS.contains(&(type_name, field)) => Self::Key,
             _ => Self::Name,
         }
     }
 
-    fn of_map_key(self) -> Self {
+    fn for_map_key(self) -> Self {
         match self {
             Self::Name => Self::Key,
             other => other,
@@ -152,7 +152,7 @@ impl Place {
 }
 
 impl<'a, S> RedactingSerializer<'a, S> {
-    fn redacted<'v, T: ?Sized>(&self, value: &'v T, place: Place) -> Redacted<'v, T>
+    fn redacted<'v, T: ?Sized>(&self, value: &'v T, place: TextKind) -> Redacted<'v, T>
     where
         'a: 'v,
     {
@@ -214,7 +214,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     );
 
     fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
-        let value = if self.place == Place::Image {
+        let value = if self.place == TextKind::Image {
             self.names.image(value)
         } else {
             value
@@ -224,12 +224,12 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
 
     fn serialize_str(self, text: &str) -> Result<S::Ok, S::Error> {
         match (self.place, text.split_once('/')) {
-            (Place::Kept, _) => self.inner.serialize_str(text),
-            (Place::NameInNamespace, Some((namespace, name))) => {
+            (TextKind::Kept, _) => self.inner.serialize_str(text),
+            (TextKind::NameInNamespace, Some((namespace, name))) => {
                 let [namespace, name] = [namespace, name].map(|part| self.names.name(part));
                 self.inner.serialize_str(&format!("{namespace}/{name}"))
             }
-            (Place::Key, _) => self.inner.serialize_str(&self.names.key(text)),
+            (TextKind::Key, _) => self.inner.serialize_str(&self.names.key(text)),
             _ => self.inner.serialize_str(&self.names.name(text)),
         }
     }
@@ -244,7 +244,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let redacted = self.redacted(value, self.place.of_type(name));
+        let redacted = self.redacted(value, self.place.for_type(name));
         self.inner.serialize_newtype_struct(name, &redacted)
     }
 
@@ -255,7 +255,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         variant: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let redacted = self.redacted(value, self.place.of_field(name, variant));
+        let redacted = self.redacted(value, self.place.for_field(name, variant));
         self.inner
             .serialize_newtype_variant(name, index, variant, &redacted)
     }
@@ -295,7 +295,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         of: &'static str,
         length: usize,
     ) -> Result<Self::SerializeStruct, S::Error> {
-        if of == TRAITS && self.place != Place::SeenPod {
+        if of == POD_TRAITS_TYPE && self.place != TextKind::ReplacedPod {
             return Ok(RedactingStruct::Traits(self, Map::new()));
         }
         let Self {
@@ -308,7 +308,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
             inner,
             names,
             place,
-            of,
+            type_name: of,
         }))
     }
 
@@ -329,7 +329,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
             inner,
             names,
             place,
-            of,
+            type_name: of,
         })
     }
 
@@ -367,7 +367,7 @@ impl<C: SerializeMap> SerializeMap for RedactingParts<'_, C> {
     type Error = C::Error;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
-        let place = self.place.of_map_key();
+        let place = self.place.for_map_key();
         self.inner.serialize_key(&Redacted {
             value: key,
             names: self.names,
@@ -397,7 +397,7 @@ impl<C: SerializeStructVariant> SerializeStructVariant for RedactingFields<'_, C
         field: &'static str,
         value: &T,
     ) -> Result<(), C::Error> {
-        let place = self.place.of_field(self.of, field);
+        let place = self.place.for_field(self.type_name, field);
         self.inner.serialize_field(
             field,
             &Redacted {
@@ -424,7 +424,7 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
     ) -> Result<(), S::Error> {
         match self {
             Self::Plain(fields) => {
-                let place = fields.place.of_field(fields.of, field);
+                let place = fields.place.for_field(fields.type_name, field);
                 fields.inner.serialize_field(
                     field,
                     &Redacted {
@@ -456,7 +456,7 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
                 serializer.names.pod(traits).serialize(RedactingSerializer {
-                    place: Place::SeenPod,
+                    place: TextKind::ReplacedPod,
                     ..serializer
                 })
             }

@@ -1,7 +1,7 @@
 //! A redacted recording says none of the names, and replays as the original does.
 
-use super::NamesSeen;
-use crate::frame::{FrameHead, HEAD_BYTES, MAGIC};
+use super::NameCollector;
+use crate::frame::{FRAME_HEADER_BYTES, FrameHeader, MAGIC};
 use crate::proptests::taken_inputs;
 use crate::proptests::{entries, replay, written};
 use proptest::prelude::*;
@@ -23,14 +23,14 @@ use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::PolicySet;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
-use stowage_scheduling::vocabulary::gpu_wish::GpuWish;
+use stowage_scheduling::vocabulary::gpu_wish::GpuSelector;
 use stowage_scheduling::vocabulary::label_selector::Requirement;
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 
 fn redacted(recording: &[u8]) -> Vec<u8> {
-    let (mut seen, mut out) = (NamesSeen::default(), Vec::new());
-    seen.read(recording).unwrap();
+    let (mut seen, mut out) = (NameCollector::default(), Vec::new());
+    seen.collect(recording).unwrap();
     seen.pseudonyms().write(recording, &mut out).unwrap();
     out
 }
@@ -38,10 +38,10 @@ fn redacted(recording: &[u8]) -> Vec<u8> {
 /// The text of all frames.
 fn text(mut recording: &[u8]) -> String {
     let mut text = Vec::new();
-    while let Some((head, rest)) = recording.split_first_chunk::<HEAD_BYTES>() {
+    while let Some((head, rest)) = recording.split_first_chunk::<FRAME_HEADER_BYTES>() {
         recording = rest;
         if !head.starts_with(&MAGIC) {
-            let frame = FrameHead::read(head).unwrap();
+            let frame = FrameHeader::read(head).unwrap();
             let (stored, rest) = recording.split_at(frame.stored);
             text.extend(frame.text(stored).unwrap());
             recording = rest;
@@ -99,12 +99,12 @@ fn class(name: &str, matches: Match) -> Class {
     Class {
         matches,
         eviction: Preemptibility::ForHigherPriority,
-        ..Class::named(name)
+        ..Class::new(name)
     }
 }
 
 /// A policy that asks of names what pseudonyms cannot answer.
-fn asking() -> Policy {
+fn policy_with_names() -> Policy {
     let expression = |text| Some(Expression::compile(text).unwrap());
     let mut classes = vec![
         class(
@@ -152,12 +152,12 @@ fn asking() -> Policy {
     ];
     classes.extend(built_in_classes());
     let tenants = vec![
-        Tenant::named("everyone", &["*"]),
-        Tenant::named("ours", &["default", "oth*"]),
+        Tenant::new("everyone", &["*"]),
+        Tenant::new("ours", &["default", "oth*"]),
     ];
     let pool = Pool {
         selector: [("side".into(), "left".into())].into(),
-        ..Pool::named("left")
+        ..Pool::new("left")
     };
     let policy = Policy::default()
         .with_classes(classes)
@@ -187,7 +187,7 @@ proptest! {
     ) {
         let mut inputs = inputs;
         if let Some(at) = policy_at {
-            inputs.insert(at.index(inputs.len() + 1), set(asking()));
+            inputs.insert(at.index(inputs.len() + 1), set(policy_with_names()));
         }
         let recording = written(&entries(&inputs, each_segment), 7);
         let redacted = redacted(&recording);
@@ -262,7 +262,7 @@ fn a_name_in_a_known_domain_is_hidden_and_a_key_is_not() {
 
 /// Whose a node's GPUs are depends on names of resources and labels, and on patterns of the policy.
 #[test]
-fn a_node_of_another_allocator_stays_one_by_other_names() {
+fn a_node_of_another_allocator_keeps_its_allocator() {
     let observed = |resource: &str, value: &str| -> Input {
         let changes = vec![NodeLabel {
             key: "nvidia.com/mig.config.state".into(),
@@ -322,9 +322,9 @@ fn a_node_of_another_allocator_stays_one_by_other_names() {
 }
 
 #[test]
-fn what_a_pod_asks_of_its_gpus_by_labels_is_kept() {
-    let product = Requirement::is("nvidia.com/gpu.product", "NVIDIA-A100-80GB");
-    let wish = GpuWish::of([vec![product]]).map(Arc::new);
+fn gpu_requirements_by_labels_are_kept() {
+    let product = Requirement::equals("nvidia.com/gpu.product", "NVIDIA-A100-80GB");
+    let wish = GpuSelector::from_terms([vec![product]]).map(Arc::new);
     let demand = Demand {
         wish,
         ..demand_of(1, 1, Sharing::Shared, 0)

@@ -4,7 +4,7 @@ use serde_json::Value;
 use stowage_scheduling::verbs::ClusterState;
 
 /// Maximum length of a value's text in a message, in bytes: enough to recognize it.
-const SHOWN: usize = 400;
+const MAX_SHOWN_BYTES: usize = 400;
 
 /// First difference: a JSON pointer, and the value that each state has there.
 pub(crate) fn first_difference(
@@ -16,17 +16,21 @@ pub(crate) fn first_difference(
     difference(&value(one), &value(other), &mut String::new())
 }
 
-fn difference(one: &Value, other: &Value, place: &mut String) -> Option<(String, String, String)> {
-    let inner = |key: &str, one: Option<&Value>, other: Option<&Value>, place: &mut String| {
-        let length = place.len();
-        place.push('/');
-        place.push_str(key);
+fn difference(
+    one: &Value,
+    other: &Value,
+    pointer: &mut String,
+) -> Option<(String, String, String)> {
+    let inner = |key: &str, one: Option<&Value>, other: Option<&Value>, pointer: &mut String| {
+        let length = pointer.len();
+        pointer.push('/');
+        pointer.push_str(key);
         let found = difference(
             one.unwrap_or(&Value::Null),
             other.unwrap_or(&Value::Null),
-            place,
+            pointer,
         );
-        place.truncate(length);
+        pointer.truncate(length);
         found
     };
     match (one, other) {
@@ -35,19 +39,27 @@ fn difference(one: &Value, other: &Value, place: &mut String) -> Option<(String,
                 .keys()
                 .chain(other.keys().filter(|key| !one.contains_key(*key)));
             keys.into_iter()
-                .find_map(|key| inner(key, one.get(key), other.get(key), place))
+                .find_map(|key| inner(key, one.get(key), other.get(key), pointer))
         }
-        (Value::Array(one), Value::Array(other)) => (0..one.len().max(other.len()))
-            .find_map(|index| inner(&index.to_string(), one.get(index), other.get(index), place)),
+        (Value::Array(one), Value::Array(other)) => {
+            (0..one.len().max(other.len())).find_map(|index| {
+                inner(
+                    &index.to_string(),
+                    one.get(index),
+                    other.get(index),
+                    pointer,
+                )
+            })
+        }
         _ if one == other => None,
-        _ => Some((place.clone(), shown(one), shown(other))),
+        _ => Some((pointer.clone(), excerpt(one), excerpt(other))),
     }
 }
 
-fn shown(value: &Value) -> String {
+fn excerpt(value: &Value) -> String {
     let mut text = value.to_string();
-    if text.len() > SHOWN {
-        text.truncate(text.floor_char_boundary(SHOWN));
+    if text.len() > MAX_SHOWN_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_SHOWN_BYTES));
         text.push('…');
     }
     text

@@ -61,7 +61,7 @@ const MAX_COUNT: f64 = 1e12;
 /// Shares are quotients of rounded numbers: an excess below this counts as 1.
 const SHARE_TOLERANCE: f64 = 0.001;
 /// Enough characters to recognize a text.
-const SHOWN: usize = 60;
+const MAX_SHOWN_CHARS: usize = 60;
 
 /// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers
 /// (`WorkerId` is Ray's), models of one Triton. Samples that differ only in other labels are views of the same, such as those of
@@ -85,7 +85,7 @@ enum ValueRange {
 
 fn range(quantity: MetricQuantity) -> ValueRange {
     match quantity {
-        MetricQuantity::KvUsage | MetricQuantity::KvUsageFormerly => ValueRange::Share,
+        MetricQuantity::KvUsage | MetricQuantity::KvUsageOldName => ValueRange::Share,
         MetricQuantity::Awake | MetricQuantity::WeightsOffloaded | MetricQuantity::AllDiscarded => {
             ValueRange::Flag
         }
@@ -105,28 +105,31 @@ const QUANTITIES: usize = MetricQuantity::AllDiscarded as usize + 1;
 
 /// Parses a page. `hint` is the engine that the pod declares; without one, or if the page is not that engine's, the page
 /// identifies it.
-pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
-    let mut collected: Vec<Collected<'_>> = dialects().map(Collected::new).collect();
+pub fn parse_page(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
+    let mut values_by_dialect: Vec<DialectValues<'_>> =
+        dialects().map(DialectValues::new).collect();
     for line in Scan::new(page, &WANTED) {
-        let (is, sample) = match &line {
-            MetricLine::Sample(sample) => (sample.is, Some(sample)),
+        let (wanted, sample) = match &line {
+            MetricLine::Sample(sample) => (sample.tag, Some(sample)),
             MetricLine::Garbled(is) => (*is, None),
         };
-        match (is, sample) {
+        match (wanted, sample) {
             (Wanted::Gateway(name), _) => return Err(UnknownPage::Gateway { name }),
             (Wanted::Metric(metric), Some(sample)) => {
-                collected[metric.dialect].take(metric, sample)
+                values_by_dialect[metric.dialect].add_sample(metric, sample)
             }
-            (Wanted::Metric(metric), None) => collected[metric.dialect].garbled(metric),
+            (Wanted::Metric(metric), None) => {
+                values_by_dialect[metric.dialect].record_garbled(metric)
+            }
         }
     }
     // The hinted engine first; the others in their order.
-    collected.sort_by_key(|collected| Some(collected.engine) != hint);
-    collected
+    values_by_dialect.sort_by_key(|collected| Some(collected.engine) != hint);
+    values_by_dialect
         .into_iter()
-        .filter(Collected::is_there)
-        .map(Collected::figures)
-        .reduce(Figures::or)
+        .filter(DialectValues::is_present)
+        .map(DialectValues::figures)
+        .reduce(Figures::filled_from)
         .or_else(|| {
             engine_by_prefix(page).map(|engine| Figures {
                 engine,
@@ -185,7 +188,7 @@ static WANTED: LazyLock<WantedMetrics<Wanted>> = LazyLock::new(|| {
 });
 
 /// A page's values in one dialect.
-struct Collected<'p> {
+struct DialectValues<'p> {
     engine: Engine,
     dialect: &'static Dialect,
     /// Whether the page has a line of this dialect.
@@ -193,7 +196,7 @@ struct Collected<'p> {
     model: Option<Label<'p>>,
     ranks: Vec<Rank<'p>>,
     /// For each quantity, why it is not reliable.
-    spoiled: [Option<MetricsProblem>; QUANTITIES],
+    unreliable: [Option<MetricsProblem>; QUANTITIES],
 }
 
 struct Rank<'p> {
@@ -202,7 +205,7 @@ struct Rank<'p> {
     values: [Option<f64>; QUANTITIES],
 }
 
-impl<'p> Collected<'p> {
+impl<'p> DialectValues<'p> {
     fn new((engine, dialect): (Engine, &'static Dialect)) -> Self {
         const FINE: Option<MetricsProblem> = None;
         Self {
@@ -211,28 +214,28 @@ impl<'p> Collected<'p> {
             has_lines: false,
             model: None,
             ranks: Vec::new(),
-            spoiled: [FINE; QUANTITIES],
+            unreliable: [FINE; QUANTITIES],
         }
     }
 
     /// Whether the page is in this dialect.
-    fn is_there(&self) -> bool {
-        let is_said = |quantity: &MetricQuantity| {
+    fn is_present(&self) -> bool {
+        let is_reported = |quantity: &MetricQuantity| {
             let place = *quantity as usize;
-            self.spoiled[place].is_some()
+            self.unreliable[place].is_some()
                 || self.ranks.iter().any(|rank| rank.values[place].is_some())
         };
-        self.has_lines && self.dialect.needs.iter().all(is_said)
+        self.has_lines && self.dialect.required.iter().all(is_reported)
     }
 
-    fn take(&mut self, metric: &'static Metric, sample: &Sample<'p, Wanted>) {
+    fn add_sample(&mut self, metric: &'static Metric, sample: &Sample<'p, Wanted>) {
         self.has_lines = true;
         if self.model.is_none() {
             let mut names = self.dialect.model_labels.iter();
             self.model = names.find_map(|name| sample.labels.get(name));
         }
         match metric.reading {
-            MetricReading::Value(quantity) => self.note(metric, sample, quantity, sample.value),
+            MetricReading::Value(quantity) => self.record(metric, sample, quantity, sample.value),
             MetricReading::ByLabel(label, quantities) => {
                 let Some(label) = sample.labels.get(label) else {
                     return;
@@ -242,7 +245,7 @@ impl<'p> Collected<'p> {
                     .find(|(text, _)| label.raw == text.as_bytes());
                 quantity
                     .into_iter()
-                    .for_each(|&(_, quantity)| self.note(metric, sample, quantity, sample.value));
+                    .for_each(|&(_, quantity)| self.record(metric, sample, quantity, sample.value));
             }
             MetricReading::Labels(quantities) => {
                 for (name, quantity) in quantities {
@@ -250,15 +253,15 @@ impl<'p> Collected<'p> {
                         continue;
                     };
                     match label.value().parse() {
-                        Ok(value) => self.note(metric, sample, *quantity, value),
-                        Err(_) => self.impossible(&metric.name, *quantity, label.value()),
+                        Ok(value) => self.record(metric, sample, *quantity, value),
+                        Err(_) => self.record_impossible(&metric.name, *quantity, label.value()),
                     }
                 }
             }
         }
     }
 
-    fn note(
+    fn record(
         &mut self,
         metric: &'static Metric,
         sample: &Sample<'p, Wanted>,
@@ -266,11 +269,11 @@ impl<'p> Collected<'p> {
         value: f64,
     ) {
         let Some(value) = accept(range(quantity), value) else {
-            return self.impossible(&metric.name, quantity, value.to_string().into());
+            return self.record_impossible(&metric.name, quantity, value.to_string().into());
         };
         let key =
             RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
-        let place = match self.ranks.iter().position(|rank| rank.key == key) {
+        let rank_index = match self.ranks.iter().position(|rank| rank.key == key) {
             Some(place) => place,
             None if self.ranks.len() < MAX_RANKS => {
                 self.ranks.push(Rank {
@@ -280,7 +283,7 @@ impl<'p> Collected<'p> {
                 self.ranks.len() - 1
             }
             None => {
-                return self.spoil(
+                return self.mark_unreliable(
                     quantity,
                     MetricsProblem::TooManyRanks {
                         metric: &metric.name,
@@ -288,14 +291,14 @@ impl<'p> Collected<'p> {
                 );
             }
         };
-        let known = &mut self.ranks[place].values[quantity as usize];
-        *known = Some(known.map_or(value, |known| known.max(value)));
+        let current = &mut self.ranks[rank_index].values[quantity as usize];
+        *current = Some(current.map_or(value, |known| known.max(value)));
     }
 
-    fn garbled(&mut self, metric: &'static Metric) {
+    fn record_garbled(&mut self, metric: &'static Metric) {
         self.has_lines = true;
         let mut spoil = |quantity| {
-            self.spoil(
+            self.mark_unreliable(
                 quantity,
                 MetricsProblem::Garbled {
                     metric: &metric.name,
@@ -310,8 +313,13 @@ impl<'p> Collected<'p> {
         }
     }
 
-    fn impossible(&mut self, metric: &'static str, quantity: MetricQuantity, value: Cow<'_, str>) {
-        self.spoil(
+    fn record_impossible(
+        &mut self,
+        metric: &'static str,
+        quantity: MetricQuantity,
+        value: Cow<'_, str>,
+    ) {
+        self.mark_unreliable(
             quantity,
             MetricsProblem::Impossible {
                 metric,
@@ -320,21 +328,22 @@ impl<'p> Collected<'p> {
         );
     }
 
-    fn spoil(&mut self, quantity: MetricQuantity, problem: MetricsProblem) {
-        self.spoiled[quantity as usize].get_or_insert(problem);
+    fn mark_unreliable(&mut self, quantity: MetricQuantity, problem: MetricsProblem) {
+        self.unreliable[quantity as usize].get_or_insert(problem);
     }
 
     /// Fills in quantities that a rank reports under a former name, or as the parts of a ratio or product.
     fn derive(&mut self) {
-        for place in 0..self.ranks.len() {
-            let rank = &self.ranks[place];
+        for rank_index in 0..self.ranks.len() {
+            let rank = &self.ranks[rank_index];
             let usage = self
-                .value(rank, MetricQuantity::KvUsageFormerly)
+                .value(rank, MetricQuantity::KvUsageOldName)
                 .or_else(|| self.share_of_batch(rank));
-            self.fill(place, MetricQuantity::KvUsage, usage);
+            self.set_if_missing(rank_index, MetricQuantity::KvUsage, usage);
             // What waits for anything else would wait beside an empty cache, too.
-            let for_capacity = self.value(&self.ranks[place], MetricQuantity::WaitingForCapacity);
-            let waiting = &mut self.ranks[place].values;
+            let for_capacity =
+                self.value(&self.ranks[rank_index], MetricQuantity::WaitingForCapacity);
+            let waiting = &mut self.ranks[rank_index].values;
             let before = [
                 MetricQuantity::WaitingToDecode,
                 MetricQuantity::WaitingToPrefill,
@@ -345,19 +354,21 @@ impl<'p> Collected<'p> {
             let queue = &mut waiting[MetricQuantity::Waiting as usize];
             *queue = for_capacity.or(*queue);
             *queue = (*queue).into_iter().chain(before).reduce(|a, b| a + b);
-            let tokens = self.tokens_of_blocks(&self.ranks[place]);
-            self.fill(place, MetricQuantity::KvTokens, tokens);
+            let tokens = self.tokens_of_blocks(&self.ranks[rank_index]);
+            self.set_if_missing(rank_index, MetricQuantity::KvTokens, tokens);
         }
     }
 
-    fn fill(&mut self, place: usize, quantity: MetricQuantity, value: Option<f64>) {
-        let known = &mut self.ranks[place].values[quantity as usize];
+    fn set_if_missing(&mut self, rank_index: usize, quantity: MetricQuantity, value: Option<f64>) {
+        let known = &mut self.ranks[rank_index].values[quantity as usize];
         let (None, Some(value)) = (*known, value) else {
             return;
         };
         match accept(range(quantity), value) {
             Some(value) => *known = Some(value),
-            None => self.impossible(derived_name(quantity), quantity, value.to_string().into()),
+            None => {
+                self.record_impossible(derived_name(quantity), quantity, value.to_string().into())
+            }
         }
     }
 
@@ -383,13 +394,13 @@ impl<'p> Collected<'p> {
         ];
         if let Some(problem) = parts
             .iter()
-            .find_map(|&part| self.spoiled[part as usize].clone())
+            .find_map(|&part| self.unreliable[part as usize].clone())
         {
-            self.spoil(MetricQuantity::Waiting, problem);
+            self.mark_unreliable(MetricQuantity::Waiting, problem);
         }
         self.derive();
         let mut problems: Vec<MetricsProblem> = Vec::new();
-        for problem in self.spoiled.iter().flatten() {
+        for problem in self.unreliable.iter().flatten() {
             if !problems.contains(problem) {
                 problems.push(problem.clone());
             }
@@ -415,7 +426,7 @@ impl<'p> Collected<'p> {
 
     /// A rank's value of a quantity, if the quantity is reliable in all ranks.
     fn value(&self, rank: &Rank<'_>, quantity: MetricQuantity) -> Option<f64> {
-        rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
+        rank.values[quantity as usize].filter(|_| self.unreliable[quantity as usize].is_none())
     }
 
     /// The value of each rank that reports it.
@@ -440,7 +451,7 @@ impl<'p> Collected<'p> {
         ];
         if flags
             .iter()
-            .any(|&flag| self.spoiled[flag as usize].is_some())
+            .any(|&flag| self.unreliable[flag as usize].is_some())
         {
             return None;
         }
@@ -476,7 +487,7 @@ fn accept(kind: ValueRange, value: f64) -> Option<f64> {
 
 impl Figures {
     /// These figures, filled up from another engine's lines on the same page.
-    fn or(mut self, other: Self) -> Self {
+    fn filled_from(mut self, other: Self) -> Self {
         self.model = self.model.or(other.model);
         self.kv_cache_usage = self.kv_cache_usage.or(other.kv_cache_usage);
         self.kv_cache_tokens = self.kv_cache_tokens.or(other.kv_cache_tokens);
@@ -510,7 +521,7 @@ fn unknown(page: &[u8]) -> UnknownPage {
         None => UnknownPage::Empty,
         // A character takes four bytes at most.
         Some(line) => {
-            let start = String::from_utf8_lossy(&line[..line.len().min(4 * SHOWN)]);
+            let start = String::from_utf8_lossy(&line[..line.len().min(4 * MAX_SHOWN_CHARS)]);
             UnknownPage::NotAnEngine {
                 first_line: shortened(&start),
             }
@@ -519,7 +530,7 @@ fn unknown(page: &[u8]) -> UnknownPage {
 }
 
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }

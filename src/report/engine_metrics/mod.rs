@@ -14,5 +14,5 @@ mod proptests;
 #[cfg(test)]
 mod tests;
 
-pub use figures::{Figures, MetricsProblem, UnknownPage, read};
+pub use figures::{Figures, MetricsProblem, UnknownPage, parse_page};
 pub use stowage_scheduling::engines::Engine;

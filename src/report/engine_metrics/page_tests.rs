@@ -1,15 +1,15 @@
 //! Figures of the pages that engines of the world print, and the reason why a page of no engine has none.
 
-use super::read;
+use super::parse_page;
 
 /// A page's figures in one line, or why it has none.
-fn said(page: &str) -> String {
+fn described(page: &str) -> String {
     let path = format!(
         "{}/tests/fixtures/engines/{page}.txt",
         env!("CARGO_WORKSPACE_DIR")
     );
     let page = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let figures = match read(&page, None) {
+    let figures = match parse_page(&page, None) {
         Ok(figures) => figures,
         Err(reason) => return reason.to_string(),
     };
@@ -49,7 +49,7 @@ fn said(page: &str) -> String {
 }
 
 #[test]
-fn every_page_of_the_world_is_read_right_or_is_unknown_with_a_reason() {
+fn every_recorded_metrics_page_is_parsed_or_rejected_with_a_reason() {
     let opt =
         "model=facebook/opt-125m kv=0 tokens=116496 waiting=0 running=0 preemptions=0 generated=7";
     let ranks = |waiting, running, kv| {
@@ -116,13 +116,13 @@ fn every_page_of_the_world_is_read_right_or_is_unknown_with_a_reason() {
         ("vllm-dp2-gaie2950", "vllm model=deepseek-v4-flash-w8a8-mtp running=0".into()),
         ("vllm-loaded", ranks(5, 31, 0.91)),
     ] {
-        assert_eq!(said(page), expected, "{page}");
+        assert_eq!(described(page), expected, "{page}");
     }
 }
 
 #[test]
 fn queues_that_wait_for_a_peer_or_for_kv_cache_are_part_of_the_queue() {
-    let waiting = |page: &str| read(page.as_bytes(), None).unwrap().waiting;
+    let waiting = |page: &str| parse_page(page.as_bytes(), None).unwrap().waiting;
     let prefill = "sglang:num_queue_reqs 3\nsglang:num_prefill_bootstrap_queue_reqs 40\n";
     assert_eq!(waiting(prefill), Some(43));
     assert_eq!(
@@ -154,7 +154,7 @@ fn replicas_of_one_page_have_a_kv_cache_and_a_queue_each() {
             )
         })
         .concat();
-    let figures = read(page.as_bytes(), None).unwrap();
+    let figures = parse_page(page.as_bytes(), None).unwrap();
     assert_eq!(
         (figures.kv_cache_usage, figures.waiting),
         (Some(0.7), Some(5))
@@ -163,7 +163,8 @@ fn replicas_of_one_page_have_a_kv_cache_and_a_queue_each() {
 
 #[test]
 fn names_without_a_prefix_are_an_engines_only_together() {
-    let engine = |page: &str| read(page.as_bytes(), None).map(|figures| figures.engine.name());
+    let engine =
+        |page: &str| parse_page(page.as_bytes(), None).map(|figures| figures.engine.name());
     assert_eq!(
         engine("gpu_cache_usage_perc 0.5\nnum_requests_waiting 0\n"),
         Ok("nim")
@@ -186,7 +187,7 @@ fn a_gateway_that_prints_its_engines_figures_is_no_engine() {
         "inference_pool_average_kv_cache_utilization{name=\"pool\"} 0.2\ninference_pool_average_queue_size{name=\"pool\"} 0\n",
         "sglang:num_running_reqs 0\nsmg_http_requests_total 5\n",
     ] {
-        let reason = read(page.as_bytes(), None).unwrap_err().to_string();
+        let reason = parse_page(page.as_bytes(), None).unwrap_err().to_string();
         assert!(reason.ends_with(", which is no engine"), "{reason}");
     }
 }

@@ -1,7 +1,7 @@
 //! The scanner against a naive reader that splits, copies and reads one character after the other.
 
 use super::scan::{MetricLine, Scan, WantedMetrics, whole_lines};
-use super::{Engine, read};
+use super::{Engine, parse_page};
 use proptest::prelude::*;
 
 const NAMES: [&str; 5] = [
@@ -25,7 +25,10 @@ fn scanned(page: &[u8]) -> Vec<Read> {
                 .labels
                 .map(|label| (text(label.name), label.value().into_owned()))
                 .collect();
-            (sample.is.to_owned(), Some((labels, sample.value.to_bits())))
+            (
+                sample.tag.to_owned(),
+                Some((labels, sample.value.to_bits())),
+            )
         }
     });
     lines.collect()
@@ -220,17 +223,17 @@ proptest! {
 
     #[test]
     fn no_bytes_make_the_reader_panic(page in prop::collection::vec(any::<u8>(), 0..400), hint in 0..=Engine::ALL.len()) {
-        let _ = read(&page, Engine::ALL.get(hint).copied());
+        let _ = parse_page(&page, Engine::ALL.get(hint).copied());
         let mut behind_a_name = b"vllm:cache_config_info".to_vec();
         behind_a_name.extend(page);
-        let _ = read(&behind_a_name, None);
+        let _ = parse_page(&behind_a_name, None);
     }
 
     #[test]
     fn a_page_cut_anywhere_gives_no_figure_that_the_whole_one_does_not(page in plain_page(), cut: prop::sample::Index) {
-        let whole = read(page.as_bytes(), None).expect("a page of vLLM");
+        let whole = parse_page(page.as_bytes(), None).expect("a page of vLLM");
         let cut = &page.as_bytes()[..cut.index(page.len() + 1)];
-        let Ok(part) = read(whole_lines(cut), None) else { return Ok(()) };
+        let Ok(part) = parse_page(whole_lines(cut), None) else { return Ok(()) };
         prop_assert!(part.waiting.is_none() || part.waiting == whole.waiting);
         prop_assert!(part.running.is_none() || part.running == whole.running);
         prop_assert!(part.kv_cache_usage.is_none() || part.kv_cache_usage == whole.kv_cache_usage);
@@ -244,7 +247,7 @@ proptest! {
              vllm:kv_cache_usage_perc{{engine=\"{rank}\"}} {}\n",
             f64::from(*usage) / 1000.0,
         )).collect();
-        let figures = read(page.as_bytes(), None).expect("a page of vLLM");
+        let figures = parse_page(page.as_bytes(), None).expect("a page of vLLM");
         let fullest = ranks.iter().map(|(_, usage)| *usage).max().expect("one at least");
         prop_assert_eq!(figures.waiting, Some(ranks.iter().map(|(waiting, _)| waiting).sum()));
         prop_assert_eq!(figures.kv_cache_usage, Some(f64::from(fullest) / 1000.0));

@@ -10,12 +10,12 @@ use std::borrow::Cow;
 #[derive(Debug, Clone)]
 pub struct WantedMetrics<T> {
     /// The kind of a line, by its first byte.
-    starts: [Start; 256],
+    line_kinds: [LineKind; 256],
     groups: Vec<NameGroup<T>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Start {
+enum LineKind {
     /// Between lines, or before one.
     Blank,
     /// A comment, or a metric that is not wanted.
@@ -47,7 +47,7 @@ pub enum MetricLine<'p, T> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample<'p, T> {
     /// The caller's tag of its name.
-    pub is: T,
+    pub tag: T,
     pub labels: SampleLabels<'p>,
     pub value: f64,
 }
@@ -56,20 +56,23 @@ impl<T: Copy> WantedMetrics<T> {
     /// Names without a blank or a brace, each once. An empty one matches nothing.
     pub fn new(names: &[(&str, T)]) -> Self {
         let mut wanted = Self {
-            starts: std::array::from_fn(|byte| start(byte as u8)),
+            line_kinds: std::array::from_fn(|byte| line_kind(byte as u8)),
             groups: Vec::new(),
         };
-        for (name, is) in names {
-            wanted.add(name.as_bytes(), *is);
+        for (name, tag) in names {
+            wanted.add(name.as_bytes(), *tag);
         }
-        wanted.groups.iter_mut().for_each(NameGroup::finish);
+        wanted
+            .groups
+            .iter_mut()
+            .for_each(NameGroup::compute_common_prefix);
         wanted
     }
 
-    fn add(&mut self, name: &[u8], is: T) {
+    fn add(&mut self, name: &[u8], tag: T) {
         let Some(&first) = name.first() else { return };
-        let group = match self.starts[first as usize] {
-            Start::Group(group) => group,
+        let group = match self.line_kinds[first as usize] {
+            LineKind::Group(group) => group,
             _ => {
                 let group =
                     u8::try_from(self.groups.len()).expect("names begin with fewer than 256 bytes");
@@ -78,25 +81,25 @@ impl<T: Copy> WantedMetrics<T> {
                     next: [false; 256],
                     names: Vec::new(),
                 });
-                self.starts[first as usize] = Start::Group(group);
+                self.line_kinds[first as usize] = LineKind::Group(group);
                 group
             }
         };
-        self.groups[group as usize].names.push((name.to_vec(), is));
+        self.groups[group as usize].names.push((name.to_vec(), tag));
     }
 }
 
-fn start(byte: u8) -> Start {
+fn line_kind(byte: u8) -> LineKind {
     match byte {
-        b' ' | b'\t' | b'\r' | b'\n' => Start::Blank,
+        b' ' | b'\t' | b'\r' | b'\n' => LineKind::Blank,
         // A brace begins a line whose name is quoted among the labels; no engine writes its own names so.
-        b'a'..=b'z' | b'A'..=b'Z' | b'_' | b':' | b'#' | b'{' => Start::Skipped,
-        _ => Start::Garbage,
+        b'a'..=b'z' | b'A'..=b'Z' | b'_' | b':' | b'#' | b'{' => LineKind::Skipped,
+        _ => LineKind::Garbage,
     }
 }
 
 impl<T: Copy> NameGroup<T> {
-    fn finish(&mut self) {
+    fn compute_common_prefix(&mut self) {
         for (name, _) in &self.names {
             let same = self
                 .common
@@ -140,32 +143,32 @@ const ENDS_NAME: [u8; 3] = [b'{', b' ', b'\t'];
 /// The lines of wanted metrics on a page, in its order.
 #[derive(Debug)]
 pub struct Scan<'p, 'w, T> {
-    rest: &'p [u8],
+    remaining: &'p [u8],
     wanted: &'w WantedMetrics<T>,
-    garbage: usize,
+    malformed_lines: usize,
 }
 
 impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
     pub fn new(page: &'p [u8], wanted: &'w WantedMetrics<T>) -> Self {
         Self {
-            rest: page,
+            remaining: page,
             wanted,
-            garbage: 0,
+            malformed_lines: 0,
         }
     }
 
     /// Lines so far that are not of this format. Lines of other metrics are not parsed.
-    pub fn garbage(&self) -> usize {
-        self.garbage
+    pub fn malformed_lines(&self) -> usize {
+        self.malformed_lines
     }
 
     /// The rest of this line, without its end.
     fn take_line(&mut self) -> &'p [u8] {
-        let (line, rest) = match memchr(b'\n', self.rest) {
-            Some(end) => (&self.rest[..end], &self.rest[end + 1..]),
-            None => (self.rest, &[][..]),
+        let (line, rest) = match memchr(b'\n', self.remaining) {
+            Some(end) => (&self.remaining[..end], &self.remaining[end + 1..]),
+            None => (self.remaining, &[][..]),
         };
-        self.rest = rest;
+        self.remaining = rest;
         line
     }
 }
@@ -175,23 +178,27 @@ impl<'p, T: Copy> Iterator for Scan<'p, '_, T> {
 
     fn next(&mut self) -> Option<MetricLine<'p, T>> {
         loop {
-            let first = *self.rest.first()?;
-            match self.wanted.starts[first as usize] {
-                Start::Blank => self.rest = &self.rest[1..],
-                Start::Skipped => drop(self.take_line()),
-                Start::Garbage => {
-                    self.garbage += 1;
+            let first = *self.remaining.first()?;
+            match self.wanted.line_kinds[first as usize] {
+                LineKind::Blank => self.remaining = &self.remaining[1..],
+                LineKind::Skipped => drop(self.take_line()),
+                LineKind::Garbage => {
+                    self.malformed_lines += 1;
                     self.take_line();
                 }
-                Start::Group(group) => {
-                    let found = self.wanted.groups[group as usize].find(self.rest);
+                LineKind::Group(group) => {
+                    let found = self.wanted.groups[group as usize].find(self.remaining);
                     let line = self.take_line();
                     let Some((name, is)) = found else { continue };
-                    let Some((labels, value)) = behind_name(&line[name..]) else {
-                        self.garbage += 1;
+                    let Some((labels, value)) = parse_after_name(&line[name..]) else {
+                        self.malformed_lines += 1;
                         return Some(MetricLine::Garbled(is));
                     };
-                    return Some(MetricLine::Sample(Sample { is, labels, value }));
+                    return Some(MetricLine::Sample(Sample {
+                        tag: is,
+                        labels,
+                        value,
+                    }));
                 }
             }
         }
@@ -199,7 +206,7 @@ impl<'p, T: Copy> Iterator for Scan<'p, '_, T> {
 }
 
 /// `{labels} value [timestamp] [# exemplar]`.
-fn behind_name(text: &[u8]) -> Option<(SampleLabels<'_>, f64)> {
+fn parse_after_name(text: &[u8]) -> Option<(SampleLabels<'_>, f64)> {
     let text = trim(text);
     let (labels, text) = match text.strip_prefix(b"{") {
         Some(inside) => SampleLabels::checked(inside)?,

@@ -1,7 +1,7 @@
 //! Figures of a page of every engine and version, and of pages with impossible values.
 
 use super::scan::{MetricLine, Scan, WantedMetrics};
-use super::{Engine, Figures, UnknownPage, read};
+use super::{Engine, Figures, UnknownPage, parse_page};
 use stowage_scheduling::ids::ModelId;
 
 macro_rules! page {
@@ -181,15 +181,15 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ),
     ];
     for (page, expected) in pages {
-        assert_eq!(read(page, None).unwrap(), expected);
+        assert_eq!(parse_page(page, None).unwrap(), expected);
         // A wrong engine in the hint changes nothing.
-        assert_eq!(read(page, Some(Engine::Lmdeploy)).unwrap(), expected);
+        assert_eq!(parse_page(page, Some(Engine::Lmdeploy)).unwrap(), expected);
     }
 }
 
 #[test]
 fn a_hint_decides_where_two_engines_write_one_page() {
-    let read = read(page!("dynamo-vllm-worker"), Some(Engine::Dynamo)).unwrap();
+    let read = parse_page(page!("dynamo-vllm-worker"), Some(Engine::Dynamo)).unwrap();
     assert_eq!(
         (read.engine, read.kv_cache_usage),
         (Engine::Dynamo, Some(0.15625))
@@ -202,8 +202,8 @@ fn a_hint_decides_where_two_engines_write_one_page() {
 }
 
 #[test]
-fn what_waits_for_something_else_than_capacity_is_no_queue() {
-    let waiting = |page: &str| read(page.as_bytes(), None).unwrap().waiting;
+fn only_requests_waiting_for_capacity_count_as_queue() {
+    let waiting = |page: &str| parse_page(page.as_bytes(), None).unwrap().waiting;
     let total = "vllm:num_requests_waiting 9\n";
     let reason = |reason: &str, n: &str| {
         format!("vllm:num_requests_waiting_by_reason{{reason=\"{reason}\"}} {n}\n")
@@ -234,9 +234,9 @@ fn what_waits_for_something_else_than_capacity_is_no_queue() {
 }
 
 #[test]
-fn a_value_that_cannot_be_gives_no_figure_and_is_named() {
+fn an_impossible_value_gives_a_problem_and_no_figure() {
     let problems = |page: &str| {
-        let figures = read(page.as_bytes(), None).unwrap();
+        let figures = parse_page(page.as_bytes(), None).unwrap();
         let got = (
             figures.kv_cache_usage,
             figures.waiting,
@@ -305,7 +305,7 @@ fn a_value_that_cannot_be_gives_no_figure_and_is_named() {
 fn an_impossible_value_of_one_rank_invalidates_the_figure() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
         vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_running{engine=\"1\"} three\n";
-    let figures = read(page.as_bytes(), None).unwrap();
+    let figures = parse_page(page.as_bytes(), None).unwrap();
     assert_eq!((figures.waiting, figures.running), (None, None));
     let named: Vec<_> = figures.problems.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -318,9 +318,9 @@ fn an_impossible_value_of_one_rank_invalidates_the_figure() {
 }
 
 #[test]
-fn a_share_that_rounding_lifted_over_one_is_one() {
+fn a_share_slightly_over_one_counts_as_one() {
     let usage = |value: &str| {
-        read(format!("sglang:token_usage {value}").as_bytes(), None)
+        parse_page(format!("sglang:token_usage {value}").as_bytes(), None)
             .unwrap()
             .kv_cache_usage
     };
@@ -330,9 +330,9 @@ fn a_share_that_rounding_lifted_over_one_is_one() {
 }
 
 #[test]
-fn a_former_name_does_not_make_good_what_the_present_one_gets_wrong() {
+fn a_former_metric_name_does_not_replace_an_impossible_current_value() {
     let page = b"vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc NaN\n";
-    assert_eq!(read(page, None).unwrap().kv_cache_usage, None);
+    assert_eq!(parse_page(page, None).unwrap().kv_cache_usage, None);
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn sleep_has_a_level_only_if_the_memory_is_gone() {
             format!("vllm:engine_sleep_state{{sleep_state=\"{state}\"}} {value}\n")
         })
         .concat();
-        read(page.as_bytes(), None).unwrap().sleep_level
+        parse_page(page.as_bytes(), None).unwrap().sleep_level
     };
     assert_eq!(level("1.0", "0.0", "0.0"), None);
     assert_eq!(level("0.0", "1.0", "0.0"), Some(1));
@@ -365,7 +365,7 @@ fn more_ranks_than_there_can_be_are_not_added_up() {
     let page: String = (0..100_000)
         .map(|rank| format!("vllm:num_requests_waiting{{engine=\"{rank}\"}} 1\n"))
         .collect();
-    let figures = read(page.as_bytes(), None).unwrap();
+    let figures = parse_page(page.as_bytes(), None).unwrap();
     assert_eq!(figures.waiting, None);
     assert_eq!(
         figures.problems[0].to_string(),
@@ -375,25 +375,25 @@ fn more_ranks_than_there_can_be_are_not_added_up() {
 
 #[test]
 fn a_page_of_no_engine_is_an_error_that_shows_it() {
-    assert_eq!(read(b"", None), Err(UnknownPage::Empty));
+    assert_eq!(parse_page(b"", None), Err(UnknownPage::Empty));
     assert_eq!(
-        read(b" \r\n\n", Some(Engine::Vllm)),
+        parse_page(b" \r\n\n", Some(Engine::Vllm)),
         Err(UnknownPage::Empty)
     );
     let html = format!("\n<!DOCTYPE html><title>{}</title>\n", "x".repeat(10_000));
-    let error = read(html.as_bytes(), None).unwrap_err().to_string();
+    let error = parse_page(html.as_bytes(), None).unwrap_err().to_string();
     assert!(
         error.starts_with("no metric of a known engine; first line: \"<!DOCTYPE html><title>xxx"),
         "{error}"
     );
     assert!(error.len() < 150, "{error}");
-    assert!(read(&[0xff; 4096], None).is_err());
+    assert!(parse_page(&[0xff; 4096], None).is_err());
 }
 
 #[test]
-fn an_engine_that_has_not_worked_yet_is_known_by_its_other_metrics() {
+fn an_idle_engine_is_identified_by_its_metric_prefix() {
     let page = b"# HELP x y\nvllm:prompt_tokens_total{model_name=\"a\"} 0\n";
-    assert_eq!(read(page, None).unwrap(), figures(Engine::Vllm, ""));
+    assert_eq!(parse_page(page, None).unwrap(), figures(Engine::Vllm, ""));
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn every_line_that_the_format_allows_is_parsed() {
         let lines: Vec<_> = Scan::new(line.as_bytes(), &wanted).collect();
         match lines[..] {
             [] => None,
-            [MetricLine::Sample(sample)] => Some((sample.is, sample.value)),
+            [MetricLine::Sample(sample)] => Some((sample.tag, sample.value)),
             _ => panic!("{lines:?}"),
         }
     };
@@ -457,10 +457,10 @@ fn lines_that_the_format_does_not_allow_are_skipped_and_counted() {
             matches!(scan.next(), Some(MetricLine::Sample(sample)) if sample.value == 7.0),
             "{line}"
         );
-        assert_eq!((scan.next(), scan.garbage()), (None, 1));
+        assert_eq!((scan.next(), scan.malformed_lines()), (None, 1));
     }
     let mut scan = Scan::new(b"<html>\n\xff\xfe\n4 d\nd\nother garbage\n", &wanted);
-    assert_eq!((scan.next(), scan.garbage()), (None, 3));
+    assert_eq!((scan.next(), scan.malformed_lines()), (None, 3));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::ledger::{Ledger, PodState};
 use crate::units::{Bytes, plural};
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::Sharing;
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::disruption_info::GroupKey;
 use crate::vocabulary::gpu::{Device, Health};
 use crate::vocabulary::node::Node;
@@ -76,9 +76,9 @@ struct NodeGpus<'a> {
 
 /// One pod's charge on one GPU.
 struct GpuCharge<'a> {
-    entry: &'a PodState,
+    pod_state: &'a PodState,
     amount: Bytes,
-    placed: bool,
+    is_placed: bool,
 }
 
 /// Every violated invariant, in order of node and GPU. Pods that another scheduler bound without naming GPUs are charged, but
@@ -86,32 +86,32 @@ struct GpuCharge<'a> {
 pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     let all = ledger.pod_states();
     let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
-    for (uid, entry) in &all {
-        for node in entry
+    for (uid, pod_state) in &all {
+        for node in pod_state
             .node()
             .into_iter()
-            .chain(entry.reservation().map(|reservation| &reservation.node))
+            .chain(pod_state.reservation().map(|reservation| &reservation.node))
         {
-            by_node.entry(node).or_default().insert(uid, entry);
+            by_node.entry(node).or_default().insert(uid, pod_state);
         }
     }
     let mut violations = Vec::new();
-    for (name, node) in ledger.node_states() {
+    for (name, node) in ledger.node_views() {
         let pod_states = by_node.remove(name).unwrap_or_default();
         let gpus = NodeGpus {
             name,
             devices: &node.devices,
             are_all: ledger.lists_all_devices(name),
         };
-        for (place, device) in node.devices.iter().enumerate() {
+        for (index, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(&ledger.policy().headroom);
             let parts: Vec<GpuCharge<'_>> = pod_states
                 .values()
-                .filter_map(|entry| part(entry, gpus, device, capacity))
+                .filter_map(|pod_state| charge_on(pod_state, gpus, device, capacity))
                 .collect();
-            let held = held(&pod_states, gpus, device, capacity);
-            let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
-            let recorded = node.gpus[place].charged;
+            let reserved = reserved_vram(&pod_states, gpus, device, capacity);
+            let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + reserved;
+            let recorded = node.gpus[index].charged;
             if recorded != added_up {
                 let gpu = device.uuid.clone();
                 violations.push(Violation::ChargesDiffer {
@@ -122,22 +122,25 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 });
             }
             if device.health != Health::Lost {
-                check_promises(name, device, capacity, &parts, &mut violations);
+                check_capacity(name, device, capacity, &parts, &mut violations);
             }
         }
         check_devices(name, node, &pod_states, &mut violations);
         check_asked_for(ledger, name, &pod_states, &mut violations);
     }
     check_groups(ledger, &all, &mut violations);
-    check_whole(ledger, &mut violations);
+    check_cluster_capacity(ledger, &mut violations);
     violations
 }
 
-fn check_whole(ledger: &Ledger, violations: &mut Vec<Violation>) {
+fn check_cluster_capacity(ledger: &Ledger, violations: &mut Vec<Violation>) {
     let existing = ledger
-        .node_states()
+        .node_views()
         .filter(|(name, _)| ledger.has_node(name));
-    let (recorded, added_up) = (ledger.whole(), existing.map(|(_, node)| node.whole()).sum());
+    let (recorded, added_up) = (
+        ledger.cluster_total(),
+        existing.map(|(_, node)| node.quota_capacity()).sum(),
+    );
     if recorded != added_up {
         violations.push(Violation::WholeDiffers { recorded, added_up });
     }
@@ -152,9 +155,14 @@ fn check_asked_for(
 ) {
     let here = pod_states
         .values()
-        .filter(|entry| entry.node() == Some(name));
-    let asked = here.map(|entry| entry.demand.per_gpu.times(u64::from(entry.demand.gpus)));
-    let (recorded, added_up) = (ledger.asked_for_on(name), asked.sum());
+        .filter(|pod_state| pod_state.node() == Some(name));
+    let requested = here.map(|pod_state| {
+        pod_state
+            .demand
+            .per_gpu
+            .times(u64::from(pod_state.demand.gpus))
+    });
+    let (recorded, added_up) = (ledger.requested_on(name), requested.sum());
     if recorded != added_up {
         violations.push(Violation::AskedForDiffers {
             node: name.clone(),
@@ -171,8 +179,8 @@ fn check_groups(
     violations: &mut Vec<Violation>,
 ) {
     let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
-    for (uid, entry) in all {
-        if let Some(group) = &entry.disruption_info.group {
+    for (uid, pod_state) in all {
+        if let Some(group) = &pod_state.disruption_info.group {
             shown.entry(group).or_default().insert(uid);
         }
     }
@@ -198,19 +206,21 @@ fn check_groups(
     );
 }
 
-fn check_promises(
+fn check_capacity(
     name: &NodeName,
     device: &Device,
     capacity: Bytes,
     parts: &[GpuCharge<'_>],
     violations: &mut Vec<Violation>,
 ) {
-    let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.placed).collect();
+    let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.is_placed).collect();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
     // What pods borrow is charged to sleeping engines, too. How much these may lend only reports show, so that here neither the
     // lenders' promises nor the loans may exceed the GPU.
     for borrows in [false, true] {
-        let alike = placed.iter().filter(|part| part.entry.borrows() == borrows);
+        let alike = placed
+            .iter()
+            .filter(|part| part.pod_state.borrows() == borrows);
         let reserved: Bytes = alike.map(|part| part.amount).sum();
         if reserved > capacity {
             violations.push(Violation::OverPromised {
@@ -223,9 +233,9 @@ fn check_promises(
     }
     let exclusive = placed
         .iter()
-        .find(|part| part.entry.demand.sharing == Sharing::Exclusive);
+        .find(|part| part.pod_state.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
-        let pod = part.entry.key.clone();
+        let pod = part.pod_state.key.clone();
         violations.push(Violation::ExclusiveShared {
             node: node(),
             gpu: gpu(),
@@ -247,11 +257,11 @@ fn check_devices(
         .iter()
         .map(|share| (share.resource.clone(), 0))
         .collect();
-    for entry in pod_states
+    for pod_state in pod_states
         .values()
-        .filter(|entry| entry.node() == Some(name))
+        .filter(|pod_state| pod_state.node() == Some(name))
     {
-        if let Ask::Plugin { resource, count } = &entry.demand.ask {
+        if let GpuRequest::Plugin { resource, count } = &pod_state.demand.ask {
             let sum = added_up.entry(resource.clone()).or_default();
             *sum = sum.saturating_add(*count);
         }
@@ -273,16 +283,16 @@ fn check_devices(
     }
 }
 
-fn part<'a>(
-    entry: &'a PodState,
+fn charge_on<'a>(
+    pod_state: &'a PodState,
     node: NodeGpus<'_>,
     device: &Device,
     capacity: Bytes,
 ) -> Option<GpuCharge<'a>> {
-    if entry.node() != Some(node.name) || entry.demand.asks_plugin() {
+    if pod_state.node() != Some(node.name) || pod_state.demand.is_allocated_externally() {
         return None;
     }
-    let named = entry
+    let named = pod_state
         .devices()
         .map(|uuids| uuids.iter().collect::<Vec<_>>())
         .unwrap_or_default();
@@ -297,26 +307,26 @@ fn part<'a>(
         .collect();
     distinct.sort_unstable();
     distinct.dedup();
-    let placed = !named.is_empty() && distinct.len() == named.len();
-    if placed && !distinct.contains(&&device.uuid) {
+    let is_placed = !named.is_empty() && distinct.len() == named.len();
+    if is_placed && !distinct.contains(&&device.uuid) {
         return None;
     }
-    let amount = if entry.demand.sharing == Sharing::Exclusive {
+    let amount = if pod_state.demand.sharing == Sharing::Exclusive {
         capacity
     } else {
-        entry.demand.per_gpu
+        pod_state.demand.per_gpu
     };
     // Where an agent found a foreign pod is where it counts, but Stowage did not allocate that VRAM.
     Some(GpuCharge {
-        entry,
+        pod_state,
         amount,
-        placed: placed && entry.recorded_devices().is_some(),
+        is_placed: is_placed && pod_state.recorded_devices().is_some(),
     })
 }
 
 /// VRAM that reservations keep of this GPU beyond what their victims still occupy there. A reservation with a GPU that no longer
 /// exists keeps nothing.
-fn held(
+fn reserved_vram(
     pod_states: &BTreeMap<&PodUid, &PodState>,
     node: NodeGpus<'_>,
     device: &Device,
@@ -325,7 +335,7 @@ fn held(
     let exists = |uuid: &GpuUuid| node.devices.iter().any(|device| is_named(device, uuid));
     let holders = pod_states
         .values()
-        .filter_map(|entry| Some((entry, entry.reservation()?)));
+        .filter_map(|pod_state| Some((pod_state, pod_state.reservation()?)));
     let here = holders.filter(|(_, reservation)| {
         reservation.node == *node.name
             && reservation
@@ -335,16 +345,16 @@ fn held(
             && reservation.devices.iter().all(exists)
     });
     here.map(|(holder, reservation)| {
-        let wanted = |entry: &PodState| match entry.demand.sharing {
+        let wanted = |pod_state: &PodState| match pod_state.demand.sharing {
             Sharing::Exclusive => capacity,
-            Sharing::Shared => entry.demand.per_gpu,
+            Sharing::Shared => pod_state.demand.per_gpu,
         };
         let victims = reservation
             .victims
             .iter()
             .filter_map(|uid| pod_states.get(uid));
         // A victim of which it is not certain on which GPUs it is is counted on all of them, as everywhere.
-        let still_there = victims.filter_map(|victim| part(victim, node, device, capacity));
+        let still_there = victims.filter_map(|victim| charge_on(victim, node, device, capacity));
         wanted(holder).minus(still_there.map(|part| part.amount).sum())
     })
     .sum()

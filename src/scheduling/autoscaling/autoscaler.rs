@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 
 /// Models that are answered for: some kilobytes each. Of more, those with rules by their name and then those with the most
 /// replicas.
-pub const MOST_MODELS: usize = 2000;
+pub const MAX_MODELS: usize = 2000;
 
 /// The scaling state of every model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Autoscaler {
-    models: BTreeMap<ModelId, Remembered>,
+    models: BTreeMap<ModelId, ModelRecord>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Remembered {
+struct ModelRecord {
     scaling: ModelScaling,
     /// When it last had a replica.
     seen: Moment,
@@ -38,21 +38,21 @@ impl Autoscaler {
     ) -> BTreeMap<ModelId, DesiredReplicas> {
         let window = rules.scale_down.window;
         self.models
-            .retain(|model, known| loads.contains_key(model) || now.since(known.seen) <= window);
-        let named: Vec<ModelId> = rules.named_models().take(MOST_MODELS).collect();
+            .retain(|model, record| loads.contains_key(model) || now.since(record.seen) <= window);
+        let named: Vec<ModelId> = rules.named_models().take(MAX_MODELS).collect();
         for model in self.models.keys().chain(&named) {
             loads.entry(model.clone()).or_default();
         }
-        if loads.len() > MOST_MODELS {
+        if loads.len() > MAX_MODELS {
             keep_largest(&mut loads, &named);
             self.models.retain(|model, _| loads.contains_key(model));
         }
         let decide = |(model, load): (ModelId, ModelLoad)| {
-            let known = self.models.entry(model.clone()).or_default();
-            if load.is_anywhere() {
-                known.seen = now;
+            let record = self.models.entry(model.clone()).or_default();
+            if load.has_replicas() {
+                record.seen = now;
             }
-            let desired = known.scaling.decide(&rules.of(&model), &load, now);
+            let desired = record.scaling.decide(&rules.for_model(&model), &load, now);
             (model, desired)
         };
         loads.into_iter().map(decide).collect()
@@ -71,7 +71,7 @@ fn keep_largest(loads: &mut BTreeMap<ModelId, ModelLoad>, named: &[ModelId]) {
         })
         .collect();
     order.sort_unstable();
-    order.drain(..MOST_MODELS.min(order.len()));
+    order.drain(..MAX_MODELS.min(order.len()));
     for (.., model) in order {
         loads.remove(&model);
     }

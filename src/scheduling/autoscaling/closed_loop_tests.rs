@@ -69,7 +69,7 @@ impl Loop {
     fn evaluate(&mut self, now: u64) {
         let serving = self.serving;
         let kv_cache = (self.running / SLOTS * 1000.0) as u64;
-        let of = |sum| Reported {
+        let of = |sum| ReportedSum {
             sum,
             replicas: serving,
         };

@@ -3,7 +3,7 @@
 use super::load::ModelLoad;
 use super::signals::{MilliReplicas, Need, Signal};
 use crate::units::Millis;
-use crate::units::text::duration_text;
+use crate::units::text::format_duration;
 use serde::Serialize;
 
 /// How many replicas a model needs.
@@ -12,14 +12,14 @@ pub struct DesiredReplicas {
     /// The number of replicas in all, sleeping ones included.
     pub replicas: u32,
     /// The number that the load asks for, before windows, steps and bounds.
-    pub asked: u32,
+    pub requested: u32,
     /// Sleeping replicas that would be woken for the load before others start.
     pub wake: u32,
     pub serving: u32,
     pub starting: u32,
     pub asleep: u32,
     /// The factor that decided the number.
-    pub by: Decisive,
+    pub by: DecidingFactor,
     /// How far ahead the trend was taken.
     pub ready_in: Millis,
     /// The need by each signal that counts.
@@ -28,7 +28,7 @@ pub struct DesiredReplicas {
 
 /// The factor that decides a number of replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decisive {
+pub enum DecidingFactor {
     /// The signal that asks for the most replicas.
     Signal(Signal),
     /// The load is near enough to what the replicas are meant to have.
@@ -67,7 +67,7 @@ impl From<&Need> for SignalNeed {
             now,
             predicted,
             missing,
-            least,
+            min_replicas: least,
             ..
         } = *need;
         Self {
@@ -80,7 +80,7 @@ impl From<&Need> for SignalNeed {
     }
 }
 
-impl Decisive {
+impl DecidingFactor {
     pub const NAMES: [&str; 10] = [
         "kv-cache",
         "waiting",
@@ -117,22 +117,26 @@ impl DesiredReplicas {
 
     /// Why, in a sentence or two.
     pub fn message(&self) -> String {
-        let (replicas, asked) = (self.replicas, self.asked);
+        let (replicas, requested) = (self.replicas, self.requested);
         let why = match self.by {
-            Decisive::Signal(_) => "as the load requires".to_owned(),
-            Decisive::Tolerance => {
+            DecidingFactor::Signal(_) => "as the load requires".to_owned(),
+            DecidingFactor::Tolerance => {
                 "the load is within the tolerance of what they are meant to have".to_owned()
             }
-            Decisive::Window => {
-                format!("the load asks for {asked}, and the window of autoscaling has not passed")
+            DecidingFactor::Window => {
+                format!(
+                    "the load asks for {requested}, and the window of autoscaling has not passed"
+                )
             }
-            Decisive::Step => format!("the load asks for {asked}, and this is the largest step"),
-            Decisive::Min => format!("minReplicas; the load asks for {asked}"),
-            Decisive::Max => format!("maxReplicas; the load asks for {asked}"),
-            Decisive::UnknownLoad => {
+            DecidingFactor::Step => {
+                format!("the load asks for {requested}, and this is the largest step")
+            }
+            DecidingFactor::Min => format!("minReplicas; the load asks for {requested}"),
+            DecidingFactor::Max => format!("maxReplicas; the load asks for {requested}"),
+            DecidingFactor::UnknownLoad => {
                 "no replica says how busy it is, so the number stays".to_owned()
             }
-            Decisive::NoReplicas => "there is no replica that serves".to_owned(),
+            DecidingFactor::NoReplicas => "there is no replica that serves".to_owned(),
         };
         let there = format!(
             "{} serve, {} start, {} sleep",
@@ -162,7 +166,7 @@ impl DesiredReplicas {
                 format!(
                     " ({} in {}, by the trend)",
                     amount(need.predicted),
-                    duration_text(self.ready_in)
+                    format_duration(self.ready_in)
                 )
             }
         };
@@ -180,7 +184,7 @@ impl DesiredReplicas {
 
 impl ModelLoad {
     /// Whether anything of the model is there.
-    pub fn is_anywhere(&self) -> bool {
+    pub fn has_replicas(&self) -> bool {
         self.replicas() > 0
     }
 }

@@ -30,7 +30,7 @@ pub struct EngineSample {
     /// The node whose agent reported it.
     pub node: NodeName,
     /// The agent's report is not stale, however old this engine's figures are.
-    pub is_heard: bool,
+    pub is_report_fresh: bool,
     pub pod: PodUid,
     pub model: ModelId,
     pub figures: EngineFigures,
@@ -54,7 +54,7 @@ pub enum EngineFigures {
 
 /// A sum over the replicas that report the figure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reported {
+pub struct ReportedSum {
     pub sum: u64,
     /// How many of the serving replicas report it.
     pub replicas: u32,
@@ -71,16 +71,16 @@ pub struct ModelLoad {
     /// Replicas whose engine sleeps.
     pub asleep: u32,
     /// KV cache in use, in thousandths of a replica's.
-    pub kv_cache: Reported,
+    pub kv_cache: ReportedSum,
     /// Requests that wait.
-    pub waiting: Reported,
+    pub waiting: ReportedSum,
     /// Requests that are worked on.
-    pub running: Reported,
+    pub running: ReportedSum,
     /// How long until one more replica would answer, by waking or starting one.
     pub ready_in: Millis,
 }
 
-impl Reported {
+impl ReportedSum {
     fn add(&mut self, figure: Option<u64>) {
         if let Some(figure) = figure {
             self.sum = self.sum.saturating_add(figure);
@@ -124,7 +124,7 @@ impl ModelLoad {
 
 impl EngineFigures {
     /// Two engines of one pod are one replica, as busy as the fuller cache and both queues.
-    pub fn beside(self, other: Self) -> Self {
+    pub fn merged_with(self, other: Self) -> Self {
         use EngineFigures::*;
         let sum = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
         match (self, other) {

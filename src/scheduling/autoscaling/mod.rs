@@ -21,9 +21,9 @@ mod replicas;
 mod signals;
 mod trend;
 
-pub use autoscaler::{Autoscaler, MOST_MODELS};
-pub use desired::{Decisive, DesiredReplicas, SignalNeed};
-pub use load::{EngineFigures, EngineSample, ModelLoad, Permille, Reported};
+pub use autoscaler::{Autoscaler, MAX_MODELS};
+pub use desired::{DecidingFactor, DesiredReplicas, SignalNeed};
+pub use load::{EngineFigures, EngineSample, ModelLoad, Permille, ReportedSum};
 pub use model_state::ModelScaling;
 pub use replicas::loads;
 pub use signals::{MilliReplicas, Signal};

@@ -1,6 +1,6 @@
 //! The number of replicas of one model over time: what its load asks for, held and limited as the policy says.
 
-use super::desired::{Decisive, DesiredReplicas, SignalNeed};
+use super::desired::{DecidingFactor, DesiredReplicas, SignalNeed};
 use super::load::ModelLoad;
 use super::recommendations::Recommendations;
 use super::signals::{MilliReplicas, Need, Signal, knows_occupancy, needs};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Four evaluations of fifteen seconds. After a longer pause it is unknown what was asked for meanwhile, and a whole window has
 /// to pass before the number falls.
-const LONGEST_PAUSE: Millis = Millis::seconds(60);
+const MAX_EVALUATION_GAP: Millis = Millis::seconds(60);
 
 /// The scaling state of one model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,9 +30,9 @@ pub struct ModelScaling {
 }
 
 /// The replicas that a load asks for, before windows and steps apply.
-struct Asked {
+struct RequestedReplicas {
     replicas: u32,
-    by: Decisive,
+    by: DecidingFactor,
     /// Sleeping replicas that it asks for.
     wake: u32,
 }
@@ -46,7 +46,7 @@ impl ModelScaling {
         now: Moment,
     ) -> DesiredReplicas {
         let now = now.max(self.latest);
-        if self.desired.is_some() && now.since(self.latest) > LONGEST_PAUSE {
+        if self.desired.is_some() && now.since(self.latest) > MAX_EVALUATION_GAP {
             self.recommendations.clear();
         }
         self.latest = now;
@@ -59,26 +59,26 @@ impl ModelScaling {
             self.trend.settle();
         }
         let needs = needs(rules, load, &self.trend, now);
-        let asked = asked(rules, load, &needs, before);
+        let requested = requested_replicas(rules, load, &needs, before);
         self.trend.add(load, now);
         let queued = |need: &Need| {
-            need.signal == Signal::Waiting && need.most > MilliReplicas::whole(load.awake())
+            need.signal == Signal::Waiting && need.max_replicas > MilliReplicas::whole(load.awake())
         };
         (self.serving, self.is_queued) = (load.serving, needs.iter().any(queued));
         let longest = rules.scale_up.window.max(rules.scale_down.window);
         self.recommendations
-            .add(asked.replicas.clamp(min, max), now, longest);
-        let (held, by) = self.held(rules, before, &asked, now);
-        let (stepped, by) = self.stepped(rules, load, before, (held, by), now);
-        let (replicas, by) = within(stepped, by, asked.replicas, (min, max));
+            .add(requested.replicas.clamp(min, max), now, longest);
+        let (windowed, by) = self.after_windows(rules, before, &requested, now);
+        let (stepped, by) = self.after_steps(rules, load, before, (windowed, by), now);
+        let (replicas, by) = within_bounds(stepped, by, requested.replicas, (min, max));
         if replicas > before {
             self.falling = None;
         }
         self.desired = Some(replicas);
         DesiredReplicas {
             replicas,
-            asked: asked.replicas,
-            wake: asked.wake,
+            requested: requested.replicas,
+            wake: requested.wake,
             serving: load.serving,
             starting: load.starting,
             asleep: load.asleep,
@@ -89,42 +89,42 @@ impl ModelScaling {
     }
 
     /// Applies the windows: the number rises to the least and falls to the most that was asked for within them.
-    fn held(
+    fn after_windows(
         &self,
         rules: &AutoscalingRules,
         before: u32,
-        asked: &Asked,
+        requested: &RequestedReplicas,
         now: Moment,
-    ) -> (u32, Decisive) {
-        let recent = &self.recommendations;
+    ) -> (u32, DecidingFactor) {
+        let recommendations = &self.recommendations;
         let (up, down) = (rules.scale_up.window, rules.scale_down.window);
-        let least = recent
-            .least_within(now, up)
-            .filter(|_| recent.covers(now, up));
-        let most = recent
-            .most_within(now, down)
-            .filter(|_| recent.covers(now, down));
-        match (least, most) {
-            (Some(least), _) if least > before => (least, asked.by),
-            (_, Some(most)) if most < before => (most, asked.by),
-            _ if asked.replicas == before => (before, asked.by),
-            _ => (before, Decisive::Window),
+        let min_recent = recommendations
+            .min_within(now, up)
+            .filter(|_| recommendations.covers(now, up));
+        let max_recent = recommendations
+            .max_within(now, down)
+            .filter(|_| recommendations.covers(now, down));
+        match (min_recent, max_recent) {
+            (Some(least), _) if least > before => (least, requested.by),
+            (_, Some(most)) if most < before => (most, requested.by),
+            _ if requested.replicas == before => (before, requested.by),
+            _ => (before, DecidingFactor::Window),
         }
     }
 
     /// Applies the step limits: not too many replicas start at once, and not too many go at once.
-    fn stepped(
+    fn after_steps(
         &mut self,
         rules: &AutoscalingRules,
         load: &ModelLoad,
         before: u32,
-        (wanted, by): (u32, Decisive),
+        (wanted, by): (u32, DecidingFactor),
         now: Moment,
-    ) -> (u32, Decisive) {
+    ) -> (u32, DecidingFactor) {
         if wanted > before {
-            let most = highest(rules, load).max(before);
-            return if wanted > most {
-                (most, Decisive::Step)
+            let max = max_after_step(rules, load).max(before);
+            return if wanted > max {
+                (max, DecidingFactor::Step)
             } else {
                 (wanted, by)
             };
@@ -142,11 +142,11 @@ impl ModelScaling {
         };
         let share = u64::from(from) * u64::from(down.percent.get()) / 100;
         let step = u64::from(down.replicas).max(share);
-        let least = u32::try_from(u64::from(from).saturating_sub(step))
+        let min = u32::try_from(u64::from(from).saturating_sub(step))
             .unwrap_or(from)
             .min(before);
-        if wanted < least {
-            (least, Decisive::Step)
+        if wanted < min {
+            (min, DecidingFactor::Step)
         } else {
             (wanted, by)
         }
@@ -161,11 +161,16 @@ fn bounds(rules: &AutoscalingRules) -> (u32, u32) {
     )
 }
 
-fn within(wanted: u32, by: Decisive, asked: u32, (min, max): (u32, u32)) -> (u32, Decisive) {
+fn within_bounds(
+    wanted: u32,
+    by: DecidingFactor,
+    requested: u32,
+    (min, max): (u32, u32),
+) -> (u32, DecidingFactor) {
     let replicas = wanted.clamp(min, max);
     let by = match by {
-        _ if replicas == max && asked > max => Decisive::Max,
-        _ if replicas == min && asked < min => Decisive::Min,
+        _ if replicas == max && requested > max => DecidingFactor::Max,
+        _ if replicas == min && requested < min => DecidingFactor::Min,
         by => by,
     };
     (replicas, by)
@@ -173,41 +178,55 @@ fn within(wanted: u32, by: Decisive, asked: u32, (min, max): (u32, u32)) -> (u32
 
 /// The most replicas there may be: a step beyond those that serve. Those that start are within it, so that a slow start does
 /// not let the number rise step by step. Those that sleep are there.
-fn highest(rules: &AutoscalingRules, load: &ModelLoad) -> u32 {
+fn max_after_step(rules: &AutoscalingRules, load: &ModelLoad) -> u32 {
     let serving = u64::from(load.serving);
     let step =
         u64::from(rules.scale_up.replicas).max(serving * u64::from(rules.scale_up.percent) / 100);
     u32::try_from(serving + u64::from(load.asleep) + step).unwrap_or(u32::MAX)
 }
 
-fn asked(rules: &AutoscalingRules, load: &ModelLoad, needs: &[Need], before: u32) -> Asked {
+fn requested_replicas(
+    rules: &AutoscalingRules,
+    load: &ModelLoad,
+    needs: &[Need],
+    before: u32,
+) -> RequestedReplicas {
     let is_known = knows_occupancy(rules, load) || load.awake() == 0;
     let by = |need: Option<&Need>| {
-        need.map_or(Decisive::NoReplicas, |need| Decisive::Signal(need.signal))
+        need.map_or(DecidingFactor::NoReplicas, |need| {
+            DecidingFactor::Signal(need.signal)
+        })
     };
     let up = needs
         .iter()
-        .max_by_key(|need| (need.least, std::cmp::Reverse(need.signal)));
+        .max_by_key(|need| (need.min_replicas, std::cmp::Reverse(need.signal)));
     let down = needs
         .iter()
-        .max_by_key(|need| (need.most, std::cmp::Reverse(need.signal)));
-    let least = with_reserve(rules, up.map_or(MilliReplicas(0), |need| need.least));
-    let most = with_reserve(rules, down.map_or(MilliReplicas(0), |need| need.most));
-    let (low, high) = tolerated(rules, before);
+        .max_by_key(|need| (need.max_replicas, std::cmp::Reverse(need.signal)));
+    let min_awake = with_reserve(rules, up.map_or(MilliReplicas(0), |need| need.min_replicas));
+    let max_awake = with_reserve(
+        rules,
+        down.map_or(MilliReplicas(0), |need| need.max_replicas),
+    );
+    let (low, high) = tolerance_band(rules, before);
     let (replicas, by) = match before {
-        _ if with_sleepers(load, least) > high => (with_sleepers(load, least).rounded_up(), by(up)),
-        _ if !is_known => (before, Decisive::UnknownLoad),
-        _ if with_sleepers(load, most) < low => (with_sleepers(load, most).rounded_up(), by(down)),
-        _ => (before, Decisive::Tolerance),
+        _ if with_sleepers(load, min_awake) > high => {
+            (with_sleepers(load, min_awake).rounded_up(), by(up))
+        }
+        _ if !is_known => (before, DecidingFactor::UnknownLoad),
+        _ if with_sleepers(load, max_awake) < low => {
+            (with_sleepers(load, max_awake).rounded_up(), by(down))
+        }
+        _ => (before, DecidingFactor::Tolerance),
     };
     let awake = load.awake();
-    let (_, enough) = tolerated(rules, awake);
-    let more = if least > enough {
-        least.rounded_up().saturating_sub(awake)
+    let (_, enough) = tolerance_band(rules, awake);
+    let more = if min_awake > enough {
+        min_awake.rounded_up().saturating_sub(awake)
     } else {
         0
     };
-    Asked {
+    RequestedReplicas {
         replicas,
         by,
         wake: more.min(load.asleep),
@@ -220,7 +239,7 @@ fn with_reserve(rules: &AutoscalingRules, need: MilliReplicas) -> MilliReplicas 
 }
 
 /// Between these the number stays.
-fn tolerated(rules: &AutoscalingRules, replicas: u32) -> (MilliReplicas, MilliReplicas) {
+fn tolerance_band(rules: &AutoscalingRules, replicas: u32) -> (MilliReplicas, MilliReplicas) {
     let there = MilliReplicas::whole(replicas);
     let off = there.share(rules.tolerance);
     (MilliReplicas(there.0 - off.0.min(there.0)), there.plus(off))

@@ -31,7 +31,7 @@ fn loads() -> impl Strategy<Value = ModelLoad> {
                 let of = |(sum, share): (u64, u32)| {
                     let share = if share > 40 { 100 } else { share };
                     let replicas = (u64::from(serving) * u64::from(share) / 100) as u32;
-                    Reported {
+                    ReportedSum {
                         sum: if replicas == 0 { 0 } else { sum },
                         replicas,
                     }
@@ -140,7 +140,7 @@ proptest! {
         for (step, load) in history {
             now = now + Millis(step);
             let desired = scaling.decide(&rules, &load, now);
-            asked.push((now, desired.asked.min(rules.max_replicas)));
+            asked.push((now, desired.requested.min(rules.max_replicas)));
             if before.is_some_and(|before| desired.replicas < before) {
                 let window = rules.scale_down.window;
                 prop_assert!(now.since(asked[0].0) >= window, "nothing is known of the whole window");
@@ -162,9 +162,9 @@ proptest! {
         more in (numbers(), numbers(), numbers()),
     ) {
         let (scaling, now, _) = played(&rules, &history);
-        let heavier = |reported: Reported, more: u64| match reported.replicas {
+        let heavier = |reported: ReportedSum, more: u64| match reported.replicas {
             0 => reported,
-            _ => Reported { sum: reported.sum.saturating_add(more), ..reported },
+            _ => ReportedSum { sum: reported.sum.saturating_add(more), ..reported },
         };
         let busier = ModelLoad {
             kv_cache: heavier(load.kv_cache, more.0),
@@ -174,7 +174,7 @@ proptest! {
         };
         let at = moved(now, step);
         let (less, more) = (scaling.clone().decide(&rules, &load, at), scaling.clone().decide(&rules, &busier, at));
-        prop_assert!(less.replicas <= more.replicas && less.asked <= more.asked, "{less:?}\n{more:?}");
+        prop_assert!(less.replicas <= more.replicas && less.requested <= more.requested, "{less:?}\n{more:?}");
         prop_assert!(less.wake <= more.wake);
     }
 
@@ -199,7 +199,7 @@ proptest! {
         let mut scaling = ModelScaling::default();
         for (n, noise) in noise.iter().enumerate() {
             let usage = 700 + 7 * noise;
-            let kv_cache = Reported { sum: serving * usage as u64, replicas: serving as u32 };
+            let kv_cache = ReportedSum { sum: serving * usage as u64, replicas: serving as u32 };
             let load = ModelLoad { serving: serving as u32, kv_cache, ..ModelLoad::default() };
             let desired = scaling.decide(&rules, &load, Moment(0) + Millis::seconds(15 * n as u64));
             prop_assert_eq!(u64::from(desired.replicas), serving);
@@ -216,7 +216,7 @@ proptest! {
         let mut scaling = ModelScaling::default();
         let (mut turns, mut direction, mut before) = (0, 0, None);
         for (n, usage) in noise.iter().enumerate() {
-            let kv_cache = Reported { sum: u64::from(serving) * usage, replicas: serving };
+            let kv_cache = ReportedSum { sum: u64::from(serving) * usage, replicas: serving };
             let load = ModelLoad { serving, kv_cache, ready_in: Millis::seconds(60), ..ModelLoad::default() };
             let now = Moment(0) + Millis::seconds(15 * n as u64);
             let replicas = i64::from(scaling.decide(&rules, &load, now).replicas);

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Parts of a window: with the default of five minutes, each is shorter than the fifteen seconds between two evaluations.
-const PARTS: u64 = 32;
+const WINDOW_PARTS: u64 = 32;
 /// More parts are kept only after the window was made shorter.
-const MOST_PARTS: usize = 2 * PARTS as usize;
+const MAX_PARTS: usize = 2 * WINDOW_PARTS as usize;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Recommendations {
@@ -38,7 +38,7 @@ impl Recommendations {
         {
             self.drop_oldest();
         }
-        let width = window.0 / PARTS;
+        let width = window.0 / WINDOW_PARTS;
         match self
             .parts
             .back_mut()
@@ -55,7 +55,7 @@ impl Recommendations {
                 most: replicas,
             }),
         }
-        while self.parts.len() > MOST_PARTS {
+        while self.parts.len() > MAX_PARTS {
             self.drop_oldest();
         }
     }
@@ -76,11 +76,11 @@ impl Recommendations {
         self.since.is_some_and(|since| now.since(since) >= window)
     }
 
-    pub(super) fn most_within(&self, now: Moment, window: Millis) -> Option<u32> {
+    pub(super) fn max_within(&self, now: Moment, window: Millis) -> Option<u32> {
         self.within(now, window).map(|part| part.most).max()
     }
 
-    pub(super) fn least_within(&self, now: Moment, window: Millis) -> Option<u32> {
+    pub(super) fn min_within(&self, now: Moment, window: Millis) -> Option<u32> {
         self.within(now, window).map(|part| part.least).min()
     }
 
@@ -109,9 +109,9 @@ mod tests {
                 kept.add(replicas, now, Millis(window));
                 all.push((now, replicas));
                 let within = || all.iter().filter(|(at, _)| now.since(*at).0 <= window).map(|(_, n)| *n);
-                prop_assert!(kept.most_within(now, Millis(window)) >= within().max());
-                prop_assert!(kept.least_within(now, Millis(window)) <= within().min());
-                prop_assert!(kept.parts.len() <= MOST_PARTS);
+                prop_assert!(kept.max_within(now, Millis(window)) >= within().max());
+                prop_assert!(kept.min_within(now, Millis(window)) <= within().min());
+                prop_assert!(kept.parts.len() <= MAX_PARTS);
                 prop_assert!(!kept.covers(now, Millis(window)) || now.since(all[0].0).0 >= window);
             }
         }
@@ -123,9 +123,9 @@ mod tests {
         let at = |seconds: u64| Moment(0) + Millis::seconds(seconds);
         kept.add(9, at(0), window);
         (1..=32).for_each(|n| kept.add(3, at(10 * n), window));
-        assert_eq!(kept.most_within(at(320), window), Some(9));
+        assert_eq!(kept.max_within(at(320), window), Some(9));
         kept.add(3, at(330), window);
-        assert_eq!(kept.most_within(at(330), window), Some(3));
+        assert_eq!(kept.max_within(at(330), window), Some(3));
         assert!(kept.covers(at(330), window));
     }
 }

@@ -17,7 +17,7 @@ use crate::vocabulary::node::NodeKind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A start that takes longer than this multiple of the expected time has failed, or is over and nothing reports its engine.
-const PATIENCE: u64 = 2;
+const START_TIME_LIMIT_FACTOR: u64 = 2;
 
 /// One replica of a model.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,27 +36,27 @@ struct ReplicaState<'a> {
 
 /// The load of every model of which there is a replica. `engines` are all that agents report.
 pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, ModelLoad> {
-    let files = files(ledger);
+    let files = best_holdings(ledger);
     let names = model_names(ledger, engines, &files);
     let named = |model| {
-        let model: &ModelId = ModelId::among(model, names.iter().copied());
+        let model: &ModelId = ModelId::resolve_among(model, names.iter().copied());
         names.get(model).copied().unwrap_or(model)
     };
     let mut models: BTreeMap<&ModelId, Replicas<'_>> = BTreeMap::new();
     // Groups of which an engine is reported.
-    let mut led: BTreeSet<&GroupKey> = BTreeSet::new();
+    let mut reported_groups: BTreeSet<&GroupKey> = BTreeSet::new();
     for engine in engines {
         let pod_state = ledger.pod_state(&engine.pod);
         if is_believed(ledger, engine, pod_state) {
             // Several engines of one pod are one replica.
             let replicas = models.entry(named(&engine.model)).or_default();
-            add(
+            add_engine(
                 replicas,
                 Replica::Pod(&engine.pod),
                 engine.figures,
                 pod_state,
             );
-            led.extend(pod_state.and_then(group));
+            reported_groups.extend(pod_state.and_then(group));
         }
     }
     // Which of two comes first makes no difference: what they do together is a sum.
@@ -65,32 +65,37 @@ pub fn loads(ledger: &Ledger, engines: &[EngineSample]) -> BTreeMap<ModelId, Mod
             .demand
             .model
             .as_ref()
-            .filter(|_| serves(ledger, pod_state))
+            .filter(|_| is_replica(ledger, pod_state))
         else {
             continue;
         };
         let replicas = models.entry(named(model)).or_default();
         let (replica, pod) = match group(pod_state) {
             _ if replicas.contains_key(&Replica::Pod(uid)) => continue,
-            Some(group) if led.contains(group) => continue,
+            Some(group) if reported_groups.contains(group) => continue,
             Some(group) => (Replica::Group(group), None),
             None => (Replica::Pod(uid), Some(pod_state)),
         };
-        add(replicas, replica, without_engine(ledger, pod_state), pod);
+        add_engine(
+            replicas,
+            replica,
+            figures_without_engine(ledger, pod_state),
+            pod,
+        );
     }
     let rules = &ledger.policy().autoscaling;
     let load = |(model, mut replicas): (&ModelId, Replicas<'_>)| {
-        let counts = rules.counts(model);
+        let counts = rules.replica_filter(model);
         replicas.retain(|replica, state| counts(namespace(replica, state)));
         let mut load = ModelLoad::default();
         replicas.values().for_each(|state| load.add(state.figures));
-        load.ready_in = ready_in(ledger, files.get(model), &replicas, load.asleep > 0);
+        load.ready_in = time_to_ready(ledger, files.get(model), &replicas, load.asleep > 0);
         (model.clone(), load)
     };
     models
         .into_iter()
         .map(load)
-        .filter(|(_, load)| load.is_anywhere())
+        .filter(|(_, load)| load.has_replicas())
         .collect()
 }
 
@@ -115,7 +120,7 @@ fn model_names<'a>(
     names.into_iter().collect()
 }
 
-fn add<'a>(
+fn add_engine<'a>(
     replicas: &mut Replicas<'a>,
     replica: Replica<'a>,
     figures: EngineFigures,
@@ -123,7 +128,7 @@ fn add<'a>(
 ) {
     replicas
         .entry(replica)
-        .and_modify(|state| state.figures = state.figures.beside(figures))
+        .and_modify(|state| state.figures = state.figures.merged_with(figures))
         .or_insert(ReplicaState { figures, pod });
 }
 
@@ -136,7 +141,7 @@ fn is_believed(ledger: &Ledger, engine: &EngineSample, pod_state: Option<&PodSta
             let is_dra = ledger
                 .node(&engine.node)
                 .is_some_and(|node| node.kind == NodeKind::Dra);
-            is_dra && engine.is_heard
+            is_dra && engine.is_report_fresh
         }
     }
 }
@@ -154,7 +159,7 @@ fn namespace<'a>(replica: &Replica<'a>, state: &ReplicaState<'a>) -> Option<&'a 
 }
 
 /// Whether a pod of a model is one of its replicas: a batch job names a model, too, to start where its files are.
-fn serves(ledger: &Ledger, pod_state: &PodState) -> bool {
+fn is_replica(ledger: &Ledger, pod_state: &PodState) -> bool {
     ledger.policy().class(pod_state.demand.class).engine && !is_leaving(pod_state)
 }
 
@@ -163,7 +168,7 @@ fn is_leaving(pod_state: &PodState) -> bool {
 }
 
 /// The figures of a replica of whose engine nothing is reported.
-fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
+fn figures_without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
     let PodPhase::Bound(bound) = &pod_state.phase else {
         return EngineFigures::Starting;
     };
@@ -177,14 +182,14 @@ fn without_engine(ledger: &Ledger, pod_state: &PodState) -> EngineFigures {
         // It was bound before this process began.
         None => (bound.started, ledger.policy().loading.init),
     };
-    match ledger.now().since(since).0 <= expected.0.saturating_mul(PATIENCE) {
+    match ledger.now().since(since).0 <= expected.0.saturating_mul(START_TIME_LIMIT_FACTOR) {
         true => EngineFigures::Starting,
         false => EngineFigures::Silent,
     }
 }
 
 /// The best tier that each model's files are in, and their size.
-fn files(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
+fn best_holdings(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
     let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
     let readings = ledger
         .all_node_states()
@@ -195,17 +200,20 @@ fn files(ledger: &Ledger) -> BTreeMap<&ModelId, NodeModel> {
     {
         // What is in memory somewhere is on a disk elsewhere at best.
         let tier = holding.tier.min(ModelTier::Disk);
-        let known = best.entry(&holding.model).or_insert_with(|| NodeModel {
+        let best_known = best.entry(&holding.model).or_insert_with(|| NodeModel {
             tier,
             ..holding.clone()
         });
-        (known.tier, known.bytes) = (known.tier.max(tier), known.bytes.max(holding.bytes));
+        (best_known.tier, best_known.bytes) = (
+            best_known.tier.max(tier),
+            best_known.bytes.max(holding.bytes),
+        );
     }
     best
 }
 
 /// How long until one more replica would answer: one that sleeps and is woken, or one that starts where the files are.
-fn ready_in(
+fn time_to_ready(
     ledger: &Ledger,
     files: Option<&NodeModel>,
     replicas: &Replicas<'_>,
@@ -221,14 +229,14 @@ fn ready_in(
     let engine = pod_state.map_or(Engine::Other, |pod_state| pod_state.demand.engine);
     let gpu = pod_state
         .and_then(PodState::node)
-        .and_then(|node| gpu_of(ledger, node));
+        .and_then(|node| gpu_model_on(ledger, node));
     let start_model: &StartModel = ledger.start_model();
     start_model
-        .usual_start(gpu, engine, files, weights, speeds)
+        .cluster_engine_start(gpu, engine, files, weights, speeds)
         .total()
 }
 
-fn gpu_of<'a>(ledger: &'a Ledger, node: &crate::ids::NodeName) -> Option<&'a GpuModel> {
+fn gpu_model_on<'a>(ledger: &'a Ledger, node: &crate::ids::NodeName) -> Option<&'a GpuModel> {
     ledger
         .node(node)?
         .devices

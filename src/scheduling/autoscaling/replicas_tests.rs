@@ -20,7 +20,7 @@ fn of_model(model: &str) -> Demand {
 }
 
 fn bound(cluster: &mut LedgerCluster, pod: &str) {
-    cluster.wait(pod, of_model("m"));
+    cluster.add_waiting(pod, of_model("m"));
     cluster
         .apply(BindAsked {
             uid: uid(pod),
@@ -44,7 +44,7 @@ fn bound(cluster: &mut LedgerCluster, pod: &str) {
 fn sample(pod: &str, figures: EngineFigures) -> EngineSample {
     EngineSample {
         node: node("a"),
-        is_heard: true,
+        is_report_fresh: true,
         pod: uid(pod),
         model: ModelId::parse("m").unwrap(),
         figures,
@@ -71,8 +71,8 @@ fn engines_are_replicas_and_pods_without_one_start() {
     for pod in ["serves", "serves-too", "starts"] {
         bound(&mut cluster, pod);
     }
-    cluster.wait("waits", of_model("m"));
-    cluster.wait("other", of_model("n"));
+    cluster.add_waiting("waits", of_model("m"));
+    cluster.add_waiting("other", of_model("n"));
     let load = load_of(
         &cluster,
         &[
@@ -84,11 +84,11 @@ fn engines_are_replicas_and_pods_without_one_start() {
     assert_eq!(
         (load.kv_cache, load.waiting),
         (
-            Reported {
+            ReportedSum {
                 sum: 750,
                 replicas: 2
             },
-            Reported {
+            ReportedSum {
                 sum: 4,
                 replicas: 2
             }
@@ -118,7 +118,7 @@ fn a_pod_whose_engine_should_have_answered_long_ago_is_a_replica_with_unknown_lo
         (1, 1),
         "one is ready, and no agent reports its engine"
     );
-    cluster.pass(3600);
+    cluster.advance(3600);
     let load = load_of(&cluster, &[]);
     assert_eq!(
         (load.serving, load.starting, load.kv_cache.replicas),
@@ -198,7 +198,7 @@ fn engines_of_pods_with_resource_claims_count_while_their_agent_is_heard() {
         load_of(
             &cluster,
             &[EngineSample {
-                is_heard: false,
+                is_report_fresh: false,
                 ..silent
             }]
         )
@@ -211,7 +211,7 @@ fn engines_of_pods_with_resource_claims_count_while_their_agent_is_heard() {
 fn an_agent_is_believed_about_the_pods_of_its_own_node_only() {
     let mut cluster = LedgerCluster::new(&[("a", 4), ("b", 4)]);
     bound(&mut cluster, "one");
-    cluster.wait("waits", of_model("m"));
+    cluster.add_waiting("waits", of_model("m"));
     let from_b = |pod| EngineSample {
         node: node("b"),
         ..sample(pod, busy(1.0))
@@ -239,10 +239,10 @@ fn pods_of_other_namespaces_than_the_policy_names_for_a_model_are_no_replicas_of
         ..ModelRules::default()
     };
     policy.settings.autoscaling.models = [("m".to_owned(), ours)].into();
-    let mut cluster = LedgerCluster::by(policy, &[("a", 4)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("a", 4)]);
     bound(&mut cluster, "serving-a/engine");
     bound(&mut cluster, "intruder/engine");
-    cluster.wait("intruder/waits", of_model("m"));
+    cluster.add_waiting("intruder/waits", of_model("m"));
     let engines = ["serving-a/engine", "intruder/engine"].map(|pod| sample(pod, busy(0.5)));
     let unknown = EngineSample {
         pod: uid("claims"),

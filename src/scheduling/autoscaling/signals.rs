@@ -1,6 +1,6 @@
 //! What each signal asks for, in replicas: all that the replicas use, divided by what one is meant to use.
 
-use super::load::{ModelLoad, Reported};
+use super::load::{ModelLoad, ReportedSum};
 use super::trend::{Horizon, LoadTrend};
 use crate::coded::labels;
 use crate::policy::AutoscalingRules;
@@ -19,7 +19,7 @@ impl MilliReplicas {
     }
 
     /// `used ÷ target`, rounded up; `target` is what one replica is meant to use.
-    fn of(used: u64, target: u64) -> Self {
+    fn from_usage(used: u64, target: u64) -> Self {
         let milli = (u128::from(used) * 1000).div_ceil(u128::from(target.max(1)));
         Self(u64::try_from(milli).unwrap_or(u64::MAX))
     }
@@ -72,9 +72,9 @@ pub(super) struct Need {
     /// Serving replicas that do not report it.
     pub missing: u32,
     /// The least number of replicas: what is not reported counts as nothing.
-    pub least: MilliReplicas,
+    pub min_replicas: MilliReplicas,
     /// The greatest number: a replica that does not report it counts as one that is as busy as it is meant to be.
-    pub most: MilliReplicas,
+    pub max_replicas: MilliReplicas,
 }
 
 /// What each signal asks for that counts. A signal that no replica reports is left out, unless nothing else says how busy the
@@ -126,37 +126,35 @@ fn need(
         0 => trend.predicted(signal, reported.sum, now, horizon),
         _ => reported.sum,
     };
-    let highest = MilliReplicas::of(predicted.max(reported.sum), target);
-    let least = match signal {
+    let by_sum = MilliReplicas::from_usage(predicted.max(reported.sum), target);
+    let min_replicas = match signal {
         // More replicas have just begun to work on it: first it is seen what they make of it.
-        Signal::Waiting if trend.is_settling(now) => {
-            highest.min(MilliReplicas::whole(load.awake()))
-        }
+        Signal::Waiting if trend.is_settling(now) => by_sum.min(MilliReplicas::whole(load.awake())),
         // A queue that will be gone in time asks for no replica.
-        Signal::Waiting => MilliReplicas::of(predicted, target),
+        Signal::Waiting => MilliReplicas::from_usage(predicted, target),
         // A cache is used and a request is worked on until it is done.
-        Signal::KvCache | Signal::Running => highest,
+        Signal::KvCache | Signal::Running => by_sum,
     };
-    let most = highest.plus(MilliReplicas::whole(missing));
+    let max_replicas = by_sum.plus(MilliReplicas::whole(missing));
     Need {
         signal,
         now: reported.sum,
         predicted,
         missing,
-        least,
-        most,
+        min_replicas,
+        max_replicas,
     }
 }
 
 impl Signal {
-    pub(super) fn reported(self, load: &ModelLoad) -> Reported {
+    pub(super) fn reported(self, load: &ModelLoad) -> ReportedSum {
         match self {
             Self::KvCache => load.kv_cache,
             Self::Waiting => load.waiting,
             // Every request counts that the engine has. One that does not report its queue has at least those that run.
             Self::Running => {
                 let sum = load.running.sum.saturating_add(load.waiting.sum);
-                Reported {
+                ReportedSum {
                     sum,
                     replicas: load.running.replicas,
                 }

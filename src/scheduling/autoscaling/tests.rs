@@ -58,7 +58,7 @@ fn the_total_of_the_kv_caches_in_use_by_the_target_is_the_number_of_replicas() {
     let desired = ModelScaling::default().decide(&rules(), &load(4, 95, 0, 20), at(0));
     assert_eq!(
         (desired.replicas, desired.by),
-        (6, Decisive::Signal(Signal::KvCache))
+        (6, DecidingFactor::Signal(Signal::KvCache))
     );
     assert_eq!(desired.needs[0].milli_replicas, MilliReplicas(5429));
 }
@@ -69,7 +69,7 @@ fn a_queue_asks_for_replicas_where_full_caches_cannot() {
     let desired = ModelScaling::default().decide(&rules(), &load(4, 100, 10, 20), at(0));
     assert_eq!(
         (desired.replicas, desired.by),
-        (8, Decisive::Signal(Signal::Waiting))
+        (8, DecidingFactor::Signal(Signal::Waiting))
     );
 }
 
@@ -83,10 +83,10 @@ fn requests_count_if_the_policy_gives_a_target_and_those_that_wait_count_too() {
     let desired = ModelScaling::default().decide(&rules, &load(4, 30, 5, 20), at(0));
     assert_eq!(
         (desired.replicas, desired.by),
-        (8, Decisive::Step),
+        (8, DecidingFactor::Step),
         "10 are asked for, and 4 serve"
     );
-    assert_eq!(desired.asked, 10);
+    assert_eq!(desired.requested, 10);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn within_the_tolerance_nothing_changes() {
         let desired = scaling.decide(&rules(), &load(10, kv_cache, 0, 5), at(0));
         assert_eq!(
             (desired.replicas, desired.by),
-            (10, Decisive::Tolerance),
+            (10, DecidingFactor::Tolerance),
             "{kv_cache} %"
         );
     }
@@ -107,8 +107,8 @@ fn it_falls_when_a_whole_window_has_asked_for_less_and_by_half_a_minute() {
     let (mut scaling, idle) = (ModelScaling::default(), load(16, 0, 0, 0));
     let held = after(&mut scaling, &rules(), &idle, 0, 285);
     assert_eq!(
-        (held.replicas, held.asked, held.by),
-        (16, 0, Decisive::Window)
+        (held.replicas, held.requested, held.by),
+        (16, 0, DecidingFactor::Window)
     );
     assert_eq!(after(&mut scaling, &rules(), &idle, 300, 0).replicas, 8);
     assert_eq!(
@@ -160,7 +160,7 @@ fn a_scale_up_window_lets_a_short_peak_pass() {
     after(&mut scaling, &rules, &load(4, 70, 0, 5), 0, 90);
     assert_eq!(
         after(&mut scaling, &rules, &load(4, 100, 0, 9), 105, 30).by,
-        Decisive::Window
+        DecidingFactor::Window
     );
     assert_eq!(
         after(&mut scaling, &rules, &load(4, 70, 0, 5), 150, 60).replicas,
@@ -181,7 +181,7 @@ fn replicas_that_start_are_within_the_step() {
         let desired = scaling.decide(&rules(), &load, at(15 * n));
         assert_eq!(
             (desired.replicas, desired.by),
-            (6, Decisive::Step),
+            (6, DecidingFactor::Step),
             "evaluation {n}"
         );
     }
@@ -250,7 +250,10 @@ fn unknown_load_is_not_zero() {
     let unknown = with(ModelLoad::default(), 5, EngineFigures::Silent);
     let mut scaling = ModelScaling::default();
     let desired = after(&mut scaling, &rules(), &unknown, 0, 3600);
-    assert_eq!((desired.replicas, desired.by), (5, Decisive::UnknownLoad));
+    assert_eq!(
+        (desired.replicas, desired.by),
+        (5, DecidingFactor::UnknownLoad)
+    );
     // One of five is idle: the four others count as full.
     let some = with(load(1, 0, 0, 0), 4, EngineFigures::Silent);
     assert_eq!(
@@ -360,7 +363,7 @@ fn none_is_needed_only_by_choice() {
         0
     );
     let desired = after(&mut ModelScaling::default(), &rules(), &idle, 0, 3600);
-    assert_eq!((desired.replicas, desired.by), (1, Decisive::Min));
+    assert_eq!((desired.replicas, desired.by), (1, DecidingFactor::Min));
     assert_eq!(
         ModelScaling::default()
             .decide(&zero, &load(1, 1, 0, 1), at(0))
@@ -452,10 +455,10 @@ fn of_too_many_models_those_with_the_most_replicas_are_answered_for() {
             load(1 + n as u32 % 7, 70, 0, 1),
         )
     };
-    let loads: BTreeMap<_, _> = (0..MOST_MODELS + 500).map(replicas).collect();
+    let loads: BTreeMap<_, _> = (0..MAX_MODELS + 500).map(replicas).collect();
     let mut autoscaler = Autoscaler::default();
     let desired = autoscaler.evaluate(&rules(), loads.clone(), at(0));
-    assert_eq!(desired.len(), MOST_MODELS);
+    assert_eq!(desired.len(), MAX_MODELS);
     let left: Vec<_> = loads
         .iter()
         .filter(|(model, _)| !desired.contains_key(*model))

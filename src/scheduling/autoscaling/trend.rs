@@ -8,25 +8,25 @@ use std::collections::VecDeque;
 
 /// Over how long a trend is taken: long enough for eight evaluations of an HPA's fifteen seconds, short enough to follow a
 /// morning's rise.
-const WINDOW: Millis = Millis::seconds(120);
+const TREND_WINDOW: Millis = Millis::seconds(120);
 /// The youngest sample that a change is taken against: what has changed against younger ones only may be noise.
-const LEAST_AGE: Millis = Millis::seconds(30);
+const MIN_AGE: Millis = Millis::seconds(30);
 /// Samples of that age that a trend needs: a single one could be an accident.
-const LEAST_SAMPLES: usize = 2;
+const MIN_SAMPLES: usize = 2;
 /// Samples closer than this add nothing, so that there are few however often the load is evaluated.
-const SPACING: Millis = Millis(7500);
+const MIN_SPACING: Millis = Millis(7500);
 
 /// Loads of the last two minutes, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LoadTrend {
-    samples: VecDeque<LoadAt>,
+    samples: VecDeque<LoadSample>,
     /// More replicas serve than before, and it is not seen yet what they make of the queue.
     is_settling: bool,
 }
 
 /// The sum of each signal, in the order of [`Signal::ALL`]; `None` if a replica did not report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct LoadAt {
+struct LoadSample {
     at: Moment,
     sums: [Option<u64>; 3],
 }
@@ -45,14 +45,14 @@ impl LoadTrend {
         while self
             .samples
             .front()
-            .is_some_and(|first| at.since(first.at) > WINDOW)
+            .is_some_and(|first| at.since(first.at) > TREND_WINDOW)
         {
             self.samples.pop_front();
         }
         if self
             .samples
             .back()
-            .is_some_and(|last| at.since(last.at) < SPACING)
+            .is_some_and(|last| at.since(last.at) < MIN_SPACING)
         {
             return;
         }
@@ -60,7 +60,7 @@ impl LoadTrend {
             let reported = signal.reported(load);
             (reported.replicas == load.serving).then_some(reported.sum)
         });
-        self.samples.push_back(LoadAt { at, sums });
+        self.samples.push_back(LoadSample { at, sums });
     }
 
     /// More replicas serve a queue: how it grew before says nothing about how it does now.
@@ -75,23 +75,23 @@ impl LoadTrend {
             && self
                 .samples
                 .iter()
-                .filter(|sample| now.since(sample.at) >= LEAST_AGE)
+                .filter(|sample| now.since(sample.at) >= MIN_AGE)
                 .count()
-                < LEAST_SAMPLES
+                < MIN_SAMPLES
     }
 
     /// What `sum` will be. It falls as far as it has fallen against every sample that is half a minute old. It rises as far as it
     /// has risen against every one of them, and no further than from the older half of the window to the younger: a jump is no
     /// trend, and noise goes both ways.
     pub(super) fn predicted(&self, signal: Signal, sum: u64, now: Moment, horizon: Horizon) -> u64 {
-        let place = signal as usize;
+        let index = signal as usize;
         let all = self
             .samples
             .iter()
-            .filter_map(|sample| Some((now.since(sample.at), sample.sums[place]?)));
-        let all: Vec<(Millis, u64)> = all.filter(|(age, _)| *age <= WINDOW).collect();
-        let old = || all.iter().filter(|(age, _)| *age >= LEAST_AGE);
-        if old().count() < LEAST_SAMPLES {
+            .filter_map(|sample| Some((now.since(sample.at), sample.sums[index]?)));
+        let all: Vec<(Millis, u64)> = all.filter(|(age, _)| *age <= TREND_WINDOW).collect();
+        let old_samples = || all.iter().filter(|(age, _)| *age >= MIN_AGE);
+        if old_samples().count() < MIN_SAMPLES {
             return sum;
         }
         let change = |ahead: Millis| {
@@ -100,8 +100,12 @@ impl LoadTrend {
                 change * i128::from(ahead.0) / i128::from(age.0.max(1))
             }
         };
-        let fall = old().map(change(horizon.fall)).max().unwrap_or(0).min(0);
-        let rise = old().map(change(horizon.rise)).min().unwrap_or(0);
+        let fall = old_samples()
+            .map(change(horizon.fall))
+            .max()
+            .unwrap_or(0)
+            .min(0);
+        let rise = old_samples().map(change(horizon.rise)).min().unwrap_or(0);
         let change = if fall < 0 {
             fall
         } else {
@@ -116,7 +120,7 @@ fn between_halves(all: &[(Millis, u64)], ahead: Millis) -> i128 {
     let median = |is_older: bool| {
         let half = all
             .iter()
-            .filter(|(age, _)| (age.0 * 2 >= WINDOW.0) == is_older);
+            .filter(|(age, _)| (age.0 * 2 >= TREND_WINDOW.0) == is_older);
         let (mut ages, mut sums): (Vec<u64>, Vec<u64>) =
             half.map(|(age, sum)| (age.0, *sum)).unzip();
         ages.sort_unstable();

@@ -1,29 +1,35 @@
 //! A loop in a world where each write lands at once and runs take no time: replays and simulators.
 
-use super::{Act, Books, ControlLoop, EvictionOutcome, PodWrite, RunEnd, WriteOutcome};
+use super::{
+    ClusterAccess, ControlLoop, EvictionOutcome, LoopAction, PodWrite, RunEnd, WriteOutcome,
+};
 use crate::units::Moment;
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Carries out all actions up to the next write. The caller makes that write, and answers with [`Self::complete_write`].
     pub fn next_write(&mut self, now: Moment) -> Option<PodWrite> {
-        while let Some(act) = self.next_act() {
+        while let Some(act) = self.next_action() {
             match act {
-                Act::Write(write) => {
-                    let begun = write.clone().begin(self.books.lock().ledger());
+                LoopAction::Write(write) => {
+                    let begun = write
+                        .clone()
+                        .revalidate(self.cluster_access.lock().ledger());
                     if begun.is_some() {
                         return begun;
                     }
-                    self.written(WriteOutcome::Dropped(write), now);
+                    self.handle_write_outcome(WriteOutcome::Dropped(write), now);
                 }
-                Act::Plan(job) => self.planned(RunEnd::Planned(job.run(&|| false)), true, now),
-                Act::LookForPressure(job) => self.found_pressure(Some(job.run())),
-                Act::Event(_) | Act::Note(_) | Act::StopPlanning => {}
+                LoopAction::Plan(job) => {
+                    self.handle_run_end(RunEnd::Planned(job.run(&|| false)), true, now)
+                }
+                LoopAction::CheckPressure(job) => self.handle_pressure(Some(job.run())),
+                LoopAction::Event(_) | LoopAction::Record(_) | LoopAction::StopPlanning => {}
             }
         }
         None
     }
 
-    pub fn landed(&mut self, write: PodWrite, now: Moment) {
-        self.written(write.answered(Ok(()), EvictionOutcome::Evicted), now);
+    pub fn complete_write(&mut self, write: PodWrite, now: Moment) {
+        self.handle_write_outcome(write.into_outcome(Ok(()), EvictionOutcome::Evicted), now);
     }
 }

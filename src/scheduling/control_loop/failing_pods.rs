@@ -10,9 +10,9 @@ use crate::ledger::PendingPod;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
-const PAUSES: Backoff = Backoff {
-    first: Millis::seconds(60),
-    longest: Millis::seconds(1800),
+const PLANNING_BACKOFF: Backoff = Backoff {
+    min: Millis::seconds(60),
+    max: Millis::seconds(1800),
 };
 
 #[derive(Debug, Default)]
@@ -40,19 +40,19 @@ impl FailingPods {
     pub fn choose(&mut self, due: Vec<PendingPod>, now: Moment) -> ChosenPods {
         let mut chosen = ChosenPods::default();
         let suspects = self.suspects.pop();
-        let mut alone = None;
+        let mut retried = None;
         for pod in due {
             let is_suspect = suspects
                 .as_ref()
                 .is_none_or(|suspects| suspects.contains(&pod.uid));
             match self.failing.get(&pod.uid) {
-                Some(attempt) if attempt.is_due(now) && alone.is_none() => alone = Some(pod),
+                Some(attempt) if attempt.is_due(now) && retried.is_none() => retried = Some(pod),
                 Some(_) => chosen.failing.push(pod),
                 None if is_suspect => chosen.to_plan.push(pod),
                 None => chosen.put_back.push(pod.uid),
             }
         }
-        if let Some(pod) = alone {
+        if let Some(pod) = retried {
             // The others are planned after it.
             self.suspects.extend(suspects);
             chosen
@@ -65,20 +65,21 @@ impl FailingPods {
     }
 
     /// The run has a plan.
-    pub(crate) fn run_ended(&mut self) {
+    pub(crate) fn record_success(&mut self) {
         for uid in self.in_run.drain(..) {
             self.failing.remove(&uid);
         }
     }
 
     /// The run has failed. Answers its pods, and whether planning fails on the one that it had.
-    pub(crate) fn run_failed(&mut self, now: Moment) -> (Vec<PodUid>, bool) {
+    pub(crate) fn record_failure(&mut self, now: Moment) -> (Vec<PodUid>, bool) {
         let in_run = std::mem::take(&mut self.in_run);
         if let [uid] = &in_run[..] {
-            self.failing
-                .entry(uid.clone())
-                .or_default()
-                .failed(now, PAUSES, PAUSES.first);
+            self.failing.entry(uid.clone()).or_default().record_failure(
+                now,
+                PLANNING_BACKOFF,
+                PLANNING_BACKOFF.min,
+            );
             return (in_run, true);
         }
         let (first, second) = in_run.split_at(in_run.len() / 2);

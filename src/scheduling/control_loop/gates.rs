@@ -5,7 +5,7 @@
 //! twice as much. What a watch shows, the cache has.
 
 use super::pod_write::PodWrite;
-use super::{Books, ControlLoop};
+use super::{ClusterAccess, ControlLoop};
 use crate::control_loop::ControlPlaneError;
 use crate::ids::{PodKey, PodUid};
 use crate::ledger::{Ledger, SchedulingGate, WaitingPod};
@@ -13,22 +13,22 @@ use crate::units::{Millis, Moment};
 use crate::vocabulary::placement::Reservation;
 
 /// How long to wait for the watch to show a nomination. After that a patch may cost twice as much, and the pod waits no longer.
-const SHOWS_WITHIN: Millis = Millis::seconds(1);
+const NOMINATION_VISIBLE_WITHIN: Millis = Millis::seconds(1);
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Removes all gates that are due.
-    pub fn lift_gates(&mut self, now: Moment) {
+    pub fn remove_gates(&mut self, now: Moment) {
         let nominated = self
-            .progress_of
+            .reservation_progress
             .iter()
             .filter(|(_, progress)| progress.nominated_since.is_some());
         let nominated: Vec<PodUid> = nominated.map(|(uid, _)| uid.clone()).collect();
-        nominated.iter().for_each(|uid| self.lift_gate(uid, now));
+        nominated.iter().for_each(|uid| self.remove_gate(uid, now));
     }
 
     /// Removes the gate of this pod if it is due.
-    pub(super) fn lift_gate(&mut self, uid: &PodUid, now: Moment) {
-        let Some(progress) = self.progress_of.get_mut(uid) else {
+    pub(super) fn remove_gate(&mut self, uid: &PodUid, now: Moment) {
+        let Some(progress) = self.reservation_progress.get_mut(uid) else {
             return;
         };
         let Some(since) = progress.nominated_since else {
@@ -38,13 +38,13 @@ impl<B: Books> ControlLoop<B> {
             key,
             reservation,
             is_shown,
-        }) = gated_pod(self.books.lock().ledger(), uid)
+        }) = gated_pod(self.cluster_access.lock().ledger(), uid)
         else {
             return;
         };
-        if progress.is_of(&reservation) && (is_shown || since + SHOWS_WITHIN <= now) {
+        if progress.is_for(&reservation) && (is_shown || since + NOMINATION_VISIBLE_WITHIN <= now) {
             progress.nominated_since = None;
-            self.writes.add(PodWrite::LiftGate {
+            self.writes.add(PodWrite::RemoveGate {
                 key,
                 uid: uid.clone(),
                 reservation,
@@ -52,7 +52,7 @@ impl<B: Books> ControlLoop<B> {
         }
     }
 
-    pub(super) fn note_lifted(
+    pub(super) fn record_gate_removal(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
@@ -64,7 +64,7 @@ impl<B: Books> ControlLoop<B> {
             // The watch shows it, too.
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {
-                self.failed(key, "could not lift the gate of a nominated pod", error);
+                self.report_failure(key, "could not lift the gate of a nominated pod", error);
                 if let Some(progress) = self.progress_toward(uid, reservation) {
                     progress.nominate_soon(now);
                 }

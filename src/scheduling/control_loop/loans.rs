@@ -4,10 +4,10 @@
 //! from the ledger: from the pods' annotations and conditions, and from the pods that borrow. A new leader goes on where the last
 //! one stopped.
 
-use super::outcome::tried;
+use super::outcome::record_attempt;
 use super::pod_write::{EvictionTask, StatusPurpose};
 use super::retry::{Backoff, RetryState};
-use super::{Books, ControlLoop, LockedBooks, Notice};
+use super::{ClusterAccess, ControlLoop, LockedCluster, LoopNotice};
 use crate::control_loop::{
     ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer,
 };
@@ -19,19 +19,19 @@ use crate::verbs::wait::EvictionsOrdered;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pauses between failed evictions of a borrower: short, because an engine waits for them.
-const PAUSES: Backoff = Backoff {
-    first: Millis(500),
-    longest: Millis::seconds(10),
+const LOAN_EVICTION_BACKOFF: Backoff = Backoff {
+    min: Millis(500),
+    max: Millis::seconds(10),
 };
 /// Agents report once a second: more often there is nothing new.
-const LOOK_FOR_LOAD_EVERY: Millis = Millis::seconds(1);
+const RECALL_CHECK_INTERVAL: Millis = Millis::seconds(1);
 /// How long a condition may take to appear in the watch before it is written again.
-const SHOWS_WITHIN: Millis = Millis::seconds(5);
+const WAKE_ANSWER_VISIBLE_WITHIN: Millis = Millis::seconds(5);
 
 /// Loans that end, beyond what the ledger has of them.
 #[derive(Debug, Default)]
 pub(super) struct EndingLoans {
-    evictions: BTreeMap<PodUid, LoanEnd>,
+    evictions: BTreeMap<PodUid, BorrowerEviction>,
     /// Which models' sleeping engines will be needed soon.
     recall: RecallWatch,
     check_load_at: Moment,
@@ -41,7 +41,7 @@ pub(super) struct EndingLoans {
 
 /// The eviction of one borrower.
 #[derive(Debug, Default)]
-struct LoanEnd {
+struct BorrowerEviction {
     attempt: RetryState,
     has_failed: bool,
 }
@@ -53,20 +53,20 @@ impl EndingLoans {
     }
 }
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Evicts borrowers whose lenders wake, and answers those lenders.
     pub(super) fn end_loans(&mut self, now: Moment) {
         // A copy, which costs next to nothing: with many borrowers the search takes longer than the lock should be held.
-        let mut ledger = self.books.lock().ledger().scratch();
+        let mut ledger = self.cluster_access.lock().ledger().scratch();
         if now >= self.loans.check_load_at {
-            self.loans.check_load_at = now + LOOK_FOR_LOAD_EVERY;
-            let recalls = self.loans.recall.look(&ledger);
+            self.loans.check_load_at = now + RECALL_CHECK_INTERVAL;
+            let recalls = self.loans.recall.check(&ledger);
             if !recalls.is_empty() {
-                self.note(Notice::Recalls {
+                self.record(LoopNotice::Recalls {
                     begun: recalls.begin.len(),
                     ended: recalls.end.len(),
                 });
-                let mut cluster = self.books.lock();
+                let mut cluster = self.cluster_access.lock();
                 cluster.apply(recalls);
                 ledger = cluster.ledger().scratch();
             }
@@ -80,19 +80,19 @@ impl<B: Books> ControlLoop<B> {
             .iter()
             .filter(|(_, end)| !end.attempt.is_due(now));
         let (failed, leaving): (Vec<_>, Vec<_>) = pending.partition(|(_, end)| end.has_failed);
-        let names = |ends: Vec<(&PodUid, &LoanEnd)>| -> BTreeSet<PodUid> {
+        let uids = |ends: Vec<(&PodUid, &BorrowerEviction)>| -> BTreeSet<PodUid> {
             ends.into_iter().map(|(uid, _)| uid.clone()).collect()
         };
-        let (leaving, failed) = (names(leaving), names(failed));
+        let (leaving, failed) = (uids(leaving), uids(failed));
         let evictions = loans_to_end(&ledger, &leaving, &failed);
-        let wakes = ledger.open_wakes();
+        let wakes = ledger.unanswered_wakes();
         evictions
             .into_iter()
-            .for_each(|eviction| self.end_loan(eviction));
+            .for_each(|eviction| self.evict_borrower(eviction));
         self.answer_wakes(wakes, now);
     }
 
-    fn end_loan(&mut self, eviction: LoanEviction) {
+    fn evict_borrower(&mut self, eviction: LoanEviction) {
         let LoanEviction {
             uid,
             key,
@@ -100,17 +100,20 @@ impl<B: Books> ControlLoop<B> {
             gpu,
             is_early,
         } = eviction;
-        let mut cluster = self.books.lock();
-        if !cluster.ledger().may_order(std::slice::from_ref(&uid)) {
+        let mut cluster = self.cluster_access.lock();
+        if !cluster
+            .ledger()
+            .is_within_eviction_rates(std::slice::from_ref(&uid))
+        {
             drop(cluster);
-            return self.note(Notice::LoanEviction("rate-limited"));
+            return self.record(LoopNotice::LoanEviction("rate-limited"));
         }
         cluster.apply(EvictionsOrdered(vec![uid.clone()]));
         drop(cluster);
         let end = self.loans.evictions.entry(uid.clone()).or_default();
         end.attempt.begin();
         end.has_failed = false;
-        self.note(Notice::LoanEnds {
+        self.record(LoopNotice::LoanEnds {
             pod: key.clone(),
             lender: lender.clone(),
             gpu: gpu.clone(),
@@ -124,8 +127,13 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// A failed eviction is tried again after a pause; another borrower may be evicted before.
-    pub(super) fn note_loan_end(&mut self, uid: &PodUid, outcome: EvictionOutcome, now: Moment) {
-        self.note(Notice::LoanEviction(outcome.code()));
+    pub(super) fn record_loan_eviction(
+        &mut self,
+        uid: &PodUid,
+        outcome: EvictionOutcome,
+        now: Moment,
+    ) {
+        self.record(LoopNotice::LoanEviction(outcome.code()));
         let end = self.loans.evictions.entry(uid.clone()).or_default();
         end.has_failed = matches!(
             outcome,
@@ -134,11 +142,11 @@ impl<B: Books> ControlLoop<B> {
                 | EvictionOutcome::Refused { .. }
         );
         // One that is refused is tried again after the longest pause.
-        let _ = tried(&mut end.attempt, outcome, now, PAUSES);
+        let _ = record_attempt(&mut end.attempt, outcome, now, LOAN_EVICTION_BACKOFF);
     }
 
     /// The condition shows late, or was refused: it is written again when it does not show in time.
-    pub(super) fn note_answered(
+    pub(super) fn record_wake_answer(
         &mut self,
         key: &PodKey,
         answer: &WakeAnswer,
@@ -146,49 +154,50 @@ impl<B: Books> ControlLoop<B> {
     ) {
         match (written, answer) {
             (Ok(()), WakeAnswer::Wakeable { .. }) => {
-                self.note(Notice::MayWake(key.clone()));
+                self.record(LoopNotice::MayWake(key.clone()));
             }
             (Ok(()), _) | (Err(ControlPlaneError::Gone), _) => {}
             (Err(error), _) => {
-                self.failed(key, "could not write whether the engine may wake", error);
+                self.report_failure(key, "could not write whether the engine may wake", error);
             }
         }
     }
 
     /// The answer was not sent, because it was another by then. It is sent if it becomes that again.
-    pub(super) fn note_unanswered(&mut self, uid: &PodUid, answer: &WakeAnswer) {
+    pub(super) fn record_dropped_wake_answer(&mut self, uid: &PodUid, answer: &WakeAnswer) {
         if self
             .loans
             .answers
             .get(uid)
-            .is_some_and(|(said, _)| said == answer)
+            .is_some_and(|(last_answer, _)| last_answer == answer)
         {
             self.loans.answers.remove(uid);
         }
     }
 
     fn answer_wakes(&mut self, wakes: Vec<WakeStatus>, now: Moment) {
-        let known: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
-        self.loans.answers.retain(|uid, _| known.contains(uid));
+        let asking: BTreeSet<&PodUid> = wakes.iter().map(|wake| &wake.uid).collect();
+        self.loans.answers.retain(|uid, _| asking.contains(uid));
         let waiting = wakes
             .iter()
-            .filter(|wake| wake.request.is_some() && wake.told.is_none());
-        self.note(Notice::WakesWaiting(waiting.count()));
+            .filter(|wake| wake.request.is_some() && wake.answered_request.is_none());
+        self.record(LoopNotice::WakesWaiting(waiting.count()));
         for wake in wakes {
-            let Some(answer) = answer(&wake) else {
+            let Some(answer) = due_wake_answer(&wake) else {
                 continue;
             };
-            let said = self.loans.answers.get(&wake.uid);
-            let was_said = said.is_some_and(|(said, again)| {
-                let is_under_way = || now < *again || self.writes.concern(&wake.uid);
-                *said == answer && (answer == WakeAnswer::Reclaiming || is_under_way())
+            let last = self.loans.answers.get(&wake.uid);
+            let is_answered = last.is_some_and(|(last_answer, again)| {
+                let is_under_way = || now < *again || self.writes.has_pod(&wake.uid);
+                *last_answer == answer && (answer == WakeAnswer::Reclaiming || is_under_way())
             });
-            if was_said {
+            if is_answered {
                 continue;
             }
-            self.loans
-                .answers
-                .insert(wake.uid.clone(), (answer.clone(), now + SHOWS_WITHIN));
+            self.loans.answers.insert(
+                wake.uid.clone(),
+                (answer.clone(), now + WAKE_ANSWER_VISIBLE_WITHIN),
+            );
             let (change, purpose) = (
                 StatusChange::wake(answer.clone()),
                 StatusPurpose::AnswerWake(answer),
@@ -199,8 +208,8 @@ impl<B: Books> ControlLoop<B> {
 }
 
 /// The answer that a pod is due and does not show; `None` if it needs none.
-pub(super) fn answer(wake: &WakeStatus) -> Option<WakeAnswer> {
-    match (&wake.request, &wake.told) {
+pub(super) fn due_wake_answer(wake: &WakeStatus) -> Option<WakeAnswer> {
+    match (&wake.request, &wake.answered_request) {
         (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {
             Some(WakeAnswer::Wakeable {
                 request: request.clone(),

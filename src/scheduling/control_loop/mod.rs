@@ -42,19 +42,19 @@ mod unplannable_pods;
 mod waiting_pods;
 mod write_queue;
 
-pub use ended_reservations::refused;
+pub use ended_reservations::rejected_plan_state;
 pub use planning_run::{PlanningJob, RunEnd};
-pub use pod_event::{ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, reserved_text};
+pub use pod_event::{ControlPlaneError, FreshPod, PodEvent, PodEventReason, reserved_text};
 pub use pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
 pub use relief::{FoundPressure, PressureJob};
 pub use status_change::{
     EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, RequeueMark,
     ReservationChange, StatusChange, WakeAnswer,
 };
-pub use unplannable_pods::UNPLANNABLE_AT_ONCE;
+pub use unplannable_pods::UNPLANNABLE_PER_TICK;
 
 use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::ledger::Expired;
+use crate::ledger::ExpiryResult;
 use crate::planning::{PlannedPlacement, PressureWatch, WaitReason};
 use crate::policy::Mode;
 use crate::units::{Millis, Moment};
@@ -71,15 +71,15 @@ use retry::RetryState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Deref;
 use unplannable_pods::ReleasedPods;
-use waiting_pods::ToldReason;
+use waiting_pods::RecordedReason;
 use write_queue::WriteQueue;
 
 /// Pods that are noted as refused under one lock.
-const REFUSED_AT_ONCE: usize = 32;
+const REFUSALS_PER_LOCK: usize = 32;
 
 /// Access to the cluster that the loop works on: behind a lock that it shares with the verbs, or directly.
-pub trait Books {
-    type Locked<'a>: LockedBooks
+pub trait ClusterAccess {
+    type Locked<'a>: LockedCluster
     where
         Self: 'a;
 
@@ -88,14 +88,14 @@ pub trait Books {
 }
 
 /// Exclusive access to the cluster: nothing else changes it meanwhile.
-pub trait LockedBooks: Deref<Target = Cluster> {
+pub trait LockedCluster: Deref<Target = Cluster> {
     fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output;
 
     /// Lets threads that wait for the lock have it, between two of many changes.
-    fn give_way(&mut self) {}
+    fn yield_lock(&mut self) {}
 }
 
-impl Books for Cluster {
+impl ClusterAccess for Cluster {
     type Locked<'a> = &'a mut Cluster;
 
     fn lock(&mut self) -> &mut Cluster {
@@ -103,7 +103,7 @@ impl Books for Cluster {
     }
 }
 
-impl LockedBooks for &mut Cluster {
+impl LockedCluster for &mut Cluster {
     fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
         Cluster::apply(self, change)
     }
@@ -111,7 +111,7 @@ impl LockedBooks for &mut Cluster {
 
 /// An action that the loop asks its driver to carry out.
 #[derive(Debug)]
-pub enum Act {
+pub enum LoopAction {
     /// Send it, if [`PodWrite::revalidate`] says so by then. Answered by [`ControlLoop::handle_write_outcome`].
     Write(PodWrite),
     /// Publish it, or drop it.
@@ -121,14 +121,14 @@ pub enum Act {
     /// The run in progress is not needed any more. It is answered all the same.
     StopPlanning,
     /// Run it beside everything else. Answered by [`ControlLoop::handle_pressure`].
-    LookForPressure(PressureJob),
+    CheckPressure(PressureJob),
     /// Log and count it.
-    Note(Notice),
+    Record(LoopNotice),
 }
 
 /// A notice for the log and the metrics.
 #[derive(Debug)]
-pub enum Notice {
+pub enum LoopNotice {
     /// A run that took this long found this, and it is reserved.
     Planned(Box<PlannedPlacement>, Millis),
     RunEnded {
@@ -139,9 +139,9 @@ pub enum Notice {
     /// Planning fails on the pod: a defect of ours.
     PlanningFails(PodKey),
     /// A write of this kind was put off, because too many are in progress.
-    PutOff(&'static str),
+    WritePostponed(&'static str),
     /// An earlier leader's reservation showed too late, and was ended.
-    LandedLate(PodKey),
+    LateReservation(PodKey),
     /// Loans that models' load recalls, and recalls that are over.
     Recalls {
         begun: usize,
@@ -163,7 +163,7 @@ pub enum Notice {
     },
     Evicted(PodKey),
     /// The cluster or the policy changed while a run found a place for the pod.
-    PlaceLost {
+    PlacementLost {
         pod: PodKey,
         refusal: String,
     },
@@ -178,7 +178,7 @@ pub enum Notice {
 #[derive(Debug, Default)]
 pub struct EdgeFacts {
     /// Pods that are evicted because their GPUs were allocated twice.
-    pub conflict_victims: BTreeSet<PodUid>,
+    pub over_allocation_victims: BTreeSet<PodUid>,
     /// The API server does not let volumes, claims or storage classes be read.
     pub lacks_volumes: bool,
     /// The next [`UNPLANNABLE_PER_TICK`] pods behind the planner's gate that it never places; fewer if there are no more.
@@ -187,131 +187,131 @@ pub struct EdgeFacts {
 
 #[derive(Debug)]
 pub struct ControlLoop<B> {
-    pub books: B,
-    conflict_victims: BTreeSet<PodUid>,
+    pub cluster_access: B,
+    over_allocation_victims: BTreeSet<PodUid>,
     lacks_volumes: bool,
     was_leading: bool,
-    acts: VecDeque<Act>,
+    actions: VecDeque<LoopAction>,
     /// Progress of each reservation, beyond what the ledger has.
-    progress_of: BTreeMap<PodUid, ReservationProgress>,
+    reservation_progress: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
     failing_pods: FailingPods,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     stale: StaleConditions,
-    said: BTreeMap<PodUid, ToldReason>,
+    recorded_reasons: BTreeMap<PodUid, RecordedReason>,
     /// The pod up to which recorded wait reasons have been checked.
-    said_after: Option<PodUid>,
+    reasons_checked_up_to: Option<PodUid>,
     writes: WriteQueue,
     /// `None` while a check is in progress.
     pressure: Option<PressureWatch>,
     /// Whether the check in progress began in an earlier tenure.
-    is_old_look: bool,
+    is_outdated_check: bool,
     /// Neighbors of engines under pressure whose eviction was ordered.
-    staying: BTreeMap<PodUid, RetryState>,
+    relief_attempts: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
     loans: EndingLoans,
-    released: ReleasedPods,
+    released_pods: ReleasedPods,
     check_overuse_at: Moment,
 }
 
-impl<B: Books> ControlLoop<B> {
-    pub fn new(books: B) -> Self {
+impl<B: ClusterAccess> ControlLoop<B> {
+    pub fn new(cluster_access: B) -> Self {
         Self {
-            books,
-            conflict_victims: BTreeSet::new(),
+            cluster_access,
+            over_allocation_victims: BTreeSet::new(),
             lacks_volumes: false,
             was_leading: false,
-            acts: VecDeque::new(),
-            progress_of: BTreeMap::new(),
+            actions: VecDeque::new(),
+            reservation_progress: BTreeMap::new(),
             run: PlanningRun::default(),
             failing_pods: FailingPods::default(),
             orphaned_members: BTreeMap::new(),
             stale: StaleConditions::default(),
-            said: BTreeMap::new(),
-            said_after: None,
+            recorded_reasons: BTreeMap::new(),
+            reasons_checked_up_to: None,
             writes: WriteQueue::default(),
             pressure: Some(PressureWatch::default()),
-            is_old_look: false,
-            staying: BTreeMap::new(),
+            is_outdated_check: false,
+            relief_attempts: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
             loans: EndingLoans::default(),
-            released: ReleasedPods::default(),
+            released_pods: ReleasedPods::default(),
             check_overuse_at: Moment::default(),
         }
     }
 
     /// A loop over a cluster that has every refusal already: it presumes none of the pods that it finds to be refused.
-    pub fn going_on(books: B) -> Self {
+    pub fn with_known_refusals(cluster_access: B) -> Self {
         Self {
             was_leading: true,
-            ..Self::new(books)
+            ..Self::new(cluster_access)
         }
     }
 
     /// The next action, in the order in which they are to be carried out.
-    pub fn next_act(&mut self) -> Option<Act> {
-        self.acts
+    pub fn next_action(&mut self) -> Option<LoopAction> {
+        self.actions
             .pop_front()
-            .or_else(|| self.writes.next().map(Act::Write))
+            .or_else(|| self.writes.next().map(LoopAction::Write))
     }
 
     /// Time passes. What is due ends, and a replica that may act handles all pending pods; another one forgets its progress.
     pub fn tick(&mut self, now: Moment, is_leading: bool, facts: EdgeFacts) {
         let unplannable_pods = facts.unplannable_pods;
-        self.conflict_victims = facts.conflict_victims;
+        self.over_allocation_victims = facts.over_allocation_victims;
         self.lacks_volumes = facts.lacks_volumes;
         let was_leading = std::mem::replace(&mut self.was_leading, is_leading);
         self.expire(now, is_leading);
         if !is_leading {
-            return self.forget();
+            return self.forget_progress();
         }
         // A statement of its own, so that the lock is released with it.
-        let unknown = self.books.lock().apply(TakeUnknownReservations);
-        self.end_unknown(unknown);
-        self.released(unplannable_pods, now);
+        let unknown = self.cluster_access.lock().apply(TakeUnknownReservations);
+        self.end_unknown_reservations(unknown);
+        self.release_unplannable(unplannable_pods, now);
         self.handle_pending(now);
         if !was_leading {
-            self.suppose_refused();
+            self.presume_refused();
         }
     }
 
     fn handle_pending(&mut self, now: Moment) {
-        self.end_again(now);
+        self.rewrite_ended(now);
         self.cancel_evictions(now);
         // In shadow mode no pod is placed, and none is kept behind the gate.
-        if self.books.lock().ledger().policy().mode == Mode::Shadow {
-            return self.release_all();
+        if self.cluster_access.lock().ledger().policy().mode == Mode::Shadow {
+            return self.release_all_gated();
         }
         // An engine that wakes has its own VRAM lent out: that comes before what others would like to have.
         self.end_loans(now);
         self.advance_reservations(now);
-        self.lift_gates(now);
+        self.remove_gates(now);
         self.advance_orphaned_members(now);
-        self.look_for_pressure(now);
+        self.start_pressure_check(now);
         self.enforce_grants(now);
-        self.seek(now);
+        self.start_planning_run(now);
     }
 
     /// A replica that may not act forgets its progress: another one continues.
-    fn forget(&mut self) {
-        self.progress_of.clear();
+    fn forget_progress(&mut self) {
+        self.reservation_progress.clear();
         self.orphaned_members.clear();
         self.stale = StaleConditions::default();
-        self.said.clear();
-        self.staying.clear();
+        self.recorded_reasons.clear();
+        self.relief_attempts.clear();
         self.loans = EndingLoans::default();
         self.stop_planning();
         self.failing_pods = FailingPods::default();
-        for write in self.writes.forget_what_is_to_come() {
+        for write in self.writes.drop_unsent() {
             if let PodWrite::Evict { uid, task, .. } = write
                 && task.counts_each_attempt()
             {
-                self.take_back(&uid);
+                self.uncount_eviction(&uid);
             }
         }
         match &mut self.pressure {
             Some(pressure) => *pressure = PressureWatch::default(),
-            None => self.is_old_look = true,
+            None => self.is_outdated_check = true,
         }
     }
 
@@ -319,40 +319,45 @@ impl<B: Books> ControlLoop<B> {
     /// standby replicas write nothing.
     pub fn expire(&mut self, now: Moment, is_leading: bool) {
         let mut all = Vec::new();
-        let mut cluster = self.books.lock();
+        let mut cluster = self.cluster_access.lock();
         loop {
-            let Expired { ended, may_be_more } = cluster.apply(PartOfTick { now, is_leading });
+            let ExpiryResult {
+                ended_reservations: ended,
+                may_be_more,
+            } = cluster.apply(PartOfTick { now, is_leading });
             all.extend(ended);
             if !may_be_more {
                 break;
             }
-            cluster.give_way();
+            cluster.yield_lock();
         }
         drop(cluster);
         if is_leading {
-            self.end(all, now);
+            self.end_reservations(all, now);
         }
     }
 
     /// A previous leader or process may have refused every pending pod.
-    fn suppose_refused(&mut self) {
-        let copy = self.books.lock().ledger().scratch();
-        let (pods, then): (Vec<PodUid>, _) =
-            (copy.may_be_refused().into_iter().collect(), copy.now());
+    fn presume_refused(&mut self) {
+        let copy = self.cluster_access.lock().ledger().scratch();
+        let (pods, then): (Vec<PodUid>, _) = (
+            copy.possibly_refused_pods().into_iter().collect(),
+            copy.now(),
+        );
         // What is changed while there is a copy has to be copied.
         drop(copy);
-        let mut cluster = self.books.lock();
-        for some in pods.chunks(REFUSED_AT_ONCE) {
+        let mut cluster = self.cluster_access.lock();
+        for batch in pods.chunks(REFUSALS_PER_LOCK) {
             cluster.apply(MayBeRefused {
-                pods: some.to_vec(),
+                pods: batch.to_vec(),
                 then,
             });
-            cluster.give_way();
+            cluster.yield_lock();
         }
     }
 
     fn publish(&mut self, key: PodKey, uid: PodUid, kind: PodEventReason, text: String) {
-        self.acts.push_back(Act::Event(PodEvent {
+        self.actions.push_back(LoopAction::Event(PodEvent {
             key,
             uid,
             kind,
@@ -390,12 +395,12 @@ impl<B: Books> ControlLoop<B> {
         });
     }
 
-    fn note(&mut self, notice: Notice) {
-        self.acts.push_back(Act::Note(notice));
+    fn record(&mut self, notice: LoopNotice) {
+        self.actions.push_back(LoopAction::Record(notice));
     }
 
-    fn failed(&mut self, pod: &PodKey, what: &'static str, why: impl ToString) {
+    fn report_failure(&mut self, pod: &PodKey, what: &'static str, why: impl ToString) {
         let (pod, why) = (pod.clone(), why.to_string());
-        self.note(Notice::Failed { pod, what, why });
+        self.record(LoopNotice::Failed { pod, what, why });
     }
 }

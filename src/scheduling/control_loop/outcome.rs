@@ -1,9 +1,11 @@
 //! Applies the results of the loop's writes to its state.
 
 use super::pod_write::{EvictionTask, PodWrite, StatusPurpose, WriteOutcome};
-use super::reservation_progress::{FailedBy, PAUSES, ReservationProgress, SHOWS_WITHIN};
+use super::reservation_progress::{
+    EVICTION_BACKOFF, FailedBy, ReservationProgress, WRITE_VISIBLE_WITHIN,
+};
 use super::retry::{Backoff, RetryState};
-use super::{Books, ControlLoop, LockedBooks, Notice};
+use super::{ClusterAccess, ControlLoop, LockedCluster, LoopNotice};
 use crate::control_loop::{ControlPlaneError, EvictionOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::ledger::{Ledger, PodState};
@@ -12,9 +14,9 @@ use crate::verbs::observe::PodReleased;
 use crate::verbs::wait::{EvictionRefused, EvictionsNotMade, PodEvicted};
 use crate::vocabulary::placement::Reservation;
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Handles the outcome of a write.
-    pub fn written(&mut self, outcome: WriteOutcome, now: Moment) {
+    pub fn handle_write_outcome(&mut self, outcome: WriteOutcome, now: Moment) {
         self.writes.end(outcome.uid());
         match outcome {
             WriteOutcome::Status {
@@ -23,15 +25,15 @@ impl<B: Books> ControlLoop<B> {
                 purpose,
                 written,
             } => {
-                self.note_written(&key, &uid, &purpose, written, now);
+                self.record_status_write(&key, &uid, &purpose, written, now);
             }
-            WriteOutcome::GateLifted {
+            WriteOutcome::GateRemoved {
                 key,
                 uid,
                 reservation,
                 written,
             } => {
-                self.note_lifted(&key, &uid, &reservation, written, now);
+                self.record_gate_removal(&key, &uid, &reservation, written, now);
             }
             WriteOutcome::Evicted {
                 key,
@@ -39,14 +41,14 @@ impl<B: Books> ControlLoop<B> {
                 task,
                 outcome,
             } => {
-                self.note_evicted(&task, &key, &uid, outcome, now);
+                self.record_eviction(&task, &key, &uid, outcome, now);
             }
-            WriteOutcome::Dropped(write) => self.note_dropped(&write, now),
+            WriteOutcome::Dropped(write) => self.record_dropped_write(&write, now),
         }
     }
 
     /// Records that a write was not sent. What it was for may begin again.
-    fn note_dropped(&mut self, write: &PodWrite, now: Moment) {
+    fn record_dropped_write(&mut self, write: &PodWrite, now: Moment) {
         match write {
             PodWrite::Status {
                 uid,
@@ -63,20 +65,20 @@ impl<B: Books> ControlLoop<B> {
                 purpose: StatusPurpose::AnswerWake(answer),
                 ..
             } => {
-                self.note_unanswered(uid, answer);
+                self.record_dropped_wake_answer(uid, answer);
             }
             PodWrite::Evict { uid, task, .. } => {
                 if task.counts_each_attempt() {
-                    self.take_back(uid);
+                    self.uncount_eviction(uid);
                 }
                 let attempt = match task {
                     EvictionTask::Reservation { preemptor } => {
-                        let progress = self.progress_of.get_mut(preemptor);
+                        let progress = self.reservation_progress.get_mut(preemptor);
                         progress
                             .filter(|it| it.has_victim(uid))
-                            .map(|progress| progress.attempt(uid))
+                            .map(|progress| progress.eviction_attempt(uid))
                     }
-                    EvictionTask::Relief => self.staying.get_mut(uid),
+                    EvictionTask::Relief => self.relief_attempts.get_mut(uid),
                     EvictionTask::LoanEnd => self.loans.attempt(uid),
                     EvictionTask::OrphanedMember => self.orphaned_attempt(uid),
                     // The ledger says when it is due again.
@@ -84,14 +86,14 @@ impl<B: Books> ControlLoop<B> {
                 };
                 // It may begin again at once.
                 if let Some(attempt) = attempt {
-                    attempt.done(now);
+                    attempt.record_success(now);
                 }
             }
-            PodWrite::Status { .. } | PodWrite::LiftGate { .. } => {}
+            PodWrite::Status { .. } | PodWrite::RemoveGate { .. } => {}
         }
     }
 
-    fn note_written(
+    fn record_status_write(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
@@ -100,26 +102,26 @@ impl<B: Books> ControlLoop<B> {
         now: Moment,
     ) {
         if written == Err(ControlPlaneError::Gone) {
-            self.forget_unwatched(uid);
+            self.release_unwatched(uid);
         }
         if purpose.ends_reservation() {
-            self.show_what_stands(key, uid);
+            self.rewrite_current_reservation(key, uid);
         }
         let unwritten = match purpose {
             StatusPurpose::Reserve { reservation } => {
-                return self.note_held(key, uid, reservation, written, now);
+                return self.record_reservation_write(key, uid, reservation, written, now);
             }
-            StatusPurpose::AnswerWake(answer) => return self.note_answered(key, answer, written),
+            StatusPurpose::AnswerWake(answer) => return self.record_wake_answer(key, answer, written),
             StatusPurpose::Nominate { reservation, is_gated } => {
-                return self.note_nominated(key, uid, reservation, written, *is_gated, now);
+                return self.record_nomination(key, uid, reservation, written, *is_gated, now);
             }
-            StatusPurpose::ShowReservation => return self.note_shown(key, uid, written, now),
+            StatusPurpose::ShowReservation => return self.record_reservation_shown(key, uid, written, now),
             // As long as the pod shows it, the end is written again.
             StatusPurpose::EndReservation { .. } => "could not clear the condition of a reservation that ended",
             StatusPurpose::EndUnknownReservation => "could not clear a stale reservation condition of the pod",
             // The pod is tried again.
             StatusPurpose::Requeue => "could not requeue a pod",
-            StatusPurpose::Release { why } if written.is_ok() => return self.say_released(key, uid, why),
+            StatusPurpose::Release { why } if written.is_ok() => return self.publish_release(key, uid, why),
             StatusPurpose::Release { .. } => "could not remove the scheduling gate of a pod",
             // Written again as long as the pod shows it.
             StatusPurpose::AbandonReservation | StatusPurpose::CancelEviction
@@ -127,7 +129,7 @@ impl<B: Books> ControlLoop<B> {
             | StatusPurpose::ExplainWait => return,
         };
         if let Err(error) = written {
-            self.failed(key, unwritten, error);
+            self.report_failure(key, unwritten, error);
         }
     }
 
@@ -137,35 +139,35 @@ impl<B: Books> ControlLoop<B> {
         uid: &PodUid,
         reservation: &Reservation,
     ) -> Option<&mut ReservationProgress> {
-        self.progress_of
+        self.reservation_progress
             .get_mut(uid)
-            .filter(|progress| progress.is_of(reservation))
+            .filter(|progress| progress.is_for(reservation))
     }
 
     /// Releases a pod that is gone and that no watch has shown: none will show its end. A request of kube-scheduler came late.
-    fn forget_unwatched(&mut self, uid: &PodUid) {
-        let mut cluster = self.books.lock();
+    fn release_unwatched(&mut self, uid: &PodUid) {
+        let mut cluster = self.cluster_access.lock();
         let is_unwatched = |pod: &PodState| pod.is_unwatched && pod.waiting().is_some();
         if cluster.ledger().pod_state(uid).is_some_and(is_unwatched) {
             cluster.apply(PodReleased(uid.clone()));
             drop(cluster);
-            self.progress_of.remove(uid);
+            self.reservation_progress.remove(uid);
         }
     }
 
     /// The end of a reservation was written. One that the preempt verb made and wrote meanwhile may be covered by that. The
     /// planner's own are written after the end.
-    fn show_what_stands(&mut self, key: &PodKey, uid: &PodUid) {
+    fn rewrite_current_reservation(&mut self, key: &PodKey, uid: &PodUid) {
         let is_own = self
-            .progress_of
+            .reservation_progress
             .get(uid)
-            .is_some_and(ReservationProgress::is_own);
-        if !is_own && has_reservation(self.books.lock().ledger(), uid) {
-            self.show(key, uid);
+            .is_some_and(ReservationProgress::is_planned_here);
+        if !is_own && has_reservation(self.cluster_access.lock().ledger(), uid) {
+            self.write_current_reservation(key, uid);
         }
     }
 
-    fn note_held(
+    fn record_reservation_write(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
@@ -174,7 +176,7 @@ impl<B: Books> ControlLoop<B> {
         now: Moment,
     ) {
         let is_shown = self
-            .books
+            .cluster_access
             .lock()
             .ledger()
             .shows_reservation(uid, reservation);
@@ -187,18 +189,18 @@ impl<B: Books> ControlLoop<B> {
             // No answer came, and the watch shows it: pods may have been evicted for it.
             Err(ControlPlaneError::Unknown(_)) if is_shown => progress.is_written = true,
             Err(error) => {
-                self.failed(
+                self.report_failure(
                     key,
                     "could not write the reservation; no pod is evicted",
                     error,
                 );
                 let why = |_: &PodKey| "the API server did not accept it".into();
-                self.give_up(uid, why, FailedBy::Preemptor, now);
+                self.abandon_if_current(uid, why, FailedBy::Preemptor, now);
             }
         }
     }
 
-    fn note_evicted(
+    fn record_eviction(
         &mut self,
         task: &EvictionTask,
         key: &PodKey,
@@ -207,15 +209,17 @@ impl<B: Books> ControlLoop<B> {
         now: Moment,
     ) {
         match &outcome {
-            EvictionOutcome::Evicted => self.books.lock().apply(PodEvicted(victim.clone())),
+            EvictionOutcome::Evicted => {
+                self.cluster_access.lock().apply(PodEvicted(victim.clone()))
+            }
             EvictionOutcome::Refused { message } => {
-                self.take_back(victim);
-                self.note_refused(victim, message);
+                self.uncount_eviction(victim);
+                self.record_refused_eviction(victim, message);
             }
             EvictionOutcome::TryLater { .. } | EvictionOutcome::CalledOff
                 if task.counts_each_attempt() =>
             {
-                self.take_back(victim);
+                self.uncount_eviction(victim);
             }
             EvictionOutcome::Gone
             | EvictionOutcome::TryLater { .. }
@@ -224,12 +228,12 @@ impl<B: Books> ControlLoop<B> {
         }
         if *task != EvictionTask::Overuse {
             match &outcome {
-                EvictionOutcome::Evicted => self.note(Notice::Evicted(key.clone())),
+                EvictionOutcome::Evicted => self.record(LoopNotice::Evicted(key.clone())),
                 EvictionOutcome::Refused { message } => {
-                    self.failed(key, "eviction refused", message);
+                    self.report_failure(key, "eviction refused", message);
                 }
                 EvictionOutcome::Unknown { message } => {
-                    self.failed(key, "eviction unanswered", message);
+                    self.report_failure(key, "eviction unanswered", message);
                 }
                 EvictionOutcome::Gone
                 | EvictionOutcome::TryLater { .. }
@@ -237,28 +241,33 @@ impl<B: Books> ControlLoop<B> {
             }
         }
         match task {
-            EvictionTask::Relief => self.note_relief(victim, outcome, now),
-            EvictionTask::LoanEnd => self.note_loan_end(victim, outcome, now),
-            EvictionTask::Overuse => self.note(Notice::OveruseEviction {
+            EvictionTask::Relief => self.record_relief_eviction(victim, outcome, now),
+            EvictionTask::LoanEnd => self.record_loan_eviction(victim, outcome, now),
+            EvictionTask::Overuse => self.record(LoopNotice::OveruseEviction {
                 pod: key.clone(),
                 outcome,
             }),
-            EvictionTask::OrphanedMember => self.note_orphaned_member(victim, outcome, now),
+            EvictionTask::OrphanedMember => self.record_orphan_eviction(victim, outcome, now),
             EvictionTask::Reservation { preemptor } => {
-                let progress = self.progress_of.get_mut(preemptor);
+                let progress = self.reservation_progress.get_mut(preemptor);
                 // The preemptor may have another reservation by now, which evicts nobody or other pods.
                 let Some(progress) = progress.filter(|progress| progress.has_victim(victim)) else {
                     return;
                 };
-                if let Err(message) = tried(progress.attempt(victim), outcome, now, PAUSES) {
+                if let Err(message) = record_attempt(
+                    progress.eviction_attempt(victim),
+                    outcome,
+                    now,
+                    EVICTION_BACKOFF,
+                ) {
                     let why = |reader: &PodKey| eviction_refused(reader, key, &message);
-                    self.give_up(preemptor, why, FailedBy::Victim, now);
+                    self.abandon_if_current(preemptor, why, FailedBy::Victim, now);
                 }
             }
         }
     }
 
-    fn note_nominated(
+    fn record_nomination(
         &mut self,
         key: &PodKey,
         uid: &PodUid,
@@ -270,52 +279,57 @@ impl<B: Books> ControlLoop<B> {
         let Some(progress) = self.progress_toward(uid, reservation) else {
             return;
         };
-        progress.note_nominated(now, written.is_ok(), is_gated);
+        progress.record_nomination(now, written.is_ok(), is_gated);
         match written {
             // The watch may have been faster than the answer.
-            Ok(()) => self.lift_gate(uid, now),
+            Ok(()) => self.remove_gate(uid, now),
             // The watch shows it, too.
             Err(ControlPlaneError::Gone) => {}
             Err(error) => {
-                self.failed(key, "could not nominate a pod to its node", error);
+                self.report_failure(key, "could not nominate a pod to its node", error);
             }
         }
     }
 
     /// Abandons the pod's reservation, if it still has the one whose progress is known; `because` is the text for its owner.
-    fn give_up(
+    fn abandon_if_current(
         &mut self,
         uid: &PodUid,
-        because: impl FnOnce(&PodKey) -> String,
+        reason_for: impl FnOnce(&PodKey) -> String,
         failed_by: FailedBy,
         now: Moment,
     ) {
         // A statement of its own, so that the ledger is not locked any more.
-        let Some(reservation_status) = self.books.lock().ledger().reservation_of(uid) else {
+        let Some(reservation_status) = self
+            .cluster_access
+            .lock()
+            .ledger()
+            .reservation_status_of(uid)
+        else {
             return;
         };
         if self
             .progress_toward(uid, &reservation_status.reservation)
             .is_some()
         {
-            self.call_off(
+            self.abandon_reservation(
                 &reservation_status,
-                &because(&reservation_status.key),
+                &reason_for(&reservation_status.key),
                 failed_by,
                 now,
             );
         }
     }
 
-    pub(super) fn take_back(&mut self, victim: &PodUid) {
-        self.books
+    pub(super) fn uncount_eviction(&mut self, victim: &PodUid) {
+        self.cluster_access
             .lock()
             .apply(EvictionsNotMade(vec![victim.clone()]));
     }
 
     /// Records that the pod cannot be evicted for now, for any preemptor.
-    pub(super) fn note_refused(&mut self, victim: &PodUid, why: &str) {
-        self.books
+    pub(super) fn record_refused_eviction(&mut self, victim: &PodUid, why: &str) {
+        self.cluster_access
             .lock()
             .apply(EvictionRefused::new(victim.clone(), why));
     }
@@ -323,7 +337,10 @@ impl<B: Books> ControlLoop<B> {
 
 /// The text for the preemptor's owner. The API server's message may name more than the victim.
 fn eviction_refused(preemptor: &PodKey, victim: &PodKey, message: &str) -> String {
-    let refused = format!("the eviction of {} is refused", victim.named_to(preemptor));
+    let refused = format!(
+        "the eviction of {} is refused",
+        victim.name_shown_to(preemptor)
+    );
     if victim.namespace == preemptor.namespace {
         format!("{refused}: {message}")
     } else {
@@ -340,25 +357,27 @@ fn has_reservation(ledger: &Ledger, uid: &PodUid) -> bool {
 
 /// Records the result of an eviction, and when to retry it if the pod still exists by then. An error is a permanent refusal of
 /// the API server.
-pub(super) fn tried(
+pub(super) fn record_attempt(
     attempt: &mut RetryState,
     outcome: EvictionOutcome,
     now: Moment,
-    pauses: Backoff,
+    backoff: Backoff,
 ) -> Result<(), String> {
     match outcome {
-        EvictionOutcome::Evicted | EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
+        EvictionOutcome::Evicted | EvictionOutcome::Gone => {
+            attempt.record_success(now + WRITE_VISIBLE_WITHIN)
+        }
         EvictionOutcome::CalledOff | EvictionOutcome::Unknown { .. } => {
-            attempt.failed(now, pauses, Millis(0));
+            attempt.record_failure(now, backoff, Millis(0));
         }
         EvictionOutcome::TryLater { after } => {
             let after = after.map_or(0, |after| {
                 u64::try_from(after.as_millis()).unwrap_or(u64::MAX)
             });
-            attempt.failed(now, pauses, Millis(after));
+            attempt.record_failure(now, backoff, Millis(after));
         }
         EvictionOutcome::Refused { message } => {
-            attempt.failed(now, pauses, pauses.longest);
+            attempt.record_failure(now, backoff, backoff.max);
             return Err(message);
         }
     }

@@ -5,22 +5,22 @@
 //! the pod stays over its grant.
 
 use super::pod_write::EvictionTask;
-use super::{Books, ControlLoop, LockedBooks};
+use super::{ClusterAccess, ControlLoop, LockedCluster};
 use crate::control_loop::{EvictionReason, PodEventReason};
 use crate::ledger::{OveruseAction, OveruseStep};
 use crate::units::{Millis, Moment};
 use crate::verbs::tick::TakeOveruse;
 
 /// How often overuse is checked: agents report once a second, so more often there is nothing new.
-const LOOK_EVERY: Millis = Millis::seconds(1);
+const OVERUSE_CHECK_INTERVAL: Millis = Millis::seconds(1);
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     pub(super) fn enforce_grants(&mut self, now: Moment) {
         if now < self.check_overuse_at {
             return;
         }
-        self.check_overuse_at = now + LOOK_EVERY;
-        let steps = self.books.lock().apply(TakeOveruse);
+        self.check_overuse_at = now + OVERUSE_CHECK_INTERVAL;
+        let steps = self.cluster_access.lock().apply(TakeOveruse);
         steps.into_iter().for_each(|step| self.enforce_grant(step));
     }
 
@@ -55,7 +55,7 @@ fn announcement(step: &OveruseStep, evicted_in: Millis) -> String {
         node,
         granted,
         used,
-        lasted,
+        duration: lasted,
         ..
     } = step;
     format!(

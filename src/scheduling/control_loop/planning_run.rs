@@ -12,11 +12,11 @@ use crate::units::{Millis, Moment};
 
 /// Runs shorter than this follow each other without pause. Longer ones pause for as long as they took, or for
 /// [`MAX_PAUSE`], to leave the processor to others.
-const SHORT: Millis = Millis(200);
+const SHORT_RUN: Millis = Millis(200);
 /// A pod that has just arrived waits no longer than this for a run to begin.
-const LONGEST_REST: Millis = Millis::seconds(1);
+const MAX_PAUSE: Millis = Millis::seconds(1);
 /// Maximum pods placed in one run: all of them take effect at once.
-const PLACED_AT_ONCE: usize = 256;
+const MAX_PLACEMENTS_PER_RUN: usize = 256;
 
 /// A plan to be made, with all that it is made from.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ impl PlanningJob {
     pub fn run(mut self, is_stopped: &dyn Fn() -> bool) -> Plan {
         let steps = steps_of_run(self.scratch.snapshot().nodes().len());
         let bounds = PlanBounds {
-            free: steps,
-            evictions: steps,
-            places: PLACED_AT_ONCE,
+            free_steps: steps,
+            eviction_steps: steps,
+            max_placements: MAX_PLACEMENTS_PER_RUN,
             is_stopped,
         };
         plan_within(self.scratch, &self.kube_filters, &self.pending, bounds)
@@ -58,23 +58,23 @@ pub enum RunEnd {
 pub(super) struct PlanningRun {
     in_progress: Option<PlanBasis>,
     is_stopped: bool,
-    rests_until: Moment,
+    paused_until: Moment,
 }
 
 /// The ledger state that a run is based on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PlanBasis {
-    pub at: Moment,
+    pub began_at: Moment,
     pub generation: u64,
 }
 
 impl PlanningRun {
     pub fn may_begin(&self, now: Moment) -> bool {
-        self.in_progress.is_none() && self.rests_until <= now
+        self.in_progress.is_none() && self.paused_until <= now
     }
 
-    pub fn begin(&mut self, began: PlanBasis) {
-        (self.in_progress, self.is_stopped) = (Some(began), false);
+    pub fn begin(&mut self, basis: PlanBasis) {
+        (self.in_progress, self.is_stopped) = (Some(basis), false);
     }
 
     /// Its result is not needed any more. Returns whether a run is to be stopped.
@@ -84,14 +84,14 @@ impl PlanningRun {
 
     /// The run ended now. Answers what it was based on, and whether its result is needed; `None` if there was none.
     pub fn end(&mut self, has_failed: bool, now: Moment) -> Option<(PlanBasis, bool)> {
-        let began = self.in_progress.take()?;
-        let took = now.since(began.at);
+        let basis = self.in_progress.take()?;
+        let took = now.since(basis.began_at);
         if has_failed && !self.is_stopped {
-            self.rests_until = now + LONGEST_REST;
-        } else if took > SHORT {
-            self.rests_until = now + took.min(LONGEST_REST);
+            self.paused_until = now + MAX_PAUSE;
+        } else if took > SHORT_RUN {
+            self.paused_until = now + took.min(MAX_PAUSE);
         }
-        Some((began, !self.is_stopped))
+        Some((basis, !self.is_stopped))
     }
 
     #[cfg(any(test, feature = "testkit"))]
@@ -105,7 +105,10 @@ mod tests {
     use super::*;
 
     fn basis(at: Moment) -> PlanBasis {
-        PlanBasis { at, generation: 7 }
+        PlanBasis {
+            began_at: at,
+            generation: 7,
+        }
     }
 
     #[test]
@@ -145,8 +148,8 @@ mod tests {
         let (mut run, at) = (PlanningRun::default(), Moment(1_000_000));
         run.begin(basis(at));
         run.end(true, at);
-        assert!(!run.may_begin(at + Millis(999)) && run.may_begin(at + LONGEST_REST));
-        let at = at + LONGEST_REST;
+        assert!(!run.may_begin(at + Millis(999)) && run.may_begin(at + MAX_PAUSE));
+        let at = at + MAX_PAUSE;
         run.begin(basis(at));
         run.stop();
         run.end(true, at);

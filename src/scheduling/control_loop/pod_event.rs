@@ -2,14 +2,14 @@
 //! fresh read shows it, and how a read or a write fails. Values and their texts; nothing here sends a request or decides.
 
 use crate::coded::labels;
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, listed};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, comma_separated};
 use crate::units::plural;
 use crate::vocabulary::placement::Reservation;
 use std::sync::Arc;
 
 /// A pod as a fresh read shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodOnRecord {
+pub struct FreshPod {
     pub uid: PodUid,
     pub node: Option<NodeName>,
     pub devices: Option<Arc<[GpuUuid]>>,
@@ -93,7 +93,7 @@ labels! {
 
 /// The text of the Event [`PodEventReason::Reserved`].
 pub fn reserved_text(reservation: &Reservation) -> String {
-    let gpus = listed(reservation.devices.iter());
+    let gpus = comma_separated(reservation.devices.iter());
     let victims = plural(reservation.victims.len(), "pod");
     format!(
         "Reserved {gpus} on node {}; evicting {victims}.",

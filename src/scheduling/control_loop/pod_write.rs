@@ -3,7 +3,7 @@
 //! [`ControlLoop`](super::ControlLoop) decides which writes there are and what follows from their results. A write may be on its
 //! way for a while: [`PodWrite::revalidate`] checks it against the ledger when it is sent. Who sends it decides nothing.
 
-use super::loans::answer;
+use super::loans::due_wake_answer;
 use super::orphaned_members::is_orphaned;
 use crate::control_loop::{
     ControlPlaneError, EvictionOutcome, EvictionReason, StatusChange, WakeAnswer,
@@ -25,7 +25,7 @@ pub enum PodWrite {
         purpose: StatusPurpose,
     },
     /// Lets kube-scheduler see the pod while this reservation lasts.
-    LiftGate {
+    RemoveGate {
         key: PodKey,
         uid: PodUid,
         reservation: Reservation,
@@ -93,7 +93,7 @@ pub enum WriteOutcome {
         purpose: StatusPurpose,
         written: Result<(), ControlPlaneError>,
     },
-    GateLifted {
+    GateRemoved {
         key: PodKey,
         uid: PodUid,
         reservation: Reservation,
@@ -113,12 +113,14 @@ impl PodWrite {
     /// The pod that is written. Its writes are made one after the other.
     pub fn uid(&self) -> &PodUid {
         match self {
-            Self::Status { uid, .. } | Self::LiftGate { uid, .. } | Self::Evict { uid, .. } => uid,
+            Self::Status { uid, .. } | Self::RemoveGate { uid, .. } | Self::Evict { uid, .. } => {
+                uid
+            }
         }
     }
 
     /// The outcome, by the API server's answer.
-    pub fn answered(
+    pub fn into_outcome(
         self,
         written: Result<(), ControlPlaneError>,
         eviction: EvictionOutcome,
@@ -132,11 +134,11 @@ impl PodWrite {
                 purpose,
                 written,
             },
-            Self::LiftGate {
+            Self::RemoveGate {
                 key,
                 uid,
                 reservation,
-            } => WriteOutcome::GateLifted {
+            } => WriteOutcome::GateRemoved {
                 key,
                 uid,
                 reservation,
@@ -152,11 +154,11 @@ impl PodWrite {
     }
 
     /// The outcome of a write whose sender panicked: it may have been made.
-    pub fn broken_off(self) -> WriteOutcome {
+    pub fn into_panicked(self) -> WriteOutcome {
         let message = "the write broke off, which is a defect of Stowage's own: its log says where"
             .to_owned();
         let written = Err(ControlPlaneError::Unknown(message.clone()));
-        self.answered(written, EvictionOutcome::Unknown { message })
+        self.into_outcome(written, EvictionOutcome::Unknown { message })
     }
 
     /// Whether no reservation, eviction or wake of an engine depends on it: a pending pod's condition can wait.
@@ -174,14 +176,14 @@ impl PodWrite {
 
     /// The write as it is to be sent now; `None` if not at all. Reservations may have begun or ended, and the policy may have
     /// changed, while it was queued.
-    pub fn begin(self, ledger: &Ledger) -> Option<Self> {
-        let present = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
+    pub fn revalidate(self, ledger: &Ledger) -> Option<Self> {
+        let current = |uid: &PodUid| ledger.pod_state(uid).and_then(|pod| pod.reservation());
         let is_due = match &self {
-            Self::Evict { uid, why, task, .. } => task.is_due(ledger, uid, why),
-            Self::LiftGate {
+            Self::Evict { uid, why, task, .. } => task.is_still_wanted(ledger, uid, why),
+            Self::RemoveGate {
                 uid, reservation, ..
-            } => present(uid).is_some_and(|present| present.is_same(reservation)),
-            Self::Status { uid, purpose, .. } => purpose.stands(ledger, uid),
+            } => current(uid).is_some_and(|present| present.is_same(reservation)),
+            Self::Status { uid, purpose, .. } => purpose.is_current(ledger, uid),
         };
         let mut write = is_due.then_some(self)?;
         if let Self::Status {
@@ -191,7 +193,7 @@ impl PodWrite {
             ..
         } = &mut write
             && (purpose.ends_reservation() || *purpose == StatusPurpose::ShowReservation)
-            && let Some(present) = present(uid)
+            && let Some(present) = current(uid)
         {
             *change = StatusChange::reservation(present.clone());
             *purpose = StatusPurpose::ShowReservation;
@@ -204,9 +206,9 @@ impl WriteOutcome {
     /// The pod that was to be written.
     pub(super) fn uid(&self) -> &PodUid {
         match self {
-            Self::Status { uid, .. } | Self::GateLifted { uid, .. } | Self::Evicted { uid, .. } => {
-                uid
-            }
+            Self::Status { uid, .. }
+            | Self::GateRemoved { uid, .. }
+            | Self::Evicted { uid, .. } => uid,
             Self::Dropped(write) => write.uid(),
         }
     }
@@ -214,7 +216,7 @@ impl WriteOutcome {
 
 impl EvictionTask {
     /// Whether what the pod is evicted for still holds.
-    pub fn is_due(&self, ledger: &Ledger, uid: &PodUid, why: &EvictionReason) -> bool {
+    pub fn is_still_wanted(&self, ledger: &Ledger, uid: &PodUid, why: &EvictionReason) -> bool {
         let is_wanted = match (self, why) {
             (Self::Reservation { preemptor }, _) => ledger.is_evicted_for(uid, preemptor),
             (Self::Relief, EvictionReason::Pressure { gpu, .. }) => is_relief_due(ledger, uid, gpu),
@@ -247,7 +249,7 @@ impl EvictionTask {
 
 impl StatusPurpose {
     /// Whether it is what the pod is to be told by now.
-    pub fn stands(&self, ledger: &Ledger, uid: &PodUid) -> bool {
+    pub fn is_current(&self, ledger: &Ledger, uid: &PodUid) -> bool {
         let reservation = || ledger.pod_state(uid).and_then(|pod| pod.reservation());
         match self {
             Self::Reserve {
@@ -257,12 +259,12 @@ impl StatusPurpose {
                 reservation: planned,
                 ..
             } => reservation().is_some_and(|present| present.is_same(planned)),
-            Self::AnswerWake(said) => {
+            Self::AnswerWake(sent) => {
                 ledger
                     .wake_status(uid)
-                    .and_then(|wake| answer(&wake))
+                    .and_then(|wake| due_wake_answer(&wake))
                     .as_ref()
-                    == Some(said)
+                    == Some(sent)
             }
             Self::ShowReservation => reservation().is_some(),
             // A run may have found a placement since.

@@ -5,45 +5,45 @@ use crate::units::{Millis, Moment};
 /// Exponential back-off: the pause after the first failure, doubled with each, and the longest pause.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    pub first: Millis,
-    pub longest: Millis,
+    pub min: Millis,
+    pub max: Millis,
 }
 
 /// The retry state of one action.
 #[derive(Debug, Clone, Default)]
 pub struct RetryState {
-    is_under_way: bool,
-    failed: u32,
-    again: Moment,
+    is_in_progress: bool,
+    failures: u32,
+    due_at: Moment,
 }
 
 impl Backoff {
     /// The pause after this many failures.
-    pub fn after(self, failed: u32) -> Millis {
-        self.first.times(1 << failed.min(16)).min(self.longest)
+    pub fn pause_after(self, failures: u32) -> Millis {
+        self.min.times(1 << failures.min(16)).min(self.max)
     }
 }
 
 impl RetryState {
     pub fn is_due(&self, now: Moment) -> bool {
-        !self.is_under_way && self.again <= now
+        !self.is_in_progress && self.due_at <= now
     }
 
     pub fn begin(&mut self) {
-        self.is_under_way = true;
+        self.is_in_progress = true;
     }
 
     /// Records a success, which shows in the watch by then; if it does not, the action is retried.
-    pub fn done(&mut self, shows_by: Moment) {
-        self.is_under_way = false;
-        self.again = shows_by;
+    pub fn record_success(&mut self, visible_by: Moment) {
+        self.is_in_progress = false;
+        self.due_at = visible_by;
     }
 
     /// Records a failure. `at_least` is the pause that the API server asks for.
-    pub fn failed(&mut self, now: Moment, pauses: Backoff, at_least: Millis) {
-        self.is_under_way = false;
-        self.again = now + pauses.after(self.failed).max(at_least);
-        self.failed = self.failed.saturating_add(1);
+    pub fn record_failure(&mut self, now: Moment, backoff: Backoff, at_least: Millis) {
+        self.is_in_progress = false;
+        self.due_at = now + backoff.pause_after(self.failures).max(at_least);
+        self.failures = self.failures.saturating_add(1);
     }
 }
 
@@ -54,16 +54,16 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_longest_and_one_that_is_asked_for_counts() {
         let pauses = Backoff {
-            first: Millis(500),
-            longest: Millis::seconds(10),
+            min: Millis(500),
+            max: Millis::seconds(10),
         };
-        let millis: Vec<u64> = (0..7).map(|failed| pauses.after(failed).0).collect();
+        let millis: Vec<u64> = (0..7).map(|failed| pauses.pause_after(failed).0).collect();
         assert_eq!(millis, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
-        assert_eq!(pauses.after(u32::MAX), pauses.longest);
+        assert_eq!(pauses.pause_after(u32::MAX), pauses.max);
         let (mut attempt, now) = (RetryState::default(), Moment(1_000_000));
         attempt.begin();
         assert!(!attempt.is_due(now), "it is under way");
-        attempt.failed(now, pauses, Millis::seconds(30));
+        attempt.record_failure(now, pauses, Millis::seconds(30));
         assert!(
             !attempt.is_due(now + Millis::seconds(29)) && attempt.is_due(now + Millis::seconds(30))
         );

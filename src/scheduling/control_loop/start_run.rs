@@ -6,7 +6,7 @@ use super::planning_run::{PlanBasis, PlanningJob, RunEnd};
 use super::pod_event::reserved_text;
 use super::pod_write::StatusPurpose;
 use super::reservation_progress::ReservationProgress;
-use super::{Act, Books, ControlLoop, LockedBooks, Notice};
+use super::{ClusterAccess, ControlLoop, LockedCluster, LoopAction, LoopNotice};
 use crate::control_loop::{PlanState, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
 use crate::ledger::{PendingPod, PodPhase, SchedulingGate, WaitKind};
@@ -20,27 +20,27 @@ use crate::verbs::wait::{PodRequeued, PutBack, ReservePlaces, ScopeReserved, Tak
 pub(super) const PODS_PER_RUN: usize = 2048;
 /// Gated pods that are nominated and not bound. kube-scheduler binds some hundreds a second, so this many are enough for now,
 /// and each one that waits keeps VRAM from others.
-const NOMINATED_AT_ONCE: usize = 512;
+const MAX_NOMINATED: usize = 512;
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Starts a planning run if a pod is due and none is in progress. No pod is due again until the ledger or its time has
     /// changed.
-    pub(super) fn seek(&mut self, now: Moment) {
+    pub(super) fn start_planning_run(&mut self, now: Moment) {
         if !self.run.may_begin(now) {
             return;
         }
-        let mut cluster = self.books.lock();
+        let mut cluster = self.cluster_access.lock();
         let mut pending = cluster.apply(TakePending {
             limit: PODS_PER_RUN,
         });
         if self
-            .progress_of
+            .reservation_progress
             .values()
-            .filter(|progress| progress.waits_to_be_bound())
+            .filter(|progress| progress.was_nominated())
             .count()
-            > NOMINATED_AT_ONCE
+            > MAX_NOMINATED
         {
-            let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
+            let is_gated = |pod: &PendingPod| matches!(pod.wait_kind, WaitKind::Gated);
             cluster.apply(PutBack(
                 pending
                     .iter()
@@ -62,8 +62,8 @@ impl<B: Books> ControlLoop<B> {
         if !put_back.is_empty() {
             cluster.apply(PutBack(put_back));
         }
-        let began = PlanBasis {
-            at: now,
+        let basis = PlanBasis {
+            began_at: now,
             generation: cluster.ledger().generation(),
         };
         let (scratch, kube_filters) = (
@@ -72,13 +72,13 @@ impl<B: Books> ControlLoop<B> {
         );
         drop(cluster);
         for PendingPod { uid, key, .. } in failing {
-            self.wait(uid, key, WaitReason::PlanningFailed, began, now);
+            self.handle_unplaced(uid, key, WaitReason::PlanningFailed, basis, now);
         }
         if pending.is_empty() {
             return;
         }
-        self.run.begin(began);
-        self.acts.push_back(Act::Plan(PlanningJob {
+        self.run.begin(basis);
+        self.actions.push_back(LoopAction::Plan(PlanningJob {
             scratch,
             kube_filters,
             pending,
@@ -87,40 +87,40 @@ impl<B: Books> ControlLoop<B> {
 
     pub(super) fn stop_planning(&mut self) {
         if self.run.stop() {
-            self.acts.push_back(Act::StopPlanning);
+            self.actions.push_back(LoopAction::StopPlanning);
         }
     }
 
     /// Applies a run's result. It is discarded if this replica has stopped leading, or stopped placing, meanwhile.
-    pub fn planned(&mut self, ended: RunEnd, may_act: bool, now: Moment) {
-        let mode = self.books.lock().ledger().policy().mode;
+    pub fn handle_run_end(&mut self, ended: RunEnd, may_act: bool, now: Moment) {
+        let mode = self.cluster_access.lock().ledger().policy().mode;
         let has_failed = matches!(ended, RunEnd::Failed);
-        let Some((began, is_needed)) = self.run.end(has_failed, now) else {
+        let Some((basis, is_needed)) = self.run.end(has_failed, now) else {
             return;
         };
         let (outcome, left_over) = match &ended {
             _ if !is_needed => ("cancelled", 0),
             RunEnd::Failed => ("failed", 0),
-            RunEnd::Planned(plan) if plan.left_over.is_empty() => ("complete", 0),
-            RunEnd::Planned(plan) => ("limited", plan.left_over.len()),
+            RunEnd::Planned(plan) if plan.unreached.is_empty() => ("complete", 0),
+            RunEnd::Planned(plan) => ("limited", plan.unreached.len()),
         };
-        self.note(Notice::RunEnded {
-            took: now.since(began.at),
+        self.record(LoopNotice::RunEnded {
+            took: now.since(basis.began_at),
             outcome,
             left_over,
         });
         let Plan {
             steps,
-            left_over,
-            reserved,
+            unreached: left_over,
+            reserved_scopes: reserved,
             ..
         } = match ended {
             _ if !is_needed => return,
             RunEnd::Planned(plan) => plan,
-            RunEnd::Failed => return self.note_failed_run(now),
+            RunEnd::Failed => return self.record_failed_run(now),
         };
-        self.failing_pods.run_ended();
-        let mut cluster = self.books.lock();
+        self.failing_pods.record_success();
+        let mut cluster = self.cluster_access.lock();
         cluster.apply(PutBack(left_over));
         for (scope, uid) in reserved {
             cluster.apply(ScopeReserved { scope, uid });
@@ -131,17 +131,17 @@ impl<B: Books> ControlLoop<B> {
         }
         for step in steps {
             match step {
-                PlanStep::Place(places) => self.take(places, began, now),
-                PlanStep::Wake { uid, key } => self.wake(uid, key),
-                PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began, now),
+                PlanStep::Place(placements) => self.reserve_placements(placements, basis, now),
+                PlanStep::Requeue { uid, key } => self.requeue(uid, key),
+                PlanStep::Wait { uid, key, why } => self.handle_unplaced(uid, key, why, basis, now),
             }
         }
-        self.forget_told_reasons();
+        self.forget_recorded_reasons();
     }
 
-    fn note_failed_run(&mut self, now: Moment) {
-        let (pods, is_found) = self.failing_pods.run_failed(now);
-        let mut cluster = self.books.lock();
+    fn record_failed_run(&mut self, now: Moment) {
+        let (pods, is_found) = self.failing_pods.record_failure(now);
+        let mut cluster = self.cluster_access.lock();
         let failing = pods
             .first()
             .filter(|_| is_found)
@@ -152,45 +152,56 @@ impl<B: Books> ControlLoop<B> {
             .retain(|uid| cluster.ledger().pod_state(uid).is_some());
         drop(cluster);
         if let Some(key) = failing {
-            self.note(Notice::PlanningFails(key));
+            self.record(LoopNotice::PlanningFails(key));
         }
     }
 
     /// Reserves the placements, all or none.
-    fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis, now: Moment) {
+    fn reserve_placements(
+        &mut self,
+        mut placements: Vec<PlannedPlacement>,
+        basis: PlanBasis,
+        now: Moment,
+    ) {
         // The deadlines count from when the run began.
-        let took = now.since(began.at);
-        places
-            .iter_mut()
-            .for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
+        let took = now.since(basis.began_at);
+        placements.iter_mut().for_each(|placement| {
+            placement.reservation.deadline = placement.reservation.deadline + took
+        });
         let reserve = ReservePlaces {
-            places: places.clone(),
-            generation: began.generation,
+            places: placements.clone(),
+            generation: basis.generation,
         };
-        let taken = self.books.lock().apply(reserve);
-        if let Err((place, refusal)) = taken {
-            let (pod, refusal) = (places[place].key.clone(), refusal.to_string());
-            return self.note(Notice::PlaceLost { pod, refusal });
+        let result = self.cluster_access.lock().apply(reserve);
+        if let Err((index, refusal)) = result {
+            let (pod, refusal) = (placements[index].key.clone(), refusal.to_string());
+            return self.record(LoopNotice::PlacementLost { pod, refusal });
         }
-        for place in places {
-            self.note(Notice::Planned(Box::new(place.clone()), took));
-            let progress = ReservationProgress::own(place.reservation.clone(), now, place.by);
-            self.progress_of.insert(place.uid.clone(), progress);
-            self.begin(place, now);
+        for placement in placements {
+            self.record(LoopNotice::Planned(Box::new(placement.clone()), took));
+            let progress =
+                ReservationProgress::for_planned(placement.reservation.clone(), now, placement.by);
+            self.reservation_progress
+                .insert(placement.uid.clone(), progress);
+            self.begin_reservation(placement, now);
         }
     }
 
     /// A reservation with victims is written before the first eviction. One without is not: the pod itself is nominated.
-    fn begin(&mut self, place: PlannedPlacement, now: Moment) {
+    fn begin_reservation(&mut self, placement: PlannedPlacement, now: Moment) {
         let PlannedPlacement {
             uid,
             key,
             reservation,
             ..
-        } = place;
+        } = placement;
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if reservation.victims.is_empty() {
-            let reservation_status = self.books.lock().ledger().reservation_of(&uid);
+            let reservation_status = self
+                .cluster_access
+                .lock()
+                .ledger()
+                .reservation_status_of(&uid);
             return reservation_status
                 .iter()
                 .for_each(|reservation_status| self.nominate(reservation_status, now));
@@ -203,7 +214,7 @@ impl<B: Books> ControlLoop<B> {
                 node: reservation.node.clone(),
             });
         }
-        if let Some(progress) = self.progress_of.get_mut(&uid) {
+        if let Some(progress) = self.reservation_progress.get_mut(&uid) {
             progress.begin_write();
         }
         let purpose = StatusPurpose::Reserve { reservation };
@@ -211,33 +222,31 @@ impl<B: Books> ControlLoop<B> {
     }
 
     fn scheduling_gate_of(&mut self, uid: &PodUid) -> Option<SchedulingGate> {
-        match &self.books.lock().ledger().pod_state(uid)?.phase {
+        match &self.cluster_access.lock().ledger().pod_state(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
         }
     }
 
-    fn wake(&mut self, uid: PodUid, key: PodKey) {
-        let mut cluster = self.books.lock();
+    fn requeue(&mut self, uid: PodUid, key: PodKey) {
+        let mut cluster = self.cluster_access.lock();
         // It may have been requested again during the run.
-        if !cluster
-            .ledger()
-            .pod_state(&uid)
-            .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
-        {
+        if !cluster.ledger().pod_state(&uid).is_some_and(|pod_state| {
+            pod_state.refusal().is_some() && pod_state.reservation().is_none()
+        }) {
             return;
         }
-        if self.writes.are_too_many() {
+        if self.writes.is_full() {
             drop(cluster);
-            return self.note(Notice::PutOff("requeue"));
+            return self.record(LoopNotice::WritePostponed("requeue"));
         }
         cluster.apply(PodRequeued(uid.clone()));
         drop(cluster);
         // Any write requeues it.
-        if self.writes.concern(&uid) {
+        if self.writes.has_pod(&uid) {
             return;
         }
-        let (change, purpose) = (StatusChange::touch(), StatusPurpose::Requeue);
+        let (change, purpose) = (StatusChange::requeue(), StatusPurpose::Requeue);
         self.write_status(key, uid, change, purpose);
     }
 }

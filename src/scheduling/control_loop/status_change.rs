@@ -74,10 +74,10 @@ impl EvictionReason {
     }
 
     /// The message for the victim's owner, [without names](PodKey::named_to) of other namespaces.
-    pub fn told_to(&self, victim: &PodKey) -> String {
+    pub fn text_for(&self, victim: &PodKey) -> String {
         let (text, (_, named)) = (self.to_string(), self.entry());
         match named {
-            Some(pod) => text.replace(&format!("pod {pod}"), &pod.named_to(victim)),
+            Some(pod) => text.replace(&format!("pod {pod}"), &pod.name_shown_to(victim)),
             None => text,
         }
     }
@@ -109,7 +109,7 @@ coded! {
 pub struct StatusChange {
     pub reservation: Option<ReservationChange>,
     pub nomination: Option<NominationChange>,
-    pub touch: Option<RequeueMark>,
+    pub requeue: Option<RequeueMark>,
     pub plan: Option<PlanState>,
     pub eviction: Option<EvictionCondition>,
     pub wake: Option<WakeAnswer>,
@@ -200,8 +200,8 @@ impl StatusChange {
     }
 
     /// Makes kube-scheduler retry the pod.
-    pub fn touch() -> Self {
-        Self::default().and_touch()
+    pub fn requeue() -> Self {
+        Self::default().and_requeue()
     }
 
     pub fn nominate(node: NodeName) -> Self {
@@ -237,9 +237,9 @@ impl StatusChange {
         }
     }
 
-    pub fn and_touch(self) -> Self {
+    pub fn and_requeue(self) -> Self {
         Self {
-            touch: Some(RequeueMark),
+            requeue: Some(RequeueMark),
             ..self
         }
     }
@@ -272,7 +272,7 @@ impl StatusChange {
             } => "eviction-reason",
             Self { wake: Some(_), .. } => "wake",
             Self {
-                touch: Some(RequeueMark),
+                requeue: Some(RequeueMark),
                 ..
             } => "requeue",
             _ => "nothing",
@@ -343,9 +343,13 @@ mod tests {
         for (reason, named) in &reasons {
             let text = reason.to_string();
             assert!(text.contains(named) && text.ends_with('.'), "{text}");
-            let told = |namespace| reason.told_to(&PodKey::parse(namespace, "victim").unwrap());
-            assert_eq!(told("team-a"), text);
-            assert!(!told("team-b").contains("team-a"), "{}", told("team-b"));
+            let text_in = |namespace| reason.text_for(&PodKey::parse(namespace, "victim").unwrap());
+            assert_eq!(text_in("team-a"), text);
+            assert!(
+                !text_in("team-b").contains("team-a"),
+                "{}",
+                text_in("team-b")
+            );
             assert!(
                 reason
                     .reason()
@@ -360,9 +364,9 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_counted_as_what_weighs_most_in_it() {
+    fn a_write_is_labelled_by_its_most_important_part() {
         let node = NodeName::parse("a").unwrap();
-        let nominated = StatusChange::nominate(node).and_touch();
+        let nominated = StatusChange::nominate(node).and_requeue();
         assert_eq!(nominated.kind(), "nomination");
         assert_eq!(
             nominated
@@ -373,12 +377,12 @@ mod tests {
         assert_eq!(
             StatusChange {
                 reservation: Some(ReservationChange::Ended),
-                ..StatusChange::touch()
+                ..StatusChange::requeue()
             }
             .kind(),
             "reservation"
         );
-        assert_eq!(StatusChange::touch().kind(), "requeue");
-        assert!(StatusChange::default().is_empty() && !StatusChange::touch().is_empty());
+        assert_eq!(StatusChange::requeue().kind(), "requeue");
+        assert!(StatusChange::default().is_empty() && !StatusChange::requeue().is_empty());
     }
 }

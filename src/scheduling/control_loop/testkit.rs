@@ -1,12 +1,12 @@
 //! What the tests of a driver see and do inside a loop.
 
-use super::{Books, ControlLoop, PodWrite};
+use super::{ClusterAccess, ControlLoop, PodWrite};
 use crate::ids::PodUid;
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Whether nothing that was begun is still to be answered.
     pub fn is_idle(&self) -> bool {
-        !self.is_writing() && !self.is_planning() && !self.is_looking()
+        !self.is_writing() && !self.is_planning() && !self.is_checking_pressure()
     }
 
     pub fn is_planning(&self) -> bool {
@@ -14,7 +14,7 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// Whether a check for pressure is in progress.
-    pub fn is_looking(&self) -> bool {
+    pub fn is_checking_pressure(&self) -> bool {
         self.pressure.is_none()
     }
 
@@ -23,20 +23,20 @@ impl<B: Books> ControlLoop<B> {
         !self.writes.is_empty()
     }
 
-    pub fn add(&mut self, write: PodWrite) {
+    pub fn add_write(&mut self, write: PodWrite) {
         self.writes.add(write);
     }
 
     /// Begins an eviction whose answer is still to come.
     pub fn begin_eviction(&mut self, preemptor: &PodUid, victim: &PodUid) {
-        let progress = self.progress_of.get_mut(preemptor);
+        let progress = self.reservation_progress.get_mut(preemptor);
         progress
             .into_iter()
-            .for_each(|progress| progress.attempt(victim).begin());
+            .for_each(|progress| progress.eviction_attempt(victim).begin());
     }
 
     /// How many pods' lifted gates are remembered.
-    pub fn released_known(&self) -> usize {
-        self.released.known()
+    pub fn released_count(&self) -> usize {
+        self.released_pods.len()
     }
 }

@@ -5,7 +5,7 @@ use super::ended_reservations::is_nominated;
 use super::planning_run::PlanBasis;
 use super::pod_write::StatusPurpose;
 use super::start_run::PODS_PER_RUN;
-use super::{Books, ControlLoop, LockedBooks, Notice};
+use super::{ClusterAccess, ControlLoop, LockedCluster, LoopNotice};
 use crate::control_loop::{PlanState, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
 use crate::ledger::{PodPhase, PodState, SchedulingGate, WaitKind};
@@ -17,46 +17,46 @@ use std::sync::Arc;
 
 /// The claims of a pod and their volumes may come later than the pod: the watches are not in step, a list of all claims takes its
 /// time, and a volume is provisioned after its claim.
-const VOLUMES_SHOW_WITHIN: Millis = Millis::seconds(30);
+const VOLUMES_VISIBLE_WITHIN: Millis = Millis::seconds(30);
 /// Time before a pod's first wait reason is written: most pods are placed by then, and the write would be useless.
-const TELL_AFTER: Millis = Millis::seconds(2);
+const FIRST_REASON_DELAY: Millis = Millis::seconds(2);
 /// Time before another reason is written: with each reading another node may be the nearest to fit. No person reads faster.
-const REPEAT_AFTER: Millis = Millis::seconds(30);
+const REASON_REPEAT_INTERVAL: Millis = Millis::seconds(30);
 
 /// Recorded reasons that one run checks, in turn.
-const SWEPT: usize = 512;
+const REASONS_CHECKED_PER_RUN: usize = 512;
 
 /// The last wait reason in a pod's condition.
 #[derive(Debug)]
-pub(crate) struct ToldReason {
+pub(crate) struct RecordedReason {
     why: Arc<str>,
     at: Moment,
 }
 
-impl<B: Books> ControlLoop<B> {
+impl<B: ClusterAccess> ControlLoop<B> {
     /// Handles a pod that cannot be placed. It stays behind the gate only as long as the policy says, and not at all if the
     /// planner would never place it.
-    pub(super) fn wait(
+    pub(super) fn handle_unplaced(
         &mut self,
         uid: PodUid,
         key: PodKey,
         why: WaitReason,
-        began: PlanBasis,
+        basis: PlanBasis,
         now: Moment,
     ) {
-        let mut cluster = self.books.lock();
+        let mut cluster = self.cluster_access.lock();
         cluster.apply(NoPlacementFound {
             uid: uid.clone(),
-            generation: began.generation,
+            generation: basis.generation,
         });
-        let Some(entry) = cluster
+        let Some(pod_state) = cluster
             .ledger()
             .pod_state(&uid)
-            .filter(|entry| entry.reservation().is_none())
+            .filter(|pod_state| pod_state.reservation().is_none())
         else {
             return;
         };
-        let PodPhase::Waiting(waiting) = &entry.phase else {
+        let PodPhase::Waiting(waiting) = &pod_state.phase else {
             return;
         };
         let waited = now.since(waiting.since);
@@ -64,14 +64,14 @@ impl<B: Books> ControlLoop<B> {
         let has_waited = waited >= max_gated_time;
         let (is_gated, is_grouped) = (
             waiting.gate == SchedulingGate::Planned,
-            entry.disruption_info.placed_with().is_some(),
+            pod_state.disruption_info.placement_group().is_some(),
         );
         drop(cluster);
         if !is_gated {
-            return self.say_limit(uid, key, why);
+            return self.publish_eviction_limit(uid, key, why);
         }
-        if waited < max_gated_time.min(VOLUMES_SHOW_WITHIN) && self.may_be_supported_soon(&why) {
-            return self.say_why(uid, key, why, waited, now);
+        if waited < max_gated_time.min(VOLUMES_VISIBLE_WITHIN) && self.may_be_supported_soon(&why) {
+            return self.write_wait_reason(uid, key, why, waited, now);
         }
         if is_grouped {
             let text = format!("The pod's group cannot be placed: {why}.");
@@ -83,9 +83,9 @@ impl<B: Books> ControlLoop<B> {
             WaitReason::UnsupportedFilter(_) | WaitReason::DevicePlugin
         );
         if !is_grouped && (has_waited || is_hopeless) {
-            self.release(uid, key, why);
+            self.release_from_gate(uid, key, why);
         } else {
-            self.say_why(uid, key, why, waited, now);
+            self.write_wait_reason(uid, key, why, waited, now);
         }
     }
 
@@ -96,7 +96,7 @@ impl<B: Books> ControlLoop<B> {
 
     /// kube-scheduler's condition has the other reasons for which a rejected pod is pending. This one is an Event: a change of
     /// its status would requeue the pod.
-    fn say_limit(&mut self, uid: PodUid, key: PodKey, why: WaitReason) {
+    fn publish_eviction_limit(&mut self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could be evicted for this pod, but {limit}.");
             self.publish(key, uid, PodEventReason::EvictionLimit, text);
@@ -104,21 +104,28 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// Writes the reason why a pod waits into its condition, once for each reason, however often the pod is planned.
-    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis, now: Moment) {
+    fn write_wait_reason(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        why: WaitReason,
+        waited: Millis,
+        now: Moment,
+    ) {
         let why = Arc::<str>::from(why.condition());
-        let is_news = match self.said.get(&uid) {
-            None => waited >= TELL_AFTER,
-            Some(said) => said.why != why && said.at + REPEAT_AFTER <= now,
+        let is_news = match self.recorded_reasons.get(&uid) {
+            None => waited >= FIRST_REASON_DELAY,
+            Some(recorded) => recorded.why != why && recorded.at + REASON_REPEAT_INTERVAL <= now,
         };
-        if !is_news || self.writes.concern(&uid) {
+        if !is_news || self.writes.has_pod(&uid) {
             return;
         }
-        if self.writes.are_too_many() {
-            return self.note(Notice::PutOff("reason"));
+        if self.writes.is_full() {
+            return self.record(LoopNotice::WritePostponed("reason"));
         }
-        self.said.insert(
+        self.recorded_reasons.insert(
             uid.clone(),
-            ToldReason {
+            RecordedReason {
                 why: why.clone(),
                 at: now,
             },
@@ -128,64 +135,67 @@ impl<B: Books> ControlLoop<B> {
     }
 
     /// Forgets pods that do not wait behind the gate any more. Checks some of them each time, in turn.
-    pub(super) fn forget_told_reasons(&mut self) {
-        let after = self.said_after.take();
+    pub(super) fn forget_recorded_reasons(&mut self) {
+        let after = self.reasons_checked_up_to.take();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next: Vec<PodUid> = self
-            .said
+            .recorded_reasons
             .range::<PodUid, _>((from, Bound::Unbounded))
-            .take(SWEPT)
+            .take(REASONS_CHECKED_PER_RUN)
             .map(|(uid, _)| uid.clone())
             .collect();
-        if next.len() == SWEPT {
-            self.said_after = next.last().cloned();
+        if next.len() == REASONS_CHECKED_PER_RUN {
+            self.reasons_checked_up_to = next.last().cloned();
         }
-        let cluster = self.books.lock();
+        let cluster = self.cluster_access.lock();
         let waits = |uid: &PodUid| {
             let waiting = cluster.ledger().pod_state(uid).and_then(PodState::waiting);
             waiting.is_some_and(|waiting| {
                 waiting.gate == SchedulingGate::Planned && waiting.reservation.is_none()
             })
         };
-        let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
-        gone.for_each(|uid| drop(said.remove(uid)));
+        let (recorded, gone) = (
+            &mut self.recorded_reasons,
+            next.iter().filter(|uid| !waits(uid)),
+        );
+        gone.for_each(|uid| drop(recorded.remove(uid)));
     }
 
     /// Releases all gated pods: in shadow mode no pod is placed, and one behind the gate would wait forever.
-    pub(super) fn release_all(&mut self) {
-        let pending = self.books.lock().apply(TakePending {
+    pub(super) fn release_all_gated(&mut self) {
+        let pending = self.cluster_access.lock().apply(TakePending {
             limit: PODS_PER_RUN,
         });
         for pod in pending
             .into_iter()
-            .filter(|pod| matches!(pod.way, WaitKind::Gated))
+            .filter(|pod| matches!(pod.wait_kind, WaitKind::Gated))
         {
-            let mut cluster = self.books.lock();
+            let mut cluster = self.cluster_access.lock();
             let generation = cluster.ledger().generation();
             cluster.apply(NoPlacementFound {
                 uid: pod.uid.clone(),
                 generation,
             });
             drop(cluster);
-            self.release(pod.uid, pod.key, WaitReason::ShadowMode);
+            self.release_from_gate(pod.uid, pod.key, WaitReason::ShadowMode);
         }
     }
 
     /// Lifts a pod's gate without a placement: autoscalers and users only see pods that kube-scheduler has rejected. Returns
     /// whether the write is in progress.
-    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
-        if self.writes.concern(&uid) {
+    pub(super) fn release_from_gate(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
+        if self.writes.has_pod(&uid) {
             return true;
         }
-        if self.writes.are_too_many() {
-            self.note(Notice::PutOff("release"));
+        if self.writes.is_full() {
+            self.record(LoopNotice::WritePostponed("release"));
             return false;
         }
         let mut change = StatusChange::plan(PlanState::GateRemoved {
             why: Arc::from(why.condition()),
         });
         // From an earlier plan that failed.
-        if is_nominated(self.books.lock().ledger(), &uid) {
+        if is_nominated(self.cluster_access.lock().ledger(), &uid) {
             change = change.and_clear_nomination();
         }
         let purpose = StatusPurpose::Release {
@@ -195,7 +205,7 @@ impl<B: Books> ControlLoop<B> {
         true
     }
 
-    pub(super) fn say_released(&mut self, key: &PodKey, uid: &PodUid, why: &str) {
+    pub(super) fn publish_release(&mut self, key: &PodKey, uid: &PodUid, why: &str) {
         let text =
             format!("The planner found no node for the pod and left it to kube-scheduler: {why}.");
         let (key, uid, kind) = (key.clone(), uid.clone(), PodEventReason::PlanFailed);

@@ -8,17 +8,17 @@ use crate::ids::PodUid;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Limit for all pods together: enough to keep an API server busy, and few beside its other load.
-const AT_ONCE: usize = 32;
+const MAX_IN_PROGRESS: usize = 32;
 /// Of those, writes that can wait: an eviction or a nomination finds a place beside any number of explanations of other pods.
-const CAN_WAIT_AT_ONCE: usize = 24;
+const MAX_DEFERRABLE_IN_PROGRESS: usize = 24;
 /// Limit of pods with a write in progress or waiting for its turn. Beyond it only writes that a reservation needs are added: a
 /// pending pod's condition can wait.
-const MANY: usize = 1024;
+const MAX_QUEUED_PODS: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct WriteQueue {
     /// The pods with a write in progress or on a list below, and the writes behind it.
-    behind: BTreeMap<PodUid, VecDeque<PodWrite>>,
+    queued_by_pod: BTreeMap<PodUid, VecDeque<PodWrite>>,
     /// Writes whose turn has come, and their numbers.
     urgent: VecDeque<(u64, PodWrite)>,
     can_wait: VecDeque<(u64, PodWrite)>,
@@ -30,45 +30,46 @@ pub(super) struct WriteQueue {
 impl WriteQueue {
     /// Sends the write after all earlier writes of this pod.
     pub fn add(&mut self, write: PodWrite) {
-        match self.behind.get_mut(write.uid()) {
+        match self.queued_by_pod.get_mut(write.uid()) {
             Some(behind) => behind.push_back(write),
             None => {
-                self.behind.insert(write.uid().clone(), VecDeque::new());
-                self.line_up(write);
+                self.queued_by_pod
+                    .insert(write.uid().clone(), VecDeque::new());
+                self.enqueue(write);
             }
         }
     }
 
     /// Whether a write that can wait should be postponed.
-    pub fn are_too_many(&self) -> bool {
-        self.behind.len() >= MANY
+    pub fn is_full(&self) -> bool {
+        self.queued_by_pod.len() >= MAX_QUEUED_PODS
     }
 
     /// Whether any write of the pod is in progress or queued.
-    pub fn concern(&self, uid: &PodUid) -> bool {
-        self.behind.contains_key(uid)
+    pub fn has_pod(&self, uid: &PodUid) -> bool {
+        self.queued_by_pod.contains_key(uid)
     }
 
     /// The next write to send: the oldest for which there is a place.
     pub fn next(&mut self) -> Option<PodWrite> {
-        if self.in_progress.len() >= AT_ONCE {
+        if self.in_progress.len() >= MAX_IN_PROGRESS {
             return None;
         }
-        let waited = self.in_progress.values().filter(|waited| **waited).count();
+        let deferrable = self.in_progress.values().filter(|waited| **waited).count();
         let number = |queue: &VecDeque<(u64, PodWrite)>| queue.front().map(|(number, _)| *number);
         let urgent = number(&self.urgent);
-        let can_wait = number(&self.can_wait).filter(|_| waited < CAN_WAIT_AT_ONCE);
-        let waits = match (urgent, can_wait) {
+        let can_wait = number(&self.can_wait).filter(|_| deferrable < MAX_DEFERRABLE_IN_PROGRESS);
+        let is_deferrable = match (urgent, can_wait) {
             (None, None) => return None,
             (urgent, can_wait) => urgent.is_none_or(|first| can_wait.is_some_and(|it| it < first)),
         };
-        let queue = if waits {
+        let queue = if is_deferrable {
             &mut self.can_wait
         } else {
             &mut self.urgent
         };
         let (_, write) = queue.pop_front()?;
-        self.in_progress.insert(write.uid().clone(), waits);
+        self.in_progress.insert(write.uid().clone(), is_deferrable);
         Some(write)
     }
 
@@ -77,18 +78,25 @@ impl WriteQueue {
         if self.in_progress.remove(uid).is_none() {
             return;
         }
-        match self.behind.get_mut(uid).and_then(VecDeque::pop_front) {
-            Some(next) => self.line_up(next),
-            None => drop(self.behind.remove(uid)),
+        match self
+            .queued_by_pod
+            .get_mut(uid)
+            .and_then(VecDeque::pop_front)
+        {
+            Some(next) => self.enqueue(next),
+            None => drop(self.queued_by_pod.remove(uid)),
         }
     }
 
     /// Drops all writes that have not been sent, and returns them.
-    pub fn forget_what_is_to_come(&mut self) -> Vec<PodWrite> {
-        let behind = self.behind.values_mut().flat_map(|queue| queue.drain(..));
+    pub fn drop_unsent(&mut self) -> Vec<PodWrite> {
+        let behind = self
+            .queued_by_pod
+            .values_mut()
+            .flat_map(|queue| queue.drain(..));
         let mut dropped: Vec<PodWrite> = behind.collect();
         for (_, write) in self.urgent.drain(..).chain(self.can_wait.drain(..)) {
-            self.behind.remove(write.uid());
+            self.queued_by_pod.remove(write.uid());
             dropped.push(write);
         }
         dropped
@@ -96,10 +104,10 @@ impl WriteQueue {
 
     #[cfg(any(test, feature = "testkit"))]
     pub fn is_empty(&self) -> bool {
-        self.behind.is_empty()
+        self.queued_by_pod.is_empty()
     }
 
-    fn line_up(&mut self, write: PodWrite) {
+    fn enqueue(&mut self, write: PodWrite) {
         self.added += 1;
         let queue = match write.can_wait() {
             true => &mut self.can_wait,
@@ -130,7 +138,7 @@ mod tests {
     }
 
     fn touch(name: &str) -> PodWrite {
-        write(name, StatusChange::touch(), StatusPurpose::Requeue)
+        write(name, StatusChange::requeue(), StatusPurpose::Requeue)
     }
 
     #[test]
@@ -146,7 +154,7 @@ mod tests {
         assert_eq!(writes.next(), Some(nominate("a", "m")));
         writes.end(&uid("a"));
         writes.end(&uid("b"));
-        assert!(writes.is_empty() && !writes.concern(&uid("a")));
+        assert!(writes.is_empty() && !writes.has_pod(&uid("a")));
     }
 
     #[test]
@@ -154,10 +162,10 @@ mod tests {
         let mut writes = WriteQueue::default();
         (0..200).for_each(|nth| writes.add(touch(&format!("pod-{nth:03}"))));
         let first: Vec<PodWrite> = std::iter::from_fn(|| writes.next()).collect();
-        assert_eq!(first.len(), CAN_WAIT_AT_ONCE);
+        assert_eq!(first.len(), MAX_DEFERRABLE_IN_PROGRESS);
         (0..200).for_each(|nth| writes.add(nominate(&format!("urgent-{nth:03}"), "n")));
         let urgent: Vec<PodWrite> = std::iter::from_fn(|| writes.next()).collect();
-        assert_eq!(urgent.len(), AT_ONCE - CAN_WAIT_AT_ONCE);
+        assert_eq!(urgent.len(), MAX_IN_PROGRESS - MAX_DEFERRABLE_IN_PROGRESS);
         // Neither kind keeps the other out for ever: the oldest is next.
         writes.end(first[0].uid());
         assert_eq!(writes.next(), Some(touch("pod-024")));
@@ -172,9 +180,9 @@ mod tests {
         writes.next();
         writes.add(nominate("a", "m"));
         writes.add(nominate("b", "n"));
-        let dropped = writes.forget_what_is_to_come();
+        let dropped = writes.drop_unsent();
         assert_eq!(dropped, [nominate("a", "m"), nominate("b", "n")]);
-        assert!(writes.concern(&uid("a")) && !writes.concern(&uid("b")));
+        assert!(writes.has_pod(&uid("a")) && !writes.has_pod(&uid("b")));
         writes.end(&uid("a"));
         assert!(writes.is_empty() && writes.next().is_none());
         writes.add(nominate("b", "m"));

@@ -26,28 +26,28 @@ pub enum Engine {
     Other,
 }
 
-const HEALTH: Option<HealthEndpoint> = Some(HealthEndpoint {
+const DEFAULT_HEALTH: Option<HealthEndpoint> = Some(HealthEndpoint {
     port: None,
     path: "/health",
 });
 
 /// Default fields of an engine's declaration.
-const PLAIN: EngineDeclaration = EngineDeclaration {
+const DEFAULTS: EngineDeclaration = EngineDeclaration {
     engine: Engine::Other,
     name: "other",
     spellings: &[],
     images: &[],
     ports: &[],
     path: "/metrics",
-    health: HEALTH,
-    has_properties: false,
+    health: DEFAULT_HEALTH,
+    has_props_endpoint: false,
     dialects: &[],
     versions: "",
 };
 
-const DIALECT: Dialect = Dialect {
+const DEFAULT_DIALECT: Dialect = Dialect {
     prefix: "",
-    needs: &[],
+    required: &[],
     model_labels: &["model_name"],
     metrics: &[],
 };
@@ -62,11 +62,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         ports: &[8000],
         dialects: &[Dialect {
             prefix: "vllm:",
-            metrics: VLLM,
-            ..DIALECT
+            metrics: VLLM_METRICS,
+            ..DEFAULT_DIALECT
         }],
         versions: "0.2.7, 0.8, 0.10, 0.12, 0.33",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Sglang,
@@ -93,10 +93,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 // Its gauge `gen_throughput` is of one batch, and stays where it was once there is none.
                 ("generation_tokens_total", Value(GeneratedTokens)),
             ],
-            ..DIALECT
+            ..DEFAULT_DIALECT
         }],
         versions: "0.3.5, 0.5.10, 0.5.23, also disaggregated",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::TrtllmServe,
@@ -116,7 +116,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                     ("kv_cache_tokens_per_block", Value(BlockTokens)),
                     ("generation_tokens_total", Value(GeneratedTokens)),
                 ],
-                ..DIALECT
+                ..DEFAULT_DIALECT
             },
             Dialect {
                 prefix: "pytrtllm:",
@@ -125,11 +125,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                     ("num_requests_running", Value(Running)),
                     ("generation_tokens_total", Value(GeneratedTokens)),
                 ],
-                ..DIALECT
+                ..DEFAULT_DIALECT
             },
         ],
         versions: "of 2026; `pytrtllm:` of 2025",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Triton,
@@ -166,10 +166,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                     ),
                 ),
             ],
-            ..DIALECT
+            ..DEFAULT_DIALECT
         }],
         versions: "of 2026, with TensorRT-LLM",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Lmdeploy,
@@ -179,11 +179,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         health: None,
         dialects: &[Dialect {
             prefix: "lmdeploy:",
-            metrics: FEW,
-            ..DIALECT
+            metrics: COMMON_METRICS,
+            ..DEFAULT_DIALECT
         }],
         versions: "of 2026",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Tgi,
@@ -203,10 +203,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 // The sum of a histogram over ended requests: it has no counter of its own.
                 ("request_generated_tokens_sum", Value(GeneratedTokens)),
             ],
-            ..DIALECT
+            ..DEFAULT_DIALECT
         }],
         versions: "of 2026",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::LlamaCpp,
@@ -214,7 +214,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         spellings: &["llamacpp", "llama-cpp", "llama-server"],
         images: &["llama.cpp", "llama-cpp"],
         ports: &[8080],
-        has_properties: true,
+        has_props_endpoint: true,
         dialects: &[Dialect {
             prefix: "llamacpp:",
             model_labels: &[],
@@ -225,10 +225,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 ("requests_processing", Value(Running)),
                 ("tokens_predicted_total", Value(GeneratedTokens)),
             ],
-            ..DIALECT
+            ..DEFAULT_DIALECT
         }],
         versions: "with and without `kv_cache_usage_ratio`",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Aphrodite,
@@ -238,11 +238,11 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         ports: &[2242],
         dialects: &[Dialect {
             prefix: "aphrodite:",
-            metrics: VLLM,
-            ..DIALECT
+            metrics: VLLM_METRICS,
+            ..DEFAULT_DIALECT
         }],
         versions: "0.24, and one with both names of the usage",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::RayServe,
@@ -255,17 +255,17 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
         dialects: &[
             Dialect {
                 prefix: "ray_vllm:",
-                metrics: VLLM,
-                ..DIALECT
+                metrics: VLLM_METRICS,
+                ..DEFAULT_DIALECT
             },
             Dialect {
                 prefix: "ray_vllm_",
-                metrics: VLLM,
-                ..DIALECT
+                metrics: VLLM_METRICS,
+                ..DEFAULT_DIALECT
             },
         ],
         versions: "2.32, 2.52, with vLLM",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Nim,
@@ -279,12 +279,12 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
             path: "/v1/health/ready",
         }),
         dialects: &[Dialect {
-            needs: &[KvUsage, Waiting],
-            metrics: FEW,
-            ..DIALECT
+            required: &[KvUsage, Waiting],
+            metrics: COMMON_METRICS,
+            ..DEFAULT_DIALECT
         }],
         versions: "1.x; later ones print vLLM's page",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         engine: Engine::Dynamo,
@@ -301,29 +301,29 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 ("component_gpu_cache_usage_percent", Value(KvUsage)),
                 (
                     "component_kvstats_gpu_cache_usage_percent",
-                    Value(KvUsageFormerly),
+                    Value(KvUsageOldName),
                 ),
                 ("frontend_queued_requests", Value(Waiting)),
                 ("component_queue_depth", Value(Waiting)),
                 ("frontend_inflight_requests", Value(Running)),
                 ("component_inflight_requests", Value(Running)),
             ],
-            ..DIALECT
+            ..DEFAULT_DIALECT
         }],
         versions: "0.5, 1.6",
-        ..PLAIN
+        ..DEFAULTS
     },
     EngineDeclaration {
         health: None,
-        ..PLAIN
+        ..DEFAULTS
     },
 ];
 
 /// vLLM's metrics, which engines that are made from it have under prefixes of their own.
-const VLLM: &[(&str, MetricReading)] = &[
+const VLLM_METRICS: &[(&str, MetricReading)] = &[
     ("kv_cache_usage_perc", Value(KvUsage)),
     // Up to 0.9.1 alone, from 0.9.2 to 0.11 beside the new name.
-    ("gpu_cache_usage_perc", Value(KvUsageFormerly)),
+    ("gpu_cache_usage_perc", Value(KvUsageOldName)),
     ("num_requests_waiting", Value(Waiting)),
     // It sums to the former; since 0.12.
     (
@@ -359,7 +359,7 @@ const VLLM: &[(&str, MetricReading)] = &[
 ];
 
 /// The metrics of earlier versions of vLLM that other engines have as well.
-const FEW: &[(&str, MetricReading)] = &[
+const COMMON_METRICS: &[(&str, MetricReading)] = &[
     ("gpu_cache_usage_perc", Value(KvUsage)),
     ("num_requests_waiting", Value(Waiting)),
     ("num_requests_running", Value(Running)),

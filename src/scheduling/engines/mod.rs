@@ -30,7 +30,7 @@ pub struct EngineDeclaration {
     /// Its health endpoint, if it has one.
     pub health: Option<HealthEndpoint>,
     /// Another endpoint tells the size of its KV cache: llama.cpp's `/props`.
-    pub has_properties: bool,
+    pub has_props_endpoint: bool,
     pub dialects: &'static [Dialect],
     /// The versions of which pages were read.
     pub versions: &'static str,
@@ -49,7 +49,7 @@ pub struct Dialect {
     /// The prefix of all its names. Empty, if other servers may print the names as well.
     pub prefix: &'static str,
     /// Without these quantities a page is not in this dialect, whatever else it has; only for a dialect without a prefix.
-    pub needs: &'static [MetricQuantity],
+    pub required: &'static [MetricQuantity],
     /// The label that names the model it serves, in the order of preference.
     pub model_labels: &'static [&'static str],
     /// Names without the prefix.
@@ -71,7 +71,7 @@ pub enum MetricQuantity {
     /// The share of the KV cache in use, 0 to 1, even where a name says `percent`: a percentage is out of range, and unknown.
     KvUsage,
     /// The KV cache usage under the name of earlier versions; both exist while one name replaces the other.
-    KvUsageFormerly,
+    KvUsageOldName,
     /// The most tokens that the current batch may grow to, and the most that any batch may: their ratio is the KV cache's
     /// usage.
     BatchTokens,
@@ -113,10 +113,10 @@ pub enum MetricReading {
 impl Engine {
     pub const ALL: [Self; DECLARATIONS.len()] = {
         let mut all = [Self::Other; DECLARATIONS.len()];
-        let mut place = 0;
-        while place < all.len() {
-            all[place] = DECLARATIONS[place].engine;
-            place += 1;
+        let mut index = 0;
+        while index < all.len() {
+            all[index] = DECLARATIONS[index].engine;
+            index += 1;
         }
         all
     };
@@ -130,7 +130,7 @@ impl Engine {
     }
 
     /// The engine that a label or the reference of an image names.
-    pub fn named_in(text: &str) -> Self {
+    pub fn from_text(text: &str) -> Self {
         let text = text.to_ascii_lowercase();
         let is_named = |one: &&EngineDeclaration| {
             one.name == text || one.spellings.iter().any(|name| *name == text)
@@ -154,6 +154,6 @@ impl Serialize for Engine {
 /// By any of its names: a recording may have that of an earlier version, or an engine that only a later one knows.
 impl<'de> Deserialize<'de> for Engine {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self::named_in(&Cow::<str>::deserialize(deserializer)?))
+        Ok(Self::from_text(&Cow::<str>::deserialize(deserializer)?))
     }
 }

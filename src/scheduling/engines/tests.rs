@@ -29,7 +29,7 @@ fn an_engine_is_known_by_a_label_or_by_its_image() {
         ("postgis", Engine::Other),
         ("engine:1", Engine::Other),
     ] {
-        assert_eq!(Engine::named_in(text), engine, "{text}");
+        assert_eq!(Engine::from_text(text), engine, "{text}");
     }
 }
 
@@ -70,7 +70,7 @@ fn every_engine_has_one_declaration_and_names_of_its_own() {
         for dialect in one.dialects {
             assert!(prefixes.insert(dialect.prefix), "{}", dialect.prefix);
             assert!(
-                dialect.prefix.is_empty() != dialect.needs.is_empty(),
+                dialect.prefix.is_empty() != dialect.required.is_empty(),
                 "{}",
                 one.name
             );

@@ -4,7 +4,7 @@
 use super::branch_and_bound::Search;
 use super::candidate::PreemptionCandidate;
 use super::eviction_cost::EvictionCost;
-use super::lower_bound::floor;
+use super::lower_bound::cost_floor;
 use super::victim_unit::{NoVictimSet, VictimProblem};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::NodeName;
@@ -40,10 +40,10 @@ pub trait CandidateSource {
     type Candidate: Borrow<PreemptionCandidate>;
 
     /// `None` if evicting every pod would not be enough.
-    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Self::Candidate>>;
+    fn examine(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Self::Candidate>>;
 
     /// Records that no victim set of the candidate costs less than `least`; `None` if evicting every pod would not be enough.
-    fn learn(&mut self, _node: &NodeName, _least: Option<EvictionCost>) {}
+    fn record_lower_bound(&mut self, _node: &NodeName, _least: Option<EvictionCost>) {}
 
     /// How many pods may be evicted; `None` if eviction limits do not matter.
     fn allowance(&self) -> Option<EvictionAllowance<'_>> {
@@ -56,7 +56,7 @@ pub trait CandidateSource {
     }
 
     /// Whether to continue, after `steps` more steps. A search that is stopped has found nothing.
-    fn goes_on(&mut self, _steps: u32) -> bool {
+    fn may_continue(&mut self, _steps: u32) -> bool {
         true
     }
 }
@@ -66,17 +66,17 @@ impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandi
 {
     type Candidate = R;
 
-    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<R>> {
+    fn examine(&mut self, node: &NodeName) -> Option<ExaminedCandidate<R>> {
         self(node)
     }
 }
 
 /// `None` if evicting every pod would not be enough.
-pub fn seen(
+pub fn examined(
     candidate: PreemptionCandidate,
     demand: &Demand,
 ) -> Option<ExaminedCandidate<PreemptionCandidate>> {
-    Some((floor(&candidate, demand)?, candidate))
+    Some((cost_floor(&candidate, demand)?, candidate))
 }
 
 /// The cheapest victim set of any candidate whose eviction makes `demand` fit there; among candidates of equal cost, the first by
@@ -100,14 +100,14 @@ pub(crate) fn find_among<R: CandidateSource>(
     mut candidates: R,
 ) -> VictimSearchResult {
     let mut search = Search::new(effort);
-    let mut distant = cost_bounds.into_iter().peekable();
+    let mut unexamined = cost_bounds.into_iter().peekable();
     // Candidates that have been examined, with a lower bound of their cost by what is known now.
-    let mut seen: Vec<Option<R::Candidate>> = Vec::new();
-    let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
+    let mut examined: Vec<Option<R::Candidate>> = Vec::new();
+    let mut queue: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
     loop {
-        let next = near.peek().map(|Reverse((cost_bound, _))| cost_bound);
+        let next = queue.peek().map(|Reverse((cost_bound, _))| cost_bound);
         if let Some(cost_bound) =
-            distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next))
+            unexamined.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next))
         {
             if !search.beats(cost_bound.floor, &cost_bound.node) {
                 // All others can only be more expensive.
@@ -117,33 +117,33 @@ pub(crate) fn find_among<R: CandidateSource>(
                 .allowance()
                 .is_some_and(|allowance| !is_within(&cost_bound, &allowance))
             {
-                search.note_limited();
+                search.set_limited();
                 continue;
             }
-            if !candidates.goes_on(LOOK) {
+            if !candidates.may_continue(EXAMINATION_STEPS) {
                 return VictimSearchResult {
                     set: None,
                     is_limited: false,
                 };
             }
-            let Some((floor, candidate)) = candidates.look(&cost_bound.node) else {
+            let Some((floor, candidate)) = candidates.examine(&cost_bound.node) else {
                 continue;
             };
             debug_assert!(cost_bound.floor <= floor, "{cost_bound:?} {floor:?}");
-            near.push(Reverse((
+            queue.push(Reverse((
                 NodeCostBound {
                     floor,
                     ..cost_bound
                 },
-                seen.len(),
+                examined.len(),
             )));
-            seen.push(Some(candidate));
+            examined.push(Some(candidate));
             continue;
         }
-        let Some(Reverse((cost_bound, place))) = near.pop() else {
+        let Some(Reverse((cost_bound, index))) = queue.pop() else {
             break;
         };
-        let candidate = seen[place]
+        let candidate = examined[index]
             .take()
             .expect("each candidate stands in the queue once");
         if !search.beats(cost_bound.floor, &cost_bound.node) {
@@ -157,7 +157,7 @@ pub(crate) fn find_among<R: CandidateSource>(
             rules,
             &mut candidates,
         );
-        if !candidates.goes_on(search.steps() - before) {
+        if !candidates.may_continue(search.steps() - before) {
             return VictimSearchResult {
                 set: None,
                 is_limited: false,
@@ -171,13 +171,14 @@ pub(crate) fn find_among<R: CandidateSource>(
 }
 
 /// The steps that the first examination of a candidate counts for, because it reads the state of each pod there.
-const LOOK: u32 = 16;
+const EXAMINATION_STEPS: u32 = 16;
 
 /// Whether the limits allow as many evictions as every set of the node has at least.
 fn is_within(cost_bound: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
     let least = cost_bound.least_evicted;
     least == 0
-        || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&cost_bound.node))
+        || (least <= allowance.remaining_in_cluster()
+            && least <= allowance.remaining_on(&cost_bound.node))
 }
 
 fn try_candidate<R: CandidateSource>(
@@ -188,14 +189,14 @@ fn try_candidate<R: CandidateSource>(
     candidates: &mut R,
 ) {
     match VictimProblem::new(candidate, demand, rules, candidates.allowance()) {
-        Err(NoVictimSet::Ever) => candidates.learn(&candidate.node, None),
+        Err(NoVictimSet::Ever) => candidates.record_lower_bound(&candidate.node, None),
         // Without a limit, or later, it has one.
-        Err(NoVictimSet::Now) => search.note_limited(),
-        Ok(case) => {
-            if !case.is_limited {
-                candidates.learn(&candidate.node, Some(case.least));
+        Err(NoVictimSet::Now) => search.set_limited(),
+        Ok(problem) => {
+            if !problem.is_limited {
+                candidates.record_lower_bound(&candidate.node, Some(problem.least));
             }
-            search.try_candidate(&case);
+            search.try_candidate(&problem);
             if search
                 .best_on(&candidate.node)
                 .is_some_and(|set| !candidates.accepts(set))
@@ -213,17 +214,17 @@ pub fn cheapest(
     rules: BudgetRules,
     effort: SearchEffort,
 ) -> Option<VictimSet> {
-    let known = candidates
-        .iter()
-        .filter_map(|candidate| Some((&candidate.node, (floor(candidate, demand)?, candidate))));
-    let known: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = known.collect();
-    let mut cost_bounds: Vec<NodeCostBound> = known
+    let examined = candidates.iter().filter_map(|candidate| {
+        Some((&candidate.node, (cost_floor(candidate, demand)?, candidate)))
+    });
+    let examined: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = examined.collect();
+    let mut cost_bounds: Vec<NodeCostBound> = examined
         .iter()
         .map(|(node, (floor, _))| cost_bound(node, *floor))
         .collect();
     cost_bounds.sort_unstable();
     cheapest_among(cost_bounds, demand, rules, effort, |node: &NodeName| {
-        known.get(node).copied()
+        examined.get(node).copied()
     })
 }
 

@@ -9,8 +9,8 @@ use super::lower_bound::{GpuShortfall, gpu_need, sum_need};
 use super::victim_unit::{VictimProblem, VictimUnit};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
-use crate::ledger::settle_class_exclusions;
-use crate::placing::fit::used_on;
+use crate::ledger::recompute_class_exclusions;
+use crate::placing::fit::tenant_usage_on;
 use crate::units::Millis;
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::gpu::{Gpu, GpuSet};
@@ -31,14 +31,14 @@ pub struct Search {
 /// The search in one candidate.
 struct CandidateSearch<'s, 'a> {
     search: &'s mut Search,
-    case: &'a VictimProblem<'a>,
+    problem: &'a VictimProblem<'a>,
     steps: u32,
 }
 
 /// A search for one set of GPUs: the possible victims (those on these GPUs first), the chosen ones, and what is free then.
 struct SearchBranch<'a> {
     gpus: GpuSet,
-    gpu_candidates: Vec<&'a GpuShortfall>,
+    shortfalls: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
     /// How many of `order` are on the chosen GPUs.
     on_gpus: usize,
@@ -85,7 +85,7 @@ impl Search {
         self.is_limited
     }
 
-    pub(crate) fn note_limited(&mut self) {
+    pub(crate) fn set_limited(&mut self) {
         self.is_limited = true;
     }
 
@@ -99,15 +99,15 @@ impl Search {
         self.best = self.before.take();
     }
 
-    pub(crate) fn try_candidate(&mut self, case: &VictimProblem<'_>) {
-        self.is_limited |= case.is_limited;
-        if self.beats(case.least, &case.candidate.node) {
+    pub(crate) fn try_candidate(&mut self, problem: &VictimProblem<'_>) {
+        self.is_limited |= problem.is_limited;
+        if self.beats(problem.least, &problem.candidate.node) {
             let mut visit = CandidateSearch {
                 search: self,
-                case,
+                problem,
                 steps: 0,
             };
-            let _ = visit.for_each_gpu_set(&case.gpu_candidates, &mut Vec::new());
+            let _ = visit.for_each_gpu_set(&problem.gpu_shortfalls, &mut Vec::new());
         }
     }
 
@@ -129,34 +129,34 @@ impl<'a> CandidateSearch<'_, 'a> {
     /// Tries `chosen` with each subset of the GPUs that completes it, in order of their lower bounds.
     fn for_each_gpu_set(
         &mut self,
-        gpu_candidates: &'a [GpuShortfall],
+        shortfalls: &'a [GpuShortfall],
         chosen: &mut Vec<&'a GpuShortfall>,
     ) -> ControlFlow<()> {
-        let missing = self.case.demand.gpus as usize - chosen.len();
+        let missing = self.problem.demand.gpus as usize - chosen.len();
         if missing == 0 {
             return self.try_gpu_set(chosen);
         }
-        for (place, gpu_candidate) in gpu_candidates
+        for (index, shortfall) in shortfalls
             .iter()
             .enumerate()
-            .take((gpu_candidates.len() + 1).saturating_sub(missing))
+            .take((shortfalls.len() + 1).saturating_sub(missing))
         {
             if !self
                 .search
-                .beats(gpu_candidate.least, &self.case.candidate.node)
+                .beats(shortfall.least, &self.problem.candidate.node)
             {
                 break;
             }
-            chosen.push(gpu_candidate);
-            let flow = self.for_each_gpu_set(&gpu_candidates[place + 1..], chosen);
+            chosen.push(shortfall);
+            let flow = self.for_each_gpu_set(&shortfalls[index + 1..], chosen);
             chosen.pop();
             flow?;
         }
         ControlFlow::Continue(())
     }
 
-    fn try_gpu_set(&mut self, gpu_candidates: &[&'a GpuShortfall]) -> ControlFlow<()> {
-        let mut branch = SearchBranch::new(self.case, gpu_candidates);
+    fn try_gpu_set(&mut self, shortfalls: &[&'a GpuShortfall]) -> ControlFlow<()> {
+        let mut branch = SearchBranch::new(self.problem, shortfalls);
         self.descend(&mut branch, 0);
         if self.is_spent() {
             self.search.is_cut_short = true;
@@ -166,7 +166,10 @@ impl<'a> CandidateSearch<'_, 'a> {
     }
 
     fn is_spent(&self) -> bool {
-        let SearchEffort { per_node, in_all } = self.search.effort;
+        let SearchEffort {
+            per_node,
+            per_search: in_all,
+        } = self.search.effort;
         self.steps >= per_node || self.search.steps >= in_all
     }
 
@@ -178,22 +181,22 @@ impl<'a> CandidateSearch<'_, 'a> {
         }
         self.steps += 1;
         self.search.steps += 1;
-        if branch.is_enough(self.case) {
-            return self.offer(branch);
+        if branch.is_enough(self.problem) {
+            return self.record_set(branch);
         }
-        if branch.least_evicted(self.case) > self.case.left_here {
+        if branch.least_evicted(self.problem) > self.problem.evictions_left_here {
             self.search.is_limited = true;
             return;
         }
-        let least = branch.least(self.case);
-        if least.is_none_or(|least| !self.search.beats(least, &self.case.candidate.node)) {
+        let least = branch.least(self.problem);
+        if least.is_none_or(|least| !self.search.beats(least, &self.problem.candidate.node)) {
             return;
         }
-        if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
+        if next == branch.order.len() || !branch.could_be_enough(self.problem, next) {
             return;
         }
         // After the units on these GPUs, the rest can only help to cover sums.
-        if next >= branch.on_gpus && !branch.has_gpu_candidates(self.case, &branch.state) {
+        if next >= branch.on_gpus && !branch.gpus_fit(self.problem, &branch.state) {
             return;
         }
         self.take(branch, next);
@@ -208,26 +211,26 @@ impl<'a> CandidateSearch<'_, 'a> {
             branch.before.len(),
         );
         branch.open[unit as usize] = false;
-        branch.take(self.case, unit);
-        let is_within = branch.is_within_limits(self.case);
+        branch.take(self.problem, unit);
+        let is_within = branch.is_within_limits(self.problem);
         self.search.is_limited |= !is_within;
-        let is_kept =
-            self.case.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
+        let keeps_budgets =
+            self.problem.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
         if is_within
-            && is_kept
+            && keeps_budgets
             && self
                 .search
-                .beats(branch.eviction_cost, &self.case.candidate.node)
+                .beats(branch.eviction_cost, &self.problem.candidate.node)
         {
             self.descend(branch, next + 1);
         }
-        branch.put_back(self.case, before);
+        branch.undo(self.problem, before);
         branch.open[unit as usize] = true;
     }
 
     /// Without this unit its equals are no better: it would have been chosen in their place.
     fn skip(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
-        let units = &self.case.units;
+        let units = &self.problem.units;
         let first = &units[branch.order[next] as usize];
         let is_like = |unit: &&u32| units[**unit as usize].is_like(first);
         let equals = branch.order[next..].iter().take_while(is_like).count();
@@ -242,15 +245,18 @@ impl<'a> CandidateSearch<'_, 'a> {
     }
 
     /// Records a set that is better than the best so far. Victims that turn out to be unnecessary are removed from it first.
-    fn offer(&mut self, branch: &SearchBranch<'a>) {
-        let needed = self.without_idle(branch);
+    fn record_set(&mut self, branch: &SearchBranch<'a>) {
+        let needed = self.without_unnecessary(branch);
         let eviction_cost = needed.eviction_cost;
-        if self.search.beats(eviction_cost, &self.case.candidate.node) {
-            let found = needed.victim_set(self.case);
+        if self
+            .search
+            .beats(eviction_cost, &self.problem.candidate.node)
+        {
+            let found = needed.victim_set(self.problem);
             let before = self.search.best.replace(found);
             if before
                 .as_ref()
-                .is_none_or(|before| before.node != self.case.candidate.node)
+                .is_none_or(|before| before.node != self.problem.candidate.node)
             {
                 self.search.before = before;
             }
@@ -258,66 +264,66 @@ impl<'a> CandidateSearch<'_, 'a> {
     }
 
     /// The branch without unnecessary victims; the dearest are removed first.
-    fn without_idle(&self, branch: &SearchBranch<'a>) -> SearchBranch<'a> {
+    fn without_unnecessary(&self, branch: &SearchBranch<'a>) -> SearchBranch<'a> {
         let mut chosen = branch.chosen.clone();
         chosen.sort_unstable();
-        let mut place = chosen.len();
-        while place > 0 {
-            place -= 1;
-            let spared = chosen.remove(place);
-            if !branch.with_exactly(self.case, &chosen).is_enough(self.case) {
-                chosen.insert(place, spared);
+        let mut index = chosen.len();
+        while index > 0 {
+            index -= 1;
+            let spared = chosen.remove(index);
+            if !branch
+                .with_exactly(self.problem, &chosen)
+                .is_enough(self.problem)
+            {
+                chosen.insert(index, spared);
             }
         }
-        branch.with_exactly(self.case, &chosen)
+        branch.with_exactly(self.problem, &chosen)
     }
 }
 
 impl<'a> SearchBranch<'a> {
-    fn new(case: &'a VictimProblem<'a>, gpu_candidates: &[&'a GpuShortfall]) -> Self {
-        let gpus: GpuSet = gpu_candidates
-            .iter()
-            .map(|gpu_candidate| gpu_candidate.place)
-            .collect();
-        let all = 0..case.units.len() as u32;
+    fn new(problem: &'a VictimProblem<'a>, shortfalls: &[&'a GpuShortfall]) -> Self {
+        let gpus: GpuSet = shortfalls.iter().map(|shortfall| shortfall.index).collect();
+        let all = 0..problem.units.len() as u32;
         let (mut order, mut others): (Vec<u32>, Vec<u32>) =
-            all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
+            all.partition(|unit| problem.units[*unit as usize].gpus.intersects(gpus));
         let on_gpus = order.len();
         order.append(&mut others);
         Self {
             gpus,
-            gpu_candidates: gpu_candidates.to_vec(),
+            shortfalls: shortfalls.to_vec(),
             order,
             on_gpus,
-            open: vec![true; case.units.len()],
+            open: vec![true; problem.units.len()],
             chosen: Vec::new(),
-            state: case.candidate.gpus.clone(),
+            state: problem.candidate.gpus.clone(),
             before: Vec::new(),
             eviction_cost: EvictionCost {
-                violations: case.candidate.violations,
+                violations: problem.candidate.violations,
                 ..EvictionCost::default()
             },
             sums: ChosenSums {
-                covered: vec![0; case.candidate.budgets.len()],
-                evicted: vec![0; case.left.len()],
+                covered: vec![0; problem.candidate.budgets.len()],
+                evicted: vec![0; problem.limits_left.len()],
                 ..ChosenSums::default()
             },
         }
     }
 
     /// The branch with the same GPUs and exactly these victims.
-    fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
-        let mut branch = Self::new(case, &self.gpu_candidates);
-        chosen.iter().for_each(|unit| branch.take(case, *unit));
+    fn with_exactly(&self, problem: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
+        let mut branch = Self::new(problem, &self.shortfalls);
+        chosen.iter().for_each(|unit| branch.take(problem, *unit));
         branch
     }
 
-    fn take(&mut self, case: &VictimProblem<'_>, place: u32) {
-        let unit = &case.units[place as usize];
+    fn take(&mut self, problem: &VictimProblem<'_>, unit_index: u32) {
+        let unit = &problem.units[unit_index as usize];
         self.before
             .extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
         unit.discharge(&mut self.state);
-        self.chosen.push(place);
+        self.chosen.push(unit_index);
         let ChosenSums {
             freed,
             given_back,
@@ -338,15 +344,15 @@ impl<'a> SearchBranch<'a> {
             .for_each(|limit| evicted[usize::from(*limit)] += 1);
         *evicted_here += unit.evicted_here();
         self.eviction_cost = EvictionCost {
-            violations: case.violations(covered),
+            violations: problem.violations(covered),
             ..self.eviction_cost.and(unit.eviction_cost)
         };
-        self.settle_class_exclusions(case);
+        self.settle_class_exclusions(problem);
     }
 
-    fn put_back(
+    fn undo(
         &mut self,
-        case: &VictimProblem<'_>,
+        problem: &VictimProblem<'_>,
         (eviction_cost, sums, changes): (EvictionCost, ChosenSums, usize),
     ) {
         for (gpu, before) in self.before.drain(changes..).rev() {
@@ -354,45 +360,45 @@ impl<'a> SearchBranch<'a> {
         }
         self.chosen.pop();
         (self.eviction_cost, self.sums) = (eviction_cost, sums);
-        self.settle_class_exclusions(case);
+        self.settle_class_exclusions(problem);
     }
 
-    fn settle_class_exclusions(&mut self, case: &VictimProblem<'_>) {
+    fn settle_class_exclusions(&mut self, problem: &VictimProblem<'_>) {
         let Self { chosen, state, .. } = self;
         let leaves = |uid: &PodUid| {
             chosen
                 .iter()
-                .any(|unit| case.units[*unit as usize].has(uid))
+                .any(|unit| problem.units[*unit as usize].has(uid))
         };
-        settle_class_exclusions(&case.candidate.class_exclusions, state, leaves);
+        recompute_class_exclusions(&problem.candidate.class_exclusions, state, leaves);
     }
 
-    fn is_enough(&self, case: &VictimProblem<'_>) -> bool {
-        self.has_gpu_candidates(case, &self.state)
-            && case.candidate.shortfall.is_covered_by(&self.sums.freed)
-            && self.is_allowed(case, self.sums.given_back)
+    fn is_enough(&self, problem: &VictimProblem<'_>) -> bool {
+        self.gpus_fit(problem, &self.state)
+            && problem.candidate.shortfall.is_covered_by(&self.sums.freed)
+            && self.is_allowed(problem, self.sums.given_back)
     }
 
-    fn has_gpu_candidates(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
+    fn gpus_fit(&self, problem: &VictimProblem<'_>, state: &[Gpu]) -> bool {
         self.gpus
             .iter()
-            .all(|place| state[place].can_take(case.demand))
+            .all(|index| state[index].can_take(problem.demand))
     }
 
     /// Whether the pod's tenant may have these GPUs once this usage is given back.
-    fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
-        case.candidate.tenant.allows(
-            used_on(&case.candidate.gpus, case.demand, self.gpus),
+    fn is_allowed(&self, problem: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
+        problem.candidate.tenant_quota.allows(
+            tenant_usage_on(&problem.candidate.gpus, problem.demand, self.gpus),
             given_back,
         )
     }
 
     /// The lower bound of the cost of every set that extends this branch; `None` if no such set is enough.
-    fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
+    fn least(&self, problem: &VictimProblem<'_>) -> Option<EvictionCost> {
         let open = |unit: usize| self.open[unit];
-        let of_gpu = |gpu_candidate: &&GpuShortfall| {
-            gpu_candidate.least(
-                gpu_need(&self.state[gpu_candidate.place], case.demand),
+        let of_gpu = |shortfall: &&GpuShortfall| {
+            shortfall.least(
+                gpu_need(&self.state[shortfall.index], problem.demand),
                 self.eviction_cost,
                 open,
             )
@@ -401,49 +407,49 @@ impl<'a> SearchBranch<'a> {
             sum.least(sum_need(sum, &self.sums.freed), self.eviction_cost, open)
         };
         let mut least = self.eviction_cost;
-        for gpu_candidate in &self.gpu_candidates {
-            least = least.max(of_gpu(gpu_candidate)?);
+        for shortfall in &self.shortfalls {
+            least = least.max(of_gpu(shortfall)?);
         }
-        for sum in &case.sums.all {
+        for sum in &problem.sums.all {
             least = least.max(of_sum(sum)?);
         }
         Some(least)
     }
 
     /// The least number of this node's pods that any set extending this branch evicts.
-    fn least_evicted(&self, case: &VictimProblem<'_>) -> u32 {
-        if case.left_here == u32::MAX {
+    fn least_evicted(&self, problem: &VictimProblem<'_>) -> u32 {
+        if problem.evictions_left_here == u32::MAX {
             return 0;
         }
         let open = |unit: usize| self.open[unit];
         let need =
-            |gpu_candidate: &GpuShortfall| gpu_need(&self.state[gpu_candidate.place], case.demand);
+            |shortfall: &GpuShortfall| gpu_need(&self.state[shortfall.index], problem.demand);
         let more = self
-            .gpu_candidates
+            .shortfalls
             .iter()
-            .map(|gpu_candidate| gpu_candidate.least_pods(&case.units, need(gpu_candidate), open))
+            .map(|shortfall| shortfall.least_pods(&problem.units, need(shortfall), open))
             .sum();
-        self.sums.evicted_here + case.spread(more)
+        self.sums.evicted_here + problem.spread(more)
     }
 
-    fn is_within_limits(&self, case: &VictimProblem<'_>) -> bool {
+    fn is_within_limits(&self, problem: &VictimProblem<'_>) -> bool {
         self.sums
             .evicted
             .iter()
-            .zip(&case.left)
+            .zip(&problem.limits_left)
             .all(|(evicted, left)| evicted <= left)
     }
 
     /// Whether evicting all undecided units would be enough.
-    fn could_be_enough(&self, case: &VictimProblem<'_>, next: usize) -> bool {
+    fn could_be_enough(&self, problem: &VictimProblem<'_>, next: usize) -> bool {
         let mut state = self.state.clone();
         let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
-        let rest = || {
+        let undecided = || {
             self.order[next..]
                 .iter()
-                .map(|unit| &case.units[*unit as usize])
+                .map(|unit| &problem.units[*unit as usize])
         };
-        for unit in rest() {
+        for unit in undecided() {
             unit.discharge(&mut state);
             freed = unit
                 .residents
@@ -451,17 +457,25 @@ impl<'a> SearchBranch<'a> {
                 .fold(freed, |sum, resident| sum.plus(resident));
             given_back += unit.given_back;
         }
-        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
-        settle_class_exclusions(&case.candidate.class_exclusions, &mut state, |uid| {
-            chosen().chain(rest()).any(|unit| unit.has(uid))
+        let chosen = || {
+            self.chosen
+                .iter()
+                .map(|unit| &problem.units[*unit as usize])
+        };
+        recompute_class_exclusions(&problem.candidate.class_exclusions, &mut state, |uid| {
+            chosen().chain(undecided()).any(|unit| unit.has(uid))
         });
-        self.has_gpu_candidates(case, &state)
-            && case.candidate.shortfall.is_covered_by(&freed)
-            && self.is_allowed(case, given_back)
+        self.gpus_fit(problem, &state)
+            && problem.candidate.shortfall.is_covered_by(&freed)
+            && self.is_allowed(problem, given_back)
     }
 
-    fn victim_set(&self, case: &VictimProblem<'_>) -> VictimSet {
-        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
+    fn victim_set(&self, problem: &VictimProblem<'_>) -> VictimSet {
+        let chosen = || {
+            self.chosen
+                .iter()
+                .map(|unit| &problem.units[*unit as usize])
+        };
         let here = |is_awaited: bool| {
             let units = chosen().filter(move |unit| unit.is_awaited == is_awaited);
             sorted(
@@ -480,7 +494,7 @@ impl<'a> SearchBranch<'a> {
                 .cloned(),
         );
         VictimSet {
-            node: case.candidate.node.clone(),
+            node: problem.candidate.node.clone(),
             gpus: self.gpus,
             elsewhere,
             awaited: here(true),

@@ -28,11 +28,11 @@ pub struct PreemptionCandidate {
     /// How many pods may be disrupted, by disruption budget that covers one of the potential victims.
     pub budgets: Vec<u32>,
     /// The indices of those budgets in the ledger's list.
-    pub budget_places: Vec<usize>,
+    pub budget_indices: Vec<usize>,
     /// False if budgets may exist that this process may not read.
-    pub budgets_known: bool,
+    pub are_budgets_known: bool,
     /// The quota of the preemptor's tenant, and its use.
-    pub tenant: TenantQuota,
+    pub tenant_quota: TenantQuota,
     /// CPU, memory and VRAM that the scheduler itself must see freed.
     pub shortfall: Shortfall,
     /// The number of pods by which disruption budgets are overdrawn on this node, whichever victims are chosen.
@@ -95,9 +95,9 @@ impl PreemptionCandidate {
             gangs: Vec::new(),
             class_exclusions: Vec::new(),
             budgets: Vec::new(),
-            budget_places: Vec::new(),
-            budgets_known: true,
-            tenant: TenantQuota::default(),
+            budget_indices: Vec::new(),
+            are_budgets_known: true,
+            tenant_quota: TenantQuota::default(),
             shortfall: Shortfall::default(),
             violations: 0,
         }
@@ -105,7 +105,7 @@ impl PreemptionCandidate {
 }
 
 impl Shortfall {
-    pub fn of<'a>(residents: impl Iterator<Item = &'a PotentialVictim>) -> Self {
+    pub fn from_victims<'a>(residents: impl Iterator<Item = &'a PotentialVictim>) -> Self {
         residents.fold(Self::default(), |sum, resident| sum.plus(resident))
     }
 

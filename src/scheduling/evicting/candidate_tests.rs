@@ -51,7 +51,7 @@ fn in_group(name: &str) -> ObservedDisruptionInfo {
 impl CandidateFixture {
     fn new(policy: Policy) -> Self {
         Self {
-            ledger: LedgerCluster::by(policy, &[("a", 1), ("b", 1)]),
+            ledger: LedgerCluster::with_policy_and_nodes(policy, &[("a", 1), ("b", 1)]),
         }
     }
 
@@ -72,7 +72,8 @@ impl CandidateFixture {
         demand: Demand,
         observed: ObservedDisruptionInfo,
     ) {
-        self.ledger.run(name, (on, 0), demand, Some(HOUR), observed);
+        self.ledger
+            .add_running(name, (on, 0), demand, Some(HOUR), observed);
     }
 
     fn bound(&mut self, name: &str, on: &str, observed: ObservedDisruptionInfo) {
@@ -145,7 +146,7 @@ impl CandidateFixture {
             .eviction_cost
     }
 
-    fn why(&self, name: &str) -> Option<KeepReason> {
+    fn keep_reason_of(&self, name: &str) -> Option<KeepReason> {
         let preemptor = self.ledger.ledger().preemptor(&uid("asks"));
         self.ledger
             .ledger()
@@ -187,7 +188,7 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     );
     bench.bound("stays", "b", observed());
     assert_eq!(bench.group_victims(), three("", "", "leaves"));
-    assert_eq!(bench.why("leaves"), Some(KeepReason::Deleting));
+    assert_eq!(bench.keep_reason_of("leaves"), Some(KeepReason::Deleting));
     let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.reserve(&set, set.all_victims()), Ok(()));
@@ -247,7 +248,7 @@ fn on_each_node_a_group_costs_what_its_members_elsewhere_do() {
 }
 
 #[test]
-fn no_pod_waits_for_one_that_takes_hours_to_leave_but_it_is_evicted_unless_its_time_is_over() {
+fn a_pod_that_terminates_for_hours_is_evicted_and_not_awaited() {
     let year = PodDeletion {
         asked_ago: Millis(0),
         grace: Millis::seconds(365 * 24 * 3600),
@@ -285,7 +286,7 @@ fn no_pod_waits_for_one_that_takes_hours_to_leave_but_it_is_evicted_unless_its_t
             .ledger_mut()
             .set_now(START + Millis::seconds(31));
         assert_eq!(bench.group_victims(), three("cheap", "", ""));
-        assert_eq!(bench.why("bait"), kept);
+        assert_eq!(bench.keep_reason_of("bait"), kept);
         let set = VictimSet {
             node: node("b"),
             ..bench.ask(BudgetRules::Keep).unwrap()
@@ -315,13 +316,16 @@ fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     bench.bound_with("service", "b", demand(36, 0), observed());
     bench.bound_with("equal", "b", demand(36, 10), observed());
     assert_eq!(bench.group_victims(), None);
-    assert_eq!(bench.why("kept"), Some(KeepReason::DoNotDisrupt));
-    assert_eq!(bench.why("queued"), Some(KeepReason::QueueManaged));
-    assert_eq!(bench.why("service"), Some(KeepReason::Class));
-    assert_eq!(bench.why("equal"), Some(KeepReason::Class));
+    assert_eq!(bench.keep_reason_of("kept"), Some(KeepReason::DoNotDisrupt));
+    assert_eq!(
+        bench.keep_reason_of("queued"),
+        Some(KeepReason::QueueManaged)
+    );
+    assert_eq!(bench.keep_reason_of("service"), Some(KeepReason::Class));
+    assert_eq!(bench.keep_reason_of("equal"), Some(KeepReason::Class));
     bench.bound("kept", "a", observed());
     assert_eq!(
-        (bench.group_victims(), bench.why("kept")),
+        (bench.group_victims(), bench.keep_reason_of("kept")),
         (three("kept", "", ""), None)
     );
     let set = bench.ask(BudgetRules::Keep).unwrap();
@@ -432,7 +436,10 @@ fn a_group_with_a_protected_member_stays() {
     bench.bound_with("g-2", "b", demand(36, 0), in_group("g"));
     bench.bound_with("service-b", "b", demand(36, 0), observed());
     assert_eq!(bench.group_victims(), None);
-    assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
+    assert!(matches!(
+        bench.keep_reason_of("g-1"),
+        Some(KeepReason::Group(_))
+    ));
     // A member that is leaving already protects no other.
     let leaving = Some(PodDeletion {
         asked_ago: Millis(0),
@@ -447,7 +454,7 @@ fn a_group_with_a_protected_member_stays() {
             ..in_group("g")
         },
     );
-    assert_eq!(bench.why("g-1"), None);
+    assert_eq!(bench.keep_reason_of("g-1"), None);
 }
 
 #[test]
@@ -567,20 +574,20 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
     bench
         .ledger
         .ledger_mut()
-        .read(&node("b"), reading(Vec::new()).into());
+        .take_reading(&node("b"), reading(Vec::new()).into());
     assert_eq!(bench.eviction_cost("x").reload, 500 * 30);
     assert!(from_nowhere > 500 * 30);
     bench
         .ledger
         .ledger_mut()
-        .read(&node("a"), reading(vec![(uid("x"), 4)]).into());
+        .take_reading(&node("a"), reading(vec![(uid("x"), 4)]).into());
     assert_eq!(bench.eviction_cost("x").in_flight, 4 * 3_000);
-    bench.ledger.ledger_mut().note_evicted(&uid("y"));
-    bench.ledger.ledger_mut().note_evicted(&uid("y"));
+    bench.ledger.ledger_mut().record_owner_eviction(&uid("y"));
+    bench.ledger.ledger_mut().record_owner_eviction(&uid("y"));
     assert_eq!(
         (
             bench.eviction_cost("x").again,
-            bench.ledger.ledger().evictions_of(&owner.unwrap())
+            bench.ledger.ledger().recent_evictions_of(&owner.unwrap())
         ),
         (2 * 60_000, 2)
     );
@@ -734,7 +741,7 @@ fn opportunistic(change: impl Fn(&mut Class)) -> Policy {
 }
 
 #[test]
-fn s6_the_class_decides_whether_do_not_disrupt_counts() {
+fn the_class_decides_whether_do_not_disrupt_counts() {
     let kept = ObservedDisruptionInfo {
         disruption_info: DisruptionInfo {
             do_not_disrupt: true,
@@ -752,7 +759,7 @@ fn s6_the_class_decides_whether_do_not_disrupt_counts() {
         bench.bound_with("other", "b", demand(72, 0), observed());
         let leaves = group_victims.is_some();
         assert_eq!(
-            (bench.group_victims(), bench.why("kept")),
+            (bench.group_victims(), bench.keep_reason_of("kept")),
             (group_victims, why),
             "{rule:?}"
         );
@@ -772,7 +779,7 @@ fn s6_the_class_decides_whether_do_not_disrupt_counts() {
 }
 
 #[test]
-fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
+fn the_class_decides_whether_a_disruption_budget_counts() {
     let budget = DisruptionBudget {
         namespace: "ns".into(),
         name: "immortal".into(),
@@ -794,12 +801,12 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         bench.bound_with("other", "b", demand(72, 0), observed());
         assert_eq!(bench.group_victims(), group_victims, "{rule:?}");
         assert_eq!(
-            bench.ledger.ledger().waits_for_budgets(&uid("covered")),
+            bench.ledger.ledger().honors_budgets(&uid("covered")),
             group_victims.is_none(),
             "{rule:?}"
         );
         assert!(
-            bench.ledger.ledger().waits_for_budgets(&uid("service")),
+            bench.ledger.ledger().honors_budgets(&uid("service")),
             "{rule:?}: of another class"
         );
     }
@@ -819,7 +826,7 @@ fn an_eviction_counts_against_the_owners_other_pods_for_as_long_as_the_policy_sa
     };
     bench.bound("x", "a", of_owner());
     bench.bound("y", "b", of_owner());
-    bench.ledger.ledger_mut().note_evicted(&uid("y"));
+    bench.ledger.ledger_mut().record_owner_eviction(&uid("y"));
     for (seconds, counts) in [(0, true), (59, true), (60, false)] {
         bench
             .ledger

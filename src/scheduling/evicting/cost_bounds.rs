@@ -6,7 +6,7 @@ use crate::ids::NodeName;
 use crate::ledger::Ledger;
 use crate::ledger::Preemptor;
 use crate::ledger::{NodeState, ResidentPod};
-use crate::placing::fit::usable;
+use crate::placing::fit::is_usable;
 use crate::policy::Preemptibility;
 use crate::units::Bytes;
 use crate::vocabulary::demand::{Demand, Sharing};
@@ -25,20 +25,20 @@ impl Ledger {
     /// The nodes where a demand would fit without the pods that might be evicted for it, the potentially cheapest first, and those
     /// alike in order of name. Only priority and class exclude a pod here; reasons that need the pod's own state are checked
     /// later.
-    pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
-        self.bounds_of(self.all_node_states(), claim, demand)
+    pub fn cost_bounds(&self, preemptor: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
+        self.bounds_of(self.all_node_states(), preemptor, demand)
     }
 
     /// [`Self::cost_bounds`] on some nodes, which are in order of name.
     pub(crate) fn cost_bounds_on<'n>(
         &self,
         nodes: impl Iterator<Item = &'n NodeName>,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         demand: &Demand,
     ) -> Vec<NodeCostBound> {
         self.bounds_of(
             nodes.filter_map(|node| self.node_state(node)),
-            claim,
+            preemptor,
             demand,
         )
     }
@@ -47,14 +47,15 @@ impl Ledger {
     fn bounds_of<'s>(
         &'s self,
         node_states: impl Iterator<Item = &'s NodeState>,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         demand: &Demand,
     ) -> Vec<NodeCostBound> {
         let mut floors = GpuFloors::default();
         let node_states = node_states.filter(|node_state| node_state.can_be_emptied_for(demand));
         let mut cost_bounds: Vec<NodeCostBound> = node_states
             .filter_map(|node_state| {
-                let (floor, least_evicted) = self.floor(node_state, claim, demand, &mut floors)?;
+                let (floor, least_evicted) =
+                    self.floor(node_state, preemptor, demand, &mut floors)?;
                 Some(NodeCostBound {
                     floor,
                     node: node_state.view().name.clone(),
@@ -71,16 +72,16 @@ impl Ledger {
     fn floor(
         &self,
         node_state: &NodeState,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         demand: &Demand,
         floors: &mut GpuFloors,
     ) -> Option<(EvictionCost, u32)> {
-        let asks = claim.uid()?;
-        let own_view;
-        let gpus = match node_state.pods().contains(asks) {
+        let preemptor_uid = preemptor.uid()?;
+        let gpus_without_preemptor;
+        let gpus = match node_state.pods().contains(preemptor_uid) {
             true => {
-                own_view = self.gpus_without(node_state, asks);
-                own_view.as_slice()
+                gpus_without_preemptor = self.gpus_without(node_state, preemptor_uid);
+                gpus_without_preemptor.as_slice()
             }
             false => &node_state.view().gpus,
         };
@@ -91,7 +92,7 @@ impl Ledger {
         let widest = node_state
             .residents()
             .iter()
-            .map(|tenant| tenant.gpus.len())
+            .map(|resident| resident.gpus.len())
             .max()
             .unwrap_or(1)
             .max(1);
@@ -115,18 +116,22 @@ impl Ledger {
         on_gpus.clear();
         on_gpus.extend(
             gpus.iter()
-                .map(|gpu| usable(gpu, demand).then(|| GpuFloor::of(gpu_need(gpu, demand)))),
+                .map(|gpu| is_usable(gpu, demand).then(|| GpuFloor::new(gpu_need(gpu, demand)))),
         );
-        for tenant in node_state.residents().iter().filter(|tenant| tenant.placed) {
-            let Some(eviction_cost) = self.lowest_cost(tenant, demand) else {
+        for resident in node_state
+            .residents()
+            .iter()
+            .filter(|resident| resident.is_placed)
+        {
+            let Some(eviction_cost) = self.lowest_cost(resident, demand) else {
                 continue;
             };
-            for place in tenant.gpus.iter() {
-                if let Some(Some(floor)) = on_gpus.get_mut(place) {
+            for index in resident.gpus.iter() {
+                if let Some(Some(floor)) = on_gpus.get_mut(index) {
                     floor.add(
-                        most_given_back(tenant, &gpus[place], demand),
+                        max_freed(resident, &gpus[index], demand),
                         eviction_cost,
-                        tenant.is_leaving,
+                        resident.is_leaving,
                     );
                 }
             }
@@ -135,11 +140,11 @@ impl Ledger {
             .ended_victims(node_state)
             .flat_map(|ended| ended.gpus.iter())
             .collect();
-        for place in ended.iter() {
-            if let Some(Some(floor)) = on_gpus.get_mut(place) {
+        for index in ended.iter() {
+            if let Some(Some(floor)) = on_gpus.get_mut(index) {
                 // The memory of pods that have ended is no more than all unaccounted VRAM.
                 floor.add(
-                    gpus[place].unaccounted_vram.0,
+                    gpus[index].unaccounted_vram.0,
                     EvictionCost::default(),
                     true,
                 );
@@ -150,7 +155,7 @@ impl Ledger {
         for floor in on_gpus.iter().flatten() {
             if let Some(cost) = floor.cost() {
                 costs.push(cost);
-                evicted.push(floor.evicted());
+                evicted.push(floor.min_evicted());
             }
         }
         costs.sort_unstable();
@@ -158,27 +163,27 @@ impl Ledger {
     }
 
     /// A lower bound of the cost of one pod's eviction; `None` if its priority or class excludes it.
-    fn lowest_cost(&self, tenant: &ResidentPod, preemptor: &Demand) -> Option<EvictionCost> {
-        if tenant.is_leaving {
+    fn lowest_cost(&self, resident: &ResidentPod, demand: &Demand) -> Option<EvictionCost> {
+        if resident.is_leaving {
             return Some(EvictionCost::default());
         }
-        let class = self.policy().class(tenant.class);
-        let since = tenant.unsaved_since?;
-        let keep_reason = !preemptor.may_preempt
+        let class = self.policy().class(resident.class);
+        let since = resident.unsaved_since?;
+        let is_protected = !demand.may_preempt
             || class.eviction == Preemptibility::Never
-            || tenant.priority >= preemptor.priority;
-        if keep_reason {
+            || resident.priority >= demand.priority;
+        if is_protected {
             return None;
         }
         let work = self.work_lost(since, class);
-        let drain = tenant.grace + class.drain_time;
-        let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
+        let drain = resident.grace + class.drain_time;
+        let of_its_gpus = |seconds: u64| resident.milli_gpus.saturating_mul(seconds);
         let cost = self.policy().preemption.costs.per_pod.0;
         let cost = cost
             .saturating_add(of_its_gpus(work.0 / 1000))
             .saturating_add(of_its_gpus(drain.0 / 1000));
         Some(EvictionCost {
-            priority: tenant.priority.abs_diff(i32::MIN),
+            priority: resident.priority.abs_diff(i32::MIN),
             cost,
             ..EvictionCost::default()
         })
@@ -186,11 +191,11 @@ impl Ledger {
 }
 
 /// The most that becomes free on a GPU when the pod leaves: its allocation, and all unaccounted VRAM.
-fn most_given_back(tenant: &ResidentPod, gpu: &Gpu, demand: &Demand) -> u64 {
+fn max_freed(resident: &ResidentPod, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
         Sharing::Shared => {
-            let reserved: Bytes = gpu.charge_for(tenant.per_gpu, tenant.sharing);
+            let reserved: Bytes = gpu.charge_for(resident.per_gpu, resident.sharing);
             (reserved + gpu.unaccounted_vram).0
         }
     }

@@ -40,7 +40,7 @@ pub struct EvictionCost {
 impl EvictionCost {
     /// The cost with one more victim.
     pub fn plus(self, resident: &PotentialVictim) -> Self {
-        let (guaranteed, spared) = match resident.standing {
+        let (guaranteed, spared) = match resident.quota_status {
             QuotaStatus::Guaranteed => (true, 0),
             QuotaStatus::Borrowed { spared } => (false, spared),
         };
@@ -97,12 +97,12 @@ impl Ledger {
             .disruption_info
             .owner
             .as_ref()
-            .map_or(0, |owner| self.evictions_of(owner));
+            .map_or(0, |owner| self.recent_evictions_of(owner));
         PodEvictionCost {
             restart: per_pod.0,
             work: of_its_gpus(self.unsaved(pod_state)),
             reload: of_its_gpus(self.reload(pod_state, node_state, preemptor)),
-            drain: of_its_gpus(self.time_to_leave(pod_state)),
+            drain: of_its_gpus(self.termination_time(pod_state)),
             in_flight: per_request
                 .0
                 .saturating_mul(requests_in_flight(uid, node_state)),
@@ -124,7 +124,7 @@ impl Ledger {
         preemptor: &Preemptor,
     ) -> Option<PodEvictionCost> {
         let pod_state = self.pod_state(uid)?;
-        let used = node_state.use_of(pod_state)?;
+        let used = node_state.usage_of(pod_state)?;
         Some(self.eviction_cost(uid, pod_state, node_state, used, preemptor))
     }
 
@@ -159,10 +159,13 @@ impl Ledger {
         let Some(model) = &demand.model else {
             return Millis::default();
         };
-        let (gpu, holding) = (node_state.view().gpu_model(), preemptor.nearest(model));
+        let (gpu, holding) = (
+            node_state.view().gpu_model(),
+            preemptor.nearest_holding(model),
+        );
         let speeds = &self.policy().loading;
         self.start_model()
-            .usual_start(gpu, demand.engine, holding, demand.weights(), speeds)
+            .cluster_engine_start(gpu, demand.engine, holding, demand.weights(), speeds)
             .total()
     }
 }

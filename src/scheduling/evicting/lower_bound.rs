@@ -9,7 +9,7 @@ use super::candidate::{PreemptionCandidate, Shortfall};
 use super::eviction_cost::EvictionCost;
 use super::victim_unit::VictimUnit;
 use crate::ledger::PotentialVictim;
-use crate::placing::fit::usable;
+use crate::placing::fit::is_usable;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 #[derive(Debug)]
 pub(crate) struct GpuShortfall {
     /// The GPU's index; unused for a sum.
-    pub place: usize,
+    pub index: usize,
     pub need: u64,
     /// The units that relieve it, the best relief for its cost first.
     by_value: Vec<FreedShare>,
@@ -46,32 +46,32 @@ struct FreedShare {
 
 impl GpuShortfall {
     /// `None` if all units together are not enough.
-    pub fn of_gpu(
-        place: usize,
+    pub fn for_gpu(
+        index: usize,
         gpu: &Gpu,
         demand: &Demand,
         units: &[VictimUnit<'_>],
         base: EvictionCost,
     ) -> Option<Self> {
-        Self::of(place, gpu_need(gpu, demand), units, base, |unit| {
+        Self::new(index, gpu_need(gpu, demand), units, base, |unit| {
             let there = unit
                 .residents
                 .iter()
-                .filter(|resident| resident.gpus.contains(place));
+                .filter(|resident| resident.gpus.contains(index));
             there
-                .map(|resident| relief(resident, gpu, demand))
+                .map(|resident| freed_on(resident, gpu, demand))
                 .fold(0, u64::saturating_add)
         })
     }
 
-    fn of(
-        place: usize,
+    fn new(
+        index: usize,
         need: u64,
         units: &[VictimUnit<'_>],
         base: EvictionCost,
         amount: impl Fn(&VictimUnit<'_>) -> u64,
     ) -> Option<Self> {
-        let relief = |(place, unit): (usize, &VictimUnit<'_>)| {
+        let freed_share = |(unit_index, unit): (usize, &VictimUnit<'_>)| {
             let EvictionCost {
                 from_guarantee,
                 priority,
@@ -80,7 +80,7 @@ impl GpuShortfall {
                 ..
             } = unit.eviction_cost;
             FreedShare {
-                unit: place as u32,
+                unit: unit_index as u32,
                 amount: amount(unit),
                 from_guarantee,
                 priority,
@@ -92,7 +92,7 @@ impl GpuShortfall {
         let by_priority: Vec<FreedShare> = units
             .iter()
             .enumerate()
-            .map(relief)
+            .map(freed_share)
             .filter(relieves)
             .collect();
         let (mut by_priority, mut by_value, mut by_spared) =
@@ -105,16 +105,16 @@ impl GpuShortfall {
                 .cmp(&value(a, b))
                 .then(Reverse(a.amount).cmp(&Reverse(b.amount)))
         });
-        let mut lack = Self {
-            place,
+        let mut shortfall = Self {
+            index,
             need,
             by_value,
             by_priority,
             by_spared,
             least: base,
         };
-        lack.least = lack.least(need, base, |_| true)?;
-        Some(lack)
+        shortfall.least = shortfall.least(need, base, |_| true)?;
+        Some(shortfall)
     }
 
     /// The least cost of a set that covers `need`, if the chosen victims already cost `base` and only units that are `open` may
@@ -165,11 +165,11 @@ impl GpuShortfall {
         if need == 0 {
             return 0;
         }
-        let on_seat = |unit: &VictimUnit<'_>| {
+        let pods_on_gpu = |unit: &VictimUnit<'_>| {
             let there = unit
                 .residents
                 .iter()
-                .filter(|resident| resident.gpus.contains(self.place));
+                .filter(|resident| resident.gpus.contains(self.index));
             if unit.is_awaited {
                 0
             } else {
@@ -180,16 +180,16 @@ impl GpuShortfall {
             .by_value
             .iter()
             .filter(|relief| open(relief.unit as usize));
-        let mut there: Vec<(u64, u64)> = open
-            .map(|relief| (relief.amount, on_seat(&units[relief.unit as usize])))
+        let mut by_ratio: Vec<(u64, u64)> = open
+            .map(|relief| (relief.amount, pods_on_gpu(&units[relief.unit as usize])))
             .collect();
         // By relief per pod; for pods that leave anyway it is infinite.
-        there.sort_unstable_by(|a, b| {
+        by_ratio.sort_unstable_by(|a, b| {
             let value = |a: &(u64, u64), b: &(u64, u64)| u128::from(a.0) * u128::from(b.1);
             value(b, a).cmp(&value(a, b))
         });
         let (mut left, mut pods) = (need, 0u64);
-        for (amount, count) in there {
+        for (amount, count) in by_ratio {
             if amount >= left {
                 let part = u128::from(count) * u128::from(left);
                 return u32::try_from(pods + part.div_ceil(u128::from(amount)) as u64)
@@ -204,7 +204,7 @@ impl GpuShortfall {
 
 impl SumShortfalls {
     /// `None` if all units together are not enough.
-    pub(crate) fn of_sums(
+    pub(crate) fn from_shortfall(
         missing: &Shortfall,
         units: &[VictimUnit<'_>],
         base: EvictionCost,
@@ -213,8 +213,8 @@ impl SumShortfalls {
             .into_iter()
             .enumerate()
             .filter(|(_, need)| *need > 0);
-        let all = sums.map(|(place, need)| {
-            GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place])
+        let all = sums.map(|(index, need)| {
+            GpuShortfall::new(index, need, units, base, |unit| sums_of(unit)[index])
         });
         Some(Self {
             all: all.collect::<Option<_>>()?,
@@ -235,8 +235,8 @@ fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
 }
 
 /// The amount of a sum that is still missing once `freed` is given back.
-pub(crate) fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
-    lack.need.saturating_sub(sums(freed)[lack.place])
+pub(crate) fn sum_need(sum: &GpuShortfall, freed: &Shortfall) -> u64 {
+    sum.need.saturating_sub(sums(freed)[sum.index])
 }
 
 /// The amount that must be freed on a GPU: bytes, or the number of residents for a pod that wants the GPU exclusively.
@@ -254,11 +254,11 @@ pub(crate) fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
 
 /// A lower bound of the cost of a candidate's cheapest set, found without regard to groups: the unit with the best value on a GPU
 /// is assumed to be there as often as needed. `None` if even all of them are not enough.
-pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
-    let gpu_candidates =
-        (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
-    let mut floors: Vec<EvictionCost> = gpu_candidates
-        .filter_map(|place| gpu_cost_floor(candidate, place, demand))
+pub fn cost_floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
+    let usable_gpus =
+        (0..candidate.gpus.len()).filter(|index| is_usable(&candidate.gpus[*index], demand));
+    let mut floors: Vec<EvictionCost> = usable_gpus
+        .filter_map(|index| gpu_cost_floor(candidate, index, demand))
         .collect();
     floors.sort_unstable();
     let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
@@ -270,10 +270,10 @@ pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<Evictio
 
 fn gpu_cost_floor(
     candidate: &PreemptionCandidate,
-    place: usize,
+    index: usize,
     demand: &Demand,
 ) -> Option<EvictionCost> {
-    let gpu = &candidate.gpus[place];
+    let gpu = &candidate.gpus[index];
     let awaited = candidate
         .awaited
         .iter()
@@ -282,10 +282,14 @@ fn gpu_cost_floor(
         .potential_victims
         .iter()
         .map(|resident| (resident, EvictionCost::default().plus(resident), false));
-    let mut floor = GpuFloor::of(gpu_need(gpu, demand));
+    let mut floor = GpuFloor::new(gpu_need(gpu, demand));
     for (resident, eviction_cost, leaves_anyway) in awaited.chain(candidates) {
-        if resident.gpus.contains(place) {
-            floor.add(relief(resident, gpu, demand), eviction_cost, leaves_anyway);
+        if resident.gpus.contains(index) {
+            floor.add(
+                freed_on(resident, gpu, demand),
+                eviction_cost,
+                leaves_anyway,
+            );
         }
     }
     floor.cost()
@@ -305,7 +309,7 @@ pub(crate) struct GpuFloor {
 }
 
 impl GpuFloor {
-    pub fn of(need: u64) -> Self {
+    pub fn new(need: u64) -> Self {
         Self {
             need,
             left: need,
@@ -361,13 +365,13 @@ impl GpuFloor {
         })
     }
 
-    pub fn evicted(&self) -> u32 {
+    pub fn min_evicted(&self) -> u32 {
         u32::try_from(self.left_to_evict.div_ceil(self.largest)).unwrap_or(u32::MAX)
     }
 }
 
 /// The amount that one pod gives back on a GPU.
-fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
+fn freed_on(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         // It is no resident any more.
         Sharing::Exclusive if resident.has_ended => 0,
@@ -379,20 +383,20 @@ fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
 }
 
 fn covers<'a>(reliefs: impl Iterator<Item = &'a FreedShare>, need: u64) -> bool {
-    reached(reliefs, need, |_| ()).is_some()
+    last_needed(reliefs, need, |_| ()).is_some()
 }
 
 /// The field of the unit that finally covers the need.
-fn reached<'a, T>(
+fn last_needed<'a, T>(
     reliefs: impl Iterator<Item = &'a FreedShare>,
     need: u64,
-    said: impl Fn(&FreedShare) -> T,
+    field: impl Fn(&FreedShare) -> T,
 ) -> Option<T> {
     let mut left = need;
     for relief in reliefs {
         left = left.saturating_sub(relief.amount);
         if left == 0 {
-            return Some(said(relief));
+            return Some(field(relief));
         }
     }
     None
@@ -405,7 +409,7 @@ fn threshold<'a>(
     already: u32,
     key: impl Fn(&FreedShare) -> u32,
 ) -> Option<u32> {
-    reached(in_order, need, key).map(|last| last.max(already))
+    last_needed(in_order, need, key).map(|last| last.max(already))
 }
 
 fn least_cost<'a>(by_value: impl Iterator<Item = &'a FreedShare>, need: u64) -> u64 {

@@ -19,7 +19,7 @@ mod without_evictable;
 pub(crate) use best_first::{
     CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, find_among,
 };
-pub use best_first::{cheapest, cheapest_among, seen};
+pub use best_first::{cheapest, cheapest_among, examined};
 pub use candidate::PreemptionCandidate;
 pub(crate) use candidate::{MembersElsewhere, Shortfall, VictimGroup};
 pub use eviction_cost::EvictionCost;
@@ -47,7 +47,7 @@ pub enum BudgetRules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SearchEffort {
     pub per_node: u32,
-    pub in_all: u32,
+    pub per_search: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl Default for SearchEffort {
     fn default() -> Self {
         Self {
             per_node: 5_000,
-            in_all: 20_000,
+            per_search: 20_000,
         }
     }
 }
@@ -82,7 +82,7 @@ impl SearchEffort {
     /// No limit.
     pub const UNLIMITED: Self = Self {
         per_node: u32::MAX,
-        in_all: u32::MAX,
+        per_search: u32::MAX,
     };
 }
 

@@ -15,7 +15,7 @@ use crate::vocabulary::gpu::Gpu;
 /// 80 GiB, of which 72 are allocatable; residents are charged as they are added.
 fn gpu() -> Gpu {
     let device = whole_gpu(GpuUuid::from_index(0), 0, Bytes::gib(80));
-    Gpu::of(&device, &Policy::default().headroom)
+    Gpu::from_device(&device, &Policy::default().headroom)
 }
 
 fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
@@ -35,8 +35,8 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
             ..PodEvictionCost::default()
         },
         deletion_cost: 0,
-        standing: QuotaStatus::Guaranteed,
-        given_back: TenantUsage::default(),
+        quota_status: QuotaStatus::Guaranteed,
+        returned_quota: TenantUsage::default(),
         budgets: Vec::new(),
         gang: None,
         has_ended: false,
@@ -59,7 +59,11 @@ fn candidate(
     candidate
 }
 
-fn leave(candidates: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<Vec<String>> {
+fn victims_of(
+    candidates: &[PreemptionCandidate],
+    gib: u64,
+    rules: BudgetRules,
+) -> Option<Vec<String>> {
     let demand = demand_of(gib << 30, 1, Sharing::Shared, 100);
     let set = cheapest(candidates, &demand, rules, SearchEffort::default())?;
     assert!(set.exact);
@@ -74,7 +78,7 @@ fn two_cheap_victims_are_preferred_to_one_that_loses_more_work() {
         candidate("m", 1, vec![resident("c", 0, 60, 9)]),
     ];
     assert_eq!(
-        leave(&candidates, 70, BudgetRules::Keep).unwrap(),
+        victims_of(&candidates, 70, BudgetRules::Keep).unwrap(),
         ["a", "b"]
     );
 }
@@ -90,16 +94,16 @@ fn no_pod_is_evicted_from_a_gpu_where_it_would_not_help() {
         ],
     )];
     assert_eq!(
-        leave(&candidates, 70, BudgetRules::Keep).unwrap(),
+        victims_of(&candidates, 70, BudgetRules::Keep).unwrap(),
         ["cheap"],
         "the two GPUs' rests are no free VRAM"
     );
     assert_eq!(
-        leave(&candidates, 60, BudgetRules::Keep).unwrap(),
+        victims_of(&candidates, 60, BudgetRules::Keep).unwrap(),
         Vec::<String>::new()
     );
     assert_eq!(
-        leave(&candidates, 73, BudgetRules::Keep),
+        victims_of(&candidates, 73, BudgetRules::Keep),
         None,
         "no GPU is so large"
     );
@@ -108,7 +112,7 @@ fn no_pod_is_evicted_from_a_gpu_where_it_would_not_help() {
 #[test]
 fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low_cost() {
     let borrowed = PotentialVictim {
-        standing: QuotaStatus::Borrowed { spared: 7 },
+        quota_status: QuotaStatus::Borrowed { spared: 7 },
         ..resident("borrows", 0, 60, 90)
     };
     let candidates = [
@@ -116,7 +120,7 @@ fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low
         candidate("m", 1, vec![resident("owns", 0, 60, 1)]),
     ];
     assert_eq!(
-        leave(&candidates, 50, BudgetRules::Keep).unwrap(),
+        victims_of(&candidates, 50, BudgetRules::Keep).unwrap(),
         ["borrows"]
     );
     let low = PotentialVictim {
@@ -127,7 +131,10 @@ fn borrowing_pods_are_evicted_before_guaranteed_ones_and_low_priority_before_low
         candidate("n", 1, vec![resident("higher", 0, 60, 1)]),
         candidate("m", 1, vec![low]),
     ];
-    assert_eq!(leave(&candidates, 50, BudgetRules::Keep).unwrap(), ["low"]);
+    assert_eq!(
+        victims_of(&candidates, 50, BudgetRules::Keep).unwrap(),
+        ["low"]
+    );
 }
 
 #[test]
@@ -139,11 +146,11 @@ fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
     let mut guarded = candidate("n", 1, vec![covered]);
     guarded.budgets = vec![0];
     assert_eq!(
-        leave(std::slice::from_ref(&guarded), 50, BudgetRules::Keep),
+        victims_of(std::slice::from_ref(&guarded), 50, BudgetRules::Keep),
         None
     );
     assert_eq!(
-        leave(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(),
+        victims_of(std::slice::from_ref(&guarded), 50, BudgetRules::Violate).unwrap(),
         ["covered"]
     );
     let candidates = [
@@ -151,7 +158,7 @@ fn an_exhausted_disruption_budget_is_respected_unless_the_policy_ignores_it() {
         candidate("m", 1, vec![resident("expensive", 0, 60, 1000)]),
     ];
     assert_eq!(
-        leave(&candidates, 50, BudgetRules::Violate).unwrap(),
+        victims_of(&candidates, 50, BudgetRules::Violate).unwrap(),
         ["expensive"],
         "not while another pod can"
     );
@@ -173,7 +180,7 @@ fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
         elsewhere: MembersElsewhere::default(),
     }];
     assert_eq!(
-        leave(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),
+        victims_of(std::slice::from_ref(&grouped), 50, BudgetRules::Keep).unwrap(),
         ["elsewhere", "member"]
     );
     let candidates = [
@@ -181,7 +188,7 @@ fn a_pod_group_is_evicted_whole_and_at_the_cost_of_all_members() {
         candidate("m", 1, vec![resident("alone", 0, 60, 10)]),
     ];
     assert_eq!(
-        leave(&candidates, 50, BudgetRules::Keep).unwrap(),
+        victims_of(&candidates, 50, BudgetRules::Keep).unwrap(),
         ["alone"]
     );
 }

@@ -7,8 +7,8 @@ use super::eviction_cost::EvictionCost;
 use super::lower_bound::{GpuShortfall, SumShortfalls};
 use crate::ids::PodUid;
 use crate::ledger::evictions::{EvictionAllowance, ScopeKey};
-use crate::ledger::{PotentialVictim, discharge, settle_class_exclusions};
-use crate::placing::fit::usable;
+use crate::ledger::{PotentialVictim, discharge, recompute_class_exclusions};
+use crate::placing::fit::is_usable;
 use crate::units::Millis;
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::Demand;
@@ -44,17 +44,17 @@ pub(crate) struct VictimProblem<'a> {
     /// The cheapest first; units of the same effect and cost are adjacent.
     pub units: Vec<VictimUnit<'a>>,
     /// The GPUs that the pod could get without all units, with their shortfalls; the cheapest first.
-    pub gpu_candidates: Vec<GpuShortfall>,
+    pub gpu_shortfalls: Vec<GpuShortfall>,
     /// The shortfalls of kube-scheduler's own sums.
     pub sums: SumShortfalls,
     /// No set of this candidate costs less.
     pub least: EvictionCost,
     /// How many more pods may be evicted, by eviction limit that a set could exceed.
-    pub left: Vec<u32>,
+    pub limits_left: Vec<u32>,
     /// How many pods of this node may be evicted at most.
-    pub left_here: u32,
+    pub evictions_left_here: u32,
     /// The greatest number of GPUs that one evictable pod is on.
-    pub widest: u32,
+    pub max_gpus_per_pod: u32,
     /// Some units were left out because of the limits: without the limits another set might be found.
     pub is_limited: bool,
 }
@@ -81,7 +81,7 @@ impl<'a> VictimProblem<'a> {
         let mut units = units(candidate, rules);
         let all = units.len();
         let (left, left_here) = match allowance {
-            Some(allowance) => within(&mut units, candidate, &allowance),
+            Some(allowance) => apply_limits(&mut units, candidate, &allowance),
             None => (Vec::new(), u32::MAX),
         };
         let is_limited = units.len() < all;
@@ -90,21 +90,21 @@ impl<'a> VictimProblem<'a> {
         } else {
             NoVictimSet::Ever
         };
-        let case = Self::of_units(candidate, demand, rules, units).ok_or(no_set)?;
-        let case = Self {
-            left,
-            left_here,
+        let problem = Self::from_units(candidate, demand, rules, units).ok_or(no_set)?;
+        let problem = Self {
+            limits_left: left,
+            evictions_left_here: left_here,
             is_limited,
-            ..case
+            ..problem
         };
-        if case.least_evicted() > left_here {
+        if problem.least_evicted() > left_here {
             Err(NoVictimSet::Now)
         } else {
-            Ok(case)
+            Ok(problem)
         }
     }
 
-    fn of_units(
+    fn from_units(
         candidate: &'a PreemptionCandidate,
         demand: &'a Demand,
         rules: BudgetRules,
@@ -115,28 +115,28 @@ impl<'a> VictimProblem<'a> {
             ..EvictionCost::default()
         };
         let emptied = emptied(candidate, &units);
-        let could_do =
-            |place: &usize| usable(&emptied[*place], demand) && emptied[*place].can_take(demand);
-        let gpu_candidates = (0..emptied.len()).filter(could_do);
-        let mut gpu_candidates: Vec<GpuShortfall> = gpu_candidates
-            .filter_map(|place| {
-                GpuShortfall::of_gpu(place, &candidate.gpus[place], demand, &units, base)
+        let could_fit =
+            |index: &usize| is_usable(&emptied[*index], demand) && emptied[*index].can_take(demand);
+        let fitting = (0..emptied.len()).filter(could_fit);
+        let mut gpu_shortfalls: Vec<GpuShortfall> = fitting
+            .filter_map(|index| {
+                GpuShortfall::for_gpu(index, &candidate.gpus[index], demand, &units, base)
             })
             .collect();
-        gpu_candidates.sort_by_key(|gpu_candidate| (gpu_candidate.least, gpu_candidate.place));
-        let sums = SumShortfalls::of_sums(&candidate.shortfall, &units, base)?;
+        gpu_shortfalls.sort_by_key(|shortfall| (shortfall.least, shortfall.index));
+        let sums = SumShortfalls::from_shortfall(&candidate.shortfall, &units, base)?;
         // A set of this many GPUs has one that is at least as dear as the last of the cheapest.
-        let last = gpu_candidates.get((demand.gpus as usize).checked_sub(1)?)?;
+        let last = gpu_shortfalls.get((demand.gpus as usize).checked_sub(1)?)?;
         let least = sums
             .all
             .iter()
-            .map(|lack| lack.least)
+            .map(|shortfall| shortfall.least)
             .fold(last.least, EvictionCost::max);
         let evicted = units
             .iter()
             .filter(|unit| !unit.is_awaited)
             .flat_map(|unit| &unit.residents);
-        let widest = evicted
+        let max_gpus_per_pod = evicted
             .map(|resident| resident.gpus.len())
             .max()
             .unwrap_or(1)
@@ -147,27 +147,25 @@ impl<'a> VictimProblem<'a> {
             demand,
             rules,
             units,
-            gpu_candidates,
+            gpu_shortfalls,
             sums,
             least,
-            left,
-            left_here,
-            widest,
+            limits_left: left,
+            evictions_left_here: left_here,
+            max_gpus_per_pod,
             is_limited,
         })
     }
 
     /// The least number of this node's pods that any set of this candidate evicts.
     fn least_evicted(&self) -> u32 {
-        if self.left_here == u32::MAX {
+        if self.evictions_left_here == u32::MAX {
             return 0;
         }
         let mut on_gpus: Vec<u32> = self
-            .gpu_candidates
+            .gpu_shortfalls
             .iter()
-            .map(|gpu_candidate| {
-                gpu_candidate.least_pods(&self.units, gpu_candidate.need, |_| true)
-            })
+            .map(|shortfall| shortfall.least_pods(&self.units, shortfall.need, |_| true))
             .collect();
         on_gpus.sort_unstable();
         self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
@@ -175,7 +173,7 @@ impl<'a> VictimProblem<'a> {
 
     /// The least number of pods to evict, if so many must leave each of some GPUs: one pod may be on several.
     pub fn spread(&self, on_gpus: u32) -> u32 {
-        on_gpus.div_ceil(self.widest)
+        on_gpus.div_ceil(self.max_gpus_per_pod)
     }
 
     /// The number of pods by which budgets are overdrawn, given how many covered pods of each are evicted.
@@ -189,15 +187,15 @@ impl<'a> VictimProblem<'a> {
 }
 
 impl<'a> VictimUnit<'a> {
-    fn one(resident: &'a PotentialVictim) -> Self {
+    fn single(resident: &'a PotentialVictim) -> Self {
         Self {
             residents: vec![resident],
             gang: None,
             is_awaited: false,
             eviction_cost: EvictionCost::default().plus(resident),
             gpus: resident.gpus,
-            freed: Shortfall::of(std::iter::once(resident)),
-            given_back: resident.given_back,
+            freed: Shortfall::from_victims(std::iter::once(resident)),
+            given_back: resident.returned_quota,
             budgets: resident.budgets.clone(),
             limits: Vec::new(),
             grace: resident.grace,
@@ -213,7 +211,7 @@ impl<'a> VictimUnit<'a> {
             is_awaited: true,
             eviction_cost,
             budgets: Vec::new(),
-            ..Self::one(resident)
+            ..Self::single(resident)
         }
     }
 
@@ -226,9 +224,9 @@ impl<'a> VictimUnit<'a> {
                 eviction_cost.plus(resident)
             }),
             gpus: all().flat_map(|resident| resident.gpus.iter()).collect(),
-            freed: Shortfall::of(all()),
+            freed: Shortfall::from_victims(all()),
             given_back: all()
-                .map(|resident| resident.given_back)
+                .map(|resident| resident.returned_quota)
                 .fold(gang.given_back, |a, b| a + b),
             budgets: all()
                 .flat_map(|resident| &resident.budgets)
@@ -288,9 +286,9 @@ impl<'a> VictimUnit<'a> {
         let here = self
             .residents
             .iter()
-            .map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
+            .map(|resident| ScopeKey::scopes_of(&candidate.node, resident.tenant));
         let elsewhere = self.gang.into_iter().flat_map(|gang| gang.elsewhere.iter());
-        let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
+        let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::scopes_of(node, *tenant));
         here.chain(elsewhere)
             .flatten()
             .for_each(|key| *scopes.entry(key).or_default() += 1);
@@ -318,32 +316,32 @@ impl<'a> VictimUnit<'a> {
 }
 
 fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUnit<'a>> {
-    let is_kept = |unit: &VictimUnit<'_>| {
-        rules == BudgetRules::Keep && (!candidate.budgets_known || overdraws(candidate, unit))
+    let is_protected = |unit: &VictimUnit<'_>| {
+        rules == BudgetRules::Keep && (!candidate.are_budgets_known || overdraws(candidate, unit))
     };
     let alone = candidate
         .potential_victims
         .iter()
         .filter(|resident| resident.gang.is_none())
-        .map(VictimUnit::one);
+        .map(VictimUnit::single);
     let gangs = candidate
         .gangs
         .iter()
         .enumerate()
-        .filter_map(|(place, gang)| {
-            let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
+        .filter_map(|(index, gang)| {
+            let of_gang = |resident: &&PotentialVictim| resident.gang == Some(index as u16);
             let mut here: Vec<&PotentialVictim> =
                 candidate.potential_victims.iter().filter(of_gang).collect();
             here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
             (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
         });
-    let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
+    let evicted = alone.chain(gangs).filter(|unit| !is_protected(unit));
     let mut units: Vec<VictimUnit<'a>> = evicted
         .chain(candidate.awaited.iter().map(VictimUnit::awaited))
         .collect();
     units.sort_by(|a, b| {
-        let by_price = a.eviction_cost.cmp(&b.eviction_cost);
-        by_price
+        let by_cost = a.eviction_cost.cmp(&b.eviction_cost);
+        by_cost
             .then_with(|| a.likeness().cmp(&b.likeness()))
             .then_with(|| a.name().cmp(b.name()))
     });
@@ -352,18 +350,19 @@ fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<Vict
 
 /// Removes the units that exceed an eviction limit alone. Returns what is left of each limit that the remaining ones could exceed
 /// together, and how many pods of this node may be evicted.
-fn within(
+fn apply_limits(
     units: &mut Vec<VictimUnit<'_>>,
     candidate: &PreemptionCandidate,
     allowance: &EvictionAllowance<'_>,
 ) -> (Vec<u32>, u32) {
     let left_here = allowance
-        .left_in_cluster()
-        .min(allowance.left_on(&candidate.node));
+        .remaining_in_cluster()
+        .min(allowance.remaining_on(&candidate.node));
     let mut scopes: Vec<BTreeMap<ScopeKey, u32>> =
         units.iter().map(|unit| unit.scopes(candidate)).collect();
-    let is_within =
-        |scopes: &BTreeMap<ScopeKey, u32>| scopes.iter().all(|(key, n)| *n <= allowance.left(key));
+    let is_within = |scopes: &BTreeMap<ScopeKey, u32>| {
+        scopes.iter().all(|(key, n)| *n <= allowance.remaining(key))
+    };
     let mut kept = scopes.iter().map(is_within).collect::<Vec<_>>().into_iter();
     units.retain(|_| kept.next().unwrap_or(true));
     scopes.retain(is_within);
@@ -374,15 +373,15 @@ fn within(
         .for_each(|(key, n)| *wanted.entry(key).or_default() += n);
     let binding: Vec<(&ScopeKey, u32)> = wanted
         .keys()
-        .map(|key| (*key, allowance.left(key)))
+        .map(|key| (*key, allowance.remaining(key)))
         .filter(|(key, left)| wanted[key] > *left)
         .collect();
     for (unit, scopes) in units.iter_mut().zip(&scopes) {
-        let places = (0u16..)
+        let limits = (0u16..)
             .zip(&binding)
-            .filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
-        unit.limits = places
-            .flat_map(|(place, n)| std::iter::repeat_n(place, n as usize))
+            .filter_map(|(index, (key, _))| Some((index, *scopes.get(*key)?)));
+        unit.limits = limits
+            .flat_map(|(index, n)| std::iter::repeat_n(index, n as usize))
             .collect();
     }
     let evictable: u32 = units.iter().map(VictimUnit::evicted_here).sum();
@@ -417,6 +416,6 @@ fn emptied(candidate: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu
             .iter()
             .any(|unit| unit.residents.iter().any(|r| r.uid == *uid))
     };
-    settle_class_exclusions(&candidate.class_exclusions, &mut state, leaves);
+    recompute_class_exclusions(&candidate.class_exclusions, &mut state, leaves);
     state
 }

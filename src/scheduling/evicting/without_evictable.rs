@@ -49,40 +49,40 @@ impl Ledger {
     /// for one with a reservation: its victims are leaving already, and part of what it reserves is what they still use.
     pub fn without_evictable(&self, node: &NodeName, priority: i32) -> Option<WithoutEvictable> {
         let node_state = self.node_state(node)?;
-        let reservations = |uid: &PodUid| {
-            self.known_pod(uid)
+        let has_reservation_here = |uid: &PodUid| {
+            self.expect_pod(uid)
                 .reservation()
                 .is_some_and(|reservation| reservation.node == *node)
         };
-        if node_state.pods().iter().any(reservations) {
+        if node_state.pods().iter().any(has_reservation_here) {
             return None;
         }
         let lower = node_state
             .residents()
             .iter()
-            .filter(|tenant| tenant.priority < priority);
-        let pod_states = lower.map(|tenant| (&tenant.uid, self.known_pod(&tenant.uid)));
+            .filter(|resident| resident.priority < priority);
+        let pod_states = lower.map(|resident| (&resident.uid, self.expect_pod(&resident.uid)));
         let movable = pod_states.filter(|(_, pod_state)| self.may_leave_some_day(pod_state));
         let gone: Vec<PotentialVictim> = movable
-            .filter_map(|(uid, pod_state)| self.resident(uid, pod_state, node_state))
+            .filter_map(|(uid, pod_state)| self.potential_victim(uid, pod_state, node_state))
             .collect();
         let mut gpus = node_state.view().gpus.to_vec();
         gone.iter()
             .for_each(|resident| discharge(&mut gpus, resident));
         Some(WithoutEvictable {
             gpus,
-            freed: Shortfall::of(gone.iter()).host_resources,
+            freed: Shortfall::from_victims(gone.iter()).host_resources,
         })
     }
 
     /// Whether the pod may be evicted at some time; how long it has run so far does not matter.
     fn may_leave_some_day(&self, pod_state: &PodState) -> bool {
         let class = self.policy().class(pod_state.demand.class);
-        let keep_reason = class.eviction == Preemptibility::Never
+        let is_protected = class.eviction == Preemptibility::Never
             || pod_state.disruption_info.is_static()
             || self.is_left_to_kueue(pod_state)
             || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt());
-        !keep_reason
+        !is_protected
     }
 }
 

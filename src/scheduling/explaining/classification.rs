@@ -7,22 +7,22 @@ use super::facts::Facts;
 use super::pod_access::PodAccess;
 use crate::policy::{
     Class, ExpressionPod, LabelExpression, Match, NamespaceSelector, Policy, Preemptibility,
-    SpareRule, Unmet,
+    SpareRule, UnmetCondition,
 };
 use crate::units::Bytes;
 use crate::vocabulary::classification::{ClassId, PodTraits};
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use std::ops::RangeInclusive;
 
-pub fn asks(demand: &Demand) -> RequestPart {
+pub fn request_part(demand: &Demand) -> RequestPart {
     RequestPart {
-        vram_bytes: asked_vram(demand),
+        vram_bytes: requested_vram(demand),
         bytes_per_gpu: demand.per_gpu,
         gpus: demand.gpus,
         device_resource: match &demand.ask {
-            Ask::Plugin { resource, .. } => Some(resource.to_string()),
-            Ask::Vram | Ask::Claims => None,
+            GpuRequest::Plugin { resource, .. } => Some(resource.to_string()),
+            GpuRequest::Vram | GpuRequest::Claims => None,
         },
         sharing: demand.sharing,
         kv_cache_bytes: demand.kv_cache,
@@ -33,32 +33,32 @@ pub fn asks(demand: &Demand) -> RequestPart {
 }
 
 /// The VRAM that the manifest requests; split over several GPUs it is rounded up.
-pub(crate) fn asked_vram(demand: &Demand) -> Bytes {
+pub(crate) fn requested_vram(demand: &Demand) -> Bytes {
     match demand.traits.vram {
         Bytes::ZERO => demand.vram(),
         asked => asked.min(demand.vram()),
     }
 }
 
-pub fn class(facts: &Facts) -> ClassPart {
+pub fn class_part(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
     let (class, subject) = (
         policy.class(demand.class),
         ExpressionPod::new(&demand.traits),
     );
-    let before = (0..demand.class.place()).map(ClassId::at);
-    let shown = |condition| match facts.reader {
+    let before = (0..demand.class.index()).map(ClassId::from_index);
+    let redacted = |condition| match facts.reader {
         PodAccess::All => condition,
-        PodAccess::Namespace | PodAccess::Own => without_others(condition),
+        PodAccess::Namespace | PodAccess::Own => redact(condition),
     };
     let mut because: Vec<Condition> = conditions(class, &subject, &demand.traits)
         .into_iter()
-        .map(shown)
+        .map(redacted)
         .collect();
     because.extend(
         policy
             .open_window(&class.when)
-            .map(|window| when(window.to_string(), "it is open")),
+            .map(|window| window_condition(window.to_string(), "it is open")),
     );
     ClassPart {
         name: class.name.clone(),
@@ -67,7 +67,7 @@ pub fn class(facts: &Facts) -> ClassPart {
             .filter_map(|class| passed_over(policy, class, &subject, &demand.traits))
             .map(|PassedOver { class, unmet }| PassedOver {
                 class,
-                unmet: shown(unmet),
+                unmet: redacted(unmet),
             })
             .collect(),
         engine: class.engine,
@@ -79,7 +79,7 @@ pub fn class(facts: &Facts) -> ClassPart {
     }
 }
 
-pub fn tenant(facts: &Facts) -> Option<TenantPart> {
+pub fn tenant_part(facts: &Facts) -> Option<TenantPart> {
     let tenant = facts.policy.tenant(facts.demand().tenant?)?;
     Some(TenantPart {
         name: tenant.name.clone(),
@@ -89,14 +89,14 @@ pub fn tenant(facts: &Facts) -> Option<TenantPart> {
         left: facts.allowance.into(),
         borrowing: tenant.borrowing,
         weight: tenant.weight,
-        share_millionths: tenant.dominant_share(facts.used, facts.whole),
+        share_millionths: tenant.dominant_share(facts.used, facts.cluster_capacity),
     })
 }
 
 /// The GPUs kept free of pods of its class, by rule; empty if its class is not preemptible.
-pub fn spare(facts: &Facts) -> Vec<SparePart> {
+pub fn spare_parts(facts: &Facts) -> Vec<SparePart> {
     let (policy, demand) = (&facts.policy, facts.demand());
-    if !policy.is_preemptible(demand.class) || demand.asks_plugin() {
+    if !policy.is_preemptible(demand.class) || demand.is_allocated_externally() {
         return Vec::new();
     }
     let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
@@ -112,7 +112,7 @@ pub fn spare(facts: &Facts) -> Vec<SparePart> {
     facts.spare.iter().enumerate().map(part).collect()
 }
 
-pub fn policy(facts: &Facts) -> PolicyPart {
+pub fn policy_part(facts: &Facts) -> PolicyPart {
     let policy = &facts.policy;
     PolicyPart {
         digest: policy.digest.to_string(),
@@ -127,7 +127,7 @@ fn passed_over(
     subject: &ExpressionPod<'_>,
     traits: &PodTraits,
 ) -> Option<PassedOver> {
-    let (unmet, class) = (policy.unmet_by(class, subject), policy.class(class));
+    let (unmet, class) = (policy.unmet_condition(class, subject), policy.class(class));
     let windows = || {
         class
             .when
@@ -139,7 +139,7 @@ fn passed_over(
     let unmet = match unmet {
         Some(unmet) => condition(&class.matches, unmet, subject, traits),
         // It matches, and was passed over all the same: it is closed.
-        None => when((!class.when.is_empty()).then(windows)?, "none is open"),
+        None => window_condition((!class.when.is_empty()).then(windows)?, "none is open"),
     };
     Some(PassedOver {
         class: class.name.clone(),
@@ -148,7 +148,7 @@ fn passed_over(
 }
 
 /// The condition without what may name other pods; readers who may see all pods may see the policy.
-fn without_others(condition: Condition) -> Condition {
+fn redact(condition: Condition) -> Condition {
     match &*condition.field {
         "namespaces" | "expression" => Condition {
             wants: "as the policy says".into(),
@@ -159,7 +159,7 @@ fn without_others(condition: Condition) -> Condition {
 }
 
 /// The condition on the time that the class's windows set.
-fn when(wants: String, has: &str) -> Condition {
+fn window_condition(wants: String, has: &str) -> Condition {
     Condition {
         field: "when".into(),
         wants,
@@ -171,21 +171,24 @@ fn when(wants: String, has: &str) -> Condition {
 fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Vec<Condition> {
     let matches = &class.matches;
     let set = [
-        (Unmet::Sharing, matches.sharing.is_some()),
-        (Unmet::Priority, matches.priority.is_some()),
-        (Unmet::PriorityClass, !matches.priority_classes.is_empty()),
-        (Unmet::Namespace, !matches.namespaces.is_empty()),
+        (UnmetCondition::Sharing, matches.sharing.is_some()),
+        (UnmetCondition::Priority, matches.priority.is_some()),
         (
-            Unmet::NamespaceSelector,
+            UnmetCondition::PriorityClass,
+            !matches.priority_classes.is_empty(),
+        ),
+        (UnmetCondition::Namespace, !matches.namespaces.is_empty()),
+        (
+            UnmetCondition::NamespaceSelector,
             matches.namespace_selector.is_some(),
         ),
-        (Unmet::Labels, !matches.labels.is_empty()),
+        (UnmetCondition::Labels, !matches.labels.is_empty()),
         (
-            Unmet::LabelExpressions,
+            UnmetCondition::LabelExpressions,
             !matches.match_expressions.is_empty(),
         ),
-        (Unmet::Resources, !matches.resources.is_empty()),
-        (Unmet::Expression, matches.expression.is_some()),
+        (UnmetCondition::Resources, !matches.resources.is_empty()),
+        (UnmetCondition::Expression, matches.expression.is_some()),
     ];
     let set = set.into_iter().filter(|(_, is_set)| *is_set);
     set.map(|(which, _)| condition(matches, which, subject, traits))
@@ -194,32 +197,32 @@ fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) ->
 
 fn condition(
     matches: &Match,
-    which: Unmet,
+    which: UnmetCondition,
     subject: &ExpressionPod<'_>,
     traits: &PodTraits,
 ) -> Condition {
     let (field, wants, has) = match which {
-        Unmet::Sharing => (
+        UnmetCondition::Sharing => (
             "sharing",
-            matches.sharing.map(sharing).unwrap_or_default().into(),
-            sharing(traits.sharing).into(),
+            matches.sharing.map(sharing_text).unwrap_or_default().into(),
+            sharing_text(traits.sharing).into(),
         ),
-        Unmet::Priority => (
+        UnmetCondition::Priority => (
             "priority",
             matches.priority.as_ref().map(range).unwrap_or_default(),
             traits.priority.to_string(),
         ),
-        Unmet::PriorityClass => (
+        UnmetCondition::PriorityClass => (
             "priorityClasses",
             any_of(&matches.priority_classes),
             or_none(&traits.priority_class),
         ),
-        Unmet::Namespace => (
+        UnmetCondition::Namespace => (
             "namespaces",
             any_of(&matches.namespaces),
             traits.namespace.clone(),
         ),
-        Unmet::NamespaceSelector => (
+        UnmetCondition::NamespaceSelector => (
             "namespaceSelector",
             matches
                 .namespace_selector
@@ -228,9 +231,9 @@ fn condition(
                 .unwrap_or_default(),
             format!("namespace {}", traits.namespace),
         ),
-        Unmet::Labels => labels(matches, traits),
-        Unmet::LabelExpressions => expressions(matches, traits),
-        Unmet::Resources => {
+        UnmetCondition::Labels => labels(matches, traits),
+        UnmetCondition::LabelExpressions => expressions(matches, traits),
+        UnmetCondition::Resources => {
             let has: Vec<&str> = traits.resources.iter().map(String::as_str).collect();
             (
                 "resources",
@@ -238,7 +241,9 @@ fn condition(
                 or_none(&has.join(", ")),
             )
         }
-        Unmet::Expression | Unmet::ExpressionFailed => expression(matches, subject),
+        UnmetCondition::Expression | UnmetCondition::ExpressionFailed => {
+            expression(matches, subject)
+        }
     };
     Condition {
         field: field.into(),
@@ -269,7 +274,7 @@ fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String)
 
 /// Names the expressions that are not met, or all if they are.
 fn expressions(matches: &Match, traits: &PodTraits) -> (&'static str, String, String) {
-    let is_met = |expression: &&LabelExpression| expression.holds_in(&traits.labels);
+    let is_met = |expression: &&LabelExpression| expression.matches(&traits.labels);
     let (met, unmet): (Vec<_>, Vec<_>) = matches.match_expressions.iter().partition(is_met);
     let meant = if unmet.is_empty() { met } else { unmet };
     let wants: Vec<String> = meant.iter().map(ToString::to_string).collect();
@@ -309,7 +314,7 @@ fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, St
     ("expression", expression.text().into(), has)
 }
 
-pub fn sharing(sharing: Sharing) -> &'static str {
+pub fn sharing_text(sharing: Sharing) -> &'static str {
     match sharing {
         Sharing::Shared => "shared",
         Sharing::Exclusive => "exclusive",

@@ -5,7 +5,7 @@ use super::PodAccess;
 use super::obstacle::Obstacle;
 use super::remedy::{Impasse, Remedy};
 pub use super::unsupported::UnsupportedPart;
-use crate::audit::conflicts::GpuConflict;
+use crate::audit::conflicts::OverAllocation;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::ledger::{LoanStage, OccupantPhase, SchedulingGate};
 use crate::placing::start_model::FactorSource;
@@ -73,18 +73,18 @@ pub struct StandbyPart {
 #[serde(rename_all = "camelCase")]
 pub struct ConflictPart {
     #[serde(flatten)]
-    pub conflict: GpuConflict,
+    pub conflict: OverAllocation,
     pub text: String,
 }
 
 impl ConflictPart {
     /// The conflict as the reader of an explanation of the pod `explained` may see it.
-    pub fn shown_to(reader: PodAccess, own: &PodKey, conflict: &GpuConflict) -> Self {
-        let text = conflict.told(&|pod| reader.shows(own, pod));
+    pub fn for_reader(reader: PodAccess, explained: &PodKey, conflict: &OverAllocation) -> Self {
+        let text = conflict.text_naming(&|pod| reader.may_see(explained, pod));
         let mut conflict = conflict.clone();
         conflict
             .parties
-            .retain(|party| reader.shows(own, &party.key));
+            .retain(|party| reader.may_see(explained, &party.key));
         Self { conflict, text }
     }
 }
@@ -206,7 +206,7 @@ impl From<TenantLimit> for ShareAmount {
             vram_bytes: vram,
             milli_gpus,
         }
-        .where_bounded()
+        .without_unbounded()
     }
 }
 
@@ -216,13 +216,13 @@ impl From<TenantUsage> for ShareAmount {
             vram_bytes: Some(vram),
             milli_gpus: Some(milli_gpus),
         }
-        .where_bounded()
+        .without_unbounded()
     }
 }
 
 impl ShareAmount {
     /// `u64::MAX` stands for no bound in the policy.
-    fn where_bounded(self) -> Self {
+    fn without_unbounded(self) -> Self {
         Self {
             vram_bytes: self.vram_bytes.filter(|vram| vram.0 < u64::MAX),
             milli_gpus: self.milli_gpus.filter(|gpus| *gpus < u64::MAX),

@@ -33,9 +33,9 @@ pub struct Facts {
     pub snapshot: Arc<Snapshot>,
     /// The indices of the nodes that the scheduler asked about when the pod was last refused; `None` if it was not, or that is
     /// unknown.
-    asked: Option<BTreeSet<usize>>,
+    queried_nodes: Option<BTreeSet<usize>>,
     /// The nodes with a reservation of the pod, without that reservation: it is no obstacle for the pod itself.
-    own_nodes: Vec<Node>,
+    nodes_without_pod: Vec<Node>,
     /// The placement reserved for the pod.
     pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
     /// What its tenant may still use.
@@ -51,7 +51,7 @@ pub struct Facts {
     /// What its tenant uses.
     pub used: TenantUsage,
     /// The capacity of the cluster, as tenants have shares of it.
-    pub whole: TenantUsage,
+    pub cluster_capacity: TenantUsage,
     /// The remaining victims of its reservation.
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
@@ -61,17 +61,17 @@ pub struct Facts {
 
 impl Facts {
     /// `None` if the ledger has no such pod.
-    pub fn take(reader: PodAccess, cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
+    pub fn collect(reader: PodAccess, cluster: &mut ClusterCopy, uid: &PodUid) -> Option<Self> {
         let snapshot = cluster.snapshot();
         let ledger: &Ledger = cluster.ledger();
         let mut entry = ledger.pod_state(uid)?.clone();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
         if waits {
-            entry.demand.kept = ledger.kept_from(&entry.demand);
+            entry.demand.kept = ledger.spare_rules_against(&entry.demand);
         }
         let borrowing = ledger.borrowing_of(&entry);
         // As it may be placed.
-        entry.demand.named_by(&snapshot);
+        entry.demand.resolve_model_name(&snapshot);
         entry.demand = ledger.as_borrower(uid, entry.demand);
         let reservation = entry.reservation();
         let victims = reservation
@@ -84,12 +84,12 @@ impl Facts {
             uid: uid.clone(),
             policy: ledger.policy().clone(),
             snapshot,
-            asked: None,
-            own_nodes: own_nodes(ledger, uid, &entry),
+            queried_nodes: None,
+            nodes_without_pod: nodes_without_pod(ledger, uid, &entry),
             reserved_placement: ledger.reserved_placement(uid),
-            allowance: ledger.allowance(uid, &entry.demand),
+            allowance: ledger.tenant_allowance(uid, &entry.demand),
             spare: ledger
-                .spare()
+                .spare_status()
                 .map(|(rule, free)| (rule.clone(), free))
                 .collect(),
             gate_time_taken: match &entry.phase {
@@ -101,16 +101,16 @@ impl Facts {
             },
             loan: ledger.loan_of(uid),
             borrowing,
-            whole: ledger.whole(),
+            cluster_capacity: ledger.cluster_total(),
             used: entry
                 .demand
                 .tenant
-                .map(|tenant| ledger.used_by(tenant))
+                .map(|tenant| ledger.tenant_usage(tenant))
                 .unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
-            victims_left: ledger.victims_left(uid),
+            victims_left: ledger.remaining_victims(uid),
             preemptor: match waits {
-                true => ledger.preemptor(uid).beside_volumes(cluster.kube_filters()),
+                true => ledger.preemptor(uid).with_volumes(cluster.kube_filters()),
                 false => Preemptor::default(),
             },
             entry,
@@ -119,37 +119,39 @@ impl Facts {
 
     /// Makes the snapshot the one that the pod itself sees.
     pub(crate) fn without_own_reservation(mut self) -> Self {
-        let own = std::mem::take(&mut self.own_nodes);
+        let own = std::mem::take(&mut self.nodes_without_pod);
         if !own.is_empty() {
             let generation = self.snapshot.generation();
             Arc::make_mut(&mut self.snapshot).update(generation, own);
         }
-        self.asked = self
+        self.queried_nodes = self
             .entry
-            .refused()
+            .refusal()
             .and_then(|refused| refused.asked.as_ref())
             .map(|asked| {
                 let asked = self.snapshot.nodes_in(asked);
                 asked
-                    .filter_map(|node| self.snapshot.place_of(node.name.as_str()))
+                    .filter_map(|node| self.snapshot.index_of(node.name.as_str()))
                     .collect()
             });
         self
     }
 
     /// Whether the scheduler asked about the node at `index`: nodes that it does not ask about were ruled out by another plugin.
-    pub fn was_asked(&self, place: usize) -> Option<bool> {
-        self.asked.as_ref().map(|asked| asked.contains(&place))
+    pub fn was_queried(&self, index: usize) -> Option<bool> {
+        self.queried_nodes
+            .as_ref()
+            .map(|asked| asked.contains(&index))
     }
 
     /// The indices of the nodes that the scheduler would accept, as far as that is known.
-    pub(crate) fn open_places(&self) -> impl Iterator<Item = usize> {
-        (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
+    pub(crate) fn queried_indices(&self) -> impl Iterator<Item = usize> {
+        (0..self.snapshot.nodes().len()).filter(|place| self.was_queried(*place) != Some(false))
     }
 
     /// Whether the reader may see this pod.
-    pub fn shows(&self, pod: &PodKey) -> bool {
-        self.reader.shows(&self.entry.key, pod)
+    pub fn may_see(&self, pod: &PodKey) -> bool {
+        self.reader.may_see(&self.entry.key, pod)
     }
 
     /// What the reader may call these pods.
@@ -163,7 +165,7 @@ impl Facts {
 
     /// The attempt that the filter would make for the pod, with `limit` candidates.
     pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
-        let first = ScheduleAttempt::of(
+        let first = ScheduleAttempt::new(
             &self.policy,
             self.reserved_placement.as_ref(),
             self.allowance,
@@ -172,7 +174,7 @@ impl Facts {
     }
 }
 
-fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
+fn nodes_without_pod(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
     let own = [
         entry
             .soft_reservation()
@@ -194,20 +196,20 @@ pub struct NodeDetails {
     /// What was last read of the engines on each GPU, and what counts of it.
     engine_loads: Vec<(GpuUuid, EngineLoad, SmoothedLoad)>,
     /// Why pods may not be evicted for the pod; a pod that is not listed may.
-    keep_reason: BTreeMap<PodUid, KeepReason>,
+    keep_reasons: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
     /// What the agent's last report lists; `None` without one.
     reported: Option<BTreeSet<GpuUuid>>,
 }
 
 impl NodeDetails {
-    pub fn take(ledger: &Ledger, node: &NodeName) -> Self {
+    pub fn collect(ledger: &Ledger, node: &NodeName) -> Self {
         Self {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
             report_age: ledger.reading_age(node),
             occupants: ledger.occupants_of(node),
             engine_loads: engine_loads(ledger, node),
-            keep_reason: BTreeMap::new(),
+            keep_reasons: BTreeMap::new(),
             devices: ledger
                 .node(node)
                 .map(|node| node.devices.clone())
@@ -243,7 +245,7 @@ impl NodeDetails {
             ))
         };
         Self {
-            keep_reason: here.filter_map(why).collect(),
+            keep_reasons: here.filter_map(why).collect(),
             ..self
         }
     }
@@ -255,10 +257,10 @@ impl NodeDetails {
     }
 
     /// The pods on these `gpus` of `devices`; none, if the node has other devices by now.
-    pub fn on<'a>(
+    pub fn occupants_of<'a>(
         &'a self,
         devices: &[Device],
-        places: GpuSet,
+        gpus: GpuSet,
         facts: &'a Facts,
     ) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices {
@@ -268,8 +270,8 @@ impl NodeDetails {
         };
         GpuOccupants {
             occupants,
-            keep_reason: Some(&self.keep_reason),
-            places,
+            keep_reasons: Some(&self.keep_reasons),
+            gpus,
             facts,
         }
     }
@@ -298,17 +300,17 @@ fn engine_loads(ledger: &Ledger, node: &NodeName) -> Vec<(GpuUuid, EngineLoad, S
 #[derive(Clone, Copy)]
 pub struct GpuOccupants<'a> {
     occupants: &'a [Occupant],
-    keep_reason: Option<&'a BTreeMap<PodUid, KeepReason>>,
-    places: GpuSet,
+    keep_reasons: Option<&'a BTreeMap<PodUid, KeepReason>>,
+    gpus: GpuSet,
     facts: &'a Facts,
 }
 
 impl<'a> GpuOccupants<'a> {
-    pub fn nobody(facts: &'a Facts) -> Self {
+    pub fn none(facts: &'a Facts) -> Self {
         Self {
             occupants: &[],
-            keep_reason: None,
-            places: GpuSet::default(),
+            keep_reasons: None,
+            gpus: GpuSet::default(),
             facts,
         }
     }
@@ -316,12 +318,12 @@ impl<'a> GpuOccupants<'a> {
     pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
         self.occupants
             .iter()
-            .filter(move |gpu_occupant| gpu_occupant.gpus.meets(self.places))
+            .filter(move |gpu_occupant| gpu_occupant.gpus.intersects(self.gpus))
     }
 
     /// Why one of these pods may not be evicted for the pod, as text.
     pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
-        match self.keep_reason?.get(&gpu_occupant.uid)? {
+        match self.keep_reasons?.get(&gpu_occupant.uid)? {
             // The API server's message may name more than that pod.
             KeepReason::EvictionRefused { again, .. }
                 if gpu_occupant.key.namespace != self.facts.entry.key.namespace =>
@@ -334,35 +336,36 @@ impl<'a> GpuOccupants<'a> {
     }
 
     /// The names that the reader may see of the pods that `is_included` selects, without the explained pod.
-    pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
+    pub fn names_where(self, is_included: impl Fn(&Occupant) -> bool) -> Vec<String> {
         let others = self
             .iter()
             .filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
-        let meant = others.filter(|gpu_occupant| is_meant(gpu_occupant));
+        let meant = others.filter(|gpu_occupant| is_included(gpu_occupant));
         self.facts
             .names(meant.map(|gpu_occupant| &gpu_occupant.key))
     }
 
-    pub fn alone(self) -> Vec<String> {
-        self.named(|gpu_occupant| {
+    pub fn exclusive_pods(self) -> Vec<String> {
+        self.names_where(|gpu_occupant| {
             gpu_occupant.sharing == Sharing::Exclusive
-                && gpu_occupant.presence != OccupantPhase::SoftlyReserved
+                && gpu_occupant.phase != OccupantPhase::SoftlyReserved
         })
     }
 
     /// The pods whose engines start, and when the last start gate opens at the latest; unknown for an engine that has not begun.
-    pub fn starting(self) -> (Vec<String>, Option<Millis>) {
-        let is_to_start = |gpu_occupant: &Occupant| match gpu_occupant.presence {
-            OccupantPhase::Reserved => gpu_occupant.engine,
+    pub fn starting_pods(self) -> (Vec<String>, Option<Millis>) {
+        let is_to_start = |gpu_occupant: &Occupant| match gpu_occupant.phase {
+            OccupantPhase::Reserved => gpu_occupant.has_engine,
             // It begins when its Binding lands.
-            OccupantPhase::Assumed => gpu_occupant.starting.is_some(),
+            OccupantPhase::Assumed => gpu_occupant.starting_until.is_some(),
             _ => false,
         };
-        let names =
-            self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
+        let names = self.names_where(|gpu_occupant| {
+            gpu_occupant.starting_until.is_some() || is_to_start(gpu_occupant)
+        });
         let gates = self
             .iter()
-            .filter_map(|gpu_occupant| gpu_occupant.starting)
+            .filter_map(|gpu_occupant| gpu_occupant.starting_until)
             .max();
         let opens_in = gates
             .filter(|_| !self.iter().any(is_to_start))
@@ -370,22 +373,23 @@ impl<'a> GpuOccupants<'a> {
         (names, opens_in)
     }
 
-    pub(crate) fn excluding(self, demand: &Demand) -> Vec<String> {
+    pub(crate) fn pods_excluding(self, demand: &Demand) -> Vec<String> {
         let policy = &self.facts.policy;
-        let own = policy.class(demand.class);
-        self.named(|gpu_occupant| {
+        let class_of_pod = policy.class(demand.class);
+        self.names_where(|gpu_occupant| {
             let class = policy.class(gpu_occupant.class);
-            let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
-            !agree && gpu_occupant.presence != OccupantPhase::SoftlyReserved
+            let agree =
+                class.shares_with(&class_of_pod.name) && class_of_pod.shares_with(&class.name);
+            !agree && gpu_occupant.phase != OccupantPhase::SoftlyReserved
         })
     }
 }
 
 /// The number of nodes, nearest to fitting first, that are searched for victims.
-pub(crate) const NODES_FOR_VICTIMS: usize = 64;
+pub(crate) const MAX_NODES_SEARCHED_FOR_VICTIMS: usize = 64;
 
 /// The number of nodes that are shown in detail, at least 1.
-pub(crate) fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
+pub(crate) fn max_shown_nodes(options: &ShownNodes, nodes: usize) -> usize {
     match options {
         ShownNodes::Best(best) => (*best).min(nodes).max(1),
         ShownNodes::All | ShownNodes::Node(_) => nodes.max(1),

@@ -181,12 +181,12 @@ pub struct FleetReservation {
 
 impl Fleet {
     /// The cluster as the ledger has it, with at most so many pods that wait.
-    pub fn of(ledger: &Ledger, most_pending: usize) -> Self {
+    pub fn from_ledger(ledger: &Ledger, max_pending: usize) -> Self {
         let policy = &**ledger.policy();
         let mut classes = ClassSums::default();
         let mut waiting = Vec::new();
         for (uid, pod_state) in ledger.pods_in_no_order() {
-            let sums = classes.of(pod_state);
+            let sums = classes.sum_for(pod_state);
             match &pod_state.phase {
                 PodPhase::Waiting(pod) => {
                     sums.pending += 1;
@@ -201,12 +201,12 @@ impl Fleet {
             }
         }
         let nodes: Vec<FleetNode> = ledger
-            .node_states()
+            .node_views()
             .filter_map(|(_, node)| Self::node(ledger, node, &mut classes))
             .collect();
         let pending_count = waiting.len() as u64;
         waiting.sort_unstable_by_key(|(priority, since, uid, _)| (*priority, *since, *uid));
-        waiting.truncate(most_pending);
+        waiting.truncate(max_pending);
         Self {
             now: ledger.now(),
             pending: waiting
@@ -215,7 +215,7 @@ impl Fleet {
                 .collect(),
             pending_count,
             tenants: tenants(ledger, &classes),
-            classes: classes.shown(policy),
+            classes: classes.into_fleet_classes(policy),
             nodes,
         }
     }
@@ -228,7 +228,7 @@ impl Fleet {
         }
         for occupant in &occupants {
             if matches!(
-                occupant.presence,
+                occupant.phase,
                 OccupantPhase::Bound | OccupantPhase::Assumed
             ) {
                 let charges = occupant
@@ -287,7 +287,7 @@ fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> Fleet
 }
 
 fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
-    let pod_state = ledger.known_pod(&occupant.uid);
+    let pod_state = ledger.expect_pod(&occupant.uid);
     let demand = &pod_state.demand;
     FleetPod {
         class: class_name(ledger.policy(), occupant.class),
@@ -298,8 +298,8 @@ fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
         priority: occupant.priority,
         bytes_per_gpu: occupant.per_gpu,
         gpus: occupant.gpus.iter().collect(),
-        phase: occupant.presence,
-        starting: occupant.starting.is_some(),
+        phase: occupant.phase,
+        starting: occupant.starting_until.is_some(),
         leaving: pod_state.is_leaving(),
         started: pod_state.bound().map(|bound| bound.started),
         borrows: pod_state.borrows(),
@@ -325,9 +325,9 @@ fn pending_pod(ledger: &Ledger, uid: &PodUid, pod_state: &PodState) -> FleetPend
         gate,
         since,
         refused: pod_state
-            .refused()
+            .refusal()
             .is_some_and(|refused| !refused.is_supposed),
-        reservation: ledger.reservation_of(uid).map(fleet_reservation),
+        reservation: ledger.reservation_status_of(uid).map(fleet_reservation),
     }
 }
 
@@ -346,23 +346,23 @@ fn fleet_reservation(status: ReservationStatus) -> FleetReservation {
 
 fn tenants(ledger: &Ledger, sums: &ClassSums) -> Vec<FleetTenant> {
     let policy = ledger.policy();
-    let named = |id: TenantId| {
+    let fleet_tenant = |id: TenantId| {
         let tenant = policy.tenant(id)?;
-        let used = ledger.used_by(id);
+        let used = ledger.tenant_usage(id);
         // What is not limited is as much as can be written; a guarantee of nothing is none.
-        let said = |amount: u64| (amount != 0 && amount != u64::MAX).then_some(amount);
+        let if_limited = |amount: u64| (amount != 0 && amount != u64::MAX).then_some(amount);
         Some(FleetTenant {
             name: tenant.name.clone(),
             used_bytes: used.vram,
             used_milli_gpus: used.milli_gpus,
-            guarantee_bytes: said(tenant.guarantee.vram.0).map(Bytes),
-            guarantee_milli_gpus: said(tenant.guarantee.milli_gpus),
+            guarantee_bytes: if_limited(tenant.guarantee.vram.0).map(Bytes),
+            guarantee_milli_gpus: if_limited(tenant.guarantee.milli_gpus),
             limit_bytes: tenant.limit.vram,
             limit_milli_gpus: tenant.limit.milli_gpus,
             pending: sums.pending_of(id),
         })
     };
-    policy.tenant_ids().filter_map(named).collect()
+    policy.tenant_ids().filter_map(fleet_tenant).collect()
 }
 
 fn class_name(policy: &Policy, class: ClassId) -> String {
@@ -388,7 +388,7 @@ struct ClassSum {
 }
 
 impl ClassSums {
-    fn of(&mut self, pod_state: &PodState) -> &mut ClassSum {
+    fn sum_for(&mut self, pod_state: &PodState) -> &mut ClassSum {
         if let (PodPhase::Waiting(_), Some(tenant)) = (&pod_state.phase, pod_state.demand.tenant) {
             *self.pending_by_tenant.entry(tenant).or_default() += 1;
         }
@@ -404,9 +404,9 @@ impl ClassSums {
     }
 
     /// Every class of the policy, with pods or without.
-    fn shown(mut self, policy: &Policy) -> Vec<FleetClass> {
-        let shown = |(place, class): (usize, &Class)| {
-            let id = ClassId::at(place);
+    fn into_fleet_classes(mut self, policy: &Policy) -> Vec<FleetClass> {
+        let fleet_class = |(index, class): (usize, &Class)| {
+            let id = ClassId::from_index(index);
             let sum = self.by_class.remove(&id).unwrap_or_default();
             FleetClass {
                 name: class.name.clone(),
@@ -416,7 +416,12 @@ impl ClassSums {
                 pending: sum.pending,
             }
         };
-        policy.classes().iter().enumerate().map(shown).collect()
+        policy
+            .classes()
+            .iter()
+            .enumerate()
+            .map(fleet_class)
+            .collect()
     }
 }
 

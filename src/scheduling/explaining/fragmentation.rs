@@ -26,7 +26,7 @@ pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
             continue;
         }
         for (shape, count) in history.demand_shapes() {
-            unusable += u128::from(free.minus(useful(node, shape)).0) * u128::from(count);
+            unusable += u128::from(free.minus(usable_vram(node, shape)).0) * u128::from(count);
         }
     }
     let pods = history.len().max(1) as u128;
@@ -34,32 +34,32 @@ pub fn fragmented_vram(ledger: &Ledger) -> Bytes {
 }
 
 /// The free VRAM on the GPUs of a node that a pod of this shape could use.
-fn useful(node: &Node, shape: &DemandShape) -> Bytes {
+fn usable_vram(node: &Node, shape: &DemandShape) -> Bytes {
     if node
         .free_host
         .is_some_and(|free| exceeds(shape.host_resources, free))
     {
         return Bytes::ZERO;
     }
-    let (mut roomy, mut free) = (0, Bytes::ZERO);
+    let (mut fitting, mut free) = (0, Bytes::ZERO);
     for (gpu, device) in node.gpus.iter().zip(&*node.devices) {
         let may_run = shape.models.is_empty() || shape.models.contains(&device.model);
-        let is_roomy = free_vram(gpu) >= shape.per_gpu
+        let fits = free_vram(gpu) >= shape.per_gpu
             && (shape.sharing == Sharing::Shared || gpu.tenants == 0);
-        if may_run && is_roomy {
-            roomy += 1;
+        if may_run && fits {
+            fitting += 1;
             free += free_vram(gpu);
         }
     }
-    if roomy < shape.gpus {
+    if fitting < shape.gpus {
         Bytes::ZERO
     } else {
         free
     }
 }
 
-fn exceeds(wanted: HostResources, free: HostResources) -> bool {
-    wanted.cpu > free.cpu || wanted.memory > free.memory
+fn exceeds(requested: HostResources, free: HostResources) -> bool {
+    requested.cpu > free.cpu || requested.memory > free.memory
 }
 
 /// Free VRAM of a GPU; zero if it takes no pods.

@@ -43,15 +43,15 @@ pub fn borrowing(facts: &Facts) -> Option<BorrowingPart> {
 }
 
 /// The VRAM that is lent on one GPU; `None` where no pod lends or borrows.
-pub fn on_gpu(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>) -> Option<GpuLoansPart> {
-    let are = |is_one: fn(&LoanStage) -> bool| {
+pub fn gpu_loans(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>) -> Option<GpuLoansPart> {
+    let occupants_where = |is_one: fn(&LoanStage) -> bool| {
         gpu_occupants
             .iter()
             .filter(move |occupant| occupant.loan.as_ref().is_some_and(is_one))
     };
-    let borrowers = are(|stage| matches!(stage, LoanStage::Borrows));
+    let borrowers = occupants_where(|stage| matches!(stage, LoanStage::Borrows));
     let borrowed: Bytes = borrowers.map(|Occupant { per_gpu, .. }| *per_gpu).sum();
-    let lends = are(|stage| matches!(stage, LoanStage::Lends { .. }))
+    let lends = occupants_where(|stage| matches!(stage, LoanStage::Lends { .. }))
         .next()
         .is_some();
     let is_lent = lends || borrowed > Bytes::ZERO || gpu.lendable > Bytes::ZERO;

@@ -29,7 +29,7 @@ pub mod usage;
 
 pub use explanation::Explanation;
 pub use pod_access::PodAccess;
-pub use remedy::sentence::lost;
+pub use remedy::sentence::eviction_cost_text;
 
 use super::verbs::ClusterCopy;
 use crate::ids::{NodeName, PodUid};
@@ -60,30 +60,30 @@ pub fn explain(
     uid: &PodUid,
     options: &ShownNodes,
 ) -> Option<Explanation> {
-    explain_to(PodAccess::All, cluster, uid, options)
+    explain_for(PodAccess::All, cluster, uid, options)
 }
 
 /// Explains a pod as [`explain`] does, to a reader who may not see every pod.
-pub fn explain_to(
+pub fn explain_for(
     reader: PodAccess,
     cluster: &mut ClusterCopy,
     uid: &PodUid,
     options: &ShownNodes,
 ) -> Option<Explanation> {
-    let facts = Facts::take(reader, cluster, uid)?.without_own_reservation();
-    let outline = NodeOutline::of(&facts, options);
+    let facts = Facts::collect(reader, cluster, uid)?.without_own_reservation();
+    let outline = NodeOutline::new(&facts, options);
     let verdict = pod_stage::verdict(&facts, outline.counts.fit);
-    let nodes = shown(cluster, &facts, &outline, options);
+    let nodes = node_parts(cluster, &facts, &outline, options);
     Some(Explanation {
         pod: facts.entry.key.clone(),
         uid: facts.uid.clone(),
         verdict,
-        request: classification::asks(facts.demand()),
-        class: classification::class(&facts),
-        tenant: classification::tenant(&facts),
-        spare: classification::spare(&facts),
+        request: classification::request_part(facts.demand()),
+        class: classification::class_part(&facts),
+        tenant: classification::tenant_part(&facts),
+        spare: classification::spare_parts(&facts),
         borrowing: loans::borrowing(&facts),
-        policy: classification::policy(&facts),
+        policy: classification::policy_part(&facts),
         stage: pod_stage::stage(&facts),
         unsupported: unsupported::unsupported(cluster, &facts),
         standby: None,
@@ -96,7 +96,7 @@ pub fn explain_to(
     })
 }
 
-fn shown(
+fn node_parts(
     cluster: &ClusterCopy,
     facts: &Facts,
     outline: &NodeOutline,
@@ -105,13 +105,13 @@ fn shown(
     if let ShownNodes::Node(name) = options
         && facts.snapshot.node(name.as_str()).is_none()
     {
-        return vec![nodes::unknown(name)];
+        return vec![nodes::unknown_node(name)];
     }
     let nodes = facts.snapshot.nodes();
-    let part = |place: usize| {
-        let known = NodeDetails::take(cluster.ledger(), &nodes[place].name)
+    let part = |index: usize| {
+        let details = NodeDetails::collect(cluster.ledger(), &nodes[index].name)
             .with_reasons(cluster.ledger(), facts);
-        outline.part(place, facts, &known)
+        outline.part(index, facts, &details)
     };
     outline
         .shown(facts, options)

@@ -13,7 +13,7 @@ use crate::ids::{GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::ledger::{Ledger, PodPhase, PodState};
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
-use crate::vocabulary::model_tier::{ModelTier, NodeModel, engine_start, time_to_wake};
+use crate::vocabulary::model_tier::{ModelTier, NodeModel, engine_start_time, time_to_wake};
 use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::NodeReading;
 use crate::vocabulary::start_time::StartTime;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// The requested page of a list: at most `limit` entries after the key `after`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page<K> {
+pub struct PageRequest<K> {
     pub limit: usize,
     pub after: Option<K>,
 }
@@ -41,7 +41,7 @@ pub struct ModelLocations {
     /// weights take.
     pub absent_ready_in_millis: Option<Millis>,
     /// In order of node.
-    pub places: Vec<ModelPlace>,
+    pub places: Vec<ModelLocation>,
     /// The node after which the next page begins; `None` if this is the last.
     pub next: Option<NodeName>,
 }
@@ -81,7 +81,7 @@ pub struct ModelCounts {
 /// The state of a model in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ModelPlaceState {
+pub enum ModelLocationState {
     Resident,
     Asleep,
     Loading,
@@ -94,9 +94,9 @@ pub enum ModelPlaceState {
 /// An engine with the model, or a node with its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ModelPlace {
+pub struct ModelLocation {
     pub node: NodeName,
-    pub state: ModelPlaceState,
+    pub state: ModelLocationState,
     /// The engine's GPUs; empty for files, or if it is unknown where the engine runs.
     pub gpus: Vec<GpuUuid>,
     /// The engine's pod.
@@ -118,9 +118,9 @@ pub struct ModelPlace {
 }
 
 /// Where one model is.
-pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelLocations {
+pub fn locate(ledger: &Ledger, model: &ModelId, page: &PageRequest<NodeName>) -> ModelLocations {
     let heaviest = ledger.all_node_states().filter_map(|node_state| {
-        Some(node_state.believed_reading()?.holdings.of(model)?.bytes)
+        Some(node_state.believed_reading()?.holdings.get(model)?.bytes)
             .filter(|bytes| *bytes > Bytes::ZERO)
     });
     let weights = heaviest.max();
@@ -144,19 +144,19 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
             located.counts.unknown += 1;
             continue;
         };
-        let sight = ReportedModels {
+        let reported = ReportedModels {
             ledger,
             node,
             reading,
             weights,
-            usual,
+            usual_engine: usual,
         };
-        let places = sight.places(model);
+        let places = reported.locations(model);
         if let Some(weights) = weights.filter(|_| places.is_empty()) {
-            let here = sight.start(None, weights, usual).total();
+            let here = reported.start_time(None, weights, usual).total();
             absent = Some(absent.map_or(here, |soonest| soonest.min(here)));
         }
-        located.counts.add(&places);
+        located.counts.add_node(&places);
         if page.after.as_ref().is_none_or(|after| after < name) && !places.is_empty() {
             if located.places.len() < page.limit {
                 located.places.extend(places);
@@ -165,7 +165,7 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &Page<NodeName>) -> ModelL
             }
         }
     }
-    let by_policy = |weights| engine_start(None, weights, &ledger.policy().loading).total();
+    let by_policy = |weights| engine_start_time(None, weights, &ledger.policy().loading).total();
     located.absent_ready_in_millis = absent.or(weights.map(by_policy));
     located
 }
@@ -176,15 +176,15 @@ fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
     let readings = ledger
         .all_node_states()
         .filter_map(|node_state| node_state.believed_reading());
-    for seen in readings.flat_map(|reading| &reading.engines) {
-        let Some(pod_state) = ledger.pod_state(&seen.pod) else {
+    for engine_reading in readings.flat_map(|reading| &reading.engines) {
+        let Some(pod_state) = ledger.pod_state(&engine_reading.pod) else {
             continue;
         };
         if let Some((own, all, _)) = counts
             .iter_mut()
             .find(|(.., kind)| *kind == pod_state.demand.engine)
         {
-            *own += usize::from(seen.model == *model);
+            *own += usize::from(engine_reading.model == *model);
             *all += 1;
         }
     }
@@ -196,8 +196,8 @@ fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
 }
 
 /// Lists all models and in how many places each is. Never more than one list page of them is kept, whatever agents report.
-pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
-    let mut known: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
+pub fn list_models(ledger: &Ledger, page: &PageRequest<ModelId>) -> ModelList {
+    let mut counts_by_model: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
     let mut is_more = false;
     let nodes: Vec<_> = ledger
         .all_node_states()
@@ -210,12 +210,12 @@ pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
         let here = reading.engines.iter().map(|engine| &engine.model);
         for model in here.chain(reading.holdings.iter().map(|holding| &holding.model)) {
             if page.after.as_ref().is_none_or(|after| after < model) {
-                known.entry(model).or_default();
+                counts_by_model.entry(model).or_default();
             }
         }
         // Of those that come after the page, none can be in it: only smaller names come.
-        while known.len() > page.limit {
-            known.pop_last();
+        while counts_by_model.len() > page.limit {
+            counts_by_model.pop_last();
             is_more = true;
         }
     }
@@ -228,23 +228,27 @@ pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
         };
         reported += 1;
         for (model, states) in states_by_model(reading) {
-            if let Some(counts) = known.get_mut(model) {
+            if let Some(counts) = counts_by_model.get_mut(model) {
                 counts.absent += 1;
-                states.into_iter().for_each(|state| *counts.of(state) += 1);
+                states
+                    .into_iter()
+                    .for_each(|state| *counts.count_mut(state) += 1);
             }
         }
     }
-    for counts in known.values_mut() {
+    for counts in counts_by_model.values_mut() {
         (counts.absent, counts.unknown) = (reported - counts.absent, unknown);
     }
-    let next = known
+    let next = counts_by_model
         .last_key_value()
         .map(|(model, _)| (*model).clone())
         .filter(|_| is_more);
-    let models = known.into_iter().map(|(model, counts)| ModelSummary {
-        model: model.clone(),
-        counts,
-    });
+    let models = counts_by_model
+        .into_iter()
+        .map(|(model, counts)| ModelSummary {
+            model: model.clone(),
+            counts,
+        });
     ModelList {
         models: models.collect(),
         next,
@@ -252,8 +256,8 @@ pub fn list(ledger: &Ledger, page: &Page<ModelId>) -> ModelList {
 }
 
 /// The states of each model on one node.
-fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceState>> {
-    let mut states: BTreeMap<&ModelId, Vec<ModelPlaceState>> = BTreeMap::new();
+fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelLocationState>> {
+    let mut states: BTreeMap<&ModelId, Vec<ModelLocationState>> = BTreeMap::new();
     for engine in &reading.engines {
         states
             .entry(&engine.model)
@@ -271,7 +275,7 @@ fn states_by_model(reading: &NodeReading) -> BTreeMap<&ModelId, Vec<ModelPlaceSt
 }
 
 /// When a bound pod started to run; `None` if it is not bound.
-fn started(pod_state: &PodState) -> Option<Moment> {
+fn running_since(pod_state: &PodState) -> Option<Moment> {
     match &pod_state.phase {
         PodPhase::Bound(bound) => Some(bound.started),
         PodPhase::Waiting(_) | PodPhase::Assumed(_) => None,
@@ -285,27 +289,28 @@ struct ReportedModels<'a> {
     reading: &'a NodeReading,
     weights: Option<Bytes>,
     /// The engine that a new pod would run.
-    usual: Option<Engine>,
+    usual_engine: Option<Engine>,
 }
 
 impl ReportedModels<'_> {
-    fn places(&self, model: &ModelId) -> Vec<ModelPlace> {
-        let holding = self.reading.holdings.of(model);
+    fn locations(&self, model: &ModelId) -> Vec<ModelLocation> {
+        let holding = self.reading.holdings.get(model);
         let engines = self
             .reading
             .engines
             .iter()
             .filter(|engine| engine.model == *model);
-        let mut places: Vec<ModelPlace> =
-            engines.map(|engine| self.engine(engine, holding)).collect();
-        if places.is_empty() {
-            places.extend(holding.map(|holding| self.files(holding)));
+        let mut locations: Vec<ModelLocation> = engines
+            .map(|engine| self.engine_location(engine, holding))
+            .collect();
+        if locations.is_empty() {
+            locations.extend(holding.map(|holding| self.file_location(holding)));
         }
-        places
+        locations
     }
 
     /// The time an engine takes to start here; by the policy's speeds alone, if it is unknown which engine.
-    fn start(
+    fn start_time(
         &self,
         holding: Option<&NodeModel>,
         weights: Bytes,
@@ -317,12 +322,12 @@ impl ReportedModels<'_> {
                 .ledger
                 .start_model()
                 .engine_start(self.node, engine, holding, weights, speeds),
-            None => engine_start(holding, weights, speeds),
+            None => engine_start_time(holding, weights, speeds),
         }
     }
 
     /// The time until an engine answers that is loading now.
-    fn still_loading(
+    fn time_until_loaded(
         &self,
         pod_state: Option<&PodState>,
         holding: Option<&NodeModel>,
@@ -341,13 +346,13 @@ impl ReportedModels<'_> {
         });
         let engine = pod_state
             .map(|pod_state| pod_state.demand.engine)
-            .or(self.usual);
-        let whole = self.start(from_disk.as_ref(), weights, engine).total();
-        left(whole, pod_state.and_then(started).unwrap_or(now))
+            .or(self.usual_engine);
+        let whole = self.start_time(from_disk.as_ref(), weights, engine).total();
+        left(whole, pod_state.and_then(running_since).unwrap_or(now))
     }
 
     /// The time until a sleeping engine answers if it is woken now.
-    fn asleep(
+    fn time_until_awake(
         &self,
         level: SleepLevel,
         pod_state: Option<&PodState>,
@@ -361,36 +366,43 @@ impl ReportedModels<'_> {
             SleepLevel::WeightsDiscarded => {
                 let engine = pod_state
                     .map(|pod_state| pod_state.demand.engine)
-                    .or(self.usual);
-                self.start(holding, weights, engine).transfer() + speeds.wake_init
+                    .or(self.usual_engine);
+                self.start_time(holding, weights, engine).transfer() + speeds.wake_init
             }
         }
     }
 
-    fn engine(&self, engine: &EngineReading, holding: Option<&NodeModel>) -> ModelPlace {
+    fn engine_location(
+        &self,
+        engine: &EngineReading,
+        holding: Option<&NodeModel>,
+    ) -> ModelLocation {
         let pod_state = self.ledger.pod_state(&engine.pod);
         let level = match engine.state {
             EngineModelState::Asleep(level) => Some(level),
             _ => None,
         };
-        let opened = || {
+        let namespace_if_reusable = || {
             let pod_state = pod_state?;
             let is_open = self.ledger.policy().class(pod_state.demand.class).reusable;
             is_open.then(|| pod_state.key.namespace.clone())
         };
         let ready = |weights| match engine.state {
             EngineModelState::Resident => Millis::default(),
-            EngineModelState::Asleep(level) => self.asleep(level, pod_state, holding, weights),
-            EngineModelState::Loading => self.still_loading(pod_state, holding, weights),
+            EngineModelState::Asleep(level) => {
+                self.time_until_awake(level, pod_state, holding, weights)
+            }
+            EngineModelState::Loading => self.time_until_loaded(pod_state, holding, weights),
         };
-        ModelPlace {
+        ModelLocation {
             node: self.node.name.clone(),
             state: engine.state.into(),
             gpus: engine.gpus.to_vec(),
             pod: pod_state.map(|pod_state| pod_state.key.clone()),
             pod_uid: Some(engine.pod.clone()),
             sleep_level: level.map(|level| level.number()),
-            reusable_in: level.and_then(|_| engine.reusable_in.clone().or_else(opened)),
+            reusable_in: level
+                .and_then(|_| engine.reusable_in.clone().or_else(namespace_if_reusable)),
             ready_in_millis: match engine.state {
                 EngineModelState::Resident => Some(Millis::default()),
                 _ => self.weights.map(ready),
@@ -400,8 +412,8 @@ impl ReportedModels<'_> {
         }
     }
 
-    fn files(&self, holding: &NodeModel) -> ModelPlace {
-        ModelPlace {
+    fn file_location(&self, holding: &NodeModel) -> ModelLocation {
+        ModelLocation {
             node: self.node.name.clone(),
             state: holding.tier.into(),
             gpus: Vec::new(),
@@ -409,9 +421,10 @@ impl ReportedModels<'_> {
             pod_uid: None,
             sleep_level: None,
             reusable_in: None,
-            ready_in_millis: self
-                .weights
-                .map(|weights| self.start(Some(holding), weights, self.usual).total()),
+            ready_in_millis: self.weights.map(|weights| {
+                self.start_time(Some(holding), weights, self.usual_engine)
+                    .total()
+            }),
             age_millis: self.ledger.now().since(self.reading.sampled),
             wakeable: None,
         }
@@ -420,31 +433,33 @@ impl ReportedModels<'_> {
 
 impl ModelCounts {
     /// Counts the locations on one node.
-    fn add(&mut self, places: &[ModelPlace]) {
-        places.iter().for_each(|place| *self.of(place.state) += 1);
+    fn add_node(&mut self, places: &[ModelLocation]) {
+        places
+            .iter()
+            .for_each(|place| *self.count_mut(place.state) += 1);
         self.absent += u32::from(places.is_empty());
     }
 
-    fn of(&mut self, state: ModelPlaceState) -> &mut u32 {
+    fn count_mut(&mut self, state: ModelLocationState) -> &mut u32 {
         match state {
-            ModelPlaceState::Resident => &mut self.resident,
-            ModelPlaceState::Asleep => &mut self.asleep,
-            ModelPlaceState::Loading => &mut self.loading,
-            ModelPlaceState::PageCache => &mut self.page_cache,
-            ModelPlaceState::Disk => &mut self.disk,
-            ModelPlaceState::Partial => &mut self.partial,
+            ModelLocationState::Resident => &mut self.resident,
+            ModelLocationState::Asleep => &mut self.asleep,
+            ModelLocationState::Loading => &mut self.loading,
+            ModelLocationState::PageCache => &mut self.page_cache,
+            ModelLocationState::Disk => &mut self.disk,
+            ModelLocationState::Partial => &mut self.partial,
         }
     }
 
     /// Each state with its number of places, the soonest to answer first.
-    pub fn by_state(&self) -> [(ModelPlaceState, u32); 6] {
+    pub fn by_state(&self) -> [(ModelLocationState, u32); 6] {
         [
-            (ModelPlaceState::Resident, self.resident),
-            (ModelPlaceState::Asleep, self.asleep),
-            (ModelPlaceState::Loading, self.loading),
-            (ModelPlaceState::PageCache, self.page_cache),
-            (ModelPlaceState::Disk, self.disk),
-            (ModelPlaceState::Partial, self.partial),
+            (ModelLocationState::Resident, self.resident),
+            (ModelLocationState::Asleep, self.asleep),
+            (ModelLocationState::Loading, self.loading),
+            (ModelLocationState::PageCache, self.page_cache),
+            (ModelLocationState::Disk, self.disk),
+            (ModelLocationState::Partial, self.partial),
         ]
     }
 
@@ -454,7 +469,7 @@ impl ModelCounts {
     }
 }
 
-impl From<EngineModelState> for ModelPlaceState {
+impl From<EngineModelState> for ModelLocationState {
     fn from(state: EngineModelState) -> Self {
         match state {
             EngineModelState::Loading => Self::Loading,
@@ -464,7 +479,7 @@ impl From<EngineModelState> for ModelPlaceState {
     }
 }
 
-impl From<ModelTier> for ModelPlaceState {
+impl From<ModelTier> for ModelLocationState {
     /// An engine that the agent names no GPUs of shows in the node's tier only.
     fn from(tier: ModelTier) -> Self {
         match tier {

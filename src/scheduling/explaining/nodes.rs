@@ -4,19 +4,19 @@ use super::explanation::{
     CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
     OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
-use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
-use super::obstacle::{obstacles, short};
+use super::facts::{Facts, GpuOccupants, NodeDetails, max_shown_nodes};
+use super::obstacle::{missing_vram, obstacles};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::ledger::{Occupant, OccupantPhase};
 use crate::placing::fit::{Misfit, check_node_admission, sentence};
-use crate::placing::pack::{self, GpuChoice, Wake};
+use crate::placing::pack::{self, GpuChoice, WakeEstimate};
 use crate::placing::rank::{self, Candidate, EngineLoadCost, ScoreParts, Shortlist, shortlist};
 use crate::placing::start_model::{FactorsAndSource, StartEstimate};
 use crate::policy::{PartAndWeight, Weights};
 use crate::units::Bytes;
 use crate::vocabulary::demand::{Demand, MAX_GPUS};
-use crate::vocabulary::device_plugin::{Ask, PluginShare};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginShare};
 use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::vocabulary::node::Node;
 use crate::vocabulary::smoothed_load::SmoothedLoad;
@@ -24,23 +24,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What the filter would answer for each node, with the refused nodes from the nearest to the furthest from fitting.
 pub struct NodeOutline {
-    list: Shortlist,
+    shortlist: Shortlist,
     /// Indices in the snapshot.
     refused: Vec<(usize, Misfit)>,
     pub counts: Counts,
 }
 
 /// Refused nodes are shown one by one up to this many; more are grouped by reason.
-const REFUSED_SHOWN: usize = 10;
+const MAX_REFUSED_SHOWN: usize = 10;
 
 impl NodeOutline {
-    pub fn of(facts: &Facts, options: &ShownNodes) -> Self {
+    pub fn new(facts: &Facts, options: &ShownNodes) -> Self {
         let nodes = facts.snapshot.nodes();
-        let attempt = facts.attempt(best_shown(options, nodes.len()));
+        let attempt = facts.attempt(max_shown_nodes(options, nodes.len()));
         let names = nodes.iter().map(|node| node.name.as_str());
         let list = shortlist(&facts.snapshot, facts.demand(), names, attempt);
         // All nodes were named in their order: an index among the names is an index in the snapshot.
-        let mut refused = list.refused.clone();
+        let mut refused = list.rejected.clone();
         refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
         let counts = Counts {
             nodes: nodes.len() as u32,
@@ -53,7 +53,7 @@ impl NodeOutline {
             refused: refused.len() as u32,
         };
         Self {
-            list,
+            shortlist: list,
             refused,
             counts,
         }
@@ -61,20 +61,27 @@ impl NodeOutline {
 
     /// The best node, if any fits.
     pub fn best(&self) -> Option<usize> {
-        self.list.best.first().map(|candidate| candidate.node)
+        self.shortlist
+            .best
+            .first()
+            .map(|candidate| candidate.node_index)
     }
 
     /// The indices of the nodes to show: those that fit, best first, then of the others the nearest.
     pub fn shown(&self, facts: &Facts, options: &ShownNodes) -> Vec<usize> {
-        let best = self.list.best.iter().map(|candidate| candidate.node);
+        let best = self
+            .shortlist
+            .best
+            .iter()
+            .map(|candidate| candidate.node_index);
         let refused = self.refused.iter().map(|(place, _)| *place);
         match options {
-            ShownNodes::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
+            ShownNodes::Node(name) => facts.snapshot.index_of(name.as_str()).into_iter().collect(),
             ShownNodes::All => best.chain(refused).collect(),
             ShownNodes::Best(_) if facts.entry.node().is_some() => {
                 reserved_node(facts).into_iter().collect()
             }
-            ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => {
+            ShownNodes::Best(_) if self.refused.len() <= MAX_REFUSED_SHOWN => {
                 best.chain(refused).collect()
             }
             ShownNodes::Best(_) => best
@@ -85,7 +92,7 @@ impl NodeOutline {
 
     /// The reasons of refused nodes, if those are not all shown.
     pub fn groups(&self, facts: &Facts, options: &ShownNodes) -> Vec<RefusalGroup> {
-        if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
+        if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= MAX_REFUSED_SHOWN {
             return Vec::new();
         }
         let group = |(place, misfit, count): (usize, Misfit, u32)| RefusalGroup {
@@ -105,44 +112,49 @@ impl NodeOutline {
         self.refused
             .iter()
             .for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
-        let mut told = BTreeSet::new();
+        let mut reported_codes = BTreeSet::new();
         let first = self
             .refused
             .iter()
-            .filter(|(_, misfit)| told.insert(misfit.code()));
+            .filter(|(_, misfit)| reported_codes.insert(misfit.code()));
         first
             .map(|(place, misfit)| (*place, *misfit, counts[misfit.code()]))
             .collect()
     }
 
     /// Whether a node fits that the scheduler would accept.
-    pub(crate) fn fits_where_asked(&self, facts: &Facts) -> bool {
+    pub(crate) fn fits_on_queried_node(&self, facts: &Facts) -> bool {
         let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
-        facts.open_places().any(|place| !refused.contains(&place))
+        facts
+            .queried_indices()
+            .any(|place| !refused.contains(&place))
     }
 
     /// The nodes that do not fit, the nearest first, as far as the scheduler would accept them.
-    pub(crate) fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
+    pub(crate) fn refused_and_queried(
+        &self,
+        facts: &Facts,
+    ) -> impl Iterator<Item = (usize, Misfit)> {
         self.refused
             .iter()
             .copied()
-            .filter(|(place, _)| facts.was_asked(*place) != Some(false))
+            .filter(|(place, _)| facts.was_queried(*place) != Some(false))
     }
 
     /// What is shown of the node at `index` of the snapshot.
-    pub fn part(&self, place: usize, facts: &Facts, known: &NodeDetails) -> NodePart {
-        let node = &facts.snapshot.nodes()[place];
+    pub fn part(&self, index: usize, facts: &Facts, details: &NodeDetails) -> NodePart {
+        let node = &facts.snapshot.nodes()[index];
         let misfit = self
             .refused
             .iter()
-            .find(|(refused, _)| *refused == place)
+            .find(|(refused, _)| *refused == index)
             .map(|(_, misfit)| misfit);
         let rank = self
-            .list
+            .shortlist
             .best
             .iter()
-            .position(|candidate| candidate.node == place);
-        let candidate = rank.map(|rank| (rank as u32 + 1, &self.list.best[rank]));
+            .position(|candidate| candidate.node_index == index);
+        let candidate = rank.map(|rank| (rank as u32 + 1, &self.shortlist.best[rank]));
         let is_own = facts
             .reserved_placement
             .as_ref()
@@ -155,7 +167,7 @@ impl NodeOutline {
         let chosen = own_gpus
             .or(candidate.map(|(_, candidate)| candidate.gpus))
             .unwrap_or_default();
-        let start = rank::ready(
+        let start = rank::estimate_start(
             node,
             facts.demand(),
             facts.snapshot.start_model(),
@@ -163,7 +175,7 @@ impl NodeOutline {
         );
         let wake = wake_on(node, chosen, facts);
         let ready = wake
-            .map(|wake| wake.woken)
+            .map(|wake| wake.wake_time)
             .or(start.map(|start| start.total()));
         let ready = ready.filter(|_| facts.demand().model.is_some());
         let holding = facts
@@ -178,26 +190,26 @@ impl NodeOutline {
                 text: sentence(misfit, Some(node)),
             }),
             is_own,
-            was_asked: facts.was_asked(place),
+            was_asked: facts.was_queried(index),
             devices: devices(node, facts.demand()),
-            pool: known.pool.clone(),
+            pool: details.pool.clone(),
             warnings: node.warnings.iter().map(ToString::to_string).collect(),
             freshness: node.freshness,
-            report_age_millis: known.report_age,
+            report_age_millis: details.report_age,
             tier: holding.map(|holding| holding.tier),
             ready_in_millis: ready,
             start: start.map(|start| start_part(&start)),
             score: candidate
                 .filter(|_| facts.entry.node().is_none())
                 .map(|(rank, candidate)| score(node, rank, candidate, facts)),
-            gpus: gpus(node, chosen, facts, known),
+            gpus: gpus(node, chosen, facts, details),
         }
     }
 }
 
 /// What the pod gains on these GPUs of a node by a wake.
-fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<Wake> {
-    pack::wake_on(
+fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<WakeEstimate> {
+    pack::estimate_wake(
         node,
         gpus,
         facts.demand(),
@@ -207,7 +219,7 @@ fn wake_on(node: &Node, gpus: GpuSet, facts: &Facts) -> Option<Wake> {
 }
 
 /// A node that does not exist in the cluster.
-pub fn unknown(name: &NodeName) -> NodePart {
+pub fn unknown_node(name: &NodeName) -> NodePart {
     let misfit = Misfit::UnknownNode;
     NodePart {
         name: name.clone(),
@@ -257,26 +269,28 @@ fn calibration(FactorsAndSource { factors, source }: &FactorsAndSource) -> Calib
 
 /// The devices on the node of the resource that the pod requests.
 fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
-    let Ask::Plugin { resource, .. } = &demand.ask else {
+    let GpuRequest::Plugin { resource, .. } = &demand.ask else {
         return None;
     };
-    let share = node.share_of(resource)?;
+    let share = node.plugin_share_of(resource)?;
     Some(DevicesPart {
         allocatable: share.allocatable,
         used: share.used,
-        left: share.left(),
+        left: share.available(),
     })
 }
 
 fn reserved_node(facts: &Facts) -> Option<usize> {
-    facts.snapshot.place_of(facts.entry.node()?.as_str())
+    facts.snapshot.index_of(facts.entry.node()?.as_str())
 }
 
 /// How far a node is from fitting: whether it is excluded, and the obstacles of the last GPU that the pod would need.
 fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
-    if let Ask::Plugin { resource, count } = &demand.ask {
-        let left = node.share_of(resource).map_or(0, PluginShare::left);
+    if let GpuRequest::Plugin { resource, count } = &demand.ask {
+        let left = node
+            .plugin_share_of(resource)
+            .map_or(0, PluginShare::available);
         return (
             check_node_admission(node, demand).is_err(),
             0,
@@ -284,12 +298,16 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
         );
     }
     let one = |gpu: &Gpu| {
-        let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
+        let against = obstacles(gpu, demand, GpuOccupants::none(facts));
         // The sum distinguishes one small obstacle from two.
         let weight: u8 = against.iter().map(|obstacle| obstacle.entry()).sum();
         (
             weight,
-            against.iter().filter_map(short).max().unwrap_or_default(),
+            against
+                .iter()
+                .filter_map(missing_vram)
+                .max()
+                .unwrap_or_default(),
         )
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
@@ -302,9 +320,11 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
-    let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
-    let choice = GpuChoice::of(&evaluation, candidate.gpus);
-    let parts = rank::parts(
+    let evaluation = facts
+        .snapshot
+        .evaluate(candidate.node_index, facts.demand());
+    let choice = GpuChoice::for_gpus(&evaluation, candidate.gpus);
+    let parts = rank::score_parts(
         &evaluation,
         node,
         choice,
@@ -317,7 +337,7 @@ fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScoreP
         cost: candidate.score.cost,
         parts: weighted(&parts, &facts.policy.scoring.weights),
         free_after_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
-        unusable_after_bytes: evaluation.useless(candidate.gpus),
+        unusable_after_bytes: evaluation.unusable_leftover(candidate.gpus),
     }
 }
 
@@ -331,11 +351,16 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
     parts.with_weights(weights).map(part).into()
 }
 
-fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
-    let wake = wake_on(node, chosen, facts).map(|Wake { woken, loaded }| WakePart {
-        woken_in_millis: woken,
-        loaded_in_millis: loaded,
-    });
+fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, details: &NodeDetails) -> Vec<GpuPart> {
+    let wake = wake_on(node, chosen, facts).map(
+        |WakeEstimate {
+             wake_time: woken,
+             start_time: loaded,
+         }| WakePart {
+            woken_in_millis: woken,
+            loaded_in_millis: loaded,
+        },
+    );
     let both = node
         .gpus
         .iter()
@@ -343,15 +368,17 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<
         .take(MAX_GPUS as usize)
         .enumerate();
     both.map(|(place, (gpu, device))| {
-        let gpu_occupants = known.on(&node.devices, GpuSet::one(place), facts);
-        let read = known.engine_load(&device.uuid);
+        let gpu_occupants = details.occupants_of(&node.devices, GpuSet::single(place), facts);
+        let engine_reading = details.engine_load(&device.uuid);
         let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
         GpuPart {
-            kv_cache_percent: read.map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),
-            queue: read.map_or(part.queue, |(reading, _)| reading.queue),
-            engine_load: read.map(|(_, smoothed)| engine_load(gpu, smoothed, facts, known)),
+            kv_cache_percent: engine_reading
+                .map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),
+            queue: engine_reading.map_or(part.queue, |(reading, _)| reading.queue),
+            engine_load: engine_reading
+                .map(|(_, smoothed)| engine_load(gpu, smoothed, facts, details)),
             wake: wake.filter(|_| part.chosen),
-            gone: known.is_gone(device),
+            gone: details.is_gone(device),
             ..part
         }
     })
@@ -363,7 +390,7 @@ fn engine_load(
     gpu: &Gpu,
     smoothed: SmoothedLoad,
     facts: &Facts,
-    known: &NodeDetails,
+    details: &NodeDetails,
 ) -> EngineLoadPart {
     let counted = gpu.engine_load;
     EngineLoadPart {
@@ -372,8 +399,8 @@ fn engine_load(
         counted_percent: counted.occupancy(),
         counted_queue: counted.queue,
         preempting: counted.preempting,
-        age_millis: known.report_age.unwrap_or_default(),
-        part: EngineLoadCost::of(gpu, facts.demand()).part(),
+        age_millis: details.report_age.unwrap_or_default(),
+        part: EngineLoadCost::for_gpu(gpu, facts.demand()).score_part(),
     }
 }
 
@@ -387,7 +414,7 @@ fn gpu_part(
     // A pod on its node has no obstacle, and least of all itself.
     let is_placed = facts.entry.node().is_some();
     // The GPU of a device plugin's pod is the kubelet's to pick.
-    let against = if chosen || is_placed || facts.demand().asks_plugin() {
+    let against = if chosen || is_placed || facts.demand().is_allocated_externally() {
         Vec::new()
     } else {
         obstacles(gpu, facts.demand(), gpu_occupants)
@@ -401,20 +428,24 @@ fn gpu_part(
         gone: false,
         total_bytes: device.total,
         driver_reserved_bytes: device.reserved,
-        headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),
+        headroom_bytes: facts
+            .policy
+            .headroom
+            .percent_for(&device.model)
+            .share_of(device.total),
         allocatable_bytes: gpu.capacity,
         allocated_bytes: gpu.charged,
         unaccounted_bytes: gpu.unaccounted_vram,
         soft_reserved_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),
-        loans: loans::on_gpu(gpu, gpu_occupants),
+        loans: loans::gpu_loans(gpu, gpu_occupants),
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
         engine_load: None,
         starting: gpu.starting,
         occupants: gpu_occupants
             .iter()
-            .filter(|gpu_occupant| facts.shows(&gpu_occupant.key))
+            .filter(|gpu_occupant| facts.may_see(&gpu_occupant.key))
             .map(|gpu_occupant| {
                 occupant(
                     gpu_occupant,
@@ -434,7 +465,7 @@ fn gpu_part(
 fn others(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>, facts: &Facts) -> Option<OthersPart> {
     let hidden = gpu_occupants
         .iter()
-        .filter(|gpu_occupant| !facts.shows(&gpu_occupant.key));
+        .filter(|gpu_occupant| !facts.may_see(&gpu_occupant.key));
     OthersPart::sum(hidden.map(|one| gpu.charge_for(one.per_gpu, one.sharing)))
 }
 
@@ -448,11 +479,11 @@ fn occupant(
         pod: gpu_occupant.key.clone(),
         class: facts.policy.class(gpu_occupant.class).name.clone(),
         priority: gpu_occupant.priority,
-        presence: gpu_occupant.presence,
+        presence: gpu_occupant.phase,
         bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
         start_gate_opens_in_millis: gpu_occupant
-            .starting
-            .filter(|_| gpu_occupant.presence != OccupantPhase::Assumed)
+            .starting_until
+            .filter(|_| gpu_occupant.phase != OccupantPhase::Assumed)
             .map(|gate| gate.since(facts.now)),
         over_grant_bytes: gpu_occupant.over_grant,
         unread: gpu_occupant.is_unread,

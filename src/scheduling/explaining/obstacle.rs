@@ -2,7 +2,7 @@
 
 use super::facts::GpuOccupants;
 use crate::ledger::OccupantPhase;
-pub use crate::reasons::{Obstacle, list};
+pub use crate::reasons::{Obstacle, list_names};
 use crate::units::Bytes;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::{Gpu, Health};
@@ -11,32 +11,33 @@ use serde::{Serialize, Serializer};
 /// Everything that excludes `demand` from this GPU.
 pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Vec<Obstacle> {
     let starting = || {
-        let (by, opens_in_millis) = gpu_occupants.starting();
+        let (by, opens_in_millis) = gpu_occupants.starting_pods();
         Obstacle::EngineStarting {
             by,
             opens_in_millis,
         }
     };
     let excluding = || Obstacle::ClassExcluded {
-        by: gpu_occupants.excluding(demand),
+        by: gpu_occupants.pods_excluding(demand),
     };
     let all = [
         (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health }),
-        (!gpu.lets_share(demand.sharing)).then_some(Obstacle::ExclusiveProcess),
+        (!gpu.compute_mode_allows(demand.sharing)).then_some(Obstacle::ExclusiveProcess),
         (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice),
-        (!gpu.is_wanted_by(demand)).then_some(Obstacle::OtherGpus),
+        (!gpu.matches_selector_of(demand)).then_some(Obstacle::OtherGpus),
         // An exclusive GPU has nothing free: a shortage would say nothing more.
         shortage(gpu, demand).filter(|_| !gpu.exclusive || demand.per_gpu > gpu.capacity),
         gpu.exclusive.then(|| Obstacle::Exclusive {
-            by: gpu_occupants.alone(),
+            by: gpu_occupants.exclusive_pods(),
         }),
         not_empty(gpu, demand, gpu_occupants),
         (demand.terms.engine && gpu.starting).then(starting),
         gpu.excluded_classes.contains(demand.class).then(excluding),
-        gpu.is_kept_from(demand).then_some(Obstacle::KeptSpare),
+        gpu.is_kept_spare_from(demand)
+            .then_some(Obstacle::KeptSpare),
     ];
     all.into_iter()
-        .chain(too_busy(gpu, demand))
+        .chain(engine_load_obstacles(gpu, demand))
         .flatten()
         .collect()
 }
@@ -63,12 +64,13 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
 fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
     let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
     let names = || {
-        gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::SoftlyReserved)
+        gpu_occupants
+            .names_where(|gpu_occupant| gpu_occupant.phase != OccupantPhase::SoftlyReserved)
     };
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
-fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
+fn engine_load_obstacles(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
     let full = gpu.engine_load.occupancy().zip(demand.terms.kv_cache_limit);
     let full = full
         .filter(|(percent, limit)| percent > limit)
@@ -90,13 +92,13 @@ fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
         });
     let unknown = demand
         .terms
-        .refuses(gpu.engine_load)
+        .rejects_unknown(gpu.engine_load)
         .then_some(Obstacle::UnknownLoad);
     [full, long, unknown]
 }
 
 /// The VRAM that the GPU lacks; none if that is no obstacle there.
-pub fn short(obstacle: &Obstacle) -> Option<Bytes> {
+pub fn missing_vram(obstacle: &Obstacle) -> Option<Bytes> {
     use Obstacle::{InsufficientVram, TooSmall};
     let (TooSmall { short_bytes, .. } | InsufficientVram { short_bytes, .. }) = obstacle else {
         return None;

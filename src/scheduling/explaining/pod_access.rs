@@ -16,11 +16,11 @@ pub enum PodAccess {
 }
 
 impl PodAccess {
-    pub fn shows(self, own: &PodKey, other: &PodKey) -> bool {
+    pub fn may_see(self, explained: &PodKey, other: &PodKey) -> bool {
         match self {
             Self::All => true,
-            Self::Namespace => own.namespace == other.namespace,
-            Self::Own => own == other,
+            Self::Namespace => explained.namespace == other.namespace,
+            Self::Own => explained == other,
         }
     }
 
@@ -32,7 +32,7 @@ impl PodAccess {
     ) -> Vec<String> {
         let each: BTreeSet<&PodKey> = others.into_iter().collect();
         let (shown, hidden): (Vec<_>, Vec<_>) =
-            each.into_iter().partition(|other| self.shows(own, other));
+            each.into_iter().partition(|other| self.may_see(own, other));
         let hidden =
             (!hidden.is_empty()).then(|| format!("{} of others", plural(hidden.len(), "pod")));
         hidden

@@ -11,15 +11,15 @@ use crate::vocabulary::placement::Reservation;
 
 pub fn stage(facts: &Facts) -> PodStage {
     match &facts.entry.phase {
-        PodPhase::Bound(bound) => bound_place(facts, bound),
+        PodPhase::Bound(bound) => bound_stage(facts, bound),
         PodPhase::Assumed(assumed) => PodStage::Assumed {
             node: assumed.placement.node.clone(),
             gpus: assumed.placement.devices.to_vec(),
             granted_bytes: assumed.placement.granted,
         },
         PodPhase::Waiting(waiting) => match &waiting.reservation {
-            Some(reservation) => holding(facts, reservation),
-            None => waiting_place(facts, waiting),
+            Some(reservation) => reserved_stage(facts, reservation),
+            None => waiting_stage(facts, waiting),
         },
     }
 }
@@ -35,7 +35,7 @@ pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
     }
 }
 
-fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
+fn bound_stage(facts: &Facts, bound: &BoundPod) -> PodStage {
     let gate: Option<Moment> = facts.entry.starting;
     let gpus: Option<Vec<GpuUuid>> = match &facts.reserved_placement {
         // By index only, where no agent has reported yet.
@@ -45,7 +45,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
     PodStage::Bound {
         node: bound.node.clone(),
         gpus,
-        granted_bytes: granted(facts),
+        granted_bytes: charged_vram(facts),
         running_for_millis: facts.now.since(bound.started),
         start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
         gate_time_taken_millis: Some(facts.gate_time_taken)
@@ -60,7 +60,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
 }
 
 /// What the pod is charged: whole GPUs that it has exclusively.
-fn granted(facts: &Facts) -> Bytes {
+fn charged_vram(facts: &Facts) -> Bytes {
     let demand = facts.demand();
     let on = |node: &Node| match &facts.reserved_placement {
         // Of GPUs that are lost it is not known what they have.
@@ -80,7 +80,7 @@ fn granted(facts: &Facts) -> Bytes {
         .map_or(demand.vram(), on)
 }
 
-fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
+fn reserved_stage(facts: &Facts, reservation: &Reservation) -> PodStage {
     PodStage::Reserved {
         node: reservation.node.clone(),
         gpus: reservation.devices.to_vec(),
@@ -90,11 +90,11 @@ fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
     }
 }
 
-fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
+fn waiting_stage(facts: &Facts, waiting: &WaitingPod) -> PodStage {
     let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
-        asked_about: facts.open_places().count() as u32,
-        woken: refused.woken,
+        asked_about: facts.queried_indices().count() as u32,
+        woken: refused.requeues,
         unanswered_wakes: waiting.unanswered_wakes,
         supposed: refused.is_supposed,
     };

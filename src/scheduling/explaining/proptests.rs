@@ -3,10 +3,10 @@
 use super::explanation::{GpuPart, PodVerdict};
 use super::obstacle::Obstacle;
 use super::remedy::{GpuCandidate, PreemptionNeeds, RemedyChange};
-use super::testkit::{ExplainedCluster, Sketch, name, pod};
-use super::{Explanation, PodAccess, ShownNodes, explain, explain_to};
+use super::testkit::{ExplainedCluster, TestPod, name, pod};
+use super::{Explanation, PodAccess, ShownNodes, explain, explain_for};
 use crate::ids::PodUid;
-use crate::placing::fit::{Misfit, fit, usable};
+use crate::placing::fit::{Misfit, fit, is_usable};
 use crate::policy::Policy;
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn plan() -> impl Strategy<Value = ExplainedPlan> {
         })
 }
 
-fn wanted() -> impl Strategy<Value = Sketch> {
+fn wanted() -> impl Strategy<Value = TestPod> {
     (
         1u64..120,
         1u32..3,
@@ -55,7 +55,7 @@ fn wanted() -> impl Strategy<Value = Sketch> {
         -3i32..3,
         proptest::bool::weighted(0.2),
     )
-        .prop_map(|(gib, gpus, exclusive, priority, never_preempts)| Sketch {
+        .prop_map(|(gib, gpus, exclusive, priority, never_preempts)| TestPod {
             gpus: Some(gpus),
             exclusive,
             priority,
@@ -72,33 +72,36 @@ impl ExplainedPlan {
     fn build(&self) -> ExplainedCluster {
         let mut world = ExplainedCluster::new(Policy::default());
         for (place, gpus) in self.nodes.iter().enumerate() {
-            world = world.node(&node_name(place), gpus.len());
+            world = world.with_node(&node_name(place), gpus.len());
         }
         for (n, (gib, gpus, exclusive, priority, node)) in self.pods.iter().enumerate() {
-            let pod = Sketch {
+            let pod = TestPod {
                 gpus: Some(*gpus),
                 exclusive: *exclusive,
                 priority: *priority,
                 namespace: ["team", "elsewhere"][n % 2],
                 ..pod(&format!("pod-{n}"), &format!("{gib}Gi"))
             };
-            let (uid, node) = (world.wait(&pod), name(&node_name(node % self.nodes.len())));
+            let (uid, node) = (
+                world.add_waiting(&pod),
+                name(&node_name(node % self.nodes.len())),
+            );
             // The pod is there if it fits.
-            match world.ledger.ledger_mut().assume(&uid, &node) {
+            match world.cluster.ledger_mut().assume(&uid, &node) {
                 Ok(_) => {
                     let devices = world
-                        .ledger
+                        .cluster
                         .ledger()
                         .pod_state(&uid)
                         .unwrap()
                         .devices()
                         .cloned();
-                    world.ledger.ledger_mut().confirm(&uid, &node, devices);
+                    world.cluster.ledger_mut().confirm(&uid, &node, devices);
                 }
-                Err(_) => drop(world.ledger.ledger_mut().release(&uid)),
+                Err(_) => drop(world.cluster.ledger_mut().release(&uid)),
             }
         }
-        world.pass(Millis::seconds(self.passed));
+        world.advance(Millis::seconds(self.passed));
         self.report(&mut world, None);
         world
     }
@@ -126,7 +129,7 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
     for key in keys {
         let uid = PodUid::parse(key.rsplit('/').next().unwrap()).unwrap();
         world
-            .ledger
+            .cluster
             .ledger_mut()
             .release(&uid)
             .expect("who is named is there");
@@ -134,16 +137,16 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
 }
 
 /// Whether the pod fits on the candidate's node, by the core itself.
-fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate) -> bool {
+fn fits(world: &mut ExplainedCluster, pod: &TestPod, gpu_candidate: &GpuCandidate) -> bool {
     let demand = pod.demand(&Policy::default());
-    let snapshot = world.ledger.snapshot();
+    let snapshot = world.cluster.snapshot();
     fit(snapshot.node(gpu_candidate.node.as_str()).unwrap(), &demand).is_ok()
 }
 
-fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
+fn fits_anywhere(world: &mut ExplainedCluster, pod: &TestPod) -> bool {
     let demand = pod.demand(&Policy::default());
     world
-        .ledger
+        .cluster
         .snapshot()
         .nodes()
         .iter()
@@ -151,7 +154,7 @@ fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
 }
 
 /// Applies the remedy in a rebuilt cluster; `None` if this test cannot apply it.
-fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
+fn helps(plan: &ExplainedPlan, wanted: &TestPod, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
     let gpu_candidate = change.entry().1?;
@@ -181,7 +184,7 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
         RemedyChange::WaitForStartGate {
             opens_in_millis, ..
         } => {
-            world.pass((*opens_in_millis)?);
+            world.advance((*opens_in_millis)?);
             plan.report(&mut world, None);
         }
         RemedyChange::WaitForEngines { .. } => {
@@ -205,10 +208,10 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
     Some(fits(&mut world, &other, gpu_candidate))
 }
 
-fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explanation) {
+fn explained(plan: &ExplainedPlan, wanted: &TestPod) -> (ExplainedCluster, Explanation) {
     let mut world = plan.build();
-    let uid = world.wait(wanted);
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let uid = world.add_waiting(wanted);
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
     (world, explanation)
 }
 
@@ -219,7 +222,7 @@ proptest! {
     ) {
         let (mut world, explanation) = explained(&plan, &wanted);
         let demand = wanted.demand(&Policy::default());
-        let snapshot = world.ledger.snapshot();
+        let snapshot = world.cluster.snapshot();
         prop_assert_eq!(explanation.nodes.len(), snapshot.nodes().len());
         for part in &explanation.nodes {
             let node = snapshot.node(part.name.as_str()).unwrap();
@@ -227,7 +230,7 @@ proptest! {
             let code = part.misfit.as_ref().map(|misfit| misfit.code.as_str());
             prop_assert_eq!(code, verdict.as_ref().err().map(Misfit::code));
             for (place, gpu) in part.gpus.iter().enumerate() {
-                let can_take = usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
+                let can_take = is_usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
                 prop_assert_eq!(gpu.obstacles.is_empty(), can_take, "{:?}", gpu);
                 prop_assert_eq!(gpu.chosen, verdict.is_ok_and(|gpus| gpus.contains(place)));
                 let left = gpu.total_bytes.minus(gpu.driver_reserved_bytes).minus(gpu.headroom_bytes);
@@ -264,7 +267,7 @@ proptest! {
             let least = proposed.unwrap_or_default();
             let larger = (1..120).map(|gib| least + Bytes::gib(gib)).filter(|larger| *larger < asked);
             for larger in larger {
-                let other = Sketch { vram: larger.0.to_string(), ..wanted.clone() };
+                let other = TestPod { vram: larger.0.to_string(), ..wanted.clone() };
                 prop_assert!(!fits_anywhere(&mut world, &other), "{larger} fits, {proposed:?} was proposed");
             }
         }
@@ -273,8 +276,8 @@ proptest! {
     #[test]
     fn an_explanation_names_no_pod_that_its_reader_may_not_see(plan in plan(), wanted in wanted()) {
         let mut world = plan.build();
-        let uid = world.wait(&wanted);
-        let all = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+        let uid = world.add_waiting(&wanted);
+        let all = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
         let sums = |explanation: &Explanation| -> Vec<(u32, Bytes)> {
             let gpus = explanation.nodes.iter().flat_map(|node| &node.gpus);
             let sum = |gpu: &GpuPart| {
@@ -295,7 +298,7 @@ proptest! {
             evicted.collect()
         };
         for (reader, hidden) in [(PodAccess::Namespace, &["elsewhere"][..]), (PodAccess::Own, &["elsewhere", "team/pod"])] {
-            let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+            let told = explain_for(reader, &mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
             let text = serde_json::to_string(&told).unwrap();
             prop_assert!(!hidden.iter().any(|name| text.contains(name)), "{reader:?}: {text}");
             prop_assert_eq!((sums(&told), evicted(&told)), (sums(&all), evicted(&all)));

@@ -20,12 +20,12 @@ use std::sync::Arc;
 const START: Moment = Moment(365 * 24 * 3600 * 1000);
 
 pub struct ExplainedCluster {
-    pub ledger: Cluster,
+    pub cluster: Cluster,
 }
 
 /// A pod in shorthand; its UID is its name.
 #[derive(Debug, Clone, Default)]
-pub struct Sketch {
+pub struct TestPod {
     pub namespace: &'static str,
     pub name: String,
     pub vram: String,
@@ -40,16 +40,16 @@ pub struct Sketch {
     pub devices: Option<&'static str>,
 }
 
-pub fn pod(name: &str, vram: &str) -> Sketch {
-    Sketch {
+pub fn pod(name: &str, vram: &str) -> TestPod {
+    TestPod {
         namespace: "team",
         name: name.into(),
         vram: vram.into(),
-        ..Sketch::default()
+        ..TestPod::default()
     }
 }
 
-impl Sketch {
+impl TestPod {
     pub fn uid(&self) -> PodUid {
         PodUid::parse(&self.name).unwrap()
     }
@@ -64,7 +64,7 @@ impl Sketch {
             vram: self.devices.is_none().then_some(&self.vram),
             plugin: self
                 .devices
-                .map_or(PluginAmount::None, |amount| PluginAmount::Of {
+                .map_or(PluginAmount::None, |amount| PluginAmount::One {
                     resource: "nvidia.com/gpu",
                     amount,
                 }),
@@ -81,7 +81,7 @@ impl Sketch {
             resources: &BTreeSet::from(["stowage.dev/vram"]),
             ..PodRequest::plain(self.namespace, &containers)
         };
-        Demand::of(&request, policy).unwrap()
+        Demand::from_pod(&request, policy).unwrap()
     }
 }
 
@@ -97,12 +97,12 @@ impl ExplainedCluster {
     pub fn new(policy: Policy) -> Self {
         let mut ledger = Cluster::new(Arc::new(policy));
         ledger.ledger_mut().set_now(START);
-        Self { ledger }
+        Self { cluster: ledger }
     }
 
     /// A node whose agent has just reported that many GPUs.
-    pub fn node(mut self, node: &str, gpus: usize) -> Self {
-        self.ledger
+    pub fn with_node(mut self, node: &str, gpus: usize) -> Self {
+        self.cluster
             .ledger_mut()
             .set_node(&name(node), NodeKind::Stowage, None);
         self.devices(node, &vec![Health::Healthy; gpus]);
@@ -110,28 +110,28 @@ impl ExplainedCluster {
         self
     }
 
-    pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
-        self.ledger
+    pub fn with_label(mut self, node: &str, key: &str, value: &str) -> Self {
+        self.cluster
             .ledger_mut()
             .set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
         self
     }
 
     /// A node on which a device plugin offers so many `nvidia.com/gpu`.
-    pub fn plugin(mut self, node: &str, devices: u32) -> Self {
-        self.ledger
+    pub fn with_plugin_node(mut self, node: &str, devices: u32) -> Self {
+        self.cluster
             .ledger_mut()
             .set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
         let offered = [(PluginResource::parse("nvidia.com/gpu").unwrap(), devices)].into();
-        self.ledger
+        self.cluster
             .ledger_mut()
             .set_plugin_devices(&name(node), offered);
         self
     }
 
     /// A node without reports.
-    pub fn silent(mut self, node: &str) -> Self {
-        self.ledger
+    pub fn with_unreported_node(mut self, node: &str) -> Self {
+        self.cluster
             .ledger_mut()
             .set_node(&name(node), NodeKind::Stowage, None);
         self
@@ -150,7 +150,7 @@ impl ExplainedCluster {
             island: None,
         };
         let devices = health.iter().enumerate().map(device).collect();
-        self.ledger
+        self.cluster
             .ledger_mut()
             .report_devices(&name(node), devices)
             .unwrap();
@@ -158,9 +158,9 @@ impl ExplainedCluster {
 
     /// The node's agent reports: pods use their allocation, and the engines on some GPUs have this KV cache and this queue.
     pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, ModelTier)]) {
-        let occupants = self.ledger.ledger().occupants_of(&name(node));
+        let occupants = self.cluster.ledger().occupants_of(&name(node));
         let count = self
-            .ledger
+            .cluster
             .ledger()
             .node(&name(node))
             .unwrap()
@@ -170,7 +170,7 @@ impl ExplainedCluster {
             let here = occupants.iter().filter(|gpu_occupant| {
                 gpu_occupant.gpus.contains(place)
                     && matches!(
-                        gpu_occupant.presence,
+                        gpu_occupant.phase,
                         OccupantPhase::Bound | OccupantPhase::Assumed
                     )
             });
@@ -184,7 +184,7 @@ impl ExplainedCluster {
                 used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
                 attributed,
                 engine_load: engine_load.map_or(EngineLoad::NONE, |(_, kv, queue)| {
-                    EngineLoad::of(Percent::new(*kv), Some(*queue))
+                    EngineLoad::new(Percent::new(*kv), Some(*queue))
                 }),
             }
         };
@@ -194,7 +194,7 @@ impl ExplainedCluster {
             bytes: Bytes::ZERO,
         };
         let reading = NodeReading {
-            sampled: self.ledger.ledger().now(),
+            sampled: self.cluster.ledger().now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
             engines: Vec::new(),
@@ -206,17 +206,17 @@ impl ExplainedCluster {
         // A load that lasts: one reading far from the average does not count.
         (0..3).for_each(|_| {
             drop(
-                self.ledger
+                self.cluster
                     .ledger_mut()
-                    .read(&name(node), reading.clone().into()),
+                    .take_reading(&name(node), reading.clone().into()),
             )
         });
     }
 
     /// The node's agent lists one of its GPUs no longer, and NVML has numbered the others anew.
-    pub fn loses(&mut self, node: &str, gpu: usize) {
+    pub fn remove_gpu(&mut self, node: &str, gpu: usize) {
         let devices = self
-            .ledger
+            .cluster
             .ledger()
             .node(&name(node))
             .unwrap()
@@ -238,41 +238,43 @@ impl ExplainedCluster {
         };
         let gpus = left.iter().map(idle).collect();
         let reading = NodeReading {
-            sampled: self.ledger.ledger().now(),
+            sampled: self.cluster.ledger().now(),
             gpus,
             ..NodeReading::default()
         };
-        self.ledger
+        self.cluster
             .ledger_mut()
             .report_all_devices(&name(node), left.into())
             .unwrap();
-        self.ledger.ledger_mut().read(&name(node), reading.into());
+        self.cluster
+            .ledger_mut()
+            .take_reading(&name(node), reading.into());
     }
 
     /// Advances the clock, and applies what expires.
-    pub fn pass(&mut self, time: Millis) {
-        let now = self.ledger.ledger().now() + time;
-        self.ledger.ledger_mut().expire(now);
+    pub fn advance(&mut self, time: Millis) {
+        let now = self.cluster.ledger().now() + time;
+        self.cluster.ledger_mut().expire(now);
     }
 
-    pub fn wait(&mut self, pod: &Sketch) -> PodUid {
-        self.see(pod, ObservedPhase::Waiting(ObservedWaiting::default()))
+    pub fn add_waiting(&mut self, pod: &TestPod) -> PodUid {
+        self.observe(pod, ObservedPhase::Waiting(ObservedWaiting::default()))
     }
 
     /// A pod that has run on the node for an hour.
-    pub fn runs(mut self, pod: &Sketch, node: &str, gpus: &[usize]) -> Self {
-        self.bound(pod, node, gpus, false);
+    pub fn with_running(mut self, pod: &TestPod, node: &str, gpus: &[usize]) -> Self {
+        self.add_bound(pod, node, gpus, false);
         self
     }
 
-    pub fn bound(&mut self, pod: &Sketch, node: &str, gpus: &[usize], starting: bool) {
+    pub fn add_bound(&mut self, pod: &TestPod, node: &str, gpus: &[usize], starting: bool) {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = if starting {
             None
         } else {
             Some(Millis::seconds(3600))
         };
-        self.see(
+        self.observe(
             pod,
             ObservedPhase::Bound {
                 node: name(node),
@@ -284,9 +286,9 @@ impl ExplainedCluster {
     }
 
     /// A pod that has run for an hour and shows this of its disruption.
-    pub fn bound_with(
+    pub fn add_bound_with(
         &mut self,
-        pod: &Sketch,
+        pod: &TestPod,
         node: &str,
         gpus: &[usize],
         disruption_info: DisruptionInfo,
@@ -308,7 +310,7 @@ impl ExplainedCluster {
 
     /// A second later the agent of a node with one GPU reports so many GiB in use, by pods of which some sleep.
     pub fn report_asleep(&mut self, node: &str, used: &[(&str, u64)], asleep: &[&str]) {
-        self.pass(Millis::seconds(1));
+        self.advance(Millis::seconds(1));
         let uid = |pod: &str| PodUid::parse(pod).unwrap();
         let mut attributed: Vec<_> = used
             .iter()
@@ -325,29 +327,31 @@ impl ExplainedCluster {
             .iter()
             .map(|pod| (uid(pod), SleepState::Asleep))
             .collect();
-        let sampled = self.ledger.ledger().now();
+        let sampled = self.cluster.ledger().now();
         let reading = NodeReading {
             sampled,
             gpus: vec![gpu],
             sleep,
             ..NodeReading::default()
         };
-        self.ledger.ledger_mut().read(&name(node), reading.into());
+        self.cluster
+            .ledger_mut()
+            .take_reading(&name(node), reading.into());
     }
 
-    fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
+    fn observe(&mut self, pod: &TestPod, state: ObservedPhase) -> PodUid {
         self.shows(pod, state, None);
         pod.uid()
     }
 
     pub fn shows(
         &mut self,
-        pod: &Sketch,
+        pod: &TestPod,
         state: ObservedPhase,
         observed: Option<ObservedDisruptionInfo>,
     ) {
-        let demand = pod.demand(&self.ledger.ledger().policy().clone());
-        self.ledger.ledger_mut().see(PodObservation {
+        let demand = pod.demand(&self.cluster.ledger().policy().clone());
+        self.cluster.ledger_mut().observe_pod(PodObservation {
             uid: pod.uid(),
             key: pod.key(),
             demand,
@@ -357,8 +361,8 @@ impl ExplainedCluster {
     }
 
     /// Adds the pod as pending, and explains it.
-    pub fn explained(&mut self, pod: &Sketch, options: &ShownNodes) -> Explanation {
-        let uid = self.wait(pod);
-        explain(&mut self.ledger.copy(), &uid, options).unwrap()
+    pub fn explained(&mut self, pod: &TestPod, options: &ShownNodes) -> Explanation {
+        let uid = self.add_waiting(pod);
+        explain(&mut self.cluster.copy(), &uid, options).unwrap()
     }
 }

@@ -3,8 +3,8 @@
 use super::explanation::{PodStage, PodVerdict};
 use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
-use super::testkit::{ExplainedCluster, Sketch, name, pod};
-use super::{Explanation, PodAccess, ShownNodes, explain, explain_to};
+use super::testkit::{ExplainedCluster, TestPod, name, pod};
+use super::{Explanation, PodAccess, ShownNodes, explain, explain_for};
 use crate::policy::{Class, Expression, KueueRule, Match, Policy, Pool, Tenant};
 use crate::units::{Bytes, Millis};
 use crate::vocabulary::cluster_share::TenantLimit;
@@ -30,7 +30,7 @@ fn changes(explanation: &Explanation) -> Vec<&RemedyChange> {
         .collect()
 }
 
-fn explained(world: &mut ExplainedCluster, pod: &Sketch) -> Explanation {
+fn explained(world: &mut ExplainedCluster, pod: &TestPod) -> Explanation {
     world.explained(pod, &ShownNodes::default())
 }
 
@@ -43,24 +43,24 @@ fn each_class_that_did_not_match_names_its_unmet_condition() {
                 namespaces: vec!["chat".into(), "talk".into()],
                 ..Match::default()
             },
-            ..Class::named("chat")
+            ..Class::new("chat")
         },
         Class {
             matches: Match {
                 labels: [("app".into(), "web".into())].into(),
                 ..Match::default()
             },
-            ..Class::named("web")
+            ..Class::new("web")
         },
         Class {
             matches: Match {
                 expression: Some(expression),
                 ..Match::default()
             },
-            ..Class::named("x")
+            ..Class::new("x")
         },
     ]);
-    let mut world = ExplainedCluster::new(policy).node("a", 1);
+    let mut world = ExplainedCluster::new(policy).with_node("a", 1);
     let explanation = explained(&mut world, &pod("p", "1Gi"));
     let told: Vec<(&str, &str, &str)> = explanation.class.passed_over[..3]
         .iter()
@@ -90,9 +90,9 @@ fn each_class_that_did_not_match_names_its_unmet_condition() {
 
     // What others are called, and how they are chosen, is for who may see all of them.
     let uid = pod("p", "1Gi").uid();
-    let told = explain_to(
+    let told = explain_for(
         PodAccess::Namespace,
-        &mut world.ledger.copy(),
+        &mut world.cluster.copy(),
         &uid,
         &ShownNodes::All,
     )
@@ -109,10 +109,10 @@ fn each_class_that_did_not_match_names_its_unmet_condition() {
 
 #[test]
 fn the_rule_that_chose_the_class_is_named() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     let explanation = explained(
         &mut world,
-        &Sketch {
+        &TestPod {
             priority: -5,
             ..pod("p", "1Gi")
         },
@@ -131,9 +131,9 @@ fn the_rule_that_chose_the_class_is_named() {
 
 #[test]
 fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    world.bound(&pod("first", "10Gi"), "a", &[0], true);
-    world.pass(Millis::seconds(2));
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
+    world.add_bound(&pod("first", "10Gi"), "a", &[0], true);
+    world.advance(Millis::seconds(2));
     world.report("a", &[], &[]);
     let explanation = explained(&mut world, &pod("second", "10Gi"));
     let [
@@ -150,12 +150,12 @@ fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed(
         (gpu_candidate.gpus.as_slice(), by.as_slice()),
         (&[0][..], &["team/first".to_owned()][..])
     );
-    world.pass(Millis(opens_in.0 - 1));
+    world.advance(Millis(opens_in.0 - 1));
     assert_eq!(
         explained(&mut world, &pod("second", "10Gi")).verdict,
         PodVerdict::DoesNotFit
     );
-    world.pass(Millis(1));
+    world.advance(Millis(1));
     world.report("a", &[], &[]);
     assert_eq!(
         explained(&mut world, &pod("second", "10Gi")).verdict,
@@ -164,11 +164,11 @@ fn a_starting_engine_is_named_with_the_longest_time_its_start_gate_stays_closed(
 }
 
 #[test]
-fn of_an_engine_whose_binding_is_on_its_way_it_is_not_known_when_its_start_gate_opens() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+fn an_assumed_pods_start_gate_has_no_known_opening_time() {
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     let first = pod("first", "10Gi");
-    let uid = world.wait(&first);
-    world.ledger.ledger_mut().assume(&uid, &name("a")).unwrap();
+    let uid = world.add_waiting(&first);
+    world.cluster.ledger_mut().assume(&uid, &name("a")).unwrap();
     let explanation = explained(&mut world, &pod("second", "10Gi"));
     let [
         RemedyChange::WaitForStartGate {
@@ -188,12 +188,12 @@ fn a_pool_that_does_not_accept_the_class_is_named() {
     let pool = Pool {
         selector: [("pool".into(), "fraud".into())].into(),
         classes: Some(vec!["dedicated".into()]),
-        ..Pool::named("fraud")
+        ..Pool::new("fraud")
     };
     let policy = Policy::default().with_pools(vec![pool]).unwrap();
     let mut world = ExplainedCluster::new(policy)
-        .node("a", 1)
-        .labelled("a", "pool", "fraud");
+        .with_node("a", 1)
+        .with_label("a", "pool", "fraud");
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     let expected = "admit class serving to node pool fraud (nodePools[].classes in the policy): a GPU 0 fits then";
     assert_eq!(explanation.remedies[0].text, expected);
@@ -208,15 +208,15 @@ fn classes_that_do_not_share_are_named_with_the_pods_on_the_gpu() {
         },
         shares_with: Some(vec![]),
         engine: false,
-        ..Class::named("fraud")
+        ..Class::new("fraud")
     };
-    let fraud = Sketch {
+    let fraud = TestPod {
         namespace: "fraud",
         ..pod("f", "10Gi")
     };
     let mut world = ExplainedCluster::new(with_classes(vec![alone]))
-        .node("a", 1)
-        .runs(&fraud, "a", &[0]);
+        .with_node("a", 1)
+        .with_running(&fraud, "a", &[0]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert_eq!(
         explanation.nodes[0].gpus[0].obstacles,
@@ -237,12 +237,12 @@ fn a_limit_is_named_with_the_increase_that_would_be_enough() {
     };
     let tenant = Tenant {
         limit,
-        ..Tenant::named("work", &["team"])
+        ..Tenant::new("work", &["team"])
     };
     let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
     let mut world = ExplainedCluster::new(policy)
-        .node("a", 2)
-        .runs(&pod("old", "30Gi"), "a", &[0]);
+        .with_node("a", 2)
+        .with_running(&pod("old", "30Gi"), "a", &[0]);
     let explanation = explained(&mut world, &pod("new", "40Gi"));
     let tenant = explanation.tenant.as_ref().unwrap();
     assert_eq!(tenant.left.vram_bytes, Some(Bytes::gib(20)));
@@ -262,7 +262,7 @@ fn a_limit_is_named_with_the_increase_that_would_be_enough() {
 
 #[test]
 fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     world.devices("a", &[Health::Draining]);
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert_eq!(
@@ -273,9 +273,9 @@ fn an_unhealthy_gpu_is_the_obstacle_to_remove() {
 
 #[test]
 fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusively() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     let devices = world
-        .ledger
+        .cluster
         .ledger()
         .node(&name("a"))
         .unwrap()
@@ -289,7 +289,7 @@ fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusiv
         })
         .collect();
     world
-        .ledger
+        .cluster
         .ledger_mut()
         .report_devices(&name("a"), devices)
         .unwrap();
@@ -312,7 +312,7 @@ fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusiv
     assert!(texts.contains(&way_out), "{texts:?}");
     let alone = explained(
         &mut world,
-        &Sketch {
+        &TestPod {
             exclusive: true,
             ..pod("q", "10Gi")
         },
@@ -322,14 +322,14 @@ fn a_gpu_in_compute_mode_exclusive_process_takes_only_a_pod_that_has_it_exclusiv
 
 #[test]
 fn the_priority_that_would_allow_an_eviction_is_named() {
-    let job = Sketch {
+    let job = TestPod {
         priority: -1,
         ..pod("job", "60Gi")
     };
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .runs(&job, "a", &[0]);
-    let low = Sketch {
+        .with_node("a", 1)
+        .with_running(&job, "a", &[0]);
+    let low = TestPod {
         priority: -5,
         ..pod("p", "60Gi")
     };
@@ -345,7 +345,7 @@ fn the_priority_that_would_allow_an_eviction_is_named() {
         needs(&explained(&mut world, &low)),
         Some(PreemptionNeeds::Priority(0))
     );
-    let never = Sketch {
+    let never = TestPod {
         never_preempts: true,
         ..pod("q", "60Gi")
     };
@@ -356,24 +356,27 @@ fn the_priority_that_would_allow_an_eviction_is_named() {
 }
 
 #[test]
-fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
-    let job = |name: &str| Sketch {
+fn the_eviction_limit_that_prevents_preemption_is_named() {
+    let job = |name: &str| TestPod {
         priority: -1,
         ..pod(name, "60Gi")
     };
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.cluster = 1;
     let mut world = ExplainedCluster::new(policy)
-        .node("a", 2)
-        .runs(&job("one"), "a", &[0])
-        .runs(&job("two"), "a", &[1]);
+        .with_node("a", 2)
+        .with_running(&job("one"), "a", &[0])
+        .with_running(&job("two"), "a", &[1]);
     let high = pod("p", "60Gi");
     assert!(
         explained(&mut world, &high).remedies[0]
             .text
             .contains("could be evicted from a GPU 0 for it: kube-scheduler")
     );
-    world.ledger.ledger_mut().note_ordered(&[job("two").uid()]);
+    world
+        .cluster
+        .ledger_mut()
+        .record_evictions(&[job("two").uid()]);
     let text = explained(&mut world, &high).remedies[0].text.clone();
     assert!(
         text.contains("the eviction allowance of this minute is used up: 1 a minute"),
@@ -383,7 +386,7 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
         text.contains("preemption.evictionsPerMinute.cluster"),
         "{text}"
     );
-    world.pass(Millis::seconds(61));
+    world.advance(Millis::seconds(61));
     assert!(
         !explained(&mut world, &high).remedies[0]
             .text
@@ -393,14 +396,14 @@ fn b1_the_eviction_limit_that_prevents_preemption_is_named() {
 
 #[test]
 fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    let uid = world.wait(&pod("p", "60Gi"));
-    let node = world.ledger.snapshot().node("a").unwrap().clone();
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
+    let uid = world.add_waiting(&pod("p", "60Gi"));
+    let node = world.cluster.snapshot().node("a").unwrap().clone();
     world
-        .ledger
+        .cluster
         .ledger_mut()
-        .offer(&uid, &node.name, &node.uuids(GpuSet::one(0)));
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
+        .reserve_softly(&uid, &node.name, &node.uuids(GpuSet::single(0)));
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap();
     let score = explanation.nodes[0].score.as_ref().unwrap();
     assert!(!score.contended);
     assert_eq!(
@@ -415,16 +418,16 @@ fn a_pods_own_soft_reservation_is_no_obstacle_for_it() {
 
 #[test]
 fn a_pod_with_a_reservation_lists_its_remaining_victims() {
-    let job = Sketch {
+    let job = TestPod {
         priority: -1,
         ..pod("job", "60Gi")
     };
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .runs(&job, "a", &[0]);
-    let uid = world.wait(&pod("p", "60Gi"));
+        .with_node("a", 1)
+        .with_running(&job, "a", &[0]);
+    let uid = world.add_waiting(&pod("p", "60Gi"));
     let devices = world
-        .ledger
+        .cluster
         .ledger()
         .node(&name("a"))
         .unwrap()
@@ -434,14 +437,14 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([job.uid()]),
-        deadline: world.ledger.ledger().now() + Millis::seconds(60),
+        deadline: world.cluster.ledger().now() + Millis::seconds(60),
     };
     world
-        .ledger
+        .cluster
         .ledger_mut()
         .reserve(&uid, reservation)
         .unwrap();
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Reserved);
     let PodStage::Reserved {
         victims,
@@ -452,10 +455,10 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
         panic!()
     };
     assert_eq!(victims[..], ["team/job".to_owned()]);
-    world.ledger.ledger_mut().release(&job.uid());
+    world.cluster.ledger_mut().release(&job.uid());
     world.report("a", &[], &[]);
     assert_eq!(
-        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
+        explain(&mut world.cluster.copy(), &uid, &ShownNodes::default())
             .unwrap()
             .verdict,
         PodVerdict::Fits
@@ -465,15 +468,15 @@ fn a_pod_with_a_reservation_lists_its_remaining_victims() {
 #[test]
 fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .node("b", 1);
-    let uid = world.wait(&pod("p", "80Gi"));
-    let snapshot = world.ledger.snapshot();
+        .with_node("a", 1)
+        .with_node("b", 1);
+    let uid = world.add_waiting(&pod("p", "80Gi"));
+    let snapshot = world.cluster.snapshot();
     world
-        .ledger
+        .cluster
         .ledger_mut()
-        .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+        .record_refusal(&uid, Some(snapshot.node_set([0].into_iter())));
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
     let asked: Vec<Option<bool>> = explanation
         .nodes
         .iter()
@@ -484,10 +487,10 @@ fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
 
 #[test]
 fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_about() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
-    let uid = world.wait(&pod("p", "20Gi"));
-    world.ledger.ledger_mut().suppose_all_refused();
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
+    let uid = world.add_waiting(&pod("p", "20Gi"));
+    world.cluster.ledger_mut().presume_all_refused();
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
     let PodStage::Waiting {
         refused: Some(refused),
         ..
@@ -501,9 +504,9 @@ fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_
         "{:?}",
         changes(&explanation)
     );
-    let all = world.ledger.snapshot().set_of([0].into_iter());
-    world.ledger.ledger_mut().note_refused(&uid, Some(all));
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let all = world.cluster.snapshot().node_set([0].into_iter());
+    world.cluster.ledger_mut().record_refusal(&uid, Some(all));
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
     assert!(matches!(
         changes(&explanation)[0],
         RemedyChange::Requeued { woken: 0, .. }
@@ -513,16 +516,16 @@ fn a_pod_that_an_earlier_leader_may_have_refused_is_one_that_has_not_been_asked_
 #[test]
 fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .node("b", 1)
-        .runs(&pod("r", "60Gi"), "a", &[0]);
-    let uid = world.wait(&pod("p", "20Gi"));
-    let snapshot = world.ledger.snapshot();
+        .with_node("a", 1)
+        .with_node("b", 1)
+        .with_running(&pod("r", "60Gi"), "a", &[0]);
+    let uid = world.add_waiting(&pod("p", "20Gi"));
+    let snapshot = world.cluster.snapshot();
     world
-        .ledger
+        .cluster
         .ledger_mut()
-        .note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
-    let explanation = explain(&mut world.ledger.copy(), &uid, &ShownNodes::default()).unwrap();
+        .record_refusal(&uid, Some(snapshot.node_set([0].into_iter())));
+    let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Fits);
     assert!(
         matches!(changes(&explanation)[0], RemedyChange::RejectedByOthers { node, nodes: 1 } if node.as_str() == "b")
@@ -540,17 +543,17 @@ fn no_remedy_proposes_a_node_that_another_plugin_rules_out() {
 #[test]
 fn many_nodes_are_grouped_and_a_single_node_can_be_requested() {
     let mut world = (0..30).fold(ExplainedCluster::new(Policy::default()), |world, n| {
-        world.node(&format!("n{n:02}"), 1)
+        world.with_node(&format!("n{n:02}"), 1)
     });
     for n in 0..12 {
-        world.bound(
+        world.add_bound(
             &pod(&format!("big-{n}"), "70Gi"),
             &format!("n{n:02}"),
             &[0],
             false,
         );
     }
-    world.bound(&pod("less", "60Gi"), "n12", &[0], false);
+    world.add_bound(&pod("less", "60Gi"), "n12", &[0], false);
     let wanted = pod("p", "40Gi");
     let explanation = explained(&mut world, &wanted);
     assert_eq!(
@@ -596,23 +599,23 @@ fn a_cluster_without_nodes_is_explained() {
 
 #[test]
 fn a_device_plugin_pod_is_explained_in_devices() {
-    let mut world = ExplainedCluster::new(Policy::default()).plugin("p", 4);
-    let three = Sketch {
+    let mut world = ExplainedCluster::new(Policy::default()).with_plugin_node("p", 4);
+    let three = TestPod {
         devices: Some("3"),
         ..pod("three", "")
     };
-    let uid = world.wait(&three);
-    world.ledger.ledger_mut().assume(&uid, &name("p")).unwrap();
-    world.ledger.ledger_mut().confirm(&uid, &name("p"), None);
+    let uid = world.add_waiting(&three);
+    world.cluster.ledger_mut().assume(&uid, &name("p")).unwrap();
+    world.cluster.ledger_mut().confirm(&uid, &name("p"), None);
     assert_eq!(
-        explain(&mut world.ledger.copy(), &uid, &ShownNodes::default())
+        explain(&mut world.cluster.copy(), &uid, &ShownNodes::default())
             .unwrap()
             .verdict,
         PodVerdict::Bound
     );
     let explanation = explained(
         &mut world,
-        &Sketch {
+        &TestPod {
             devices: Some("2"),
             ..pod("two", "")
         },
@@ -638,7 +641,7 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     );
     let one = explained(
         &mut world,
-        &Sketch {
+        &TestPod {
             devices: Some("1"),
             ..pod("one", "")
         },
@@ -646,7 +649,7 @@ fn a_device_plugin_pod_is_explained_in_devices() {
     assert_eq!(one.verdict, PodVerdict::Fits);
     let many = explained(
         &mut world,
-        &Sketch {
+        &TestPod {
             devices: Some("9"),
             ..pod("nine", "")
         },
@@ -663,7 +666,9 @@ fn a_device_plugin_pod_is_explained_in_devices() {
 fn the_victims_of_a_kueue_workload_show_what_its_restart_loses() {
     let mut policy = Policy::default();
     policy.preemption.kueue = KueueRule::EvictPods;
-    let mut world = ExplainedCluster::new(policy).node("a", 1).node("b", 1);
+    let mut world = ExplainedCluster::new(policy)
+        .with_node("a", 1)
+        .with_node("b", 1);
     let group = GroupKey {
         namespace: "team".into(),
         kind: GroupKind::KueueWorkload,
@@ -675,8 +680,8 @@ fn the_victims_of_a_kueue_workload_show_what_its_restart_loses() {
         ..DisruptionInfo::default()
     };
     for (name, on) in [("train-0", "a"), ("train-1", "b")] {
-        world.bound_with(
-            &Sketch {
+        world.add_bound_with(
+            &TestPod {
                 priority: -1,
                 ..pod(name, "60Gi")
             },
@@ -713,15 +718,15 @@ fn the_victims_of_a_kueue_workload_show_what_its_restart_loses() {
 fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
     let job = pod("job", "10Gi");
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .runs(&job, "a", &[0]);
+        .with_node("a", 1)
+        .with_running(&job, "a", &[0]);
     let beyond = |world: &mut ExplainedCluster| {
         let explanation = explained(world, &pod("p", "60Gi"));
         explanation.nodes[0].gpus[0].occupants[0].over_grant_bytes
     };
     assert_eq!(beyond(&mut world), Bytes::ZERO);
     for _ in 0..3 {
-        world.pass(Millis::seconds(1));
+        world.advance(Millis::seconds(1));
         let (granted, used) = (Bytes::gib(10), Bytes::gib(13));
         let over_grant = vec![OverGrant {
             pod: job.uid(),
@@ -730,11 +735,14 @@ fn what_a_pod_uses_beyond_its_grant_is_shown_once_several_reports_agree() {
             ungranted: None,
         }];
         let reading = NodeReading {
-            sampled: world.ledger.ledger().now(),
+            sampled: world.cluster.ledger().now(),
             over_grant,
             ..NodeReading::default()
         };
-        world.ledger.ledger_mut().read(&name("a"), reading.into());
+        world
+            .cluster
+            .ledger_mut()
+            .take_reading(&name("a"), reading.into());
     }
     assert_eq!(beyond(&mut world), Bytes::gib(3));
 }
@@ -751,31 +759,33 @@ fn advice_names_no_node_that_shows_no_gpu() {
     };
     let full = || {
         ExplainedCluster::new(Policy::default())
-            .node("b", 1)
-            .silent("a-cpu")
-            .silent("z-cpu")
+            .with_node("b", 1)
+            .with_unreported_node("a-cpu")
+            .with_unreported_node("z-cpu")
     };
     let large = pod("p", "100Gi");
     assert_eq!(started(&explained(&mut full(), &large)), None);
-    let mut labelled =
-        full()
-            .silent("g")
-            .labelled("g", "feature.node.kubernetes.io/pci-10de.present", "true");
+    let mut labelled = full().with_unreported_node("g").with_label(
+        "g",
+        "feature.node.kubernetes.io/pci-10de.present",
+        "true",
+    );
     assert_eq!(
         started(&explained(&mut labelled, &large)),
         Some(("g".into(), 1))
     );
-    let mut denied = full()
-        .silent("g")
-        .labelled("g", "nvidia.com/gpu.present", "false");
+    let mut denied =
+        full()
+            .with_unreported_node("g")
+            .with_label("g", "nvidia.com/gpu.present", "false");
     assert_eq!(started(&explained(&mut denied, &large)), None);
 }
 
 #[test]
-fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
+fn without_any_known_gpu_the_remedy_is_to_label_gpu_nodes() {
     let mut world = ExplainedCluster::new(Policy::default())
-        .silent("a")
-        .silent("b");
+        .with_unreported_node("a")
+        .with_unreported_node("b");
     let explanation = explained(&mut world, &pod("p", "10Gi"));
     assert!(
         changes(&explanation).contains(&&RemedyChange::LabelGpuNodes),
@@ -791,8 +801,8 @@ fn where_no_gpu_is_known_at_all_labels_are_the_way_to_some() {
 }
 
 #[test]
-fn what_no_wait_changes_is_told_beside_the_remedies() {
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+fn an_impasse_is_reported_beside_the_remedies() {
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     let large = explained(&mut world, &pod("large", "100Gi"));
     assert!(
         large
@@ -809,8 +819,8 @@ fn what_no_wait_changes_is_told_beside_the_remedies() {
     assert_eq!((small.impasse, small.verdict), (None, PodVerdict::Fits));
 }
 
-fn of_others(name: &str, vram: &str) -> Sketch {
-    Sketch {
+fn of_others(name: &str, vram: &str) -> TestPod {
+    TestPod {
         namespace: "elsewhere",
         priority: -1,
         ..pod(name, vram)
@@ -818,13 +828,13 @@ fn of_others(name: &str, vram: &str) -> Sketch {
 }
 
 /// The explanation as text of JSON, and its remedies' sentences.
-fn told_to(
+fn explained_to(
     reader: PodAccess,
     world: &mut ExplainedCluster,
-    asks: &Sketch,
+    asks: &TestPod,
 ) -> (serde_json::Value, String) {
-    let uid = world.wait(asks);
-    let told = explain_to(reader, &mut world.ledger.copy(), &uid, &ShownNodes::All).unwrap();
+    let uid = world.add_waiting(asks);
+    let told = explain_for(reader, &mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
     let remedies: Vec<&str> = told
         .remedies
         .iter()
@@ -835,7 +845,7 @@ fn told_to(
 
 #[test]
 fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
-    let own = Sketch {
+    let own = TestPod {
         priority: -1,
         ..pod("own", "10Gi")
     };
@@ -849,11 +859,11 @@ fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
         (PodAccess::Own, vec![], Some((3, 55))),
     ] {
         let mut world = ExplainedCluster::new(Policy::default())
-            .node("a", 1)
-            .runs(&of_others("x", "15Gi"), "a", &[0])
-            .runs(&of_others("y", "30Gi"), "a", &[0])
-            .runs(&own, "a", &[0]);
-        let (json, text) = told_to(reader, &mut world, &pod("p", "72Gi"));
+            .with_node("a", 1)
+            .with_running(&of_others("x", "15Gi"), "a", &[0])
+            .with_running(&of_others("y", "30Gi"), "a", &[0])
+            .with_running(&own, "a", &[0]);
+        let (json, text) = explained_to(reader, &mut world, &pod("p", "72Gi"));
         let change = json["remedies"]
             .as_array()
             .unwrap()
@@ -881,7 +891,7 @@ fn victims_that_the_reader_may_not_see_are_one_count_and_one_sum() {
 
 #[test]
 fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
-    let asks = Sketch {
+    let asks = TestPod {
         gpus: Some(2),
         ..pod("p", "20Gi")
     };
@@ -893,28 +903,28 @@ fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
             "3 pods of others",
         ),
     ] {
-        let mut world = ExplainedCluster::new(Policy::default()).node("a", 2);
+        let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 2);
         for (name, gpus) in engines {
-            let engine = Sketch {
+            let engine = TestPod {
                 priority: 0,
                 gpus: Some(gpus.len() as u32),
                 ..of_others(name, "20Gi")
             };
-            world.bound(&engine, "a", gpus, false);
+            world.add_bound(&engine, "a", gpus, false);
         }
         world.report("a", &[(0, 95, 0), (1, 95, 0)], &[]);
-        let (_, text) = told_to(PodAccess::Namespace, &mut world, &asks);
+        let (_, text) = explained_to(PodAccess::Namespace, &mut world, &asks);
         assert!(text.contains(&format!("(the engine of {told})")), "{text}");
     }
-    let alone = Sketch {
+    let alone = TestPod {
         exclusive: true,
         ..pod("alone", "20Gi")
     };
     let mut world = ExplainedCluster::new(Policy::default())
-        .node("a", 1)
-        .runs(&of_others("x", "10Gi"), "a", &[0])
-        .runs(&of_others("y", "10Gi"), "a", &[0]);
-    let (json, _) = told_to(PodAccess::Namespace, &mut world, &alone);
+        .with_node("a", 1)
+        .with_running(&of_others("x", "10Gi"), "a", &[0])
+        .with_running(&of_others("y", "10Gi"), "a", &[0]);
+    let (json, _) = explained_to(PodAccess::Namespace, &mut world, &alone);
     let text = &json["nodes"][0]["gpus"][0]["obstacles"][0]["text"];
     assert_eq!(
         text,
@@ -924,17 +934,17 @@ fn pods_in_the_way_that_the_reader_may_not_see_are_counted_once() {
 
 #[test]
 fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
-    let own = Sketch {
+    let own = TestPod {
         priority: -1,
         ..pod("own", "20Gi")
     };
     let jobs = [of_others("x", "20Gi"), of_others("y", "20Gi"), own];
-    let mut world = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     jobs.iter()
-        .for_each(|job| world.bound(job, "a", &[0], false));
-    let uid = world.wait(&pod("p", "60Gi"));
+        .for_each(|job| world.add_bound(job, "a", &[0], false));
+    let uid = world.add_waiting(&pod("p", "60Gi"));
     let devices = world
-        .ledger
+        .cluster
         .ledger()
         .node(&name("a"))
         .unwrap()
@@ -943,17 +953,17 @@ fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
     let reservation = Reservation {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
-        victims: jobs.iter().map(Sketch::uid).collect(),
-        deadline: world.ledger.ledger().now() + Millis::seconds(60),
+        victims: jobs.iter().map(TestPod::uid).collect(),
+        deadline: world.cluster.ledger().now() + Millis::seconds(60),
     };
     world
-        .ledger
+        .cluster
         .ledger_mut()
         .reserve(&uid, reservation)
         .unwrap();
-    let told = explain_to(
+    let told = explain_for(
         PodAccess::Namespace,
-        &mut world.ledger.copy(),
+        &mut world.cluster.copy(),
         &uid,
         &ShownNodes::All,
     )

@@ -2,10 +2,10 @@
 
 use super::explanation::ShareAmount;
 use crate::units::Bytes;
-pub use crate::units::length;
+pub use crate::units::human_duration;
 
 /// A quantity as Kubernetes writes it, in the largest unit that is exact.
-pub fn quantity(bytes: Bytes) -> String {
+pub fn format_quantity(bytes: Bytes) -> String {
     let units = [
         (1u64 << 40, "Ti"),
         (1 << 30, "Gi"),
@@ -22,7 +22,7 @@ pub fn quantity(bytes: Bytes) -> String {
 }
 
 /// `0.125`, `2`.
-pub fn gpus(milli: u64) -> String {
+pub fn format_gpus(milli: u64) -> String {
     match milli % 1000 {
         0 => (milli / 1000).to_string(),
         part => format!("{}.{part:03}", milli / 1000),
@@ -30,17 +30,17 @@ pub fn gpus(milli: u64) -> String {
 }
 
 /// `2.0 GiB and 0.5 GPUs`; `if_unbounded` is the text for a missing bound.
-pub fn amount(amount: ShareAmount, nothing: &str) -> String {
+pub fn format_share(amount: ShareAmount, if_unbounded: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
     let gpus = amount.milli_gpus.map(|milli| {
         format!(
             "{} GPU{}",
-            gpus(milli),
+            format_gpus(milli),
             if milli == 1000 { "" } else { "s" }
         )
     });
     match (vram, gpus) {
-        (None, None) => nothing.into(),
+        (None, None) => if_unbounded.into(),
         (Some(one), None) | (None, Some(one)) => one,
         (Some(vram), Some(gpus)) => format!("{vram} and {gpus}"),
     }
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn durations_and_quantities_are_formatted_for_people() {
-        let lengths =
-            [1_234, 59_000, 180_000, 7_500_000, 400_000_000].map(|millis| length(Millis(millis)));
+        let lengths = [1_234, 59_000, 180_000, 7_500_000, 400_000_000]
+            .map(|millis| human_duration(Millis(millis)));
         assert_eq!(lengths, ["1.2 s", "59 s", "3 min", "2 h 5 min", "4 days"]);
         let sizes = [
             Bytes::gib(40),
@@ -73,9 +73,9 @@ mod tests {
             Bytes::ZERO,
             Bytes::gib(2048),
         ]
-        .map(quantity);
+        .map(format_quantity);
         assert_eq!(sizes, ["40Gi", "1536Mi", "1000", "0", "2Ti"]);
-        assert_eq!([500, 2000, 1250].map(gpus), ["0.500", "2", "1.250"]);
+        assert_eq!([500, 2000, 1250].map(format_gpus), ["0.500", "2", "1.250"]);
         assert_eq!(
             [gpu_list(&[2]), gpu_list(&[0, 1, 3])],
             ["GPU 2", "GPUs 0, 1 and 3"]

@@ -23,10 +23,10 @@ pub fn unsupported(cluster: &ClusterCopy, facts: &Facts) -> Vec<UnsupportedPart>
         return Vec::new();
     }
     let view = cluster.kube_filters();
-    let Some(wants) = view.wants(&facts.uid) else {
+    let Some(wants) = view.requirements_of(&facts.uid) else {
         return Vec::new();
     };
-    let query = view.ask(Some(&facts.uid), wants);
+    let query = view.query(Some(&facts.uid), wants);
     let mut found = BTreeMap::new();
     for node in facts.snapshot.nodes() {
         if let FilterVerdict::Unsupported(rule) =

@@ -69,18 +69,22 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
             .iter()
             .map(|known| class(&known.name))
             .collect(),
-        tenants: policy.tenants().iter().map(TenantShare::of).collect(),
+        tenants: policy
+            .tenants()
+            .iter()
+            .map(TenantShare::from_tenant)
+            .collect(),
         oldest_reservation: Millis::default(),
     };
     for (uid, pod_state) in ledger.pods_in_no_order() {
-        let vram = ledger.use_of(uid).vram;
+        let vram = ledger.usage_of(uid).vram;
         let (demand, pending) = (&pod_state.demand, pending_since(pod_state));
-        if let Some(class) = usage.classes.get_mut(demand.class.place()) {
+        if let Some(class) = usage.classes.get_mut(demand.class.index()) {
             class.add(pod_state, vram, pending.map(|since| now.since(since)));
         }
         if let Some(tenant) = demand
             .tenant
-            .and_then(|id| usage.tenants.get_mut(id.place()))
+            .and_then(|id| usage.tenants.get_mut(id.index()))
         {
             tenant.allocated += vram;
             tenant.pending += u64::from(pending.is_some());
@@ -94,7 +98,10 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
             usage.oldest_reservation = usage.oldest_reservation.max(now.since(*since));
         }
     }
-    usage.tenants.iter_mut().for_each(TenantShare::settle);
+    usage
+        .tenants
+        .iter_mut()
+        .for_each(TenantShare::update_borrowed);
     usage
 }
 
@@ -143,7 +150,7 @@ impl ClassUsage {
 }
 
 impl TenantShare {
-    fn of(tenant: &Tenant) -> Self {
+    fn from_tenant(tenant: &Tenant) -> Self {
         // A guarantee that names GPUs only does not limit VRAM.
         let guarantee = Some(tenant.guarantee.vram).filter(|vram| vram.0 < u64::MAX);
         Self {
@@ -156,7 +163,7 @@ impl TenantShare {
         }
     }
 
-    fn settle(&mut self) {
+    fn update_borrowed(&mut self) {
         self.borrowed = self
             .guarantee
             .map_or(Bytes::ZERO, |guarantee| self.allocated.minus(guarantee));
@@ -171,7 +178,7 @@ fn pending_since(pod_state: &PodState) -> Option<Moment> {
         PodPhase::Assumed(assumed) => &assumed.before,
         PodPhase::Bound(_) => return None,
     };
-    let is_ours = !pod_state.demand.asks_plugin() || waiting.unplaced_since.is_some();
+    let is_ours = !pod_state.demand.is_allocated_externally() || waiting.unplaced_since.is_some();
     let is_pending = is_ours && waiting.gate != SchedulingGate::Others;
     is_pending.then(|| {
         waiting

@@ -3,7 +3,7 @@
 //!
 //! Names are equal if their canonical forms are. What leaves open which model it is stays a name of its own.
 
-use super::{InvalidName, NameVisitor, check};
+use super::{InvalidName, NameVisitor, validate_name};
 use rustc_hash::FxHasher;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
@@ -23,11 +23,11 @@ pub struct ModelId {
 
 impl ModelId {
     pub fn parse(text: &str) -> Result<Self, InvalidName> {
-        check("model id", text).map(|()| Self::of(text.into()))
+        validate_name("model id", text).map(|()| Self::from_text(text.into()))
     }
 
     /// The model of a pod or an engine; `None` for a path at which any model may be, such as KServe's `/mnt/models`.
-    pub fn parse_named(text: &str) -> Result<Option<Self>, InvalidName> {
+    pub fn parse_unless_generic_path(text: &str) -> Result<Option<Self>, InvalidName> {
         let model = Self::parse(text)?;
         let last = model.canonical.rsplit('/').next();
         Ok(
@@ -36,7 +36,7 @@ impl ModelId {
         )
     }
 
-    fn of(text: Arc<str>) -> Self {
+    fn from_text(text: Arc<str>) -> Self {
         let canonical = match canonical(&text) {
             Cow::Borrowed(same) if same.len() == text.len() => text.clone(),
             other => other.into(),
@@ -50,25 +50,25 @@ impl ModelId {
 
     /// The one of `candidates` that this is a short name of: without its organization, or joined to it by a mark that labels may hold.
     /// Itself if that leaves none or several, and at once if it has its organization.
-    pub fn among<'a>(&'a self, known: impl IntoIterator<Item = &'a Self>) -> &'a Self {
+    pub fn resolve_among<'a>(&'a self, candidates: impl IntoIterator<Item = &'a Self>) -> &'a Self {
         if self.has_organization() {
             return self;
         }
         let mut found: Option<&Self> = None;
-        for model in known {
+        for model in candidates {
             if model == self
-                || self.is_short_for(model) && found.is_some_and(|found| found != model)
+                || self.is_short_name_of(model) && found.is_some_and(|found| found != model)
             {
                 return self;
             }
-            found = found.or_else(|| self.is_short_for(model).then_some(model));
+            found = found.or_else(|| self.is_short_name_of(model).then_some(model));
         }
         found.unwrap_or(self)
     }
 
     /// Bloom-filter bits of the names by which [`Self::resolve_among`] finds the model, whatever joins their parts: a short name,
     /// and the full name it stands for, have one in common.
-    pub(crate) fn marks_among(&self) -> u64 {
+    pub(crate) fn short_name_bits(&self) -> u64 {
         let mark = |name: &str| {
             let mut hasher = FxHasher::default();
             name.bytes().for_each(|byte| {
@@ -87,7 +87,7 @@ impl ModelId {
         mark(&self.canonical) | mark(name)
     }
 
-    fn is_short_for(&self, model: &Self) -> bool {
+    fn is_short_name_of(&self, model: &Self) -> bool {
         let Some((organization, name)) = model.canonical.split_once('/') else {
             return false;
         };
@@ -115,37 +115,39 @@ impl ModelId {
 fn canonical(text: &str) -> Cow<'_, str> {
     let text = text.trim_end_matches('/');
     let hub = ["hf://", "huggingface://", "https://huggingface.co/"];
-    if let Some(name) = hub.iter().find_map(|scheme| strip_prefix(text, scheme)) {
-        return lower(name.split(['@', ':']).next().unwrap_or(name));
+    if let Some(name) = hub
+        .iter()
+        .find_map(|scheme| strip_prefix_ignoring_case(text, scheme))
+    {
+        return to_lowercase(name.split(['@', ':']).next().unwrap_or(name));
     }
     if text.contains("://") {
         return text.into();
     }
     if text.starts_with('/') {
-        return in_folder(text).unwrap_or(text.into());
+        return model_of_path(text).unwrap_or(text.into());
     }
-    match of_cache(text) {
+    match model_of_cache_folder(text) {
         Some(name) => name,
         None => match without_revision(text) {
             name if name.matches('/').count() > 1 => text.into(),
-            name => lower(name),
+            name => to_lowercase(name),
         },
     }
 }
 
 /// The model whose files are in a folder of the hub's cache, or below one for models.
-fn in_folder(path: &str) -> Option<Cow<'_, str>> {
+fn model_of_path(path: &str) -> Option<Cow<'_, str>> {
     let mut folders = path.split('/');
-    if let Some(name) = folders
-        .clone()
-        .find_map(|folder| of_cache(folder).filter(|_| folder.starts_with(CACHED)))
-    {
+    if let Some(name) = folders.clone().find_map(|folder| {
+        model_of_cache_folder(folder).filter(|_| folder.starts_with(CACHE_FOLDER_PREFIX))
+    }) {
         return Some(name);
     }
     folders.by_ref().find(|folder| is_models_folder(folder))?;
     match folders.collect::<Vec<_>>()[..] {
-        [name] => Some(lower(name)),
-        [organization, name] if !is_models_folder(organization) => Some(lower(
+        [name] => Some(to_lowercase(name)),
+        [organization, name] if !is_models_folder(organization) => Some(to_lowercase(
             &path[path.len() - organization.len() - name.len() - 1..],
         )),
         _ => None,
@@ -157,12 +159,12 @@ fn is_models_folder(folder: &str) -> bool {
 }
 
 /// How the hub's client names the folders of its cache.
-const CACHED: &str = "models--";
+const CACHE_FOLDER_PREFIX: &str = "models--";
 
 /// `organization--name`, with or without that: no name on the hub has two hyphens in a row.
-fn of_cache(folder: &str) -> Option<Cow<'_, str>> {
+fn model_of_cache_folder(folder: &str) -> Option<Cow<'_, str>> {
     let (organization, name) = folder
-        .strip_prefix(CACHED)
+        .strip_prefix(CACHE_FOLDER_PREFIX)
         .unwrap_or(folder)
         .split_once("--")?;
     let is_one = !organization.is_empty()
@@ -186,7 +188,7 @@ fn without_revision(text: &str) -> &str {
     }
 }
 
-fn strip_prefix<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+fn strip_prefix_ignoring_case<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     let (front, rest) = text.split_at_checked(prefix.len())?;
     front
         .eq_ignore_ascii_case(prefix)
@@ -194,7 +196,7 @@ fn strip_prefix<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
         .filter(|rest| !rest.is_empty())
 }
 
-fn lower(text: &str) -> Cow<'_, str> {
+fn to_lowercase(text: &str) -> Cow<'_, str> {
     match text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         true => text.to_ascii_lowercase().into(),
         false => text.into(),
@@ -243,7 +245,7 @@ impl<'de> Deserialize<'de> for ModelId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer
             .deserialize_str(NameVisitor("model id"))
-            .map(Self::of)
+            .map(Self::from_text)
     }
 }
 
@@ -310,7 +312,7 @@ mod tests {
     #[test]
     fn a_folder_in_which_any_model_may_be_names_none() {
         let named = |text| {
-            ModelId::parse_named(text)
+            ModelId::parse_unless_generic_path(text)
                 .unwrap()
                 .map(|model| model.to_string())
         };
@@ -320,7 +322,7 @@ mod tests {
         );
         assert_eq!(named("/mnt/models/llama"), Some("/mnt/models/llama".into()));
         assert_eq!(named("models"), Some("models".into()));
-        assert!(ModelId::parse_named("a b").is_err());
+        assert!(ModelId::parse_unless_generic_path("a b").is_err());
     }
 
     #[test]
@@ -334,7 +336,7 @@ mod tests {
             "c/own",
         ]
         .map(model);
-        let among = |text: &str| model(text).among(&known).to_string();
+        let among = |text: &str| model(text).resolve_among(&known).to_string();
         for (short, whole) in [
             ("Qwen3-32B", "Qwen/Qwen3-32B"),
             ("qwen3-32b", "Qwen/Qwen3-32B"),
@@ -352,7 +354,7 @@ mod tests {
         }
         let twice = [model("Qwen/Qwen3-32B"), model("qwen/qwen3-32b")];
         assert_eq!(
-            model("qwen3-32b").among(&twice),
+            model("qwen3-32b").resolve_among(&twice),
             &twice[0],
             "the same model twice is one"
         );
@@ -371,8 +373,8 @@ mod tests {
             prop_assert_ne!(model(&format!("{organization}-{other}/{name}")), model(&whole));
             let known = [model(&whole)];
             for short in [model(&name), model(&format!("{organization}-{name}"))] {
-                prop_assert_eq!(short.among(&known), &known[0]);
-                prop_assert_ne!(short.marks_among() & known[0].marks_among(), 0);
+                prop_assert_eq!(short.resolve_among(&known), &known[0]);
+                prop_assert_ne!(short.short_name_bits() & known[0].short_name_bits(), 0);
             }
         }
 

@@ -15,7 +15,7 @@ type PodsByNode = BTreeMap<NodeName, u32>;
 pub(super) struct AntiAffinityIndex {
     by_namespace: BTreeMap<String, BTreeMap<Arc<AntiAffinity>, PodsByNode>>,
     /// Anti-affinities that name several namespaces or select them.
-    wide: BTreeMap<Arc<AntiAffinity>, PodsByNode>,
+    across_namespaces: BTreeMap<Arc<AntiAffinity>, PodsByNode>,
 }
 
 impl AntiAffinityIndex {
@@ -31,27 +31,28 @@ impl AntiAffinityIndex {
             .collect()
     }
 
-    pub fn remove(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) {
-        for repulsion in repels {
+    pub fn remove(&mut self, node: &NodeName, anti_affinities: &[Arc<AntiAffinity>]) {
+        for repulsion in anti_affinities {
             self.remove_one(node, repulsion);
         }
     }
 
     /// The anti-affinities that may exclude this pod, and the nodes they come from.
-    pub fn against<'a>(
+    pub fn that_may_exclude<'a>(
         &'a self,
         pod: &'a Requirements,
     ) -> impl Iterator<Item = (&'a AntiAffinity, impl Iterator<Item = &'a NodeName>)> {
-        let own = self.by_namespace.get(&pod.namespace).into_iter().flatten();
-        own.chain(&self.wide)
-            .filter(|(repulsion, _)| repulsion.may_take(pod))
+        let of_namespace = self.by_namespace.get(&pod.namespace).into_iter().flatten();
+        of_namespace
+            .chain(&self.across_namespaces)
+            .filter(|(repulsion, _)| repulsion.may_exclude(pod))
             .map(|(repulsion, sources)| (&**repulsion, sources.keys()))
     }
 
     fn add_one(&mut self, node: &NodeName, repulsion: &Arc<AntiAffinity>) -> Arc<AntiAffinity> {
-        let known = match only_namespace(repulsion) {
+        let known = match single_namespace(repulsion) {
             Some(namespace) => self.by_namespace.entry(namespace.to_owned()).or_default(),
-            None => &mut self.wide,
+            None => &mut self.across_namespaces,
         };
         let shared = known
             .get_key_value(repulsion)
@@ -66,20 +67,20 @@ impl AntiAffinityIndex {
     }
 
     fn remove_one(&mut self, node: &NodeName, repulsion: &Arc<AntiAffinity>) {
-        let Some(namespace) = only_namespace(repulsion) else {
-            return forget(&mut self.wide, node, repulsion);
+        let Some(namespace) = single_namespace(repulsion) else {
+            return decrement(&mut self.across_namespaces, node, repulsion);
         };
         let Some(known) = self.by_namespace.get_mut(namespace) else {
             return;
         };
-        forget(known, node, repulsion);
+        decrement(known, node, repulsion);
         if known.is_empty() {
             self.by_namespace.remove(namespace);
         }
     }
 }
 
-fn only_namespace(repulsion: &AntiAffinity) -> Option<&str> {
+fn single_namespace(repulsion: &AntiAffinity) -> Option<&str> {
     match &repulsion.scope {
         NamespaceScope::Of(namespaces) if namespaces.len() == 1 => {
             namespaces.first().map(String::as_str)
@@ -88,7 +89,7 @@ fn only_namespace(repulsion: &AntiAffinity) -> Option<&str> {
     }
 }
 
-fn forget(
+fn decrement(
     known: &mut BTreeMap<Arc<AntiAffinity>, PodsByNode>,
     node: &NodeName,
     repulsion: &Arc<AntiAffinity>,

@@ -3,13 +3,13 @@
 //! The order is by how useful the reason is: what no eviction changes comes before what is merely in use. A refusal is certain;
 //! an unknown verdict matters only if no filter refuses.
 
-use super::node::{Effect, FilterNode};
+use super::node::{FilterNode, TaintEffect};
 use super::requirements::{Requirements, UnsupportedRule};
 use super::resources::HostPort;
 use super::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, RequestedSums};
-use super::volumes::{ATTACHED_ANYWHERE, VolumeRules};
+use super::volumes::{MIN_ATTACH_LIMIT, VolumeRules};
 use crate::coded::coded;
-use crate::units::text::quantity_text;
+use crate::units::text::format_quantity;
 use crate::units::{Bytes, plural};
 use serde::Serialize;
 use std::sync::Arc;
@@ -33,20 +33,20 @@ coded! {
         "unknown-node" UnknownNode,
             "the API server has shown no node with this name"
             => false;
-        "tainted" Tainted { key: String, effect: Effect },
+        "tainted" Tainted { key: String, effect: TaintEffect },
             "the node has the taint {key}:{effect}, which the pod does not tolerate"
             => false;
         "not-selected" NotSelected,
             "the node does not match the pod's node selector or required node affinity"
             => false;
         "insufficient-allocatable" InsufficientAllocatable { resource: Arc<str>, asked: u64, allocatable: u64 },
-            "the pod asks for {}, and the node has {} in all", of_resource(resource, *asked), amount(resource, *allocatable)
+            "the pod asks for {}, and the node has {} in all", amount_of_resource(resource, *asked), format_amount(resource, *allocatable)
             => false;
         "too-many-pods" TooManyPods { allowed: u64 },
             "the node allows {} and has that many", plural(*allowed, "pod")
             => true;
         "insufficient-free" InsufficientFree { resource: Arc<str>, asked: u64, left: u64 },
-            "the pod asks for {}, and the node has {} left", of_resource(resource, *asked), amount(resource, *left)
+            "the pod asks for {}, and the node has {} left", amount_of_resource(resource, *asked), format_amount(resource, *left)
             => true;
         "volume-elsewhere" VolumeElsewhere,
             "a volume of the pod cannot be used on the node, or none can be provisioned there"
@@ -60,7 +60,7 @@ coded! {
 /// The pods that are or will be on the node, as far as one verdict is concerned.
 pub(super) struct NodeOccupancy<'a, P> {
     pub machine: &'a FilterNode,
-    pub taken: &'a RequestedSums,
+    pub requested: &'a RequestedSums,
     pub ports: P,
     /// What the pod's volumes ask of the node.
     pub volumes: &'a VolumeRules<'a>,
@@ -71,44 +71,47 @@ pub(super) struct NodeOccupancy<'a, P> {
 }
 
 /// `64 CPU`, `60Gi of ephemeral-storage`, `2 of rdma/ib`.
-fn of_resource(resource: &str, asked: u64) -> String {
+fn amount_of_resource(resource: &str, requested: u64) -> String {
     match resource {
-        CPU => format!("{} CPU", amount(resource, asked)),
-        _ => format!("{} of {resource}", amount(resource, asked)),
+        CPU => format!("{} CPU", format_amount(resource, requested)),
+        _ => format!("{} of {resource}", format_amount(resource, requested)),
     }
 }
 
 /// The amount of a resource as manifests write it: `500m`, `60Gi`, `2`.
-fn amount(resource: &str, amount: u64) -> String {
+fn format_amount(resource: &str, amount: u64) -> String {
     match resource {
         CPU if amount.is_multiple_of(1000) => (amount / 1000).to_string(),
         CPU => format!("{amount}m"),
-        MEMORY | EPHEMERAL_STORAGE => quantity_text(Bytes(amount)),
-        _ if resource.starts_with(HUGE_PAGES) => quantity_text(Bytes(amount)),
+        MEMORY | EPHEMERAL_STORAGE => format_quantity(Bytes(amount)),
+        _ if resource.starts_with(HUGE_PAGES_PREFIX) => format_quantity(Bytes(amount)),
         _ => amount.to_string(),
     }
 }
 
 /// Prefix of the resources of huge pages.
-const HUGE_PAGES: &str = "hugepages-";
+const HUGE_PAGES_PREFIX: &str = "hugepages-";
 
-pub(super) fn classify<'a, P>(pod: &Requirements, present: NodeOccupancy<'a, P>) -> FilterVerdict
+pub(super) fn run_filters<'a, P>(
+    pod: &Requirements,
+    occupancy: NodeOccupancy<'a, P>,
+) -> FilterVerdict
 where
     P: Iterator<Item = &'a HostPort> + Clone,
 {
     let NodeOccupancy {
         machine,
-        taken,
+        requested: taken,
         ports,
         volumes,
         attached,
         unsupported,
-    } = present;
-    let reason = by_the_node_alone(pod, volumes, machine)
-        .or_else(|| by_resources(pod, machine, taken))
-        .or_else(|| by_ports(pod, ports));
+    } = occupancy;
+    let reason = reject_by_node(pod, volumes, machine)
+        .or_else(|| reject_by_resources(pod, machine, taken))
+        .or_else(|| reject_by_ports(pod, ports));
     let may_lack_attachments =
-        !pod.claims.is_empty() && attached + pod.claims.len() > ATTACHED_ANYWHERE;
+        !pod.claims.is_empty() && attached + pod.claims.len() > MIN_ATTACH_LIMIT;
     let attach_limit = may_lack_attachments.then_some(UnsupportedRule::AttachLimit);
     let unsupported = pod
         .unsupported
@@ -123,26 +126,26 @@ where
 }
 
 /// NodeUnschedulable, TaintToleration, NodeAffinity, VolumeBinding, VolumeZone, and NodeResourcesFit on an empty node.
-fn by_the_node_alone(
+fn reject_by_node(
     pod: &Requirements,
     volumes: &VolumeRules<'_>,
     machine: &FilterNode,
 ) -> Option<FilterReason> {
-    if let Some(taint) = machine.untolerated(&pod.tolerations) {
+    if let Some(taint) = machine.first_untolerated_taint(&pod.tolerations) {
         return Some(FilterReason::Tainted {
             key: taint.key.clone(),
             effect: taint.effect,
         });
     }
-    if !pod.selects(machine) {
+    if !pod.matches_node(machine) {
         return Some(FilterReason::NotSelected);
     }
-    if !volumes.take(machine) {
+    if !volumes.accept(machine) {
         return Some(FilterReason::VolumeElsewhere);
     }
-    let mut asked = pod.amounts.named();
+    let mut asked = pod.amounts.nonzero();
     asked.find_map(|(resource, asked)| {
-        let allocatable = machine.allocatable.of_resource(resource);
+        let allocatable = machine.allocatable.get(resource);
         let too_small = || FilterReason::InsufficientAllocatable {
             resource: resource.into(),
             asked,
@@ -153,7 +156,7 @@ fn by_the_node_alone(
 }
 
 /// NodeResourcesFit. A resource that the pod does not request may be overcommitted.
-fn by_resources(
+fn reject_by_resources(
     pod: &Requirements,
     machine: &FilterNode,
     taken: &RequestedSums,
@@ -163,12 +166,12 @@ fn by_resources(
             allowed: machine.pods,
         });
     }
-    let mut asked = pod.amounts.named();
+    let mut asked = pod.amounts.nonzero();
     asked.find_map(|(resource, asked)| {
         let left = machine
             .allocatable
-            .of_resource(resource)
-            .saturating_sub(taken.of_resource(resource));
+            .get(resource)
+            .saturating_sub(taken.get(resource));
         (asked > left).then(|| FilterReason::InsufficientFree {
             resource: resource.into(),
             asked,
@@ -178,7 +181,7 @@ fn by_resources(
 }
 
 /// NodePorts.
-fn by_ports<'a>(
+fn reject_by_ports<'a>(
     pod: &Requirements,
     taken: impl Iterator<Item = &'a HostPort> + Clone,
 ) -> Option<FilterReason> {

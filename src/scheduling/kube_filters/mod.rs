@@ -25,7 +25,7 @@ pub use node::FilterNode;
 pub use requirements::{
     AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule,
 };
-pub use resources::Amounts;
+pub use resources::ResourceList;
 pub use volumes::{StorageKind, StorageObject};
 
 use super::sharing::ShardedMap;
@@ -33,7 +33,7 @@ use super::vocabulary::demand::HostResources;
 use crate::ids::{NodeName, PodUid};
 use crate::units::{Bytes, MilliCpu};
 use anti_affinity::AntiAffinityIndex;
-use filters::{NodeOccupancy, classify};
+use filters::{NodeOccupancy, run_filters};
 use node_state::FilterNodeState;
 use resources::{CPU, MEMORY};
 use serde::{Deserialize, Serialize};
@@ -44,19 +44,19 @@ use volumes::{VolumeIndex, VolumeIndexState, VolumeRules};
 /// The cluster as kube-scheduler's filters see it.
 #[derive(Debug, Default)]
 pub struct ClusterFilters {
-    seen: FilterSnapshot,
+    current: FilterSnapshot,
     /// The node of each bound pod.
-    places: ShardedMap<PodUid, NodeName>,
+    node_by_pod: ShardedMap<PodUid, NodeName>,
 }
 
 /// The view at one moment, to be read without its lock. Cheap to take: node states are shared until they change.
 #[derive(Debug, Clone, Default)]
 pub struct FilterSnapshot {
-    pages: ShardedMap<NodeName, Arc<FilterNodeState>>,
+    node_states: ShardedMap<NodeName, Arc<FilterNodeState>>,
     waiting: ShardedMap<PodUid, Arc<Requirements>>,
     /// Requirements of the successors of bound pods; stored only where pods may be moved.
     movable: ShardedMap<PodUid, Arc<Requirements>>,
-    repelling: Arc<AntiAffinityIndex>,
+    anti_affinities: Arc<AntiAffinityIndex>,
     volumes: Arc<VolumeIndex>,
 }
 
@@ -84,66 +84,66 @@ pub struct AssumedNodeChange<'a> {
 /// One pod to be checked on many nodes: what is the same for all of them is computed once.
 #[derive(Debug)]
 pub struct FilterQuery<'a> {
-    view: &'a FilterSnapshot,
+    snapshot: &'a FilterSnapshot,
     /// `None`: any pod with the same requirements that is not there yet.
     pod: Option<&'a PodUid>,
-    wants: &'a Requirements,
+    requirements: &'a Requirements,
     /// Topology labels and their values where bound pods may exclude it by anti-affinity.
-    shut: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    excluded_topologies: BTreeMap<&'a str, BTreeSet<&'a str>>,
     volumes: VolumeRules<'a>,
 }
 
 impl ClusterFilters {
     /// Sets a node as it is now.
-    pub fn set_machine(&mut self, mut machine: FilterNode) {
+    pub fn set_node(&mut self, mut machine: FilterNode) {
         let page = self
-            .seen
-            .pages
+            .current
+            .node_states
             .get_or_insert_with(machine.name.clone(), Arc::default);
-        if page.machine.as_deref() == Some(&machine) {
+        if page.node.as_deref() == Some(&machine) {
             return;
         }
         // The ledger shares the same labels: they seldom change, and are most of a node.
         if let Some(known) = page
-            .machine
+            .node
             .as_ref()
             .filter(|known| known.labels == machine.labels)
         {
             machine.labels = known.labels.clone();
         }
-        Arc::make_mut(page).machine = Some(Arc::new(machine));
+        Arc::make_mut(page).node = Some(Arc::new(machine));
     }
 
     /// Removes the node; its pods stay until they are observed to go.
-    pub(crate) fn remove_machine(&mut self, name: &NodeName) {
+    pub(crate) fn remove_node(&mut self, name: &NodeName) {
         if let Some(page) = self
-            .seen
-            .pages
+            .current
+            .node_states
             .get_mut(name)
-            .filter(|page| page.machine.is_some())
+            .filter(|page| page.node.is_some())
         {
-            Arc::make_mut(page).machine = None;
-            self.forget_blank(name);
+            Arc::make_mut(page).node = None;
+            self.remove_node_state_if_empty(name);
         }
     }
 
     /// Sets a bound pod as it is now. It no longer waits.
     pub fn set_pod(&mut self, uid: PodUid, footprint: NodeFootprint) {
         // Most changes of a bound pod are changes of its status.
-        if self.seen.footprint(&footprint.node, &uid) == Some(&footprint) {
+        if self.current.footprint(&footprint.node, &uid) == Some(&footprint) {
             return;
         }
         self.remove_pod(&uid);
         // All pods of a node share its name, and all pods with equal anti-affinities share those.
         let node = self
-            .seen
-            .pages
+            .current
+            .node_states
             .get_key_value(&footprint.node)
             .map_or(&footprint.node, |(name, _)| name)
             .clone();
         let repels = match footprint.repels.is_empty() {
             true => Arc::default(),
-            false => Arc::make_mut(&mut self.seen.repelling).add(&node, &footprint.repels),
+            false => Arc::make_mut(&mut self.current.anti_affinities).add(&node, &footprint.repels),
         };
         let NodeFootprint {
             volumes,
@@ -151,14 +151,14 @@ impl ClusterFilters {
             ..
         } = footprint;
         let ports = shared_if_empty(footprint.ports);
-        let amounts = Amounts {
+        let amounts = ResourceList {
             others: shared_if_empty(footprint.amounts.others),
             ..footprint.amounts
         };
-        self.places.insert(uid.clone(), node.clone());
+        self.node_by_pod.insert(uid.clone(), node.clone());
         let page = self
-            .seen
-            .pages
+            .current
+            .node_states
             .get_or_insert_with(node.clone(), Arc::default);
         Arc::make_mut(page).insert(
             uid,
@@ -174,97 +174,100 @@ impl ClusterFilters {
     }
 
     /// Sets a pending pod as it is now.
-    pub fn set_waiting(&mut self, uid: PodUid, wants: Requirements) {
-        if self.seen.wants(&uid).is_some_and(|known| **known == wants) {
+    pub fn set_pending(&mut self, uid: PodUid, wants: Requirements) {
+        if self
+            .current
+            .requirements_of(&uid)
+            .is_some_and(|known| **known == wants)
+        {
             return;
         }
         self.remove_pod(&uid);
-        self.seen.waiting.insert(uid, Arc::new(wants));
+        self.current.waiting.insert(uid, Arc::new(wants));
     }
 
     /// Sets the requirements of the successor of a bound pod, which replaces it if it is evicted.
-    pub(crate) fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
-        if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
-            self.seen.movable.insert(uid, Arc::new(wants));
+    pub(crate) fn set_successor(&mut self, uid: PodUid, wants: Requirements) {
+        if self.current.movable.get(&uid).map(|known| &**known) != Some(&wants) {
+            self.current.movable.insert(uid, Arc::new(wants));
         }
     }
 
     /// The requirements of a bound pod's successor.
-    pub fn movable(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
-        self.seen.movable(pod)
+    pub fn successor_requirements(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+        self.current.successor_requirements(pod)
     }
 
     /// Removes a pod that has ended or was deleted.
     pub(crate) fn remove_pod(&mut self, uid: &PodUid) {
-        self.seen.waiting.remove(uid);
-        self.seen.movable.remove(uid);
-        let Some(node) = self.places.remove(uid) else {
+        self.current.waiting.remove(uid);
+        self.current.movable.remove(uid);
+        let Some(node) = self.node_by_pod.remove(uid) else {
             return;
         };
-        let Some(page) = self.seen.pages.get_mut(&node) else {
+        let Some(page) = self.current.node_states.get_mut(&node) else {
             return;
         };
         let removed = Arc::make_mut(page).remove(uid);
         if let Some(footprint) = removed.filter(|footprint| !footprint.repels.is_empty()) {
-            Arc::make_mut(&mut self.seen.repelling).remove(&node, &footprint.repels);
+            Arc::make_mut(&mut self.current.anti_affinities).remove(&node, &footprint.repels);
         }
-        self.forget_blank(&node);
+        self.remove_node_state_if_empty(&node);
     }
 
     /// Rebuilds the filters from an exported state. Sums and the index of anti-affinities follow from the pods.
-    pub fn load(state: ClusterFiltersState) -> Self {
+    pub fn from_state(state: ClusterFiltersState) -> Self {
         let mut filters = Self::default();
         state
             .machines
             .into_iter()
-            .for_each(|machine| filters.set_machine(Arc::unwrap_or_clone(machine)));
+            .for_each(|machine| filters.set_node(Arc::unwrap_or_clone(machine)));
         state
             .bound
             .into_iter()
             .for_each(|(uid, footprint)| filters.set_pod(uid, footprint));
-        filters.seen.waiting = state.waiting.into_iter().collect();
-        filters.seen.movable = state.movable.into_iter().collect();
-        filters.seen.volumes = Arc::new(VolumeIndex::load(state.volumes));
+        filters.current.waiting = state.waiting.into_iter().collect();
+        filters.current.movable = state.movable.into_iter().collect();
+        filters.current.volumes = Arc::new(VolumeIndex::from_state(state.volumes));
         filters
     }
 
     /// Sets a claim (by `namespace/name`), a volume or a storage class as it is now.
     pub(crate) fn set_storage(&mut self, name: Arc<str>, object: StorageObject) {
-        Arc::make_mut(&mut self.seen.volumes).set(name, object);
+        Arc::make_mut(&mut self.current.volumes).set(name, object);
     }
 
     pub(crate) fn remove_storage(&mut self, kind: StorageKind, name: &str) {
-        Arc::make_mut(&mut self.seen.volumes).remove(kind, name);
+        Arc::make_mut(&mut self.current.volumes).remove(kind, name);
     }
 
     /// The names of all known objects of a kind, in no order.
     pub fn storage_names(&self, kind: StorageKind) -> Vec<Arc<str>> {
-        self.seen.volumes.names(kind)
+        self.current.volumes.names(kind)
     }
 
     /// All known pods, in no order.
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
-        self.seen.pods_in_no_order()
+        self.current.pods_in_no_order()
     }
 
     pub fn snapshot(&self) -> FilterSnapshot {
-        self.seen.clone()
+        self.current.clone()
     }
 
     /// The node of a bound pod.
     pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
-        self.places.get(pod)
+        self.node_by_pod.get(pod)
     }
 
     /// CPU and memory of a node that bound pods leave free; `None` if the node is not known.
     pub fn free_host(&self, node: &NodeName) -> Option<HostResources> {
-        let page = self.seen.pages.get(node)?;
-        let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
-        let left = |resource: &str| {
-            offered
-                .of_resource(resource)
-                .saturating_sub(taken.of_resource(resource))
-        };
+        let page = self.current.node_states.get(node)?;
+        let (offered, taken) = (
+            &page.node.as_ref()?.allocatable,
+            page.requested_after(&[], &[]),
+        );
+        let left = |resource: &str| offered.get(resource).saturating_sub(taken.get(resource));
         Some(HostResources {
             cpu: MilliCpu(left(CPU)),
             memory: Bytes(left(MEMORY)),
@@ -273,30 +276,34 @@ impl ClusterFilters {
 
     /// Whether a pod bound to the node has ResourceClaims.
     pub fn claims_devices(&self, node: &NodeName) -> bool {
-        self.seen
-            .pages
+        self.current
+            .node_states
             .get(node)
             .is_some_and(|page| page.claims_devices())
     }
 
     /// See [`FilterSnapshot::requirements_of`].
-    pub fn wants(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
-        self.seen.wants(pod)
+    pub fn requirements_of(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+        self.current.requirements_of(pod)
     }
 
     /// See [`FilterSnapshot::query`].
-    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
-        self.seen.ask(pod, wants)
+    pub fn query<'a>(
+        &'a self,
+        pod: Option<&'a PodUid>,
+        wants: &'a Requirements,
+    ) -> FilterQuery<'a> {
+        self.current.query(pod, wants)
     }
 
-    fn forget_blank(&mut self, name: &NodeName) {
+    fn remove_node_state_if_empty(&mut self, name: &NodeName) {
         if self
-            .seen
-            .pages
+            .current
+            .node_states
             .get(name)
-            .is_some_and(|page| page.is_blank())
+            .is_some_and(|page| page.is_empty())
         {
-            self.seen.pages.remove(name);
+            self.current.node_states.remove(name);
         }
     }
 }
@@ -308,8 +315,8 @@ impl FilterSnapshot {
 
     /// Exports the whole state of the filters, to be stored.
     pub fn export(&self) -> ClusterFiltersState {
-        let pages = || self.pages.in_no_order().map(|(_, page)| page);
-        let mut machines: Vec<_> = pages().filter_map(|page| page.machine.clone()).collect();
+        let pages = || self.node_states.iter_unordered().map(|(_, page)| page);
+        let mut machines: Vec<_> = pages().filter_map(|page| page.node.clone()).collect();
         machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let pods = pages().flat_map(|page| page.pods());
         ClusterFiltersState {
@@ -333,78 +340,85 @@ impl FilterSnapshot {
         node: &NodeName,
         beside: &AssumedNodeChange<'_>,
     ) -> FilterVerdict {
-        self.ask(Some(pod), wants).verdict(node, beside)
+        self.query(Some(pod), wants).verdict(node, beside)
     }
 
     /// The requirements of a pending pod.
-    pub fn wants(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+    pub fn requirements_of(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
         self.waiting.get(pod)
     }
 
     /// All known pods, in no order.
     pub fn pods_in_no_order(&self) -> impl Iterator<Item = &PodUid> {
-        let bound = self.pages.in_no_order().flat_map(|(_, page)| page.pods());
+        let bound = self
+            .node_states
+            .iter_unordered()
+            .flat_map(|(_, page)| page.pods());
         bound
             .map(|(uid, _)| uid)
-            .chain(self.waiting.in_no_order().map(|(uid, _)| uid))
+            .chain(self.waiting.iter_unordered().map(|(uid, _)| uid))
     }
 
     /// The requirements of a bound pod's successor.
-    pub fn movable(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
+    pub fn successor_requirements(&self, pod: &PodUid) -> Option<&Arc<Requirements>> {
         self.movable.get(pod)
     }
 
-    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
+    pub fn query<'a>(
+        &'a self,
+        pod: Option<&'a PodUid>,
+        wants: &'a Requirements,
+    ) -> FilterQuery<'a> {
         let mut shut = BTreeMap::<&str, BTreeSet<&str>>::new();
-        for (repulsion, sources) in self.repelling.against(wants) {
+        for (repulsion, sources) in self.anti_affinities.that_may_exclude(wants) {
             let topology = &*repulsion.topology;
-            let values = sources.filter_map(|node| self.machine(node)?.labels.get(topology));
+            let values = sources.filter_map(|node| self.node_object(node)?.labels.get(topology));
             shut.entry(topology)
                 .or_default()
                 .extend(values.map(String::as_str));
         }
         FilterQuery {
-            view: self,
+            snapshot: self,
             pod,
-            wants,
-            shut,
-            volumes: self.volumes.rules_of(wants),
+            requirements: wants,
+            excluded_topologies: shut,
+            volumes: self.volumes.rules_for(wants),
         }
     }
 
-    fn machine(&self, node: &NodeName) -> Option<&FilterNode> {
-        self.pages.get(node)?.machine.as_deref()
+    fn node_object(&self, node: &NodeName) -> Option<&FilterNode> {
+        self.node_states.get(node)?.node.as_deref()
     }
 
     fn footprint(&self, node: &NodeName, uid: &PodUid) -> Option<&NodeFootprint> {
-        self.pages.get(node)?.pod(uid)
+        self.node_states.get(node)?.pod(uid)
     }
 }
 
 impl<'a> FilterQuery<'a> {
     pub fn verdict(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> FilterVerdict {
-        let page = self.view.pages.get(node);
-        let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?)))
+        let page = self.snapshot.node_states.get(node);
+        let Some((page, machine)) = page.and_then(|page| Some((page, page.node.as_deref()?)))
         else {
             return FilterVerdict::Rejects(FilterReason::UnknownNode);
         };
-        let (coming, unseen) = self.coming(page, beside.coming);
-        let repelled =
-            self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
-        let unsupported = repelled
+        let (coming, unobserved) = self.observed_arrivals(page, beside.coming);
+        let is_excluded = self.is_excluded_by_bound_pods(machine)
+            || coming.iter().any(|other| self.is_excluded_by(other));
+        let unsupported = is_excluded
             .then_some(UnsupportedRule::AntiAffinityOfAnotherPod)
-            .or(unseen);
+            .or(unobserved);
         let (taken, ports) = (
-            page.taken(beside.leaving, &coming),
-            page.ports(beside.leaving, &coming),
+            page.requested_after(beside.leaving, &coming),
+            page.ports_after(beside.leaving, &coming),
         );
-        let attached = page.attached(beside.leaving, &coming);
+        let attached = page.volumes_after(beside.leaving, &coming);
         let volumes = &self.volumes;
-        classify(
-            self.wants,
+        run_filters(
+            self.requirements,
             NodeOccupancy {
                 machine,
-                taken: &taken,
+                requested: &taken,
                 ports,
                 volumes,
                 attached,
@@ -415,22 +429,22 @@ impl<'a> FilterQuery<'a> {
 
     /// How much the node lacks of the CPU and memory that the pod requests.
     pub fn shortfall(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> HostResources {
-        let Some(page) = self.view.pages.get(node) else {
+        let Some(page) = self.snapshot.node_states.get(node) else {
             return HostResources::default();
         };
-        let Some(machine) = &page.machine else {
+        let Some(machine) = &page.node else {
             return HostResources::default();
         };
-        let (coming, _) = self.coming(page, beside.coming);
-        let taken = page.taken(beside.leaving, &coming);
+        let (coming, _) = self.observed_arrivals(page, beside.coming);
+        let taken = page.requested_after(beside.leaving, &coming);
         let shortfall = |resource: &str, asked: u64| {
             let left = machine
                 .allocatable
-                .of_resource(resource)
-                .saturating_sub(taken.of_resource(resource));
+                .get(resource)
+                .saturating_sub(taken.get(resource));
             asked.saturating_sub(left)
         };
-        let Amounts { cpu, memory, .. } = &self.wants.amounts;
+        let ResourceList { cpu, memory, .. } = &self.requirements.amounts;
         HostResources {
             cpu: MilliCpu(shortfall(CPU, cpu.0)),
             memory: Bytes(shortfall(MEMORY, memory.0)),
@@ -438,7 +452,7 @@ impl<'a> FilterQuery<'a> {
     }
 
     /// The requirements of coming pods that are not on the node yet, and a rule if one of them was never observed.
-    fn coming(
+    fn observed_arrivals(
         &self,
         page: &FilterNodeState,
         coming: &[PodUid],
@@ -448,37 +462,40 @@ impl<'a> FilterQuery<'a> {
                 .iter()
                 .filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none())
         };
-        let seen: Vec<_> = absent()
-            .filter_map(|uid| self.view.wants(uid))
+        let observed: Vec<_> = absent()
+            .filter_map(|uid| self.snapshot.requirements_of(uid))
             .map(|wants| &**wants)
             .collect();
-        let unseen = seen.len() < absent().count();
-        (seen, unseen.then_some(UnsupportedRule::UnknownNeighbor))
+        let has_unobserved = observed.len() < absent().count();
+        (
+            observed,
+            has_unobserved.then_some(UnsupportedRule::UnknownNeighbor),
+        )
     }
 
-    fn is_ruled_out(&self, machine: &FilterNode) -> bool {
+    fn is_excluded_by_bound_pods(&self, machine: &FilterNode) -> bool {
         let is_there = |topology: &str, values: &BTreeSet<&str>| {
             machine
                 .labels
                 .get(topology)
                 .is_some_and(|value| values.contains(&**value))
         };
-        self.shut
+        self.excluded_topologies
             .iter()
             .any(|(topology, values)| is_there(topology, values))
     }
 
     /// Whether a required anti-affinity of `other` may exclude the pod. Both will be on one node, whatever the topology key.
-    fn is_repelled_by(&self, other: &Requirements) -> bool {
+    fn is_excluded_by(&self, other: &Requirements) -> bool {
         other
             .repels
             .iter()
-            .any(|repulsion| repulsion.may_take(self.wants))
+            .any(|repulsion| repulsion.may_exclude(self.requirements))
     }
 }
 
 fn in_order(pods: &ShardedMap<PodUid, Arc<Requirements>>) -> BTreeMap<PodUid, Arc<Requirements>> {
-    pods.in_no_order()
+    pods.iter_unordered()
         .map(|(uid, wants)| (uid.clone(), wants.clone()))
         .collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! Plain predicates of one node and one pod, without other pods.
 
-use super::resources::Amounts;
+use super::resources::ResourceList;
 use crate::ids::NodeName;
 use crate::vocabulary::label_selector::{Requirement, Rule};
 use serde::{Deserialize, Serialize};
@@ -14,10 +14,10 @@ use std::sync::Arc;
 pub type ObjectLabels = BTreeMap<String, String>;
 
 /// The label by which a pod or a volume names its node.
-pub const HOSTNAME: &str = "kubernetes.io/hostname";
+pub const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
 /// The taint that stands for `spec.unschedulable`: a pod that tolerates it may be placed on a cordoned node.
-pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// A node as its object shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,25 +26,25 @@ pub struct FilterNode {
     pub labels: Arc<ObjectLabels>,
     /// Includes [`UNSCHEDULABLE_TAINT`] if the node is cordoned.
     pub taints: Arc<[Taint]>,
-    pub allocatable: Amounts,
+    pub allocatable: ResourceList,
     /// The greatest number of pods.
     pub pods: u64,
 }
 
 /// Taints by which the control plane keeps new pods off a node, whatever they are.
-const CLOSED: [&str; 3] = [
-    UNSCHEDULABLE,
+const UNAVAILABLE_TAINTS: [&str; 3] = [
+    UNSCHEDULABLE_TAINT,
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
 ];
 
 impl FilterNode {
     /// Whether new pods go there, apart from such as tolerate anything: it is not cordoned, and its kubelet answers.
-    pub(crate) fn takes_new_pods(&self) -> bool {
+    pub(crate) fn accepts_new_pods(&self) -> bool {
         !self
             .taints
             .iter()
-            .any(|taint| CLOSED.contains(&taint.key.as_str()))
+            .any(|taint| UNAVAILABLE_TAINTS.contains(&taint.key.as_str()))
     }
 }
 
@@ -52,12 +52,12 @@ impl FilterNode {
 pub struct Taint {
     pub key: String,
     pub value: String,
-    pub effect: Effect,
+    pub effect: TaintEffect,
 }
 
 /// Only the effects that exclude pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Effect {
+pub enum TaintEffect {
     NoSchedule,
     NoExecute,
 }
@@ -68,7 +68,7 @@ pub struct Toleration {
     pub key: String,
     pub rule: TolerationRule,
     /// `None`: every effect.
-    pub effect: Option<Effect>,
+    pub effect: Option<TaintEffect>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,11 +87,11 @@ pub struct NodeTerm {
 
 impl FilterNode {
     /// The first taint that these tolerations do not tolerate.
-    pub fn untolerated(&self, tolerations: &[Toleration]) -> Option<&Taint> {
+    pub fn first_untolerated_taint(&self, tolerations: &[Toleration]) -> Option<&Taint> {
         self.taints.iter().find(|taint| {
             !tolerations
                 .iter()
-                .any(|toleration| toleration.covers(taint))
+                .any(|toleration| toleration.tolerates(taint))
         })
     }
 }
@@ -99,15 +99,15 @@ impl FilterNode {
 impl Taint {
     pub fn unschedulable() -> Self {
         Self {
-            key: UNSCHEDULABLE.into(),
+            key: UNSCHEDULABLE_TAINT.into(),
             value: String::new(),
-            effect: Effect::NoSchedule,
+            effect: TaintEffect::NoSchedule,
         }
     }
 }
 
 impl Toleration {
-    fn covers(&self, taint: &Taint) -> bool {
+    fn tolerates(&self, taint: &Taint) -> bool {
         self.effect.is_none_or(|effect| effect == taint.effect)
             && (self.key.is_empty() || self.key == taint.key)
             && match &self.rule {
@@ -119,17 +119,18 @@ impl Toleration {
 
 impl NodeTerm {
     /// A term without rules matches no node.
-    pub fn takes(&self, machine: &FilterNode) -> bool {
+    pub fn matches_node(&self, machine: &FilterNode) -> bool {
         self.matches(&machine.labels, &machine.name)
     }
 
     /// Whether it matches a node with these labels and this name. A term without rules matches no node.
     pub fn matches(&self, labels: &ObjectLabels, name: &NodeName) -> bool {
-        let asks = !self.labels.is_empty() || !self.name.is_empty();
-        asks && self
-            .labels
-            .iter()
-            .all(|requirement| requirement.holds_in(labels))
+        let has_rules = !self.labels.is_empty() || !self.name.is_empty();
+        has_rules
+            && self
+                .labels
+                .iter()
+                .all(|requirement| requirement.holds_in(labels))
             && self
                 .name
                 .iter()
@@ -137,11 +138,11 @@ impl NodeTerm {
     }
 
     /// The node that it names, if it takes no other.
-    fn named_node(&self) -> Option<&str> {
+    fn single_named_node(&self) -> Option<&str> {
         let hostnames = self
             .labels
             .iter()
-            .filter(|one| one.key == HOSTNAME)
+            .filter(|one| one.key == HOSTNAME_LABEL)
             .map(|one| &one.rule);
         hostnames.chain(&self.name).find_map(|rule| match rule {
             Rule::In(names) if names.len() == 1 => names.first().map(String::as_str),
@@ -151,12 +152,12 @@ impl NodeTerm {
 }
 
 /// Whether these terms, of which one must match, leave a single node.
-pub fn name_one_node(terms: &[NodeTerm]) -> bool {
-    let named: Option<BTreeSet<&str>> = terms.iter().map(NodeTerm::named_node).collect();
+pub fn select_single_node(terms: &[NodeTerm]) -> bool {
+    let named: Option<BTreeSet<&str>> = terms.iter().map(NodeTerm::single_named_node).collect();
     named.is_some_and(|names| names.len() == 1)
 }
 
-impl fmt::Display for Effect {
+impl fmt::Display for TaintEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }

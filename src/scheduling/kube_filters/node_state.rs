@@ -15,20 +15,20 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub(super) struct FilterNodeState {
     /// `None` while no node of this name has been observed: pods may be observed before their node, and outlive it.
-    pub machine: Option<Arc<FilterNode>>,
+    pub node: Option<Arc<FilterNode>>,
     pods: BTreeMap<PodUid, NodeFootprint>,
-    taken: RequestedSums,
+    requested: RequestedSums,
 }
 
 impl FilterNodeState {
     pub fn insert(&mut self, uid: PodUid, footprint: NodeFootprint) {
         self.pods.insert(uid, footprint);
-        self.recount();
+        self.recompute_sums();
     }
 
     pub fn remove(&mut self, uid: &PodUid) -> Option<NodeFootprint> {
         let removed = self.pods.remove(uid);
-        self.recount();
+        self.recompute_sums();
         removed
     }
 
@@ -41,15 +41,19 @@ impl FilterNodeState {
         self.pods.iter()
     }
 
-    pub fn is_blank(&self) -> bool {
-        self.machine.is_none() && self.pods.is_empty()
+    pub fn is_empty(&self) -> bool {
+        self.node.is_none() && self.pods.is_empty()
     }
 
     /// The resources in use once `leaving` pods are gone and `coming` pods are placed.
-    pub fn taken(&self, leaving: &[PodUid], coming: &[&Requirements]) -> Cow<'_, RequestedSums> {
+    pub fn requested_after(
+        &self,
+        leaving: &[PodUid],
+        coming: &[&Requirements],
+    ) -> Cow<'_, RequestedSums> {
         let mut taken = match leaving {
-            [] => Cow::Borrowed(&self.taken),
-            _ => Cow::Owned(sum(self.staying(leaving))),
+            [] => Cow::Borrowed(&self.requested),
+            _ => Cow::Owned(sum(self.remaining_pods(leaving))),
         };
         coming
             .iter()
@@ -58,12 +62,14 @@ impl FilterNodeState {
     }
 
     /// The host ports in use once `leaving` pods are gone and `coming` pods are placed.
-    pub fn ports<'a>(
+    pub fn ports_after<'a>(
         &'a self,
         leaving: &'a [PodUid],
         coming: &'a [&Requirements],
     ) -> impl Iterator<Item = &'a HostPort> + Clone {
-        let staying = self.staying(leaving).flat_map(|pod| pod.ports.iter());
+        let staying = self
+            .remaining_pods(leaving)
+            .flat_map(|pod| pod.ports.iter());
         staying.chain(coming.iter().flat_map(|pod| &pod.ports))
     }
 
@@ -73,15 +79,15 @@ impl FilterNodeState {
     }
 
     /// Number of volumes of the pods on the node once `leaving` pods are gone and `coming` pods are placed.
-    pub fn attached(&self, leaving: &[PodUid], coming: &[&Requirements]) -> usize {
+    pub fn volumes_after(&self, leaving: &[PodUid], coming: &[&Requirements]) -> usize {
         let staying: usize = self
-            .staying(leaving)
+            .remaining_pods(leaving)
             .map(|pod| usize::from(pod.volumes))
             .sum();
         staying + coming.iter().map(|pod| pod.claims.len()).sum::<usize>()
     }
 
-    fn staying<'a>(
+    fn remaining_pods<'a>(
         &'a self,
         leaving: &'a [PodUid],
     ) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
@@ -91,8 +97,8 @@ impl FilterNodeState {
             .map(|(_, pod)| pod)
     }
 
-    fn recount(&mut self) {
-        self.taken = sum(self.pods.values());
+    fn recompute_sums(&mut self) {
+        self.requested = sum(self.pods.values());
     }
 }
 

@@ -1,9 +1,9 @@
 //! The view against an oracle that keeps plain lists and reads all of them again for each verdict: after any changes, in any
 //! order, both agree.
 
-use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::node::{NodeTerm, ObjectLabels, Taint, TaintEffect, Toleration, TolerationRule};
+use super::resources::AmountsByResource;
 use super::resources::HostPort;
-use super::resources::NamedAmounts;
 use super::*;
 use crate::vocabulary::label_selector::{Requirement, Rule, Selector};
 use proptest::collection::vec;
@@ -54,13 +54,13 @@ fn labels() -> impl Strategy<Value = ObjectLabels> {
     proptest::collection::btree_map(text(&KEYS), text(&VALUES), 0..3)
 }
 
-fn amounts(most: u64) -> impl Strategy<Value = Amounts> {
+fn amounts(most: u64) -> impl Strategy<Value = ResourceList> {
     vec(0..=most, RESOURCES.len()).prop_map(|amounts| {
         let named = RESOURCES
             .into_iter()
             .zip(amounts)
             .filter(|(_, amount)| *amount > 0);
-        Amounts::of(&named.collect::<NamedAmounts<'_>>())
+        ResourceList::from_amounts(&named.collect::<AmountsByResource<'_>>())
     })
 }
 
@@ -73,8 +73,8 @@ fn port() -> impl Strategy<Value = HostPort> {
         .prop_map(|(ip, protocol, port)| HostPort { ip, protocol, port })
 }
 
-fn effect() -> impl Strategy<Value = Effect> {
-    prop_oneof![Just(Effect::NoSchedule), Just(Effect::NoExecute)]
+fn effect() -> impl Strategy<Value = TaintEffect> {
+    prop_oneof![Just(TaintEffect::NoSchedule), Just(TaintEffect::NoExecute)]
 }
 
 fn taint() -> impl Strategy<Value = Taint> {
@@ -209,7 +209,7 @@ struct FilterCluster {
 }
 
 impl FilterCluster {
-    fn take(&mut self, event: &FilterEvent) {
+    fn apply(&mut self, event: &FilterEvent) {
         match event.clone() {
             FilterEvent::Machine(machine) => {
                 self.machines.retain(|known| known.name != machine.name);
@@ -283,15 +283,13 @@ impl FilterCluster {
             (here.len() + comers.len()) as u64 + 1 > machine.pods,
         );
         for resource in RESOURCES {
-            let asked = i128::from(wants.amounts.of_resource(resource));
-            let has = i128::from(machine.allocatable.of_resource(resource));
+            let asked = i128::from(wants.amounts.get(resource));
+            let has = i128::from(machine.allocatable.get(resource));
             let taken = here
                 .iter()
                 .map(|pod| &pod.amounts)
                 .chain(comers.iter().map(|pod| &pod.amounts));
-            let taken: i128 = taken
-                .map(|amounts| i128::from(amounts.of_resource(resource)))
-                .sum();
+            let taken: i128 = taken.map(|amounts| i128::from(amounts.get(resource))).sum();
             refuse("insufficient-allocatable", asked > 0 && asked > has);
             refuse("insufficient-free", asked > 0 && asked > has - taken);
         }
@@ -307,18 +305,18 @@ impl FilterCluster {
         let kept_away = self
             .bound
             .iter()
-            .any(|(_, pod)| self.keeps_away(pod, wants, machine));
+            .any(|(_, pod)| self.excludes(pod, wants, machine));
         let by_comer = comers
             .iter()
             .flat_map(|pod| pod.repels.iter())
-            .any(|repulsion| minds(repulsion, wants));
+            .any(|repulsion| may_exclude(repulsion, wants));
         (
             refusals,
             kept_away || by_comer || comers.len() < absent.len() || wants.unsupported.is_some(),
         )
     }
 
-    fn keeps_away(&self, pod: &NodeFootprint, wants: &Requirements, machine: &FilterNode) -> bool {
+    fn excludes(&self, pod: &NodeFootprint, wants: &Requirements, machine: &FilterNode) -> bool {
         let Some(home) = self.machine(&pod.node) else {
             return false;
         };
@@ -327,7 +325,7 @@ impl FilterCluster {
                 home.labels.get(&repulsion.topology),
                 machine.labels.get(&repulsion.topology),
             );
-            minds(repulsion, wants) && there.is_some() && there == here
+            may_exclude(repulsion, wants) && there.is_some() && there == here
         })
     }
 }
@@ -360,16 +358,16 @@ fn is_selected(wants: &Requirements, machine: &FilterNode) -> bool {
         let of_labels = term
             .labels
             .iter()
-            .all(|asked| reservations(&asked.rule, machine.labels.get(&asked.key)));
+            .all(|asked| rule_holds(&asked.rule, machine.labels.get(&asked.key)));
         let of_name = term
             .name
             .iter()
-            .all(|rule| reservations(rule, Some(&machine.name.to_string())));
+            .all(|rule| rule_holds(rule, Some(&machine.name.to_string())));
         (term.labels.len() + term.name.len() > 0) && of_labels && of_name
     })
 }
 
-fn reservations(rule: &Rule, value: Option<&String>) -> bool {
+fn rule_holds(rule: &Rule, value: Option<&String>) -> bool {
     let Some(value) = value else {
         return matches!(rule, Rule::NotIn(_) | Rule::DoesNotExist);
     };
@@ -388,7 +386,7 @@ fn clashes(a: &HostPort, b: &HostPort) -> bool {
     (a.port, &a.protocol) == (b.port, &b.protocol) && (ips[0] == ips[1] || ips.contains(&"0.0.0.0"))
 }
 
-fn minds(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
+fn may_exclude(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
     let right_namespace = match &repulsion.scope {
         NamespaceScope::Of(namespaces) => namespaces
             .iter()
@@ -399,7 +397,7 @@ fn minds(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
         Selector::Nothing => false,
         Selector::All(all) => all
             .iter()
-            .all(|asked| reservations(&asked.rule, pod.labels.get(&asked.key))),
+            .all(|asked| rule_holds(&asked.rule, pod.labels.get(&asked.key))),
     };
     right_namespace && right_labels
 }
@@ -409,12 +407,12 @@ fn minds(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
 fn run(case: &FilterCase) -> (FilterVerdict, Vec<&'static str>, bool) {
     let (mut view, mut world) = (ClusterFilters::default(), FilterCluster::default());
     for event in &case.events {
-        world.take(event);
+        world.apply(event);
         match event.clone() {
-            FilterEvent::Machine(machine) => view.set_machine(machine),
-            FilterEvent::MachineGone(name) => view.remove_machine(&name),
+            FilterEvent::Machine(machine) => view.set_node(machine),
+            FilterEvent::MachineGone(name) => view.remove_node(&name),
             FilterEvent::Bound(uid, footprint) => view.set_pod(uid, footprint),
-            FilterEvent::Waits(uid, wants) => view.set_waiting(uid, wants),
+            FilterEvent::Waits(uid, wants) => view.set_pending(uid, wants),
             FilterEvent::Gone(uid) => view.remove_pod(&uid),
         }
     }
@@ -454,13 +452,13 @@ proptest! {
         let mut view = ClusterFilters::default();
         for event in &case.events {
             match event.clone() {
-                FilterEvent::Machine(machine) => view.set_machine(machine),
+                FilterEvent::Machine(machine) => view.set_node(machine),
                 FilterEvent::Bound(uid, footprint) => view.set_pod(uid, footprint),
                 _ => {}
             }
         }
         let snapshot = view.snapshot();
-        let question = snapshot.ask(Some(&case.pod), &case.wants);
+        let question = snapshot.query(Some(&case.pod), &case.wants);
         for name in ["n1", "n2", "n3", "n4"] {
             let node = NodeName::parse(name).unwrap();
             let beside = AssumedNodeChange { leaving: &case.leaving, coming: &case.coming };

@@ -1,8 +1,10 @@
 //! What a pod shows to kube-scheduler's filters: of a pending pod everything, of a bound pod only what affects others.
 
-use super::node::{FilterNode, HOSTNAME, NodeTerm, ObjectLabels, Toleration, name_one_node};
-use super::resources::Amounts;
+use super::node::{
+    FilterNode, HOSTNAME_LABEL, NodeTerm, ObjectLabels, Toleration, select_single_node,
+};
 use super::resources::HostPort;
+use super::resources::ResourceList;
 use crate::coded::coded;
 use crate::ids::NodeName;
 use crate::vocabulary::label_selector::Selector;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 pub struct Requirements {
     pub namespace: String,
     pub labels: ObjectLabels,
-    pub amounts: Amounts,
+    pub amounts: ResourceList,
     pub ports: Vec<HostPort>,
     /// Labels that its node must have, all of them.
     pub node_selector: ObjectLabels,
@@ -37,7 +39,7 @@ pub struct Requirements {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFootprint {
     pub node: NodeName,
-    pub amounts: Amounts,
+    pub amounts: ResourceList,
     pub ports: Arc<[HostPort]>,
     pub repels: Arc<[Arc<AntiAffinity>]>,
     /// Its persistent volume claims: volumes that may be attached to the node.
@@ -125,23 +127,26 @@ coded! {
 
 impl Requirements {
     /// Whether its node selector and its node affinity match a node.
-    pub fn selects(&self, machine: &FilterNode) -> bool {
+    pub fn matches_node(&self, machine: &FilterNode) -> bool {
         let has = |(key, value): (&String, &String)| machine.labels.get(key) == Some(value);
         let terms = self.node_affinity.as_ref();
         self.node_selector.iter().all(has)
-            && terms.is_none_or(|terms| terms.iter().any(|term| term.takes(machine)))
+            && terms.is_none_or(|terms| terms.iter().any(|term| term.matches_node(machine)))
     }
 
     /// Whether they name a single node.
-    pub fn name_one_node(&self) -> bool {
-        self.node_selector.contains_key(HOSTNAME)
-            || self.node_affinity.as_deref().is_some_and(name_one_node)
+    pub fn select_single_node(&self) -> bool {
+        self.node_selector.contains_key(HOSTNAME_LABEL)
+            || self
+                .node_affinity
+                .as_deref()
+                .is_some_and(select_single_node)
     }
 }
 
 impl AntiAffinity {
     /// Whether it may exclude this pod.
-    pub fn may_take(&self, pod: &Requirements) -> bool {
+    pub fn may_exclude(&self, pod: &Requirements) -> bool {
         let in_scope = match &self.scope {
             NamespaceScope::Of(namespaces) => namespaces.contains(&pod.namespace),
             NamespaceScope::Selected => true,

@@ -3,7 +3,7 @@
 //! GPUs and their memory belong to the ledger and must not be entered here: code that reads a pod or a node leaves them out.
 
 use crate::units::{Bytes, MilliCpu};
-use crate::vocabulary::demand::{ContainerRole, together};
+use crate::vocabulary::demand::{ContainerRole, total_pod_request};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,18 +14,18 @@ pub const MEMORY: &str = "memory";
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
 /// Amounts as manifests name them: CPU in thousandths of a core, everything else in whole bytes or pieces.
-pub type NamedAmounts<'a> = BTreeMap<&'a str, u64>;
+pub type AmountsByResource<'a> = BTreeMap<&'a str, u64>;
 
 /// What one container requests.
 #[derive(Debug, Clone)]
-pub struct ContainerAmounts<'a> {
+pub struct ContainerResourceList<'a> {
     pub role: ContainerRole,
-    pub amounts: NamedAmounts<'a>,
+    pub amounts: AmountsByResource<'a>,
 }
 
 /// What one pod requests, or one node has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amounts {
+pub struct ResourceList {
     pub cpu: MilliCpu,
     pub memory: Bytes,
     pub ephemeral_storage: Bytes,
@@ -33,8 +33,8 @@ pub struct Amounts {
     pub others: Arc<[(Arc<str>, u64)]>,
 }
 
-impl Amounts {
-    pub fn of(named: &NamedAmounts<'_>) -> Self {
+impl ResourceList {
+    pub fn from_amounts(named: &AmountsByResource<'_>) -> Self {
         let amount = |name: &str| named.get(name).copied().unwrap_or(0);
         let others = named
             .iter()
@@ -53,10 +53,10 @@ impl Amounts {
     /// step, pod-level resources in place of that, and the runtime's overhead on top.
     ///
     /// `containers` is in the order in which they start.
-    pub fn of_pod(
-        containers: &[ContainerAmounts<'_>],
-        pod_level: &NamedAmounts<'_>,
-        overhead: &NamedAmounts<'_>,
+    pub fn for_pod(
+        containers: &[ContainerResourceList<'_>],
+        pod_level: &AmountsByResource<'_>,
+        overhead: &AmountsByResource<'_>,
     ) -> Self {
         let maps = containers
             .iter()
@@ -70,18 +70,18 @@ impl Amounts {
                     Bytes(container.amounts.get(name).copied().unwrap_or(0)),
                 )
             });
-            together(parts).0
+            total_pod_request(parts).0
         };
         let amount = |name: &str| {
             let asked = pod_level.get(name).filter(|_| is_pod_level(name)).copied();
             let asked = asked.unwrap_or_else(|| of_containers(name));
             asked.saturating_add(overhead.get(name).copied().unwrap_or(0))
         };
-        Self::of(&names.into_iter().map(|name| (name, amount(name))).collect())
+        Self::from_amounts(&names.into_iter().map(|name| (name, amount(name))).collect())
     }
 
     /// The amounts that are not zero, by name.
-    pub fn named(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub fn nonzero(&self) -> impl Iterator<Item = (&str, u64)> {
         let basic = [
             (CPU, self.cpu.0),
             (MEMORY, self.memory.0),
@@ -94,7 +94,7 @@ impl Amounts {
             .filter(|(_, amount)| *amount > 0)
     }
 
-    pub fn of_resource(&self, name: &str) -> u64 {
+    pub fn get(&self, name: &str) -> u64 {
         match name {
             CPU => self.cpu.0,
             MEMORY => self.memory.0,
@@ -102,7 +102,7 @@ impl Amounts {
             _ => self
                 .others
                 .binary_search_by(|(other, _)| (**other).cmp(name))
-                .map_or(0, |place| self.others[place].1),
+                .map_or(0, |index| self.others[index].1),
         }
     }
 }
@@ -123,7 +123,7 @@ pub(crate) struct RequestedSums {
 }
 
 impl RequestedSums {
-    pub fn add(&mut self, pod: &Amounts) {
+    pub fn add(&mut self, pod: &ResourceList) {
         self.pods += 1;
         self.cpu = MilliCpu(self.cpu.0.saturating_add(pod.cpu.0));
         self.memory += pod.memory;
@@ -134,7 +134,7 @@ impl RequestedSums {
         }
     }
 
-    pub fn of_resource(&self, name: &str) -> u64 {
+    pub fn get(&self, name: &str) -> u64 {
         match name {
             CPU => self.cpu.0,
             MEMORY => self.memory.0,
@@ -145,7 +145,7 @@ impl RequestedSums {
 }
 
 /// The address that stands for every address of the node.
-pub const EVERY_ADDRESS: &str = "0.0.0.0";
+pub const ANY_ADDRESS: &str = "0.0.0.0";
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostPort {
@@ -157,7 +157,7 @@ pub struct HostPort {
 impl HostPort {
     /// Whether two pods cannot both listen: same port, same protocol, and the same address or one of them on every address.
     pub fn conflicts_with(&self, other: &Self) -> bool {
-        let is_everywhere = |port: &Self| port.ip == EVERY_ADDRESS;
+        let is_everywhere = |port: &Self| port.ip == ANY_ADDRESS;
         self.port == other.port
             && self.protocol == other.protocol
             && (self.ip == other.ip || is_everywhere(self) || is_everywhere(other))
@@ -174,15 +174,19 @@ impl fmt::Display for HostPort {
 mod tests {
     use super::*;
 
-    fn container(role: ContainerRole, cpu: u64) -> ContainerAmounts<'static> {
-        ContainerAmounts {
+    fn container(role: ContainerRole, cpu: u64) -> ContainerResourceList<'static> {
+        ContainerResourceList {
             role,
             amounts: [(CPU, cpu), ("example.com/nic", cpu)].into(),
         }
     }
 
-    fn of_pod(containers: &[ContainerAmounts<'_>]) -> Amounts {
-        Amounts::of_pod(containers, &NamedAmounts::new(), &NamedAmounts::new())
+    fn of_pod(containers: &[ContainerResourceList<'_>]) -> ResourceList {
+        ResourceList::for_pod(
+            containers,
+            &AmountsByResource::new(),
+            &AmountsByResource::new(),
+        )
     }
 
     #[test]
@@ -194,7 +198,7 @@ mod tests {
             container(Main, 2),
             container(Main, 4),
         ]);
-        assert_eq!((small.cpu.0, small.of_resource("example.com/nic")), (7, 7));
+        assert_eq!((small.cpu.0, small.get("example.com/nic")), (7, 7));
         let large_start = of_pod(&[
             container(Sidecar, 1),
             container(Init, 9),
@@ -215,10 +219,10 @@ mod tests {
         let containers = [container(ContainerRole::Main, 5)];
         let pod_level = [(CPU, 3), ("example.com/nic", 1)].into();
         let overhead = [(CPU, 1), (MEMORY, 7)].into();
-        let amounts = Amounts::of_pod(&containers, &pod_level, &overhead);
+        let amounts = ResourceList::for_pod(&containers, &pod_level, &overhead);
         // A pod cannot request extended resources at pod level.
         assert_eq!(
-            amounts.named().collect::<Vec<_>>(),
+            amounts.nonzero().collect::<Vec<_>>(),
             [(CPU, 4), (MEMORY, 7), ("example.com/nic", 5)]
         );
     }
@@ -226,7 +230,7 @@ mod tests {
     #[test]
     fn sums_saturate_at_the_largest_number() {
         let mut taken = RequestedSums::default();
-        let huge = Amounts::of(
+        let huge = ResourceList::from_amounts(
             &[
                 (CPU, u64::MAX),
                 (MEMORY, u64::MAX),
@@ -236,12 +240,9 @@ mod tests {
         );
         taken.add(&huge);
         taken.add(&huge);
-        assert_eq!((taken.pods, taken.of_resource(CPU)), (2, u64::MAX));
+        assert_eq!((taken.pods, taken.get(CPU)), (2, u64::MAX));
         assert_eq!(
-            (
-                taken.of_resource(MEMORY),
-                taken.of_resource("example.com/nic")
-            ),
+            (taken.get(MEMORY), taken.get("example.com/nic")),
             (u64::MAX, u64::MAX)
         );
     }

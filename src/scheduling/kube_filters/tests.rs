@@ -1,8 +1,8 @@
 //! Kube-scheduler's filters one by one, and when the view changes.
 
-use super::node::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::node::{NodeTerm, ObjectLabels, Taint, TaintEffect, Toleration, TolerationRule};
 use super::resources::HostPort;
-use super::resources::{CPU, NamedAmounts};
+use super::resources::{AmountsByResource, CPU};
 use super::*;
 use crate::testkit::{node, uid};
 use crate::vocabulary::label_selector::{Requirement, Rule, Selector};
@@ -14,8 +14,8 @@ fn labels(pairs: &[(&str, &str)]) -> ObjectLabels {
         .collect()
 }
 
-fn cpu(amount: u64) -> Amounts {
-    Amounts::of(&NamedAmounts::from([(CPU, amount)]))
+fn cpu(amount: u64) -> ResourceList {
+    ResourceList::from_amounts(&AmountsByResource::from([(CPU, amount)]))
 }
 
 /// A node with 100 thousandths of a core, three pods at most, and its name as a label.
@@ -29,7 +29,7 @@ fn machine(name: &str) -> FilterNode {
     }
 }
 
-fn on(name: &str, amount: u64) -> NodeFootprint {
+fn footprint(name: &str, amount: u64) -> NodeFootprint {
     NodeFootprint {
         node: node(name),
         amounts: cpu(amount),
@@ -40,7 +40,7 @@ fn on(name: &str, amount: u64) -> NodeFootprint {
     }
 }
 
-fn asking(amount: u64) -> Requirements {
+fn requesting(amount: u64) -> Requirements {
     Requirements {
         namespace: "team".into(),
         amounts: cpu(amount),
@@ -53,7 +53,7 @@ fn view(machines: &[FilterNode]) -> ClusterFilters {
     machines
         .iter()
         .cloned()
-        .for_each(|machine| view.set_machine(machine));
+        .for_each(|machine| view.set_node(machine));
     view
 }
 
@@ -66,7 +66,7 @@ fn verdict(view: &ClusterFilters, wants: &Requirements) -> FilterVerdict {
     )
 }
 
-fn beside(
+fn verdict_after(
     view: &ClusterFilters,
     wants: &Requirements,
     leaving: &[&str],
@@ -96,20 +96,20 @@ fn code(verdict: &FilterVerdict) -> &'static str {
 #[test]
 fn an_unknown_node_and_a_deleted_node_are_refused() {
     let mut view = view(&[]);
-    assert_eq!(code(&verdict(&view, &asking(1))), "unknown-node");
-    view.set_machine(machine("a"));
-    assert_eq!(verdict(&view, &asking(1)), FilterVerdict::Accepts);
-    view.remove_machine(&node("a"));
-    assert_eq!(code(&verdict(&view, &asking(1))), "unknown-node");
+    assert_eq!(code(&verdict(&view, &requesting(1))), "unknown-node");
+    view.set_node(machine("a"));
+    assert_eq!(verdict(&view, &requesting(1)), FilterVerdict::Accepts);
+    view.remove_node(&node("a"));
+    assert_eq!(code(&verdict(&view, &requesting(1))), "unknown-node");
 }
 
 #[test]
 fn pods_observed_before_their_node_count_once_it_is_observed() {
     let mut view = view(&[]);
-    view.set_pod(uid("early"), on("a", 60));
-    view.set_machine(machine("a"));
+    view.set_pod(uid("early"), footprint("a", 60));
+    view.set_node(machine("a"));
     assert_eq!(
-        verdict(&view, &asking(50)),
+        verdict(&view, &requesting(50)),
         FilterVerdict::Rejects(FilterReason::InsufficientFree {
             resource: CPU.into(),
             asked: 50,
@@ -121,21 +121,21 @@ fn pods_observed_before_their_node_count_once_it_is_observed() {
 #[test]
 fn resources_a_node_lacks_for_good_differ_from_resources_in_use() {
     let mut view = view(&[machine("a")]);
-    view.set_pod(uid("x"), on("a", 60));
+    view.set_pod(uid("x"), footprint("a", 60));
     let reason = |wants: &Requirements| match verdict(&view, wants) {
         FilterVerdict::Rejects(reason) => reason,
         other => panic!("{other:?}"),
     };
-    assert_eq!(reason(&asking(101)).code(), "insufficient-allocatable");
-    assert_eq!(reason(&asking(41)).code(), "insufficient-free");
+    assert_eq!(reason(&requesting(101)).code(), "insufficient-allocatable");
+    assert_eq!(reason(&requesting(41)).code(), "insufficient-free");
 }
 
 #[test]
 fn a_resource_that_the_pod_does_not_request_may_be_overcommitted() {
     let mut view = view(&[machine("a")]);
-    view.set_pod(uid("x"), on("a", 1000));
-    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
-    assert_eq!(code(&verdict(&view, &asking(1))), "insufficient-free");
+    view.set_pod(uid("x"), footprint("a", 1000));
+    assert_eq!(verdict(&view, &requesting(0)), FilterVerdict::Accepts);
+    assert_eq!(code(&verdict(&view, &requesting(1))), "insufficient-free");
 }
 
 #[test]
@@ -143,31 +143,31 @@ fn a_node_accepts_pods_up_to_its_pod_limit() {
     let mut view = view(&[machine("a")]);
     ["x", "y", "z"]
         .iter()
-        .for_each(|name| view.set_pod(uid(name), on("a", 0)));
+        .for_each(|name| view.set_pod(uid(name), footprint("a", 0)));
     assert_eq!(
-        verdict(&view, &asking(0)),
+        verdict(&view, &requesting(0)),
         FilterVerdict::Rejects(FilterReason::TooManyPods { allowed: 3 })
     );
     view.remove_pod(&uid("y"));
-    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
+    assert_eq!(verdict(&view, &requesting(0)), FilterVerdict::Accepts);
 }
 
 #[test]
 fn leaving_pods_free_their_resources_on_their_own_node_only() {
     let mut view = view(&[machine("a"), machine("b")]);
-    view.set_pod(uid("x"), on("a", 60));
-    view.set_pod(uid("y"), on("b", 60));
+    view.set_pod(uid("x"), footprint("a", 60));
+    view.set_pod(uid("y"), footprint("b", 60));
     assert_eq!(
-        code(&beside(&view, &asking(50), &["y"], &[])),
+        code(&verdict_after(&view, &requesting(50), &["y"], &[])),
         "insufficient-free"
     );
     assert_eq!(
-        beside(&view, &asking(50), &["x"], &[]),
+        verdict_after(&view, &requesting(50), &["x"], &[]),
         FilterVerdict::Accepts
     );
     // An evicted pod counts until it is gone.
     assert_eq!(
-        code(&beside(&view, &asking(50), &[], &[])),
+        code(&verdict_after(&view, &requesting(50), &[], &[])),
         "insufficient-free"
     );
 }
@@ -175,29 +175,29 @@ fn leaving_pods_free_their_resources_on_their_own_node_only() {
 #[test]
 fn pods_placed_earlier_take_resources_unless_they_are_already_counted() {
     let mut view = view(&[machine("a")]);
-    view.set_waiting(uid("first"), asking(60));
+    view.set_pending(uid("first"), requesting(60));
     assert_eq!(
-        code(&beside(&view, &asking(50), &[], &["first"])),
+        code(&verdict_after(&view, &requesting(50), &[], &["first"])),
         "insufficient-free"
     );
     assert_eq!(
-        beside(&view, &asking(40), &[], &["first"]),
+        verdict_after(&view, &requesting(40), &[], &["first"]),
         FilterVerdict::Accepts
     );
-    view.set_pod(uid("first"), on("a", 60));
+    view.set_pod(uid("first"), footprint("a", 60));
     assert_eq!(
-        beside(&view, &asking(40), &[], &["first"]),
+        verdict_after(&view, &requesting(40), &[], &["first"]),
         FilterVerdict::Accepts
     );
-    assert!(view.wants(&uid("first")).is_none());
+    assert!(view.requirements_of(&uid("first")).is_none());
 }
 
 #[test]
 fn a_pod_is_not_counted_ahead_of_itself() {
     let mut view = view(&[machine("a")]);
-    view.set_waiting(uid("new"), asking(60));
+    view.set_pending(uid("new"), requesting(60));
     assert_eq!(
-        beside(&view, &asking(60), &[], &["new"]),
+        verdict_after(&view, &requesting(60), &[], &["new"]),
         FilterVerdict::Accepts
     );
 }
@@ -206,7 +206,7 @@ fn a_pod_is_not_counted_ahead_of_itself() {
 fn an_unknown_neighbor_makes_the_verdict_unknown() {
     let view = view(&[machine("a")]);
     assert_eq!(
-        code(&beside(&view, &asking(1), &[], &["ghost"])),
+        code(&verdict_after(&view, &requesting(1), &[], &["ghost"])),
         "unknown-neighbor"
     );
 }
@@ -224,22 +224,22 @@ fn a_taint_excludes_a_pod_that_does_not_tolerate_it() {
             rule,
             effect,
         }],
-        ..asking(1)
+        ..requesting(1)
     };
     let equal = |value: &str| TolerationRule::Equal(value.into());
     let view = view(&[FilterNode {
-        taints: [taint(Effect::NoExecute)].into(),
+        taints: [taint(TaintEffect::NoExecute)].into(),
         ..machine("a")
     }]);
-    assert_eq!(code(&verdict(&view, &asking(1))), "tainted");
+    assert_eq!(code(&verdict(&view, &requesting(1))), "tainted");
     for (wants, expected) in [
         (tolerating("gpu", equal("h100"), None), "accepts"),
         (
-            tolerating("gpu", equal("h100"), Some(Effect::NoExecute)),
+            tolerating("gpu", equal("h100"), Some(TaintEffect::NoExecute)),
             "accepts",
         ),
         (
-            tolerating("gpu", equal("h100"), Some(Effect::NoSchedule)),
+            tolerating("gpu", equal("h100"), Some(TaintEffect::NoSchedule)),
             "tainted",
         ),
         (tolerating("gpu", equal("a100"), None), "tainted"),
@@ -255,7 +255,7 @@ fn a_taint_excludes_a_pod_that_does_not_tolerate_it() {
 fn one_node_affinity_term_is_enough_and_an_empty_term_matches_nothing() {
     let view = view(&[machine("a")]);
     let term = |key: &str, value: &str| NodeTerm {
-        labels: vec![Requirement::is(key, value)],
+        labels: vec![Requirement::equals(key, value)],
         name: vec![],
     };
     let name = |name: &str| NodeTerm {
@@ -264,7 +264,7 @@ fn one_node_affinity_term_is_enough_and_an_empty_term_matches_nothing() {
     };
     let wants = |terms: Vec<NodeTerm>| Requirements {
         node_affinity: Some(terms),
-        ..asking(1)
+        ..requesting(1)
     };
     for (terms, expected) in [
         (vec![term("host", "b"), term("zone", "z")], "accepts"),
@@ -306,21 +306,24 @@ fn a_host_port_is_in_use_until_its_pod_leaves() {
         uid("x"),
         NodeFootprint {
             ports: [port.clone()].into(),
-            ..on("a", 1)
+            ..footprint("a", 1)
         },
     );
     let wants = Requirements {
         ports: vec![port.clone()],
-        ..asking(1)
+        ..requesting(1)
     };
     assert_eq!(
         verdict(&view, &wants),
         FilterVerdict::Rejects(FilterReason::HostPortInUse { port })
     );
-    assert_eq!(beside(&view, &wants, &["x"], &[]), FilterVerdict::Accepts);
-    view.set_waiting(uid("y"), wants.clone());
     assert_eq!(
-        code(&beside(&view, &wants, &["x"], &["y"])),
+        verdict_after(&view, &wants, &["x"], &[]),
+        FilterVerdict::Accepts
+    );
+    view.set_pending(uid("y"), wants.clone());
+    assert_eq!(
+        code(&verdict_after(&view, &wants, &["x"], &["y"])),
         "host-port-in-use"
     );
 }
@@ -332,7 +335,7 @@ fn repelling(scope: &[&str], app: &str, topology: &str) -> Arc<[Arc<AntiAffinity
             .map(|namespace| (*namespace).to_owned())
             .collect(),
     );
-    let selector = Selector::of_labels(&labels(&[("app", app)]));
+    let selector = Selector::from_labels(&labels(&[("app", app)]));
     [Arc::new(AntiAffinity {
         scope,
         selector,
@@ -346,11 +349,11 @@ fn a_pods_anti_affinity_makes_the_verdict_unknown_in_its_topology_only() {
     let mut view = view(&[machine("a"), machine("b")]);
     let wants = Requirements {
         labels: labels(&[("app", "chat")]),
-        ..asking(1)
+        ..requesting(1)
     };
     let on_b = |repels| NodeFootprint {
         repels,
-        ..on("b", 1)
+        ..footprint("b", 1)
     };
     for (repels, expected) in [
         (
@@ -379,21 +382,21 @@ fn a_pod_placed_earlier_applies_its_anti_affinity() {
     let mut view = view(&[machine("a")]);
     let wants = Requirements {
         labels: labels(&[("app", "chat")]),
-        ..asking(1)
+        ..requesting(1)
     };
-    view.set_waiting(
+    view.set_pending(
         uid("y"),
         Requirements {
             repels: repelling(&["team"], "chat", "rack"),
-            ..asking(1)
+            ..requesting(1)
         },
     );
     assert_eq!(
-        code(&beside(&view, &wants, &[], &["y"])),
+        code(&verdict_after(&view, &wants, &[], &["y"])),
         "anti-affinity-of-another-pod"
     );
     assert_eq!(
-        beside(&view, &asking(1), &[], &["y"]),
+        verdict_after(&view, &requesting(1), &[], &["y"]),
         FilterVerdict::Accepts
     );
 }
@@ -403,7 +406,7 @@ fn a_certain_refusal_goes_before_an_unknown_verdict() {
     let view = view(&[machine("a")]);
     let wants = |amount| Requirements {
         unsupported: Some(UnsupportedRule::Volumes),
-        ..asking(amount)
+        ..requesting(amount)
     };
     assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
     assert_eq!(
@@ -415,20 +418,20 @@ fn a_certain_refusal_goes_before_an_unknown_verdict() {
 #[test]
 fn a_pod_observed_on_another_node_left_the_first() {
     let mut view = view(&[machine("a"), machine("b")]);
-    view.set_pod(uid("x"), on("a", 100));
-    view.set_pod(uid("x"), on("b", 100));
-    assert_eq!(verdict(&view, &asking(100)), FilterVerdict::Accepts);
+    view.set_pod(uid("x"), footprint("a", 100));
+    view.set_pod(uid("x"), footprint("b", 100));
+    assert_eq!(verdict(&view, &requesting(100)), FilterVerdict::Accepts);
     assert_eq!(view.pods().collect::<Vec<_>>(), [&uid("x")]);
 }
 
 #[test]
 fn a_snapshot_does_not_change_with_the_live_state() {
     let mut view = view(&[machine("a")]);
-    view.set_waiting(uid("new"), asking(60));
+    view.set_pending(uid("new"), requesting(60));
     let before = view.snapshot();
-    view.set_pod(uid("x"), on("a", 60));
+    view.set_pod(uid("x"), footprint("a", 60));
     view.remove_pod(&uid("new"));
-    let wants = before.wants(&uid("new")).expect("it waited then");
+    let wants = before.requirements_of(&uid("new")).expect("it waited then");
     assert_eq!(
         before.verdict(
             &uid("new"),

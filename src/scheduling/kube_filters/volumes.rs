@@ -8,7 +8,7 @@
 //! There may be a hundred thousand claims, and few of them are of pods that wait: what is kept of each is small, and in shards,
 //! so that a change while a plan reads the view copies one shard.
 
-use super::node::{FilterNode, NodeTerm, name_one_node};
+use super::node::{FilterNode, NodeTerm, select_single_node};
 use super::requirements::{Requirements, UnsupportedRule};
 use crate::ids::NodeName;
 use rustc_hash::FxBuildHasher;
@@ -20,9 +20,9 @@ use std::sync::Arc;
 /// So many that a shard of eighty thousand claims has some hundreds.
 const SHARDS: usize = 128;
 /// The number of recent topologies that a new volume is compared with: nearly all volumes of a cluster are in a few zones.
-const RECENT_PLACES: usize = 32;
+const MAX_RECENT_TOPOLOGIES: usize = 32;
 /// Every machine with GPUs that the large clouds rent out attaches as many volumes. How many more it does is not known here.
-pub(super) const ATTACHED_ANYWHERE: usize = 8;
+pub(super) const MIN_ATTACH_LIMIT: usize = 8;
 
 /// A PersistentVolumeClaim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub enum ClaimBinding {
 
 /// Where a PersistentVolume can be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumePlace {
+pub struct VolumeTopology {
     /// Terms of which a node must match one; `None` without a node affinity.
     pub terms: Option<Vec<NodeTerm>>,
     /// The zone and region labels of the volume, and the values that a node may have.
@@ -82,16 +82,16 @@ pub struct StorageClass {
 pub struct VolumeIndex {
     /// By `namespace/name`.
     claims: Shards<VolumeClaim>,
-    volumes: Shards<Arc<VolumePlace>>,
+    volumes: Shards<Arc<VolumeTopology>>,
     classes: BTreeMap<Arc<str>, StorageClass>,
-    recent: Vec<Arc<VolumePlace>>,
+    recent_topologies: Vec<Arc<VolumeTopology>>,
 }
 
 /// Stored form of [`VolumeIndex`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct VolumeIndexState {
     claims: BTreeMap<Arc<str>, VolumeClaim>,
-    volumes: BTreeMap<Arc<str>, Arc<VolumePlace>>,
+    volumes: BTreeMap<Arc<str>, Arc<VolumeTopology>>,
     classes: BTreeMap<Arc<str>, StorageClass>,
 }
 
@@ -107,7 +107,7 @@ pub enum StorageKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageObject {
     Claim(VolumeClaim),
-    Volume(VolumePlace),
+    Volume(VolumeTopology),
     Class(StorageClass),
 }
 
@@ -127,7 +127,7 @@ pub(super) struct VolumeRules<'a> {
 
 #[derive(Debug)]
 enum VolumeRule<'a> {
-    Place(&'a VolumePlace),
+    Topology(&'a VolumeTopology),
     OneOf(&'a [NodeTerm]),
     Node(&'a NodeName),
 }
@@ -157,7 +157,7 @@ impl TopologyLabel {
         }
     }
 
-    fn of(self, machine: &FilterNode) -> Option<&str> {
+    fn value_on(self, machine: &FilterNode) -> Option<&str> {
         self.names()
             .iter()
             .find_map(|name| machine.labels.get(*name))
@@ -165,37 +165,38 @@ impl TopologyLabel {
     }
 }
 
-impl VolumePlace {
-    fn takes(&self, machine: &FilterNode) -> bool {
-        let is_matched = |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.takes(machine));
+impl VolumeTopology {
+    fn accepts(&self, machine: &FilterNode) -> bool {
+        let is_matched =
+            |terms: &Vec<NodeTerm>| terms.iter().any(|term| term.matches_node(machine));
         // A node without any such label is in no zone, and no volume's zone excludes it.
         let has_zones = [TopologyLabel::Zone, TopologyLabel::Region]
             .iter()
-            .any(|label| label.of(machine).is_some());
+            .any(|label| label.value_on(machine).is_some());
         let mut zones = self.zones.iter();
         self.terms.as_ref().is_none_or(is_matched)
             && (!has_zones
                 || zones.all(|(label, values)| {
                     label
-                        .of(machine)
+                        .value_on(machine)
                         .is_some_and(|value| values.contains(value))
                 }))
     }
 }
 
 impl VolumeRule<'_> {
-    fn takes(&self, machine: &FilterNode) -> bool {
+    fn accepts(&self, machine: &FilterNode) -> bool {
         match self {
-            Self::Place(place) => place.takes(machine),
-            Self::OneOf(terms) => terms.iter().any(|term| term.takes(machine)),
+            Self::Topology(place) => place.accepts(machine),
+            Self::OneOf(terms) => terms.iter().any(|term| term.matches_node(machine)),
             Self::Node(name) => **name == machine.name,
         }
     }
 }
 
 impl VolumeRules<'_> {
-    pub fn take(&self, machine: &FilterNode) -> bool {
-        self.rules.iter().all(|rule| rule.takes(machine))
+    pub fn accept(&self, machine: &FilterNode) -> bool {
+        self.rules.iter().all(|rule| rule.accepts(machine))
     }
 
     pub fn unsupported(&self) -> Option<UnsupportedRule> {
@@ -208,7 +209,7 @@ impl VolumeIndex {
         match object {
             StorageObject::Claim(claim) => self.claims.insert(name, claim),
             StorageObject::Volume(place) => {
-                let place = self.shared(place);
+                let place = self.intern(place);
                 self.volumes.insert(name, place);
             }
             StorageObject::Class(class) => drop(self.classes.insert(name, class)),
@@ -233,13 +234,13 @@ impl VolumeIndex {
 
     pub(super) fn export(&self) -> VolumeIndexState {
         VolumeIndexState {
-            claims: self.claims.all(),
-            volumes: self.volumes.all(),
+            claims: self.claims.to_map(),
+            volumes: self.volumes.to_map(),
             classes: self.classes.clone(),
         }
     }
 
-    pub(super) fn load(state: VolumeIndexState) -> Self {
+    pub(super) fn from_state(state: VolumeIndexState) -> Self {
         let mut index = Self {
             classes: state.classes,
             ..Self::default()
@@ -255,10 +256,10 @@ impl VolumeIndex {
     }
 
     /// The rules that the volumes of a pod with these requirements set for its node.
-    pub(super) fn rules_of<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
+    pub(super) fn rules_for<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
         let mut found = VolumeRules::default();
         for claim in pod.claims.iter() {
-            match self.rules_of_claim(&pod.namespace, claim, &mut found.rules) {
+            match self.add_rules_for_claim(&pod.namespace, claim, &mut found.rules) {
                 Ok(()) => {}
                 Err(unsupported) => found.unsupported = found.unsupported.or(Some(unsupported)),
             }
@@ -266,7 +267,7 @@ impl VolumeIndex {
         found
     }
 
-    fn rules_of_claim<'a>(
+    fn add_rules_for_claim<'a>(
         &'a self,
         namespace: &str,
         name: &str,
@@ -283,7 +284,7 @@ impl VolumeIndex {
                     .volumes
                     .get(volume)
                     .ok_or(UnsupportedRule::VolumeUnknown)?;
-                rules.push(VolumeRule::Place(place));
+                rules.push(VolumeRule::Topology(place));
                 if place.unreadable {
                     return Err(UnsupportedRule::Unreadable);
                 }
@@ -315,7 +316,7 @@ impl VolumeIndex {
     }
 
     /// Whether the volume of one of these claims is known to be on a single node.
-    pub(crate) fn are_on_one_node(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
+    pub(crate) fn has_single_node_volume(&self, namespace: &str, claims: &[Arc<str>]) -> bool {
         claims.iter().any(|name| {
             let Some(VolumeClaim {
                 binding: ClaimBinding::Bound { volume },
@@ -328,19 +329,23 @@ impl VolumeIndex {
                 .volumes
                 .get(volume)
                 .and_then(|place| place.terms.as_deref());
-            terms.is_some_and(name_one_node)
+            terms.is_some_and(select_single_node)
         })
     }
 
-    fn shared(&mut self, place: VolumePlace) -> Arc<VolumePlace> {
-        if let Some(known) = self.recent.iter().find(|known| ***known == place) {
+    fn intern(&mut self, place: VolumeTopology) -> Arc<VolumeTopology> {
+        if let Some(known) = self
+            .recent_topologies
+            .iter()
+            .find(|known| ***known == place)
+        {
             return known.clone();
         }
         let place = Arc::new(place);
-        if self.recent.len() == RECENT_PLACES {
-            self.recent.remove(0);
+        if self.recent_topologies.len() == MAX_RECENT_TOPOLOGIES {
+            self.recent_topologies.remove(0);
         }
-        self.recent.push(place.clone());
+        self.recent_topologies.push(place.clone());
         place
     }
 }
@@ -378,7 +383,7 @@ impl<V: Clone + PartialEq> Shards<V> {
             .collect()
     }
 
-    fn all(&self) -> BTreeMap<Arc<str>, V> {
+    fn to_map(&self) -> BTreeMap<Arc<str>, V> {
         let all = self.0.iter().flat_map(|shard| shard.iter());
         all.map(|(name, value)| (name.clone(), value.clone()))
             .collect()

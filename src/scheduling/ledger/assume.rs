@@ -14,7 +14,7 @@ pub use crate::reasons::AssumeConflict;
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::cluster_share::TenantLimit;
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::disruption_info::PodHealth;
 use crate::vocabulary::engine_model::ReusableEngineSet;
 use crate::vocabulary::gpu::{Gpu, GpuSet};
@@ -36,61 +36,61 @@ pub(crate) enum AssumeResult {
 
 /// The result of one round of expiring deadlines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Expired {
+pub struct ExpiryResult {
     /// Pods whose reservations ended.
-    pub ended: Vec<PodUid>,
+    pub ended_reservations: Vec<PodUid>,
     pub may_be_more: bool,
 }
 
 /// How long after its decision a Binding is written again: later the decision may be out of date. kube-scheduler retries anyway.
-const WRITTEN_FOR: Millis = Millis::seconds(10);
+const BINDING_RETRY_TIMEOUT: Millis = Millis::seconds(10);
 
 /// Deadlines that pass under one lock. Each changes a pod and its node: some tens of microseconds while a plan or a page has a
 /// copy, and longer where their memory has gone cold.
-const DEADLINES_AT_ONCE: usize = 4;
+const MAX_DEADLINES_PER_LOCK: usize = 4;
 
 impl Ledger {
     /// Expires soft reservations, reservations, start gates and readings. Returns the pods whose reservations expired.
     pub(crate) fn expire(&mut self, now: Moment) -> Vec<PodUid> {
-        self.run_out(now, ExpiredReservations::End, usize::MAX)
-            .ended
+        self.expire_deadlines(now, ExpiredReservations::End, usize::MAX)
+            .ended_reservations
     }
 
     /// Expires everything but reservations, as a standby does: these last until the API server shows that the leader ended them, or
     /// until this replica leads and ends them itself.
     pub(crate) fn expire_except_reservations(&mut self, now: Moment) {
-        self.run_out(now, ExpiredReservations::Stand, usize::MAX);
+        self.expire_deadlines(now, ExpiredReservations::Keep, usize::MAX);
     }
 
     /// Expires the first few deadlines only, so that nothing waits long for the lock.
-    pub(crate) fn expire_few(&mut self, now: Moment, is_leading: bool) -> Expired {
+    pub(crate) fn expire_few(&mut self, now: Moment, is_leading: bool) -> ExpiryResult {
         let reservations = if is_leading {
             ExpiredReservations::End
         } else {
-            ExpiredReservations::Stand
+            ExpiredReservations::Keep
         };
-        self.run_out(now, reservations, DEADLINES_AT_ONCE)
+        self.expire_deadlines(now, reservations, MAX_DEADLINES_PER_LOCK)
     }
 
-    fn run_out(
+    fn expire_deadlines(
         &mut self,
         now: Moment,
         reservations: ExpiredReservations,
-        at_most: usize,
-    ) -> Expired {
+        limit: usize,
+    ) -> ExpiryResult {
         self.set_now(now);
-        let (mut ended, mut left) = (Vec::new(), at_most);
-        while left > 0
-            && let Some((deadline, uid)) = self.pod_states.take_due(self.now, reservations)
+        let (mut ended, mut remaining) = (Vec::new(), limit);
+        while remaining > 0
+            && let Some((deadline, uid)) = self.pod_states.pop_due(self.now, reservations)
         {
-            left -= 1;
+            remaining -= 1;
             let Some(pod_state) = self.pod_states.get(&uid) else {
                 continue;
             };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(pod_state.starting) {
                 let is_ready = pod_state.disruption_info.health == PodHealth::Ready;
-                self.note_gate_over(&uid, is_ready);
+                self.record_gate_time(&uid, is_ready);
                 self.edit_pod(&uid, |pod_state| pod_state.open_start_gate(None));
             } else if is_over(
                 pod_state
@@ -114,21 +114,21 @@ impl Ledger {
                     .map(|reservation| &*reservation.victims)
                     .unwrap_or_default();
                 if !victims.is_empty() && !victims.iter().any(is_leaving) {
-                    self.note_failed_eviction(&uid);
+                    self.record_failed_eviction(&uid);
                 }
                 self.release_reservation(&uid);
                 ended.push(uid);
             }
         }
-        while left > 0
-            && let Some(node) = self.node_states.take_aged(self.now)
+        while remaining > 0
+            && let Some(node) = self.node_states.pop_aged(self.now)
         {
-            left -= 1;
-            self.age(&node);
+            remaining -= 1;
+            self.update_freshness(&node);
         }
-        Expired {
-            ended,
-            may_be_more: left == 0,
+        ExpiryResult {
+            ended_reservations: ended,
+            may_be_more: remaining == 0,
         }
     }
 
@@ -138,15 +138,15 @@ impl Ledger {
         self.set_soft_reservation(uid, None);
         let attempt = self
             .pod_states
-            .note_waiting(uid, WaitingPod::begin_attempt)
+            .edit_waiting(uid, WaitingPod::begin_attempt)
             .unwrap_or_default();
-        self.requeue(uid);
+        self.update_queue(uid);
         attempt
     }
 
     /// Makes a soft reservation of these GPUs of `node`, in place of any earlier one: filters of other pods steer around it for
     /// a while. Changes nothing if a GPU is gone since the view was taken.
-    pub(crate) fn offer(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
+    pub(crate) fn reserve_softly(&mut self, uid: &PodUid, node: &NodeName, devices: &[GpuUuid]) {
         let Some(node_state) = self.node_states.existing(node) else {
             return;
         };
@@ -165,34 +165,41 @@ impl Ledger {
         });
         self.set_soft_reservation(uid, soft_reservation);
         self.pod_states
-            .note_waiting(uid, |waiting| waiting.note_offered(node));
+            .edit_waiting(uid, |waiting| waiting.record_offer(node));
     }
 
     /// Records on how many nodes the scheduler asked for victims for the pod.
-    pub(crate) fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+    pub(crate) fn record_preempt_query(&mut self, uid: &PodUid, nodes: usize) {
         self.pod_states
-            .note_waiting(uid, |waiting| waiting.note_offered_to_preempt(nodes));
+            .edit_waiting(uid, |waiting| waiting.record_preempt_query(nodes));
     }
 
     /// Records that the preempt verb named these victims to kube-scheduler, which evicts them itself for the pod.
-    pub(crate) fn note_narrowed(&mut self, uid: &PodUid, node: NodeName, victims: Vec<PodUid>) {
-        let there = victims
+    pub(crate) fn record_scheduler_evictions(
+        &mut self,
+        uid: &PodUid,
+        node: NodeName,
+        victims: Vec<PodUid>,
+    ) {
+        let known_victims = victims
             .iter()
             .filter_map(|victim| self.pod_states.get(victim));
-        let longest = there.map(|victim| self.time_to_leave(victim)).max();
+        let longest_termination = known_victims
+            .map(|victim| self.termination_time(victim))
+            .max();
         let narrowed_to = Reservation {
             node,
             devices: Arc::new([]),
             deadline: self.now
-                + longest.unwrap_or_default()
+                + longest_termination.unwrap_or_default()
                 + self.policy.preemption.reservation_slack,
             victims: victims.into(),
         };
-        self.pod_states.note_waiting(uid, |waiting| {
+        self.pod_states.edit_waiting(uid, |waiting| {
             let known = waiting.narrowed_to.as_ref();
-            let since = known.filter(|known| known.node == narrowed_to.node);
+            let recorded = known.filter(|known| known.node == narrowed_to.node);
             // Victims that are named again have no more time for it: they may never leave.
-            let deadline = since.map_or(narrowed_to.deadline, |known| known.deadline);
+            let deadline = recorded.map_or(narrowed_to.deadline, |known| known.deadline);
             waiting.narrowed_to = Some(Reservation {
                 deadline,
                 ..narrowed_to
@@ -201,7 +208,7 @@ impl Ledger {
     }
 
     /// The node on which kube-scheduler evicts for the pod, while a victim counts as there and has not had its time.
-    pub(crate) fn narrowed_node(&self, uid: &PodUid) -> Option<&NodeName> {
+    pub(crate) fn scheduler_eviction_node(&self, uid: &PodUid) -> Option<&NodeName> {
         let waiting = self.pod_states.get(uid)?.waiting()?;
         let Reservation {
             node,
@@ -230,7 +237,7 @@ impl Ledger {
             (None, _) => Err(Misfit::UnknownNode),
             (Some(node_state), Some(reservation)) => {
                 let demand = self.as_borrower(uid, pod_state.demand.clone());
-                self.placement_of_reservation(uid, &demand, reservation, node_state)
+                self.reserved_gpus(uid, &demand, reservation, node_state)
             }
             (Some(node_state), None) => Ok(node_state
                 .charge_of(pod_state)
@@ -267,38 +274,40 @@ impl Ledger {
             PodPhase::Waiting(_) => {}
         }
         let placement = match self.passes_through(&pod_state.demand) {
-            true => Placement::by_plugin(node.clone()),
-            false => self.checked(uid, pod_state, node)?,
+            true => Placement::from_plugin(node.clone()),
+            false => self.choose_placement(uid, pod_state, node)?,
         };
         let view = self.node_states.get(node).map(NodeState::view);
         let (starting, start) = view.map_or((None, None), |view| {
             self.expected_start(&pod_state.demand, view)
         });
-        let starting = self.within_share(starting, &pod_state.demand, node, &placement.devices);
+        let starting =
+            self.capped_by_gate_share(starting, &pod_state.demand, node, &placement.devices);
         let (epoch, now) = (self.leader().cloned(), self.now);
         self.edit_pod(uid, |pod_state| {
             pod_state.assume(placement.clone(), epoch, now, starting, start)
         });
-        self.forget_start_if_woken(uid);
+        self.forget_start_if_wakeable(uid);
         Ok(AssumeResult::New(placement))
     }
 
     /// Whether the Binding of an assumed pod may be written again. In another epoch another leader may have allocated its GPUs since;
     /// and what the decision rests on grows old: processes of ended pods may have the memory, and the start gate opens.
     pub(crate) fn may_be_written(&self, assumed: &AssumedPod) -> bool {
-        assumed.epoch.as_ref() == self.leader() && self.now.since(assumed.since) < WRITTEN_FOR
+        assumed.epoch.as_ref() == self.leader()
+            && self.now.since(assumed.since) < BINDING_RETRY_TIMEOUT
     }
 
     /// A pod that may wake an engine says nothing of how long starts take.
-    pub(super) fn forget_start_if_woken(&mut self, uid: &PodUid) {
-        if self.wakes_an_engine(uid) {
+    pub(super) fn forget_start_if_wakeable(&mut self, uid: &PodUid) {
+        if self.has_wakeable_engine(uid) {
             self.pod_states
-                .note(uid, |pod_state| pod_state.start = None);
+                .edit_without_move(uid, |pod_state| pod_state.start = None);
         }
     }
 
     /// Whether an engine sleeps on the pod's GPUs that it may wake.
-    pub(crate) fn wakes_an_engine(&self, uid: &PodUid) -> bool {
+    pub(crate) fn has_wakeable_engine(&self, uid: &PodUid) -> bool {
         let pod_and_node = || {
             let pod_state = self.pod_states.get(uid)?;
             Some((pod_state, self.node_states.get(pod_state.node()?)?))
@@ -308,14 +317,14 @@ impl Ledger {
         };
         let charge = node_state
             .charge_of(pod_state)
-            .filter(|charge| charge.placed);
+            .filter(|charge| charge.is_placed);
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
         let reusable = ReusableEngineSet::from(reusable);
-        charge.is_some_and(|charge| reusable.on(charge.gpus, &pod_state.demand).is_some())
+        charge.is_some_and(|charge| reusable.best_on(charge.gpus, &pod_state.demand).is_some())
     }
 
     /// Where the pod goes on `node`, by what is free there now.
-    fn checked(
+    fn choose_placement(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -327,13 +336,11 @@ impl Ledger {
             .reservation()
             .filter(|reservation| reservation.node == *node)
         {
-            Some(reservation) => {
-                self.placement_of_reservation(uid, &demand, reservation, node_state)?
-            }
-            None => self.free_gpus_for(uid, &demand, node_state)?,
+            Some(reservation) => self.reserved_gpus(uid, &demand, reservation, node_state)?,
+            None => self.choose_free_gpus(uid, &demand, node_state)?,
         };
         let borrowed_from =
-            node_state.lenders_to(uid, &demand, gpus, &self.pod_states, &self.policy);
+            node_state.lenders_for(uid, &demand, gpus, &self.pod_states, &self.policy);
         Ok(Placement {
             borrowed_from,
             ..placement(node_state, &demand, gpus)
@@ -348,11 +355,11 @@ impl Ledger {
         node: &NodeName,
         devices: Option<Arc<[GpuUuid]>>,
     ) {
-        self.confirm_loan(uid, node, devices, false);
+        self.confirm_with_loan(uid, node, devices, false);
     }
 
     /// Confirms a Binding that also says whether the pod borrows. It may be another than the one that was assumed.
-    pub(crate) fn confirm_loan(
+    pub(crate) fn confirm_with_loan(
         &mut self,
         uid: &PodUid,
         node: &NodeName,
@@ -365,7 +372,7 @@ impl Ledger {
                 borrows: known.borrows || borrows,
                 ..known.clone()
             },
-            Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded() == devices => {
+            Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded_gpus() == devices => {
                 BoundPod {
                     borrows: borrows || !assumed.placement.borrowed_from.is_empty(),
                     ..BoundPod::new(node.clone(), devices, self.now)
@@ -376,7 +383,7 @@ impl Ledger {
                 ..BoundPod::new(node.clone(), devices, self.now)
             },
         };
-        let (starting, start) = self.start_of_landed(uid, node);
+        let (starting, start) = self.start_after_binding(uid, node);
         self.edit_pod(uid, |pod_state| pod_state.set_bound(bound, starting, start));
         if self
             .node_states
@@ -392,7 +399,7 @@ impl Ledger {
         self.edit_pod(uid, PodState::forget);
     }
 
-    pub(super) fn waiting(&self, uid: &PodUid) -> Result<&PodState, AssumeConflict> {
+    pub(super) fn waiting_pod(&self, uid: &PodUid) -> Result<&PodState, AssumeConflict> {
         let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Waiting(_) => Ok(pod_state),
@@ -405,7 +412,7 @@ impl Ledger {
         }
     }
 
-    fn free_gpus_for(
+    fn choose_free_gpus(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -413,17 +420,17 @@ impl Ledger {
     ) -> Result<GpuSet, Misfit> {
         check_node_admission(node_state.view(), demand)?;
         let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
-        let demand = &*self.beside_spare(demand);
+        let demand = &*self.with_spare_rules(demand);
         let chosen = match &demand.ask {
-            Ask::Vram => self.choice(uid, node_state, &gpus, demand, GpuSet::ALL),
-            Ask::Plugin { .. } | Ask::Claims => Some(fit(node_state.view(), demand)?),
+            GpuRequest::Vram => self.choose_gpus(uid, node_state, &gpus, demand, GpuSet::ALL),
+            GpuRequest::Plugin { .. } | GpuRequest::Claims => Some(fit(node_state.view(), demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
-        self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
+        self.check_tenant_limit(self.tenant_allowance(uid, demand), demand, &gpus, chosen)
     }
 
     /// The GPUs for the pod's demand among the `allowed` ones of a node whose GPUs are these.
-    fn choice(
+    fn choose_gpus(
         &self,
         uid: &PodUid,
         node_state: &NodeState,
@@ -432,7 +439,7 @@ impl Ledger {
         allowed: GpuSet,
     ) -> Option<GpuSet> {
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
-        pack::choose_at(
+        pack::choose_unsummarized(
             self.packing.model(),
             NodeGpus {
                 gpus,
@@ -445,20 +452,20 @@ impl Ledger {
     }
 
     /// Returns the chosen GPUs if they are within what the pod's tenant may still take.
-    pub(super) fn within_limit(
+    pub(super) fn check_tenant_limit(
         &self,
-        left: TenantLimit,
+        remaining: TenantLimit,
         demand: &Demand,
         gpus: &[Gpu],
         chosen: GpuSet,
     ) -> Result<GpuSet, Misfit> {
-        let is_within = is_allowed(left, gpus, demand, chosen);
+        let is_within = is_allowed(remaining, gpus, demand, chosen);
         is_within
             .then_some(chosen)
-            .ok_or(Misfit::TenantLimitOnNode { left })
+            .ok_or(Misfit::TenantLimitOnNode { left: remaining })
     }
 
-    pub(super) fn placement_of_reservation(
+    pub(super) fn reserved_gpus(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -471,25 +478,29 @@ impl Ledger {
             Ok(()) | Err(Misfit::NoFreshReport) => {}
             Err(misfit) => return Err(misfit),
         }
-        let remaining = self.victims_on(reservation, node_state);
+        let remaining = self.count_remaining_victims(reservation, node_state);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
         }
-        forget_measured(&mut gpus);
+        clear_measurements(&mut gpus);
         // The victims have left, memory and all. What others have had no part in the reservation, or came to light after it.
-        for (place, gpu) in gpus.iter_mut().enumerate() {
-            gpu.unaccounted_vram = node_state.used_without_grant(place);
+        for (index, gpu) in gpus.iter_mut().enumerate() {
+            gpu.unaccounted_vram = node_state.used_without_grant(index);
         }
         let reserved = node_state
             .resolve(&reservation.devices)
-            .and_then(|reserved| self.choice(uid, node_state, &gpus, demand, reserved));
+            .and_then(|reserved| self.choose_gpus(uid, node_state, &gpus, demand, reserved));
         let reserved = reserved.ok_or_else(|| misfit(&gpus, demand))?;
-        self.within_limit(self.allowance(uid, demand), demand, &gpus, reserved)
+        self.check_tenant_limit(self.tenant_allowance(uid, demand), demand, &gpus, reserved)
     }
 
     /// How many of a reservation's victims still take VRAM on its node. The driver gives memory back later than the API server
     /// forgets a pod: where an agent reports, a victim has left when a reading sampled after its end shows nothing of it.
-    pub(super) fn victims_on(&self, reservation: &Reservation, node_state: &NodeState) -> u32 {
+    pub(super) fn count_remaining_victims(
+        &self,
+        reservation: &Reservation,
+        node_state: &NodeState,
+    ) -> u32 {
         let is_charged = |victim: &PodUid| {
             self.pod_states
                 .get(victim)
@@ -502,7 +513,7 @@ impl Ledger {
 }
 
 /// Forgets what a reading says of reserved GPUs: it is about the pods that just left, or a margin for want of a reading.
-pub(super) fn forget_measured(gpus: &mut [Gpu]) {
+pub(super) fn clear_measurements(gpus: &mut [Gpu]) {
     for gpu in gpus {
         *gpu = Gpu {
             unaccounted_vram: Bytes::ZERO,
@@ -514,25 +525,27 @@ pub(super) fn forget_measured(gpus: &mut [Gpu]) {
 
 /// What the pod gets on these GPUs.
 fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement {
-    let granted_on = |place: usize| match demand.sharing {
+    let grant_on = |index: usize| match demand.sharing {
         Sharing::Shared => demand.per_gpu,
         // A GPU that is to be a pod's own may have unaccounted VRAM all the same. Of a GPU that was kept for the pod that is about
         // pods that have left, or a margin for want of a report: it gets what it requests.
-        Sharing::Exclusive => node_state.view().gpus[place].most().max(demand.per_gpu),
+        Sharing::Exclusive => node_state.view().gpus[index]
+            .free_without_pods()
+            .max(demand.per_gpu),
     };
     let fraction =
-        |place: usize| MemoryFraction::of(granted_on(place), node_state.devices()[place].total);
+        |index: usize| MemoryFraction::new(grant_on(index), node_state.devices()[index].total);
     let memory_fraction = gpus.iter().map(fraction).min().unwrap_or_default();
-    let greatest = gpus.iter().map(fraction).max();
+    let max_fraction = gpus.iter().map(fraction).max();
     Placement {
         node: node_state.view().name.clone(),
         devices: gpus
             .iter()
-            .map(|place| node_state.devices()[place].uuid.clone())
+            .map(|index| node_state.devices()[index].uuid.clone())
             .collect(),
-        granted: gpus.iter().map(granted_on).sum(),
+        granted: gpus.iter().map(grant_on).sum(),
         memory_fraction,
-        greatest_fraction: greatest.filter(|greatest| *greatest != memory_fraction),
+        greatest_fraction: max_fraction.filter(|greatest| *greatest != memory_fraction),
         borrowed_from: Arc::new([]),
     }
 }

@@ -38,14 +38,14 @@ thread_local! {
     pub static PODS_LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-fn look() {
+fn count_pod_read() {
     #[cfg(all(debug_assertions, any(test, feature = "testkit")))]
     PODS_LOOKED_AT.set(PODS_LOOKED_AT.get() + 1);
 }
 
 impl PodMap {
     pub(super) fn get(&self, uid: &PodUid) -> Option<&PodState> {
-        look();
+        count_pod_read();
         self.pods.get(uid).map(|pod_state| &**pod_state)
     }
 
@@ -72,7 +72,7 @@ impl PodMap {
     /// The pods themselves, shared with this map, in order of UID.
     pub(super) fn shared(&self) -> BTreeMap<PodUid, Arc<PodState>> {
         self.pods
-            .in_no_order()
+            .iter_unordered()
             .map(|(uid, pod)| (uid.clone(), pod.clone()))
             .collect()
     }
@@ -84,8 +84,8 @@ impl PodMap {
     /// All pods, in no order: for sums, and for what is put into an order afterwards.
     pub(super) fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
         self.pods
-            .in_no_order()
-            .inspect(|_| look())
+            .iter_unordered()
+            .inspect(|_| count_pod_read())
             .map(|(uid, pod_state)| (uid, &**pod_state))
     }
 
@@ -112,31 +112,31 @@ impl PodMap {
 
 impl NodeMap {
     pub(super) fn get(&self, name: &NodeName) -> Option<&NodeState> {
-        let place = self.place_of(name).ok()?;
-        Some(&self.nodes[place])
+        let index = self.index_of(name).ok()?;
+        Some(&self.nodes[index])
     }
 
     pub(super) fn get_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
-        let place = self.place_of(name).ok()?;
-        self.nodes.get_mut(place).map(Arc::make_mut)
+        let index = self.index_of(name).ok()?;
+        self.nodes.get_mut(index).map(Arc::make_mut)
     }
 
     /// The node, of which nothing but its name is known if it is new.
-    pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
-        let place = self.place_of(name).unwrap_or_else(|place| {
+    pub(super) fn get_or_create(&mut self, name: &NodeName) -> &mut NodeState {
+        let index = self.index_of(name).unwrap_or_else(|place| {
             self.nodes
                 .insert(place, Arc::new(NodeState::new(name.clone())));
             place
         });
         self.nodes
-            .get_mut(place)
+            .get_mut(index)
             .map(Arc::make_mut)
             .expect("it was there or was just inserted")
     }
 
     pub(super) fn remove(&mut self, name: &NodeName) {
-        if let Ok(place) = self.place_of(name) {
-            self.nodes.remove(place);
+        if let Ok(index) = self.index_of(name) {
+            self.nodes.remove(index);
         }
     }
 
@@ -151,16 +151,16 @@ impl NodeMap {
     }
 
     pub(super) fn insert_shared(&mut self, node_state: Arc<NodeState>) {
-        match self.place_of(&node_state.view().name) {
-            Ok(place) => *self.nodes.get_mut(place).expect("it was just found") = node_state,
-            Err(place) => self.nodes.insert(place, node_state),
+        match self.index_of(&node_state.view().name) {
+            Ok(index) => *self.nodes.get_mut(index).expect("it was just found") = node_state,
+            Err(index) => self.nodes.insert(index, node_state),
         }
     }
 
     /// The node itself, shared with this map.
     pub(super) fn get_shared(&self, name: &NodeName) -> Option<&Arc<NodeState>> {
-        let place = self.place_of(name).ok()?;
-        self.nodes.get(place)
+        let index = self.index_of(name).ok()?;
+        self.nodes.get(index)
     }
 
     /// Nodes that are others, or are not there, in a copy that was made earlier.
@@ -169,12 +169,12 @@ impl NodeMap {
         earlier: &'a Self,
     ) -> impl Iterator<Item = &'a NodeName> {
         // Most often a node has the same place in both, and no name is compared.
-        let is_same = |place: usize, node_state: &Arc<NodeState>| {
-            let is_it = |known: &Arc<NodeState>| Arc::ptr_eq(known, node_state);
-            earlier.nodes.get(place).is_some_and(is_it)
+        let is_same = |index: usize, node_state: &Arc<NodeState>| {
+            let is_same_state = |known: &Arc<NodeState>| Arc::ptr_eq(known, node_state);
+            earlier.nodes.get(index).is_some_and(is_same_state)
                 || earlier
                     .get_shared(&node_state.view().name)
-                    .is_some_and(is_it)
+                    .is_some_and(is_same_state)
         };
         let unshared = self.nodes.unshared_with(&earlier.nodes);
         let changed = unshared.filter(move |(place, node_state)| !is_same(*place, node_state));
@@ -186,25 +186,25 @@ impl NodeMap {
     }
 
     /// The index of a node, or the one where it would be inserted.
-    fn place_of(&self, name: &NodeName) -> Result<usize, usize> {
+    fn index_of(&self, name: &NodeName) -> Result<usize, usize> {
         self.nodes
             .search(|node_state| node_state.view().name.cmp(name))
     }
 }
 
 /// If more nodes came or went, the snapshot is built anew: inserting and removing them one by one would take longer.
-const MOST_CAME_OR_WENT: u64 = 512;
+const MAX_NODE_SET_CHANGES: u64 = 512;
 /// If more nodes changed, and more than a quarter of all, the snapshot is built anew: finding them one by one would take longer.
-const MOST_CHANGED: usize = 512;
+const MAX_CHANGED_NODES: usize = 512;
 /// If more changes are pending, they go into a copy at once. Fewer in tests, whose clusters are small.
-const MOST_NOTED: usize = if cfg!(test) { 1 } else { 128 };
+const MAX_PENDING_CHANGES: usize = if cfg!(test) { 1 } else { 128 };
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Publication {
     /// Rises with every change of what a pod could be allocated.
     generation: u64,
     /// How often nodes came or went.
-    epoch: u64,
+    node_list_generation: u64,
     published: Arc<Snapshot>,
     /// Nodes that came, went or changed since.
     changed: BTreeSet<NodeName>,
@@ -214,11 +214,11 @@ pub(super) struct Publication {
 
 impl Publication {
     /// With nothing handed out yet. A recording may say any number: there is always a next one.
-    pub(super) fn at(generation: u64, epoch: u64) -> Self {
+    pub(super) fn from_generations(generation: u64, epoch: u64) -> Self {
         let (generation, epoch) = (generation.min(u64::MAX / 2), epoch.min(u64::MAX / 2));
         Self {
             generation,
-            epoch,
+            node_list_generation: epoch,
             is_outdated: true,
             ..Self::default()
         }
@@ -228,8 +228,8 @@ impl Publication {
         self.generation
     }
 
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch
+    pub(super) fn node_list_generation(&self) -> u64 {
+        self.node_list_generation
     }
 
     /// The generation of a change that is made now.
@@ -239,20 +239,21 @@ impl Publication {
     }
 
     /// A node came or went.
-    pub(super) fn note_came_or_went(&mut self, name: &NodeName) {
+    pub(super) fn record_node_set_change(&mut self, name: &NodeName) {
         self.changed.insert(name.clone());
-        self.epoch += 1;
+        self.node_list_generation += 1;
     }
 
     /// Continues from another publication, as one more change, with the nodes that came, went or changed there since.
-    pub(super) fn follow(&mut self, other: &Self, changed: &BTreeSet<NodeName>) {
-        (self.generation, self.epoch) = (other.generation + 1, other.epoch);
+    pub(super) fn continue_from(&mut self, other: &Self, changed: &BTreeSet<NodeName>) {
+        (self.generation, self.node_list_generation) =
+            (other.generation + 1, other.node_list_generation);
         self.changed.extend(changed.iter().cloned());
     }
 
     /// What readers have made of the snapshot so far counts no more.
-    pub(super) fn part_from_readers(&mut self) {
-        Arc::make_mut(&mut self.published).part_from_copies();
+    pub(super) fn unshare_from_readers(&mut self) {
+        Arc::make_mut(&mut self.published).invalidate_copies();
     }
 
     /// Updates a changed node in the snapshot, or notes it for the next reader.
@@ -270,8 +271,10 @@ impl Publication {
     }
 
     /// Whether so many changes are noted that they should not wait for the next reader.
-    pub(super) fn has_noted_many(&self) -> bool {
-        !self.is_outdated && self.changed.len() > MOST_NOTED && self.epoch == self.published.epoch()
+    pub(super) fn has_many_pending_changes(&self) -> bool {
+        !self.is_outdated
+            && self.changed.len() > MAX_PENDING_CHANGES
+            && self.node_list_generation == self.published.node_list_generation()
     }
 
     /// Updates the snapshot by all pending changes, in a copy if it is in use.
@@ -280,7 +283,11 @@ impl Publication {
             .changed
             .iter()
             .map(|name| (name, nodes.get(name).and_then(view_of_existing)));
-        Arc::make_mut(&mut self.published).bring_to(self.generation, self.epoch, changed);
+        Arc::make_mut(&mut self.published).apply_node_changes(
+            self.generation,
+            self.node_list_generation,
+            changed,
+        );
         self.changed.clear();
     }
 
@@ -290,13 +297,17 @@ impl Publication {
     }
 
     /// Installs a packing model with the summaries of nodes that a copy of the snapshot has made by it.
-    pub(super) fn take_packing_model(
+    pub(super) fn install_packing_model(
         &mut self,
         packing_model: Arc<PackingModel>,
         summarized: Snapshot,
     ) -> RetiredSummaries {
         let generation = self.next_generation();
-        Arc::make_mut(&mut self.published).take_packing_model(generation, packing_model, summarized)
+        Arc::make_mut(&mut self.published).adopt_packing_model(
+            generation,
+            packing_model,
+            summarized,
+        )
     }
 
     pub(super) fn snapshot(
@@ -305,14 +316,17 @@ impl Publication {
         packing_model: &Arc<PackingModel>,
         start_model: &Arc<StartModel>,
     ) -> Arc<Snapshot> {
-        let most_changed = MOST_CHANGED.max(self.published.nodes().len() / 4);
+        let most_changed = MAX_CHANGED_NODES.max(self.published.nodes().len() / 4);
         if self.is_outdated
-            || self.epoch.abs_diff(self.published.epoch()) > MOST_CAME_OR_WENT
+            || self
+                .node_list_generation
+                .abs_diff(self.published.node_list_generation())
+                > MAX_NODE_SET_CHANGES
             || self.changed.len() > most_changed
         {
             let snapshot = Snapshot::new(
                 self.generation,
-                self.epoch,
+                self.node_list_generation,
                 nodes.values().filter_map(view_of_existing).collect(),
             );
             self.published = Arc::new(snapshot.with_packing_model(packing_model.clone()));
@@ -421,11 +435,11 @@ mod tests {
     fn nodes_are_in_order_of_name_and_a_copy_does_not_see_what_changes() {
         let name = |n: usize| NodeName::parse(&format!("n-{n:03}")).unwrap();
         let mut nodes = NodeMap::default();
-        (0..300).for_each(|n| nodes.open(&name(n * 7 % 300)).add_pod(&uid(n)));
+        (0..300).for_each(|n| nodes.get_or_create(&name(n * 7 % 300)).add_pod(&uid(n)));
         let copy = nodes.clone();
         nodes.remove(&name(5));
         nodes.remove(&name(5));
-        nodes.open(&name(6)).add_pod(&uid(400));
+        nodes.get_or_create(&name(6)).add_pod(&uid(400));
         assert!(
             nodes
                 .values()
@@ -446,13 +460,13 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_changed_are_told_although_others_came_before_them() {
+    fn changed_nodes_are_found_although_others_were_inserted_before_them() {
         let name = |n: u32| NodeName::parse(&format!("n{n:03}")).unwrap();
         let mut nodes = NodeMap::default();
-        (10..400).for_each(|n| _ = nodes.open(&name(n)));
+        (10..400).for_each(|n| _ = nodes.get_or_create(&name(n)));
         let earlier = nodes.clone();
         assert_eq!(nodes.changed_since(&earlier).count(), 0);
-        nodes.open(&name(0));
+        nodes.get_or_create(&name(0));
         nodes.get_mut(&name(50)).unwrap();
         nodes.remove(&name(51));
         nodes.get_mut(&name(399)).unwrap();

@@ -29,21 +29,21 @@ impl DisruptionBudgets {
         &self.budgets
     }
 
-    fn place_of(&self, namespace: &str, name: &str) -> Result<usize, usize> {
+    fn index_of(&self, namespace: &str, name: &str) -> Result<usize, usize> {
         self.budgets
             .binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
     }
 
     fn set(&mut self, budget: DisruptionBudget) {
-        match self.place_of(&budget.namespace, &budget.name) {
-            Ok(place) => Arc::make_mut(&mut self.budgets)[place] = Arc::new(budget),
-            Err(place) => Arc::make_mut(&mut self.budgets).insert(place, Arc::new(budget)),
+        match self.index_of(&budget.namespace, &budget.name) {
+            Ok(index) => Arc::make_mut(&mut self.budgets)[index] = Arc::new(budget),
+            Err(index) => Arc::make_mut(&mut self.budgets).insert(index, Arc::new(budget)),
         }
     }
 
     fn remove(&mut self, namespace: &str, name: &str) {
-        if let Ok(place) = self.place_of(namespace, name) {
-            Arc::make_mut(&mut self.budgets).remove(place);
+        if let Ok(index) = self.index_of(namespace, name) {
+            Arc::make_mut(&mut self.budgets).remove(index);
         }
     }
 }
@@ -65,15 +65,15 @@ impl Ledger {
 
     /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
     /// no pod is evicted.
-    pub fn budgets_known(&self) -> bool {
+    pub fn are_budgets_known(&self) -> bool {
         self.budgets.visibility == BudgetVisibility::Complete
     }
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it; `true` for a pod that is not in the ledger.
-    pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
-        let class =
+    pub fn honors_budgets(&self, uid: &PodUid) -> bool {
+        let class_honors_budgets =
             |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
-        self.pod_states.get(uid).is_none_or(class)
+        self.pod_states.get(uid).is_none_or(class_honors_budgets)
     }
 
     pub(crate) fn set_budget_visibility(&mut self, visibility: BudgetVisibility) {
@@ -83,91 +83,91 @@ impl Ledger {
 
 /// The index of a budget that does not exist. It stands for several budgets: the Eviction API evicts no pod that several cover,
 /// whatever they allow.
-const SEVERAL: usize = usize::MAX;
+const SEVERAL_BUDGETS: usize = usize::MAX;
 
 /// The most budgets, requirements and values of one namespace. A decision goes through all of them: beyond that many, every pod
 /// of the namespace counts as covered by several.
-const MOST_VALUES: usize = 4096;
+const MAX_VALUES_PER_NAMESPACE: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct BudgetIndex<'a> {
     budgets: &'a [Arc<DisruptionBudget>],
-    by_namespace: FxHashMap<&'a str, Namespace<'a>>,
+    by_namespace: FxHashMap<&'a str, NamespaceBudgets<'a>>,
 }
 
 /// The budgets of one namespace, by their indices.
 #[derive(Default)]
-struct Namespace<'a> {
+struct NamespaceBudgets<'a> {
     by_label: BTreeMap<&'a str, FxHashMap<&'a str, Vec<usize>>>,
-    others: Vec<usize>,
-    values: usize,
+    without_required_label: Vec<usize>,
+    value_count: usize,
 }
 
 impl<'a> BudgetIndex<'a> {
     pub(super) fn new(budgets: &'a [Arc<DisruptionBudget>]) -> Self {
-        let mut coverage = Self {
+        let mut index = Self {
             budgets,
             ..Self::default()
         };
-        for (place, budget) in budgets.iter().enumerate() {
-            let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
-            let wanted = wanted_label(&budget.selector);
-            namespace.values += values_of(&budget.selector);
-            match wanted.filter(|_| namespace.values <= MOST_VALUES) {
+        for (budget_index, budget) in budgets.iter().enumerate() {
+            let namespace = index.by_namespace.entry(&budget.namespace).or_default();
+            let required = required_label(&budget.selector);
+            namespace.value_count += count_values(&budget.selector);
+            match required.filter(|_| namespace.value_count <= MAX_VALUES_PER_NAMESPACE) {
                 Some((key, values)) => {
-                    let of_key = namespace.by_label.entry(key).or_default();
+                    let by_value = namespace.by_label.entry(key).or_default();
                     values
                         .iter()
-                        .for_each(|value| of_key.entry(value).or_default().push(place));
+                        .for_each(|value| by_value.entry(value).or_default().push(budget_index));
                 }
-                None => namespace.others.push(place),
+                None => namespace.without_required_label.push(budget_index),
             }
         }
-        coverage
+        index
     }
 
     /// The budgets that the Eviction API consults for such a pod, in the form of [`Self::covering`].
-    pub(crate) fn asked(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
-        let over = if health == PodHealth::Pending {
+    pub(crate) fn consulted_by_eviction(&self, pod: &PodTraits, health: PodHealth) -> Vec<usize> {
+        let covering = if health == PodHealth::Pending {
             Vec::new()
         } else {
-            self.of(pod)
+            self.covering(pod)
         };
-        match &over[..] {
+        match &covering[..] {
             [only] if health == PodHealth::Unready && self.budgets[*only].unhealthy_may_go => {
                 Vec::new()
             }
-            _ => over,
+            _ => covering,
         }
     }
 
     /// The budgets that cover a pod, by their indices in the list, and [`SEVERAL_BUDGETS`] if they are several.
-    pub(crate) fn of(&self, pod: &PodTraits) -> Vec<usize> {
+    pub(crate) fn covering(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else {
             return Vec::new();
         };
-        if namespace.values > MOST_VALUES {
-            return vec![SEVERAL; 2];
+        if namespace.value_count > MAX_VALUES_PER_NAMESPACE {
+            return vec![SEVERAL_BUDGETS; 2];
         }
         let by_label = namespace
             .by_label
             .iter()
             .filter_map(|(key, of_key)| of_key.get(pod.labels.get(*key)?.as_str()))
             .flatten();
-        let meant = by_label.chain(&namespace.others).copied();
-        let mut over: Vec<usize> = meant
-            .filter(|place| self.budgets[*place].covers(pod))
+        let candidates = by_label.chain(&namespace.without_required_label).copied();
+        let mut covering: Vec<usize> = candidates
+            .filter(|index| self.budgets[*index].covers(pod))
             .collect();
-        if over.len() > 1 {
-            over.push(SEVERAL);
+        if covering.len() > 1 {
+            covering.push(SEVERAL_BUDGETS);
         }
-        over
+        covering
     }
 }
 
 /// How many comparisons a pod takes with this selector: one for the budget, and for each requirement one for its rule and one
 /// for each of its values.
-fn values_of(selector: &Selector) -> usize {
+fn count_values(selector: &Selector) -> usize {
     let Selector::All(requirements) = selector else {
         return 1;
     };
@@ -180,7 +180,7 @@ fn values_of(selector: &Selector) -> usize {
     1 + values.sum::<usize>()
 }
 
-fn wanted_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
+fn required_label(selector: &Selector) -> Option<(&str, &BTreeSet<String>)> {
     let Selector::All(requirements) = selector else {
         return None;
     };
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_stand_in_order_and_the_latest_of_a_name_counts() {
+    fn budgets_are_sorted_and_a_later_one_replaces_its_namesake() {
         let mut ledger = Ledger::default();
         ledger.set_budget(budget("b", "x", 1));
         ledger.set_budget(budget("a", "y", 2));
@@ -238,9 +238,9 @@ mod tests {
     #[test]
     fn budgets_are_known_until_reading_them_is_refused() {
         let mut ledger = Ledger::default();
-        assert!(ledger.budgets_known());
+        assert!(ledger.are_budgets_known());
         ledger.set_budget_visibility(BudgetVisibility::Forbidden);
-        assert!(!ledger.budgets_known());
+        assert!(!ledger.are_budgets_known());
     }
 }
 
@@ -304,9 +304,9 @@ mod budget_index_tests {
                 .filter(|place| budgets[*place].covers(&pod))
                 .collect();
             if expected.len() > 1 {
-                expected.push(SEVERAL);
+                expected.push(SEVERAL_BUDGETS);
             }
-            let mut found = coverage.of(&pod);
+            let mut found = coverage.covering(&pod);
             found.sort_unstable();
             assert_eq!(found, expected, "{pod:?}");
         }
@@ -339,14 +339,14 @@ mod budget_index_tests {
                 labels,
                 ..PodTraits::default()
             };
-            index.asked(&pod, PodHealth::Unready)
+            index.consulted_by_eviction(&pod, PodHealth::Unready)
         };
-        assert_eq!(of("large", "nobody's"), [SEVERAL; 2]);
+        assert_eq!(of("large", "nobody's"), [SEVERAL_BUDGETS; 2]);
         assert_eq!(
             (
                 of("small", "0-1"),
                 of("small", "nobody's"),
-                index.of(&PodTraits::default())
+                index.covering(&PodTraits::default())
             ),
             (vec![], vec![], vec![])
         );

@@ -21,15 +21,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// The time over which evictions are counted: rates are per minute (`preemption.evictionsPerMinute`).
-const WINDOW: Millis = Millis::seconds(60);
+const EVICTION_RATE_WINDOW: Millis = Millis::seconds(60);
 /// How long a scope stays reserved unless it is reserved again: a waiting pod is checked again before that.
-const RESERVED_FOR: Millis = Millis::seconds(6);
+const SCOPE_RESERVATION_TIME: Millis = Millis::seconds(6);
 /// The longest that a scope stays reserved without a break: an empty minute, and some checks. Then it is free for as long.
-const RESERVED_ON_END: Millis = Millis::seconds(90);
+const MAX_SCOPE_RESERVATION_TIME: Millis = Millis::seconds(90);
 /// The most scopes that are reserved at once: further pods that need a whole minute's evictions wait for one of these to end.
-const RESERVED_AT_MOST: usize = 1024;
+const MAX_RESERVED_SCOPES: usize = 1024;
 
-static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
+static NO_RESERVED_SCOPES: BTreeSet<ScopeKey> = BTreeSet::new();
 
 /// Evictions of the last minute, and scopes in which none are ordered for a while.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -107,8 +107,8 @@ impl RecentEvictions {
     }
 
     /// Removes evictions that are older than a minute.
-    pub(super) fn forget_until(&mut self, now: Moment) {
-        let since = now.before(WINDOW);
+    pub(super) fn remove_expired(&mut self, now: Moment) {
+        let since = now.before(EVICTION_RATE_WINDOW);
         while self
             .recently
             .front()
@@ -121,11 +121,11 @@ impl RecentEvictions {
     }
 
     /// Removes the latest eviction of the pod, because it was not made.
-    fn take_back(&mut self, uid: &PodUid) {
+    fn remove_latest(&mut self, uid: &PodUid) {
         let found = self
             .recently
             .iter()
-            .rposition(|RecentEviction(.., of)| of.as_ref() == Some(uid));
+            .rposition(|RecentEviction(.., evicted)| evicted.as_ref() == Some(uid));
         if let Some(RecentEviction(_, node, tenant, _)) =
             found.and_then(|found| self.recently.remove(found))
         {
@@ -134,8 +134,8 @@ impl RecentEvictions {
     }
 
     /// Replaces tenants' indices in one policy by their indices in the next.
-    pub(super) fn move_to(&mut self, before: &Policy, after: &Policy) {
-        let of = |tenant: Option<TenantId>| {
+    pub(super) fn map_tenants(&mut self, before: &Policy, after: &Policy) {
+        let tenant_after = |tenant: Option<TenantId>| {
             let name = &before.tenant(tenant?)?.name;
             after
                 .tenant_ids()
@@ -146,54 +146,54 @@ impl RecentEvictions {
         recently
             .into_iter()
             .for_each(|RecentEviction(when, node, tenant, uid)| {
-                self.add(RecentEviction(when, node, of(tenant), uid));
+                self.add(RecentEviction(when, node, tenant_after(tenant), uid));
             });
     }
 }
 
 impl Ledger {
     /// Whether the eviction rates allow to evict these pods now. Pods that leave anyway do not count.
-    pub fn may_order(&self, victims: &[PodUid]) -> bool {
-        self.exceeded_by(victims, &NOTHING_RESERVED).is_none()
+    pub fn is_within_eviction_rates(&self, victims: &[PodUid]) -> bool {
+        self.exceeded_limit(victims, &NO_RESERVED_SCOPES).is_none()
     }
 
     /// Whether one more pod may be evicted now, after `ordered`, which no limit counts yet. Together they may not exceed a limit,
     /// even in a minute in which nothing else is evicted.
-    pub(crate) fn may_order_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
-        let wanted = self.by_scope(ordered.iter().chain([uid]));
-        self.eviction_allowance(LargerSets::Refused, &NOTHING_RESERVED)
+    pub(crate) fn is_within_eviction_rates_after(&self, ordered: &[PodUid], uid: &PodUid) -> bool {
+        let wanted = self.count_by_scope(ordered.iter().chain([uid]));
+        self.eviction_allowance(OversizedSets::Refused, &NO_RESERVED_SCOPES)
             .exceeded(&wanted)
             .is_none()
     }
 
     /// The limit that keeps these pods from being evicted now.
     pub(crate) fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
-        self.exceeded_by(victims, &NOTHING_RESERVED)
+        self.exceeded_limit(victims, &NO_RESERVED_SCOPES)
             .map(|(_, limit)| limit)
     }
 
     /// The limit that keeps these pods from being evicted now, and its scope, where some scopes are reserved.
-    pub(crate) fn exceeded_by(
+    pub(crate) fn exceeded_limit(
         &self,
         victims: &[PodUid],
         reserved: &BTreeSet<ScopeKey>,
     ) -> Option<(ScopeKey, EvictionLimit)> {
-        let wanted = self.by_scope(victims);
-        self.eviction_allowance(LargerSets::AloneInAMinute, reserved)
+        let wanted = self.count_by_scope(victims);
+        self.eviction_allowance(OversizedSets::AloneInAMinute, reserved)
             .exceeded(&wanted)
     }
 
     /// How many of these pods count in each scope.
-    fn by_scope<'v>(
+    fn count_by_scope<'v>(
         &self,
         victims: impl IntoIterator<Item = &'v PodUid>,
     ) -> BTreeMap<ScopeKey, u32> {
         let mut wanted: BTreeMap<ScopeKey, u32> = BTreeMap::new();
         for (node, tenant) in victims
             .into_iter()
-            .filter_map(|uid| self.stays_on_node(uid))
+            .filter_map(|uid| self.node_and_tenant_of(uid))
         {
-            ScopeKey::of(&node, tenant)
+            ScopeKey::scopes_of(&node, tenant)
                 .into_iter()
                 .for_each(|key| *wanted.entry(key).or_default() += 1);
         }
@@ -203,22 +203,22 @@ impl Ledger {
     /// How many more pods may be evicted now.
     pub(crate) fn eviction_allowance<'l>(
         &'l self,
-        larger: LargerSets,
+        oversized_sets: OversizedSets,
         reserved: &'l BTreeSet<ScopeKey>,
     ) -> EvictionAllowance<'l> {
         EvictionAllowance {
             rates: self.policy.preemption.evictions_per_minute,
             counts: &self.evictions.counts,
             reserved,
-            larger,
+            oversized_sets,
             has_tenants: !self.policy.tenants().is_empty(),
         }
     }
 
     /// Counts the eviction of these pods, which is ordered now.
-    pub(crate) fn note_ordered(&mut self, victims: &[PodUid]) {
+    pub(crate) fn record_evictions(&mut self, victims: &[PodUid]) {
         for uid in victims {
-            if let Some((node, tenant)) = self.stays_on_node(uid) {
+            if let Some((node, tenant)) = self.node_and_tenant_of(uid) {
                 self.evictions
                     .add(RecentEviction(self.now, node, tenant, Some(uid.clone())));
             }
@@ -226,8 +226,10 @@ impl Ledger {
     }
 
     /// Uncounts the eviction of these pods, which was not made.
-    pub(crate) fn take_back_ordered(&mut self, victims: &[PodUid]) {
-        victims.iter().for_each(|uid| self.evictions.take_back(uid));
+    pub(crate) fn take_back_evictions(&mut self, victims: &[PodUid]) {
+        victims
+            .iter()
+            .for_each(|uid| self.evictions.remove_latest(uid));
     }
 
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
@@ -242,7 +244,9 @@ impl Ledger {
         };
         let now = self.now;
         let reserved = &mut self.evictions.reserved;
-        reserved.retain(|_, reserved| now < reserved.since + RESERVED_ON_END + RESERVED_ON_END);
+        reserved.retain(|_, reserved| {
+            now < reserved.since + MAX_SCOPE_RESERVATION_TIME + MAX_SCOPE_RESERVATION_TIME
+        });
         let (since, highest) = match reserved.get(&scope) {
             Some(known) if priority <= known.highest => (known.since, known.highest),
             _ => (now, priority),
@@ -250,16 +254,16 @@ impl Ledger {
         let is_first = |known: &ScopeReservation| {
             known.by == *uid || known.priority < priority || known.until <= now
         };
-        let has_room = || {
+        let has_free_slot = || {
             reserved
                 .values()
                 .filter(|reserved| reserved.until > now)
                 .count()
-                < RESERVED_AT_MOST
+                < MAX_RESERVED_SCOPES
         };
-        let is_free = reserved.get(&scope).map_or_else(has_room, is_first);
-        if is_free && now < since + RESERVED_ON_END {
-            let (by, until) = (uid.clone(), now + RESERVED_FOR);
+        let is_free = reserved.get(&scope).map_or_else(has_free_slot, is_first);
+        if is_free && now < since + MAX_SCOPE_RESERVATION_TIME {
+            let (by, until) = (uid.clone(), now + SCOPE_RESERVATION_TIME);
             reserved.insert(
                 scope,
                 ScopeReservation {
@@ -274,7 +278,11 @@ impl Ledger {
     }
 
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
-    pub(crate) fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
+    pub(crate) fn scopes_reserved_for_others(
+        &self,
+        uid: &PodUid,
+        priority: i32,
+    ) -> BTreeSet<ScopeKey> {
         let waits = |uid: &PodUid| {
             self.pod_states
                 .waiting(uid)
@@ -295,11 +303,11 @@ impl Ledger {
     }
 
     /// The node and the tenant of a pod that stays there unless it is evicted; `None` for any other.
-    fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
+    fn node_and_tenant_of(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let Some(pod_state) = self.pod_states.get(uid) else {
-            return Some((self.ungranted(uid)?.0.clone(), None));
+            return Some((self.ungranted_overuse(uid)?.0.clone(), None));
         };
-        let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
+        let bound = pod_state.bound().filter(|_| self.is_staying(pod_state))?;
         Some((bound.node.clone(), pod_state.demand.tenant))
     }
 }
@@ -315,14 +323,14 @@ pub enum ScopeKey {
 /// Evictions of the last minute, counted by scope.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EvictionCounts {
-    in_all: u32,
-    on_nodes: BTreeMap<NodeName, u32>,
-    of_tenants: BTreeMap<Option<TenantId>, u32>,
+    total: u32,
+    by_node: BTreeMap<NodeName, u32>,
+    by_tenant: BTreeMap<Option<TenantId>, u32>,
 }
 
 /// Whether a set that is larger than a limit counts as within it where nothing else was evicted in the minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LargerSets {
+pub enum OversizedSets {
     Refused,
     AloneInAMinute,
 }
@@ -334,22 +342,22 @@ pub struct EvictionAllowance<'a> {
     pub counts: &'a EvictionCounts,
     /// Scopes of which nothing is left, whatever the counts say.
     pub reserved: &'a BTreeSet<ScopeKey>,
-    pub larger: LargerSets,
+    pub oversized_sets: OversizedSets,
     /// Whether the policy has tenants. Where it has none, pods without a tenant are limited by the cluster and the node only.
     pub has_tenants: bool,
 }
 
 impl EvictionCounts {
     pub(super) fn add(&mut self, node: &NodeName, tenant: Option<TenantId>) {
-        self.in_all += 1;
-        *self.on_nodes.entry(node.clone()).or_default() += 1;
-        *self.of_tenants.entry(tenant).or_default() += 1;
+        self.total += 1;
+        *self.by_node.entry(node.clone()).or_default() += 1;
+        *self.by_tenant.entry(tenant).or_default() += 1;
     }
 
     pub(super) fn remove(&mut self, node: &NodeName, tenant: Option<TenantId>) {
-        self.in_all = self.in_all.saturating_sub(1);
-        decrement(&mut self.on_nodes, node);
-        decrement(&mut self.of_tenants, &tenant);
+        self.total = self.total.saturating_sub(1);
+        decrement(&mut self.by_node, node);
+        decrement(&mut self.by_tenant, &tenant);
     }
 }
 
@@ -363,26 +371,26 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
 }
 
 impl EvictionAllowance<'_> {
-    pub(crate) fn left_in_cluster(&self) -> u32 {
-        self.left(&ScopeKey::Cluster)
+    pub(crate) fn remaining_in_cluster(&self) -> u32 {
+        self.remaining(&ScopeKey::Cluster)
     }
 
-    pub(crate) fn left_on(&self, node: &NodeName) -> u32 {
+    pub(crate) fn remaining_on(&self, node: &NodeName) -> u32 {
         // The only lookup that is made for each of many nodes: no key is made for it.
         match self.reserved.is_empty() {
-            true => self.left_of(
+            true => self.remaining_of(
                 self.rates.node,
-                self.counts.on_nodes.get(node).copied().unwrap_or(0),
+                self.counts.by_node.get(node).copied().unwrap_or(0),
             ),
-            false => self.left(&ScopeKey::Node(node.clone())),
+            false => self.remaining(&ScopeKey::Node(node.clone())),
         }
     }
 
-    pub(crate) fn left(&self, key: &ScopeKey) -> u32 {
+    pub(crate) fn remaining(&self, key: &ScopeKey) -> u32 {
         match self.reserved.contains(key) {
             true => 0,
             false if !self.is_limited(key) => u32::MAX,
-            false => self.left_of(self.limit(key), self.used(key)),
+            false => self.remaining_of(self.limit(key), self.used(key)),
         }
     }
 
@@ -391,7 +399,9 @@ impl EvictionAllowance<'_> {
         &self,
         set: &BTreeMap<ScopeKey, u32>,
     ) -> Option<(ScopeKey, EvictionLimit)> {
-        let (key, wanted) = set.iter().find(|(key, wanted)| self.left(key) < **wanted)?;
+        let (key, wanted) = set
+            .iter()
+            .find(|(key, wanted)| self.remaining(key) < **wanted)?;
         let per_minute = self.limit(key);
         let because = match self.reserved.contains(key) {
             true => LimitedBecause::Reserved,
@@ -408,10 +418,10 @@ impl EvictionAllowance<'_> {
         ))
     }
 
-    fn left_of(&self, limit: u32, used: u32) -> u32 {
-        match self.larger {
+    fn remaining_of(&self, limit: u32, used: u32) -> u32 {
+        match self.oversized_sets {
             // A limit of nothing is no limit on large sets: it allows no eviction.
-            LargerSets::AloneInAMinute if used == 0 && limit > 0 => u32::MAX,
+            OversizedSets::AloneInAMinute if used == 0 && limit > 0 => u32::MAX,
             _ => limit.saturating_sub(used),
         }
     }
@@ -430,9 +440,9 @@ impl EvictionAllowance<'_> {
 
     fn used(&self, key: &ScopeKey) -> u32 {
         match key {
-            ScopeKey::Cluster => self.counts.in_all,
-            ScopeKey::Tenant(tenant) => self.counts.of_tenants.get(tenant).copied().unwrap_or(0),
-            ScopeKey::Node(node) => self.counts.on_nodes.get(node).copied().unwrap_or(0),
+            ScopeKey::Cluster => self.counts.total,
+            ScopeKey::Tenant(tenant) => self.counts.by_tenant.get(tenant).copied().unwrap_or(0),
+            ScopeKey::Node(node) => self.counts.by_node.get(node).copied().unwrap_or(0),
         }
     }
 }
@@ -447,7 +457,7 @@ impl ScopeKey {
     }
 
     /// The scopes in which the eviction of one pod counts.
-    pub(crate) fn of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
+    pub(crate) fn scopes_of(node: &NodeName, tenant: Option<TenantId>) -> [Self; 3] {
         [
             Self::Cluster,
             Self::Tenant(tenant),
@@ -458,7 +468,7 @@ impl ScopeKey {
 
 /// Evictions that are remembered at most, over all owners; the oldest are forgotten first. At the usual limit of sixty a minute
 /// it is more than a day's.
-const EVICTIONS_REMEMBERED: usize = 100_000;
+const MAX_REMEMBERED_EVICTIONS: usize = 100_000;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(
@@ -474,7 +484,7 @@ pub(super) struct OwnerEvictions {
 impl Ledger {
     /// Counts an eviction for the pod's owner, whose other pods are spared for a while. Call it before the pod is released.
     /// The pod was evicted, or will be.
-    pub(crate) fn note_evicted(&mut self, uid: &PodUid) {
+    pub(crate) fn record_owner_eviction(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
         if let Some(owner) = self
@@ -487,7 +497,7 @@ impl Ledger {
     }
 
     /// How many pods of that owner were evicted within `preemption.costs.again_within`.
-    pub(crate) fn evictions_of(&self, owner: &OwnerUid) -> u64 {
+    pub(crate) fn recent_evictions_of(&self, owner: &OwnerUid) -> u64 {
         if !self.owner_evictions.count.contains_key(owner) {
             return 0;
         }
@@ -498,7 +508,9 @@ impl Ledger {
             .iter()
             .rev()
             .take_while(|(when, _)| *when > since);
-        recently.filter(|(_, of)| of == owner).count() as u64
+        recently
+            .filter(|(_, evicted_owner)| evicted_owner == owner)
+            .count() as u64
     }
 
     fn forget_old_evictions(&mut self) {
@@ -532,7 +544,7 @@ impl From<VecDeque<(Moment, OwnerUid)>> for OwnerEvictions {
 
 impl OwnerEvictions {
     fn add(&mut self, now: Moment, owner: OwnerUid) {
-        if self.when.len() >= EVICTIONS_REMEMBERED {
+        if self.when.len() >= MAX_REMEMBERED_EVICTIONS {
             self.forget_oldest();
         }
         *self.count.entry(owner.clone()).or_default() += 1;
@@ -551,9 +563,9 @@ impl OwnerEvictions {
 }
 
 /// How long the first refused eviction excludes a pod from victims; each further one excludes it for twice as long.
-const EXCLUDED_AT_FIRST: Millis = Millis::seconds(30);
+const FIRST_EXCLUSION_TIME: Millis = Millis::seconds(30);
 /// The longest such exclusion, so that a pod that may be evictable by now is tried again.
-const EXCLUDED_AT_MOST: Millis = Millis::seconds(600);
+const MAX_EXCLUSION_TIME: Millis = Millis::seconds(600);
 
 /// Why a pod could not be evicted, and how long that counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -571,26 +583,26 @@ impl EvictionRefusal {
             at,
             times,
             until: at
-                + EXCLUDED_AT_FIRST
+                + FIRST_EXCLUSION_TIME
                     .times(1 << (times - 1).min(16))
-                    .min(EXCLUDED_AT_MOST),
+                    .min(MAX_EXCLUSION_TIME),
         }
     }
 
     /// Shortens the exclusion, because the pod has changed and may be evictable by now, but not below a minimum: if many pods that
     /// change all the time were the cheapest, a search would never reach the others.
-    pub(super) fn note_change(&mut self) {
+    pub(super) fn shorten(&mut self) {
         self.until = self
             .until
-            .min(self.at + EXCLUDED_AT_FIRST.times(self.times.into()));
+            .min(self.at + FIRST_EXCLUSION_TIME.times(self.times.into()));
     }
 }
 
 impl Ledger {
     /// Records that the pod's eviction was refused. A refusal while an earlier one counts changes nothing.
-    pub(crate) fn note_eviction_refused(&mut self, uid: &PodUid, why: &str) {
+    pub(crate) fn record_eviction_refusal(&mut self, uid: &PodUid, why: &str) {
         let now = self.now;
-        self.pod_states.note(uid, |pod_state| {
+        self.pod_states.edit_without_move(uid, |pod_state| {
             if let PodPhase::Bound(bound) = &mut pod_state.phase
                 && bound
                     .eviction_refusal
@@ -613,13 +625,13 @@ mod eviction_rates_tests {
     use super::*;
 
     #[test]
-    fn evictions_in_recordings_that_name_no_pod_count() {
+    fn stored_evictions_without_a_pod_are_loaded_and_counted() {
         let stored = serde_json::json!({ "lately": [[5_000, "n", null], [6_000, "n", null, "a"]], "reserved": [] });
         let mut loaded: RecentEvictions = serde_json::from_value(stored).unwrap();
-        loaded.take_back(&PodUid::parse("b").unwrap());
+        loaded.remove_latest(&PodUid::parse("b").unwrap());
         assert_eq!(loaded.recently.len(), 2);
-        loaded.take_back(&PodUid::parse("a").unwrap());
-        loaded.forget_until(Moment(5_000) + WINDOW);
+        loaded.remove_latest(&PodUid::parse("a").unwrap());
+        loaded.remove_expired(Moment(5_000) + EVICTION_RATE_WINDOW);
         assert_eq!(loaded.counts, EvictionCounts::default());
     }
 }
@@ -638,15 +650,14 @@ mod eviction_allowance_tests {
     }
 
     #[test]
-    fn b10_a_larger_set_is_within_a_limit_of_which_nothing_was_used_and_a_limit_of_nothing_allows_none()
-     {
+    fn a_set_larger_than_the_limit_is_allowed_only_if_nothing_else_was_evicted_in_the_minute() {
         let mut counts = EvictionCounts::default();
         let reserved = BTreeSet::new();
         fn allowance<'a>(
             counts: &'a EvictionCounts,
             reserved: &'a BTreeSet<ScopeKey>,
             node: u32,
-            larger: LargerSets,
+            larger: OversizedSets,
         ) -> EvictionAllowance<'a> {
             let rates = EvictionRates {
                 cluster: 60,
@@ -657,7 +668,7 @@ mod eviction_allowance_tests {
                 rates,
                 counts,
                 reserved,
-                larger,
+                oversized_sets: larger,
                 has_tenants: false,
             }
         }
@@ -666,7 +677,7 @@ mod eviction_allowance_tests {
                 .exceeded(&set(wanted, "n", wanted))
                 .map(|(_, limit)| limit.because)
         };
-        use LargerSets::{AloneInAMinute, Refused};
+        use OversizedSets::{AloneInAMinute, Refused};
         assert_eq!(because(&counts, 10, AloneInAMinute, 12), None);
         assert_eq!(
             because(&counts, 10, Refused, 12),
@@ -687,7 +698,7 @@ mod eviction_allowance_tests {
         );
         assert_eq!(because(&counts, 10, AloneInAMinute, 9), None);
         assert_eq!(
-            allowance(&counts, &reserved, 10, Refused).left(&ScopeKey::Tenant(None)),
+            allowance(&counts, &reserved, 10, Refused).remaining(&ScopeKey::Tenant(None)),
             u32::MAX,
             "no tenants"
         );
@@ -696,7 +707,7 @@ mod eviction_allowance_tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_left_to_others() {
+    fn a_scope_reserved_for_another_pod_has_no_allowance_left() {
         let (counts, reserved) = (
             EvictionCounts::default(),
             BTreeSet::from([ScopeKey::Node(node("n"))]),
@@ -705,11 +716,14 @@ mod eviction_allowance_tests {
             rates: EvictionRates::default(),
             counts: &counts,
             reserved: &reserved,
-            larger: LargerSets::AloneInAMinute,
+            oversized_sets: OversizedSets::AloneInAMinute,
             has_tenants: true,
         };
         assert_eq!(
-            (allowance.left_on(&node("n")), allowance.left_on(&node("m"))),
+            (
+                allowance.remaining_on(&node("n")),
+                allowance.remaining_on(&node("m"))
+            ),
             (0, u32::MAX)
         );
         let (key, limit) = allowance.exceeded(&set(1, "n", 1)).unwrap();
@@ -730,12 +744,12 @@ mod refused_evictions_tests {
     use super::*;
 
     #[test]
-    fn each_refusal_counts_twice_as_long_and_a_change_makes_that_shorter_but_never_nothing() {
+    fn each_eviction_refusal_doubles_the_exclusion_and_a_pod_change_shortens_it() {
         let at = Moment(1_000_000);
         let seconds = |times: u32, changes: bool| {
             let mut refusal = EvictionRefusal::new("no", at, times);
             if changes {
-                refusal.note_change();
+                refusal.shorten();
             }
             refusal.until.since(at).0 / 1000
         };

@@ -55,8 +55,8 @@ mod waiting_pods;
 mod waiting_queue;
 
 pub(crate) use assume::AssumeResult;
-pub use assume::{AssumeConflict, Expired};
-pub use node_devices::DevicesRefused;
+pub use assume::{AssumeConflict, ExpiryResult};
+pub use node_devices::DeviceReportError;
 pub use node_state::{LoanStage, WakeStatus};
 pub(crate) use node_state::{NodeState, PodLoan, ResidentPod};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
@@ -67,12 +67,12 @@ pub(crate) use pod_state::{FilterRefusal, SoftReservation};
 pub use pod_state::{PodPhase, PodState, WakeMarks};
 pub(crate) use preemptor::{Departure, NearestModels};
 pub use preemptor::{KeepReason, Preemptor};
-pub(crate) use preemptor::{PodEvictionCost, given_back, settle_class_exclusions};
+pub(crate) use preemptor::{PodEvictionCost, recompute_class_exclusions, returned_quota};
 pub use preemptor::{PotentialVictim, discharge};
 pub(crate) use query::Occupant;
 pub use query::OccupantPhase;
-pub use query::is_of_template;
-pub use query::{CapacityBasis, NodesAtOneTime, Totals};
+pub use query::is_made_from_template;
+pub use query::{CapacityBasis, NodesBaseline, Totals};
 pub(crate) use quotas::{QuotaStatus, TenantQuota};
 pub use reservations::{RemainingVictim, ReservationStatus};
 pub use resource_slices::{DeviceSlice, DeviceUuids, NewlyPublished, PublishedDevices};
@@ -102,7 +102,7 @@ use packing::PackingState;
 use pod_states::PlacelessMembers;
 use pod_states::SharedParts;
 use pod_states::{PodMove, PodStates};
-use reservations::ReservationOrigin;
+use reservations::LeaderRecord;
 use resource_slices::ResourceSlices;
 use start_times::StartTimes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,22 +126,22 @@ pub struct Ledger {
     budgets: DisruptionBudgets,
     packing: PackingState,
     start_times: StartTimes,
-    origin: ReservationOrigin,
+    leader_record: LeaderRecord,
     /// Reservations in the conditions of pods without a node, made by this replica or another, as the watch showed them last.
-    shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
+    observed_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     /// Pods whose condition says that GPUs are reserved for them, bound pods included, also where it names no GPU.
-    showing_reservations: BTreeSet<PodUid>,
+    pods_with_reservation_condition: BTreeSet<PodUid>,
     slices: Arc<ResourceSlices>,
     overuse: OverusingPods,
     /// Pods whose condition says that they are about to be evicted.
-    showing_evictions: BTreeSet<PodUid>,
+    pods_with_eviction_condition: BTreeSet<PodUid>,
     placeless_members: PlacelessMembers,
     shared_parts: SharedParts,
 }
 
 impl Ledger {
     pub(crate) fn new(policy: Arc<Policy>) -> Self {
-        let packing = PackingState::of_last(policy.packing.window);
+        let packing = PackingState::with_window(policy.packing.window);
         Self {
             policy,
             packing,
@@ -166,7 +166,7 @@ impl Ledger {
     /// Sets the present, which never goes back.
     pub(crate) fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
-        self.evictions.forget_until(self.now);
+        self.evictions.remove_expired(self.now);
     }
 
     /// Rises with every change of what a pod could be allocated.
@@ -181,16 +181,16 @@ impl Ledger {
     }
 
     /// A copy to read, made in no time: both sides share what neither changes. Readings do not age in it.
-    pub fn to_read(&self) -> Self {
+    pub fn read_copy(&self) -> Self {
         Self {
             waiting_pods: self.waiting_pods.clone(),
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
-            origin: self.origin.clone(),
+            leader_record: self.leader_record.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
-            showing_reservations: self.showing_reservations.clone(),
-            showing_evictions: self.showing_evictions.clone(),
+            pods_with_reservation_condition: self.pods_with_reservation_condition.clone(),
+            pods_with_eviction_condition: self.pods_with_eviction_condition.clone(),
             ..self.scratch()
         }
     }
@@ -210,13 +210,13 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
-            origin: ReservationOrigin::default(),
-            shown_reservations: self.shown_reservations.clone(),
-            showing_reservations: BTreeSet::new(),
+            leader_record: LeaderRecord::default(),
+            observed_reservations: self.observed_reservations.clone(),
+            pods_with_reservation_condition: BTreeSet::new(),
             // Nodes change kind on the ledger itself only.
             slices: Arc::default(),
             overuse: OverusingPods::default(),
-            showing_evictions: BTreeSet::new(),
+            pods_with_eviction_condition: BTreeSet::new(),
             placeless_members: self.placeless_members.clone(),
             shared_parts: SharedParts::default(),
         }
@@ -225,14 +225,14 @@ impl Ledger {
     /// Changes a pod in any way, and updates nodes and queue.
     fn edit_pod(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodState)) {
         let moved = self.pod_states.edit(uid, edit);
-        self.follow(uid, &moved);
+        self.apply_pod_move(uid, &moved);
     }
 
     /// Updates nodes and queue after a change of a pod.
-    fn follow(&mut self, uid: &PodUid, moved: &PodMove) {
+    fn apply_pod_move(&mut self, uid: &PodUid, moved: &PodMove) {
         self.node_states
-            .follow(uid, moved, &self.pod_states, &self.policy);
-        self.requeue(uid);
+            .apply_pod_move(uid, moved, &self.pod_states, &self.policy);
+        self.update_queue(uid);
     }
 
     /// Recomputes a node from its pods and devices.
@@ -257,11 +257,11 @@ impl Ledger {
         self.edit_pod(uid, |pod_state| pod_state.set_reservation(reservation, now));
     }
 
-    fn drop_soft_reservations_on(&mut self, node: &NodeName) {
+    fn remove_soft_reservations_on(&mut self, node: &NodeName) {
         let Some(node_state) = self.node_states.get(node) else {
             return;
         };
-        let softly_reserved = |uid: &&PodUid| {
+        let is_softly_reserved = |uid: &&PodUid| {
             self.pod_states[*uid]
                 .soft_reservation()
                 .is_some_and(|soft_reservation| soft_reservation.node == *node)
@@ -269,7 +269,7 @@ impl Ledger {
         let uids: Vec<PodUid> = node_state
             .pods()
             .iter()
-            .filter(softly_reserved)
+            .filter(is_softly_reserved)
             .cloned()
             .collect();
         uids.iter()

@@ -10,7 +10,7 @@ use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::policy::Mode;
 use crate::vocabulary::demand::Demand;
-use crate::vocabulary::device_plugin::{Ask, PluginDevices};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginDevices};
 use crate::vocabulary::gpu::{Device, Health};
 use crate::vocabulary::node::NodeIdentity;
 use crate::vocabulary::node_reading::Freshness;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Why a report of devices is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DevicesRefused {
+pub enum DeviceReportError {
     UnknownNode,
     TooMany(usize),
 }
@@ -33,7 +33,7 @@ impl Ledger {
         &mut self,
         name: &NodeName,
         devices: Arc<[Device]>,
-    ) -> Result<usize, DevicesRefused> {
+    ) -> Result<usize, DeviceReportError> {
         self.take_device_report(name, &devices, false)
     }
 
@@ -42,7 +42,7 @@ impl Ledger {
         &mut self,
         name: &NodeName,
         devices: Arc<[Device]>,
-    ) -> Result<usize, DevicesRefused> {
+    ) -> Result<usize, DeviceReportError> {
         self.take_device_report(name, &devices, true)
     }
 
@@ -56,11 +56,11 @@ impl Ledger {
         let node = self
             .node(name)
             .filter(|node| is_reported && node.freshness != Freshness::Fresh)?;
-        let draining = |device: &Device| Device {
+        let as_draining = |device: &Device| Device {
             health: device.health.max(Health::Draining),
             ..device.clone()
         };
-        Some(node.devices.iter().map(draining).collect())
+        Some(node.devices.iter().map(as_draining).collect())
     }
 
     fn take_device_report(
@@ -68,40 +68,44 @@ impl Ledger {
         name: &NodeName,
         devices: &Arc<[Device]>,
         are_all: bool,
-    ) -> Result<usize, DevicesRefused> {
+    ) -> Result<usize, DeviceReportError> {
         let node_state = self
             .node_states
             .existing_mut(name)
-            .ok_or(DevicesRefused::UnknownNode)?;
+            .ok_or(DeviceReportError::UnknownNode)?;
         let report = node_state.take_report(devices, self.now, &self.pod_states);
         let DeviceReport {
             devices,
             waiting,
             is_first,
-        } = report.map_err(DevicesRefused::TooMany)?;
+        } = report.map_err(DeviceReportError::TooMany)?;
         if let Some(devices) = devices {
             self.set_devices(name, devices);
             self.pin_indices(name);
         }
         if are_all {
-            self.note_all_devices_listed(name);
+            self.mark_all_devices_listed(name);
         }
         // What is on lost devices is not charged on these any more.
         if is_first {
-            self.node_states.open(name).note_warnings(&self.policy);
+            self.node_states
+                .get_or_create(name)
+                .update_warnings(&self.policy);
             self.refresh(name);
             self.adopt_reservations_on(name);
         }
         Ok(waiting)
     }
 
-    fn note_all_devices_listed(&mut self, name: &NodeName) {
+    fn mark_all_devices_listed(&mut self, name: &NodeName) {
         if self
             .node_states
             .get(name)
             .is_some_and(|node_state| !node_state.lists_all_devices())
         {
-            self.node_states.open(name).note_all_devices_listed();
+            self.node_states
+                .get_or_create(name)
+                .mark_all_devices_listed();
             self.refresh(name);
         }
     }
@@ -116,7 +120,7 @@ impl Ledger {
     /// Records which Node object and which machine has the name now. A new machine has nothing of what the one before it had;
     /// what was allocated there stays charged on GPUs that are lost, until their pods are gone.
     pub(crate) fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
-        if self.node_states.open(name).identify(identity) {
+        if self.node_states.get_or_create(name).identify(identity) {
             self.forget_machine(name);
         }
     }
@@ -133,7 +137,7 @@ impl Ledger {
         };
         node_state.forget_machine();
         self.forget_locations(name);
-        self.drop_soft_reservations_on(name);
+        self.remove_soft_reservations_on(name);
         self.set_devices(name, Vec::new());
         self.expire_reservations_on(name, |_, _| true);
         self.refresh(name);
@@ -167,16 +171,16 @@ impl Ledger {
 
     fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
         let node_state = &self.node_states[name];
-        let Some(devices) = node_state.other_devices(devices, &self.pod_states) else {
+        let Some(devices) = node_state.changed_devices(devices, &self.pod_states) else {
             return;
         };
         // Soft reservations name places, and those may be others now.
-        self.drop_soft_reservations_on(name);
+        self.remove_soft_reservations_on(name);
         self.node_states
-            .open(name)
+            .get_or_create(name)
             .set_devices(devices, &self.policy);
         self.refresh(name);
-        self.note_published(name);
+        self.update_published(name);
         // Before the agent reports, it is unknown which GPUs a reservation names.
         if self.node_states[name].is_reported() {
             self.expire_broken_reservations(name);
@@ -194,24 +198,29 @@ impl Ledger {
     /// otherwise after its next start.
     pub(super) fn pin_indices(&mut self, name: &NodeName) {
         let node_state = &self.node_states[name];
-        let by_index = |uid: &PodUid| match &self.pod_states[uid].phase {
+        let pinned_to_uuids = |uid: &PodUid| match &self.pod_states[uid].phase {
             PodPhase::Bound(bound)
-                if !bound.is_recorded() && bound.located.is_none() && bound.node == *name =>
+                if !bound.has_recorded_uuids()
+                    && bound.located.is_none()
+                    && bound.node == *name =>
             {
-                let places = node_state.resolve(bound.devices.as_ref()?)?;
-                let uuids = places
+                let gpus = node_state.resolve(bound.devices.as_ref()?)?;
+                let uuids = gpus
                     .iter()
-                    .map(|place| node_state.devices()[place].uuid.clone())
+                    .map(|index| node_state.devices()[index].uuid.clone())
                     .collect();
                 Some((uid.clone(), uuids))
             }
             _ => None,
         };
-        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> =
-            node_state.pods().iter().filter_map(by_index).collect();
+        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = node_state
+            .pods()
+            .iter()
+            .filter_map(pinned_to_uuids)
+            .collect();
         pinned
             .into_iter()
-            .for_each(|(uid, gpus)| self.locate(&uid, gpus));
+            .for_each(|(uid, gpus)| self.set_located_gpus(&uid, gpus));
     }
 }
 
@@ -228,7 +237,7 @@ impl Ledger {
     }
 
     /// Whether evicting these victims would leave members of the pod's group behind.
-    pub(crate) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
+    pub(crate) fn would_break_group(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
         let Some(group) = &leaver.disruption_info.group else {
             return false;
         };
@@ -237,12 +246,13 @@ impl Ledger {
             let is_there = pod_state.waiting().is_none() && self.departure_of(pod_state).is_none();
             is_there && !group_victims.contains(uid)
         };
-        self.members_of(group).any(stays)
+        self.member_uids(group).any(stays)
     }
 
     /// Whether kube-scheduler's choice is accepted for such a pod, whatever the ledger says: it requests nothing that is counted here, or
     /// nothing is decided here.
     pub(super) fn passes_through(&self, demand: &Demand) -> bool {
-        demand.ask == Ask::Claims || self.policy.mode == Mode::Shadow && demand.asks_plugin()
+        demand.ask == GpuRequest::Claims
+            || self.policy.mode == Mode::Shadow && demand.is_allocated_externally()
     }
 }

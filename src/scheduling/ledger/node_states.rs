@@ -6,9 +6,9 @@
 //! Under another policy all nodes, or some of them, are prepared on a copy, and then taken in one step.
 
 use super::copy_on_write::{NodeMap, Publication};
-use super::node_state::{CountedNode, NodeState};
+use super::node_state::{NodeContribution, NodeState};
 use super::pod_states::{PodMove, PodStates};
-use super::quotas::{TenantUsages, TenantsOnNode, UsageOfTenant};
+use super::quotas::{TenantAccount, TenantUsages, TenantsOnNode};
 use super::set_policy::PolicyChange;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::placing::learned::PackingModel;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 pub(super) struct NodeStates {
     nodes: NodeMap,
     /// The moments at which nodes' readings go stale or expire.
-    aging: BTreeSet<(Moment, NodeName)>,
+    freshness_deadlines: BTreeSet<(Moment, NodeName)>,
     usages: TenantUsages,
     /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
     with_loans: BTreeSet<NodeName>,
@@ -40,7 +40,7 @@ pub(super) struct NodeStates {
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
     spare: SpareCounts,
     /// The total VRAM and GPUs of all nodes that exist.
-    whole: TenantUsage,
+    total: TenantUsage,
     publication: Publication,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct StoredNodes {
 }
 
 impl StoredNodes {
-    pub(super) fn epoch(&self) -> u64 {
+    pub(super) fn node_list_generation(&self) -> u64 {
         self.epoch
     }
 
@@ -66,7 +66,10 @@ impl StoredNodes {
 impl NodeStates {
     /// No nodes, in generations that were not used before.
     pub(super) fn emptied(&self) -> Self {
-        let publication = Publication::at(self.generation() + 1, self.publication.epoch() + 1);
+        let publication = Publication::from_generations(
+            self.generation() + 1,
+            self.publication.node_list_generation() + 1,
+        );
         Self {
             publication,
             ..Self::default()
@@ -77,12 +80,12 @@ impl NodeStates {
     pub(super) fn scratch(&self) -> Self {
         Self {
             nodes: self.nodes.clone(),
-            aging: BTreeSet::new(),
+            freshness_deadlines: BTreeSet::new(),
             usages: self.usages.clone(),
             with_loans: self.with_loans.clone(),
             with_lenders: self.with_lenders.clone(),
             spare: self.spare,
-            whole: self.whole,
+            total: self.total,
             publication: self.publication.clone(),
         }
     }
@@ -92,7 +95,7 @@ impl NodeStates {
         StoredNodes {
             nodes: self.nodes.shared(),
             generation: self.publication.generation(),
-            epoch: self.publication.epoch(),
+            epoch: self.publication.node_list_generation(),
         }
     }
 
@@ -108,7 +111,7 @@ impl NodeStates {
             epoch,
         } = stored;
         let mut loaded = Self {
-            publication: Publication::at(generation, epoch),
+            publication: Publication::from_generations(generation, epoch),
             ..Self::default()
         };
         let names: Vec<NodeName> = nodes
@@ -129,16 +132,16 @@ impl NodeStates {
             }
         }
         for name in &names {
-            let node_state = loaded.nodes.open(name);
-            node_state.note_warnings(policy);
+            let node_state = loaded.nodes.get_or_create(name);
+            node_state.update_warnings(policy);
             node_state.recount(pods, policy);
             let (view, generation) = (
-                node_state.view_by(pods, policy),
+                node_state.build_view(pods, policy),
                 node_state.view().generation,
             );
             node_state.set_view(view, generation);
             if let Some(due) = node_state.ages_at(&policy.telemetry) {
-                loaded.aging.insert((due, name.clone()));
+                loaded.freshness_deadlines.insert((due, name.clone()));
             }
             loaded
                 .usages
@@ -149,8 +152,8 @@ impl NodeStates {
             if node_state.has_sleeping_lenders() {
                 loaded.with_lenders.insert(name.clone());
             }
-            let (_, now) = node_state.count();
-            loaded.replace_counted(&CountedNode::default(), &now);
+            let (_, now) = node_state.update_contribution();
+            loaded.replace_contribution(&NodeContribution::default(), &now);
         }
         Ok(loaded)
     }
@@ -188,8 +191,8 @@ impl NodeStates {
     }
 
     /// The node, created with nothing but its name if there is none.
-    pub(super) fn open(&mut self, name: &NodeName) -> &mut NodeState {
-        self.nodes.open(name)
+    pub(super) fn get_or_create(&mut self, name: &NodeName) -> &mut NodeState {
+        self.nodes.get_or_create(name)
     }
 
     /// Nodes with pods that borrow, or that are to wake, in order of name.
@@ -219,21 +222,21 @@ impl NodeStates {
         self.publication.set_packing_model(packing_model);
     }
 
-    pub(super) fn take_packing_model(
+    pub(super) fn install_packing_model(
         &mut self,
         packing_model: Arc<PackingModel>,
         summarized: Snapshot,
     ) -> RetiredSummaries {
         self.publication
-            .take_packing_model(packing_model, summarized)
+            .install_packing_model(packing_model, summarized)
     }
 
     /// What a tenant's pods use on all nodes.
-    pub(super) fn used_by(&self, tenant: TenantId) -> TenantUsage {
-        self.usages.of(tenant)
+    pub(super) fn tenant_usage(&self, tenant: TenantId) -> TenantUsage {
+        self.usages.usage_of(tenant)
     }
 
-    pub(super) fn usage_of(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
+    pub(super) fn tenant_account(&self, tenant: TenantId) -> Option<&TenantAccount> {
         self.usages.get(tenant)
     }
 
@@ -243,8 +246,8 @@ impl NodeStates {
     }
 
     /// VRAM and GPUs of all nodes that exist.
-    pub(super) fn whole(&self) -> TenantUsage {
-        self.whole
+    pub(super) fn total(&self) -> TenantUsage {
+        self.total
     }
 
     /// The node exists, as one of that kind. Returns whether that is new.
@@ -255,9 +258,9 @@ impl NodeStates {
         pods: &PodStates,
         policy: &Policy,
     ) -> bool {
-        let is_new = self.nodes.open(name).create(kind, policy);
+        let is_new = self.nodes.get_or_create(name).create(kind, policy);
         if is_new {
-            self.publication.note_came_or_went(name);
+            self.publication.record_node_set_change(name);
             self.refresh(name, pods, policy);
         }
         is_new
@@ -269,31 +272,31 @@ impl NodeStates {
             return false;
         };
         node_state.remove();
-        self.count(name);
+        self.update_contribution(name);
         // A node that comes back under its name may be another machine.
         self.forget_reading(name, policy);
-        self.publication.note_came_or_went(name);
+        self.publication.record_node_set_change(name);
         self.publication.next_generation();
         true
     }
 
     /// Updates the nodes that a pod came to, left or stays on.
-    pub(super) fn follow(
+    pub(super) fn apply_pod_move(
         &mut self,
         uid: &PodUid,
         moved: &PodMove,
         pods: &PodStates,
         policy: &Policy,
     ) {
-        for node in moved.left() {
+        for node in moved.nodes_left() {
             self.get_mut(node)
                 .expect("a node with a pod stays")
                 .remove_pod(uid);
         }
-        for node in moved.now_on() {
-            self.open(node).add_pod(uid);
+        for node in moved.nodes_after() {
+            self.get_or_create(node).add_pod(uid);
         }
-        for node in moved.touched() {
+        for node in moved.affected_nodes() {
             self.refresh(node, pods, policy);
             self.forget_if_empty(node);
         }
@@ -304,7 +307,7 @@ impl NodeStates {
         if let Some(node_state) = self.nodes.get_mut(name) {
             let before = node_state.recount(pods, policy);
             self.usages.replace(&before, node_state.tenants(), policy);
-            note(&mut self.with_loans, name, node_state.has_loans());
+            set_membership(&mut self.with_loans, name, node_state.has_loans());
             self.refresh_view(name, pods, policy);
         }
     }
@@ -314,43 +317,45 @@ impl NodeStates {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
         };
-        note(
+        set_membership(
             &mut self.with_lenders,
             name,
             node_state.has_sleeping_lenders(),
         );
-        let view = node_state.view_by(pods, policy);
+        let view = node_state.build_view(pods, policy);
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());
             self.publication.publish(node_state.view());
             self.catch_up_if_many();
         }
-        self.count(name);
+        self.update_contribution(name);
     }
 
     fn catch_up_if_many(&mut self) {
-        if self.publication.has_noted_many() {
+        if self.publication.has_many_pending_changes() {
             self.publication.catch_up(&self.nodes);
         }
     }
 
     /// Whether new pods go to a node at all.
     pub(super) fn set_takes_new_pods(&mut self, name: &NodeName, takes_new_pods: bool) {
-        self.nodes.open(name).set_takes_new_pods(takes_new_pods);
-        self.count(name);
+        self.nodes
+            .get_or_create(name)
+            .set_takes_new_pods(takes_new_pods);
+        self.update_contribution(name);
     }
 
-    fn count(&mut self, name: &NodeName) {
+    fn update_contribution(&mut self, name: &NodeName) {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
         };
-        let (before, now) = node_state.count();
-        self.replace_counted(&before, &now);
+        let (before, now) = node_state.update_contribution();
+        self.replace_contribution(&before, &now);
     }
 
-    fn replace_counted(&mut self, before: &CountedNode, now: &CountedNode) {
+    fn replace_contribution(&mut self, before: &NodeContribution, now: &NodeContribution) {
         self.spare.replace(&before.spare, &now.spare);
-        self.whole = self.whole.minus(before.whole) + now.whole;
+        self.total = self.total.minus(before.total) + now.total;
     }
 
     /// The free GPUs of all nodes that count for the rules of `planning.spare`.
@@ -378,7 +383,7 @@ impl NodeStates {
 
     /// Takes a reading of a node that exists. Returns pods whose GPUs no record names, with the GPUs on which the reading shows
     /// them.
-    pub(super) fn read(
+    pub(super) fn take_reading(
         &mut self,
         name: &NodeName,
         reading: Arc<NodeReading>,
@@ -392,19 +397,19 @@ impl NodeStates {
             return Vec::new();
         };
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
-            self.aging.remove(&(due, name.clone()));
+            self.freshness_deadlines.remove(&(due, name.clone()));
         }
-        node_state.read(reading, policy)
+        node_state.take_reading(reading, policy)
     }
 
     /// Updates a node's freshness to the age of its reading, and records when it changes next.
-    pub(super) fn note_age(&mut self, name: &NodeName, now: Moment, policy: &Policy) {
+    pub(super) fn update_freshness(&mut self, name: &NodeName, now: Moment, policy: &Policy) {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
         };
-        node_state.age(now, &policy.telemetry);
+        node_state.update_freshness(now, &policy.telemetry);
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
-            self.aging.insert((due, name.clone()));
+            self.freshness_deadlines.insert((due, name.clone()));
         }
     }
 
@@ -412,15 +417,17 @@ impl NodeStates {
         let Some(node_state) = self.nodes.get_mut(name) else {
             return;
         };
-        if let Some(due) = node_state.forget_reading(&policy.telemetry) {
-            self.aging.remove(&(due, name.clone()));
+        if let Some(deadline) = node_state.forget_reading(&policy.telemetry) {
+            self.freshness_deadlines.remove(&(deadline, name.clone()));
         }
     }
 
     /// Removes the first deadline of a reading that has passed by `now`, and returns its node.
-    pub(super) fn take_aged(&mut self, now: Moment) -> Option<NodeName> {
-        self.aging.first().filter(|(due, _)| *due <= now)?;
-        self.aging.pop_first().map(|(_, name)| name)
+    pub(super) fn pop_aged(&mut self, now: Moment) -> Option<NodeName> {
+        self.freshness_deadlines
+            .first()
+            .filter(|(due, _)| *due <= now)?;
+        self.freshness_deadlines.pop_first().map(|(_, name)| name)
     }
 
     /// Forgets a node that does not exist and has no pods.
@@ -437,7 +444,7 @@ impl NodeStates {
 }
 
 /// Adds a node to a set, or removes it.
-fn note(nodes: &mut BTreeSet<NodeName>, name: &NodeName, belongs: bool) {
+fn set_membership(nodes: &mut BTreeSet<NodeName>, name: &NodeName, belongs: bool) {
     match belongs {
         true if !nodes.contains(name) => drop(nodes.insert(name.clone())),
         false if !nodes.is_empty() => drop(nodes.remove(name)),
@@ -458,7 +465,10 @@ impl NodeStates {
     /// All nodes under another policy, with sums and a snapshot of their own. Their generations stay: what is remembered of a
     /// node is remembered with the policy's version, too.
     pub(super) fn under_policy(&self, change: &PolicyChange<'_>, pods: &PodStates) -> Self {
-        let publication = Publication::at(self.publication.generation(), self.publication.epoch());
+        let publication = Publication::from_generations(
+            self.publication.generation(),
+            self.publication.node_list_generation(),
+        );
         let mut changed = Self {
             nodes: self.nodes.clone(),
             publication,
@@ -480,50 +490,52 @@ impl NodeStates {
     ) {
         for name in names {
             let node_state = self.nodes.get_shared(name).cloned();
-            self.take_in(name, node_state, change, pods);
+            self.insert_under_policy(name, node_state, change, pods);
         }
-        self.publication.part_from_readers();
+        self.publication.unshare_from_readers();
     }
 
     /// Installs the nodes of `changed`, which were made from an earlier copy. Nodes that came, went or changed since that copy
     /// are brought under the policy now. Returns the nodes from before.
-    pub(super) fn take_changed(
+    pub(super) fn merge_prepared(
         &mut self,
-        earlier: &Self,
+        base: &Self,
         mut changed: Self,
         change: &PolicyChange<'_>,
         pods: &PodStates,
     ) -> Self {
-        let since = self
+        let changed_names = self
             .nodes
-            .changed_since(&earlier.nodes)
-            .chain(earlier.nodes.changed_since(&self.nodes));
-        let since: BTreeSet<NodeName> = since.cloned().collect();
-        changed.publication.follow(&self.publication, &since);
-        for name in &since {
-            changed.take_in(name, self.nodes.get_shared(name).cloned(), change, pods);
+            .changed_since(&base.nodes)
+            .chain(base.nodes.changed_since(&self.nodes));
+        let changed_names: BTreeSet<NodeName> = changed_names.cloned().collect();
+        changed
+            .publication
+            .continue_from(&self.publication, &changed_names);
+        for name in &changed_names {
+            changed.insert_under_policy(name, self.nodes.get_shared(name).cloned(), change, pods);
         }
-        match change.ages_at {
+        match change.recompute_freshness_at {
             // Time has passed since the copy was made.
             Some(now) => {
-                while let Some(name) = changed.take_aged(now) {
+                while let Some(name) = changed.pop_aged(now) {
                     changed.bring_view_under_policy(&name, change, pods);
                 }
             }
-            None => changed.aging = std::mem::take(&mut self.aging),
+            None => changed.freshness_deadlines = std::mem::take(&mut self.freshness_deadlines),
         }
         std::mem::replace(self, changed)
     }
 
     /// Replaces a node's state and brings it under a policy; `None` if the node is gone.
-    fn take_in(
+    fn insert_under_policy(
         &mut self,
         name: &NodeName,
         node_state: Option<Arc<NodeState>>,
         change: &PolicyChange<'_>,
         pods: &PodStates,
     ) {
-        self.take_out(name, change.policy);
+        self.remove_from_sums(name, change.policy);
         if let Some(node_state) = node_state {
             self.nodes.insert_shared(node_state);
             self.bring_under_policy(name, change, pods);
@@ -538,11 +550,11 @@ impl NodeStates {
         if change.forgets_starts {
             node_state.forget_starts();
         }
-        node_state.admit_by(policy);
+        node_state.apply_policy(policy);
         node_state.recount(pods, policy);
         self.usages
             .replace(&TenantsOnNode::default(), node_state.tenants(), policy);
-        note(&mut self.with_loans, name, node_state.has_loans());
+        set_membership(&mut self.with_loans, name, node_state.has_loans());
         self.bring_view_under_policy(name, change, pods);
     }
 
@@ -553,40 +565,42 @@ impl NodeStates {
         pods: &PodStates,
     ) {
         let PolicyChange {
-            policy, ages_at, ..
+            policy,
+            recompute_freshness_at: ages_at,
+            ..
         } = *change;
         if let Some(now) = ages_at {
-            self.note_age(name, now, policy);
+            self.update_freshness(name, now, policy);
         }
         let node_state = self.nodes.get_mut(name).expect("it was just listed");
-        note(
+        set_membership(
             &mut self.with_lenders,
             name,
             node_state.has_sleeping_lenders(),
         );
         let (view, generation) = (
-            node_state.view_by(pods, policy),
+            node_state.build_view(pods, policy),
             node_state.view().generation,
         );
         if view != *node_state.view() {
             node_state.set_view(view, generation);
             self.publication.publish(node_state.view());
         }
-        self.count(name);
+        self.update_contribution(name);
     }
 
     /// Removes a node, and its contribution to the sums.
-    fn take_out(&mut self, name: &NodeName, policy: &Policy) {
+    fn remove_from_sums(&mut self, name: &NodeName, policy: &Policy) {
         let Some(node_state) = self.nodes.get(name) else {
             return;
         };
         self.usages
             .replace(node_state.tenants(), &TenantsOnNode::default(), policy);
-        let counted = *node_state.counted();
+        let counted = *node_state.contribution();
         if let Some(due) = node_state.ages_at(&policy.telemetry) {
-            self.aging.remove(&(due, name.clone()));
+            self.freshness_deadlines.remove(&(due, name.clone()));
         }
-        self.replace_counted(&counted, &CountedNode::default());
+        self.replace_contribution(&counted, &NodeContribution::default());
         self.with_loans.remove(name);
         self.with_lenders.remove(name);
         self.nodes.remove(name);

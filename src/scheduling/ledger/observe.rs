@@ -4,7 +4,7 @@ use super::Ledger;
 use super::node_state::NodeState;
 use super::pod_state::SchedulingGate;
 use super::pod_state::{BoundPod, PodPhase, PodState};
-use super::start_gates::gate;
+use super::start_gates::start_gate_end;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::demand::Demand;
@@ -70,39 +70,43 @@ impl Ledger {
         &mut self,
         name: &NodeName,
         kind: NodeKind,
-        labelled: Option<Vec<Device>>,
+        labelled_devices: Option<Vec<Device>>,
     ) {
         if self
             .node_states
             .create(name, kind, &self.pod_states, &self.policy)
         {
-            self.note_published(name);
+            self.update_published(name);
         }
-        if let Some(devices) = labelled.filter(|_| !self.node_states[name].is_reported()) {
+        if let Some(devices) = labelled_devices.filter(|_| !self.node_states[name].is_reported()) {
             self.set_labelled_devices(name, devices);
         }
     }
 
     /// Replaces the names in a reading by the node's own shared strings. Otherwise each report would keep new copies of the same
     /// names, every second and for every node.
-    pub fn rename(&self, node: &NodeName, reading: &mut NodeReading) {
+    pub fn intern_names(&self, node: &NodeName, reading: &mut NodeReading) {
         if let Some(node_state) = self.node_states.get(node) {
-            node_state.rename(reading);
+            node_state.intern_names(reading);
         }
     }
 
     /// Takes a reading of a node, whose devices were reported before; what it says of other devices is ignored.
     /// Returns the pods whose engines woke although their VRAM is lent out.
-    pub(crate) fn read(&mut self, name: &NodeName, reading: Arc<NodeReading>) -> Vec<PodUid> {
+    pub(crate) fn take_reading(
+        &mut self,
+        name: &NodeName,
+        reading: Arc<NodeReading>,
+    ) -> Vec<PodUid> {
         if !self.has_node(name) {
             return Vec::new();
         }
-        self.note_overuse(name, &reading.over_grant, reading.sampled);
-        let found = self.node_states.read(name, reading, &self.policy);
+        self.record_overuse(name, &reading.over_grant, reading.sampled);
+        let located = self.node_states.take_reading(name, reading, &self.policy);
         // It may be old already.
-        self.age(name);
-        for (uid, gpus) in found {
-            self.locate(&uid, gpus);
+        self.update_freshness(name);
+        for (uid, gpus) in located {
+            self.set_located_gpus(&uid, gpus);
         }
         self.node_states
             .get_mut(name)
@@ -111,14 +115,15 @@ impl Ledger {
     }
 
     /// Updates a node's freshness to the age of its reading, and records when it changes next.
-    pub(super) fn age(&mut self, name: &NodeName) {
-        self.node_states.note_age(name, self.now, &self.policy);
+    pub(super) fn update_freshness(&mut self, name: &NodeName) {
+        self.node_states
+            .update_freshness(name, self.now, &self.policy);
         self.node_states
             .refresh_view(name, &self.pod_states, &self.policy);
     }
 
-    pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
-        self.edit_pod(uid, |pod_state| pod_state.locate(gpus));
+    pub(super) fn set_located_gpus(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
+        self.edit_pod(uid, |pod_state| pod_state.set_located_gpus(gpus));
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
@@ -126,7 +131,7 @@ impl Ledger {
         self.observe_images(name, None);
         self.overuse.forget_node(name);
         if self.node_states.remove(name, &self.policy) {
-            self.drop_soft_reservations_on(name);
+            self.remove_soft_reservations_on(name);
             self.refresh(name);
             self.expire_reservations_on(name, |_, _| true);
             self.node_states.forget_if_empty(name);
@@ -134,15 +139,15 @@ impl Ledger {
     }
 
     /// Updates the ledger to a pod as the API server shows it.
-    pub(crate) fn see(&mut self, mut observation: PodObservation) -> PodWarning {
+    pub(crate) fn observe_pod(&mut self, mut observation: PodObservation) -> PodWarning {
         if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
             let classification = self.policy.classify(&observation.demand.traits);
-            observation.demand.take(classification);
+            observation.demand.reclassify(classification);
         }
         self.shared_parts.share(&mut observation.demand);
         let uid = observation.uid.clone();
-        self.note_arrival(&uid, &observation.demand);
+        self.count_arrival(&uid, &observation.demand);
         let warning = match observation.state {
             ObservedPhase::Waiting(ObservedWaiting {
                 reservation,
@@ -151,9 +156,9 @@ impl Ledger {
             }) => {
                 // A request of kube-scheduler says nothing of it.
                 if observation.observed.is_some() {
-                    self.note_shown_reservation(&uid, reservation.as_ref());
+                    self.record_observed_reservation(&uid, reservation.as_ref());
                 }
-                let reservation = self.believed(&uid, reservation);
+                let reservation = self.accept_observed_reservation(&uid, reservation);
                 let had_reservation = self.pod_states.reservation(&uid).is_some();
                 self.observe_waiting(
                     observation.uid,
@@ -162,15 +167,15 @@ impl Ledger {
                     reservation.clone(),
                 );
                 if !had_reservation {
-                    self.look_for_victims(&uid);
+                    self.record_missed_victims(&uid);
                 }
                 if let Some(observed) = &reservation {
                     self.observe_deadline(&uid, observed);
                 }
                 let now = self.now;
                 self.pod_states
-                    .note_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
-                self.requeue(&uid);
+                    .edit_waiting(&uid, |waiting| waiting.observe_gate(gate, nominated, now));
+                self.update_queue(&uid);
                 PodWarning::Nothing
             }
             ObservedPhase::Bound {
@@ -179,8 +184,8 @@ impl Ledger {
                 starting,
                 ran,
             } => {
-                self.note_shown_reservation(&uid, None);
-                self.origin.forget(&uid);
+                self.record_observed_reservation(&uid, None);
+                self.leader_record.forget(&uid);
                 let bound = BoundPod::new(node, devices, self.now);
                 let health = observation
                     .observed
@@ -188,7 +193,7 @@ impl Ledger {
                     .map(|observed| observed.disruption_info.health);
                 let is_unready = health.is_some_and(|health| health != PodHealth::Ready);
                 if !starting && health == Some(PodHealth::Ready) {
-                    self.note_engine_ready(&uid, &bound.node);
+                    self.record_engine_ready(&uid, &bound.node);
                 }
                 let start = (starting, is_unready);
                 let warning = self.observe_bound(
@@ -199,7 +204,7 @@ impl Ledger {
                     start,
                 );
                 if let Some(ran) = ran {
-                    self.has_run_since(&uid, self.now.before(ran));
+                    self.record_running_since(&uid, self.now.before(ran));
                 }
                 let stamp = observation
                     .observed
@@ -207,22 +212,22 @@ impl Ledger {
                     .map(|observed| observed.stamp)
                     .unwrap_or_default();
                 if warning == PodWarning::Nothing {
-                    warning_of(stamp)
+                    checkpoint_warning(stamp)
                 } else {
                     warning
                 }
             }
         };
         if let Some(observed) = &observation.observed {
-            self.note_watched(&uid);
-            self.take_disruption_info(&uid, observed);
+            self.mark_watched(&uid);
+            self.apply_disruption_info(&uid, observed);
         }
         warning
     }
 
     /// Updates the ledger to a pod as a request of kube-scheduler shows it. Its disruption info from there counts until a watch has
     /// shown the pod: a request may be older than the watch.
-    pub(crate) fn see_request(
+    pub(crate) fn observe_request(
         &mut self,
         observation: PodObservation,
         disruption: Option<&ObservedDisruptionInfo>,
@@ -231,69 +236,76 @@ impl Ledger {
             observation.uid.clone(),
             !self.pod_states.contains(&observation.uid),
         );
-        self.see(observation);
+        self.observe_pod(observation);
         let Some(disruption) = disruption else { return };
         if is_new {
             self.pod_states
-                .note(&uid, |pod_state| pod_state.is_unwatched = true);
+                .edit_without_move(&uid, |pod_state| pod_state.is_unwatched = true);
         }
         if self
             .pod_states
             .get(&uid)
             .is_some_and(|pod_state| pod_state.is_unwatched)
         {
-            self.take_disruption_info(&uid, disruption);
+            self.apply_disruption_info(&uid, disruption);
         }
     }
 
-    fn note_watched(&mut self, uid: &PodUid) {
+    fn mark_watched(&mut self, uid: &PodUid) {
         if self
             .pod_states
             .get(uid)
             .is_some_and(|pod_state| pod_state.is_unwatched)
         {
             self.pod_states
-                .note(uid, |pod_state| pod_state.is_unwatched = false);
+                .edit_without_move(uid, |pod_state| pod_state.is_unwatched = false);
         }
     }
 
     /// Applies what a pod shows of its disruption. No VRAM depends on it, so no node changes.
-    fn take_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
+    fn apply_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
         let now = self.now;
         let Some(pod_state) = self.pod_states.get(uid) else {
             return;
         };
         let disruption_info = observed.at(now);
-        if !disruption_info.is_like(&pod_state.disruption_info) {
+        if !disruption_info.is_nearly_equal(&pod_state.disruption_info) {
             self.pod_states.set_disruption_info(uid, disruption_info);
-            self.pod_states.note(uid, PodState::note_change);
-            self.note_right_to_borrow(uid);
+            self.pod_states
+                .edit_without_move(uid, PodState::shorten_eviction_refusal);
+            self.refresh_right_to_borrow(uid);
         }
-        for (showing, shows) in [
-            (&mut self.showing_evictions, observed.shows_eviction),
-            (&mut self.showing_reservations, observed.shows_reservation),
+        for (pods_showing, is_shown) in [
+            (
+                &mut self.pods_with_eviction_condition,
+                observed.shows_eviction,
+            ),
+            (
+                &mut self.pods_with_reservation_condition,
+                observed.shows_reservation,
+            ),
         ] {
-            match shows {
-                true => _ = showing.insert(uid.clone()),
-                false => _ = showing.remove(uid),
+            match is_shown {
+                true => _ = pods_showing.insert(uid.clone()),
+                false => _ = pods_showing.remove(uid),
             }
         }
         if let Some(leaving) = observed.leaving {
             self.pod_states
-                .note(uid, |pod_state| pod_state.note_leaving(leaving, now));
+                .edit_without_move(uid, |pod_state| pod_state.record_deletion(leaving, now));
         }
-        self.note_disruption_info(uid);
+        self.update_node_disruption_info(uid);
         if self
             .pod_states
             .get(uid)
-            .is_some_and(|pod_state| pod_state.is_news_of_loan(&observed.loan))
+            .is_some_and(|pod_state| pod_state.has_loan_change(&observed.loan))
         {
             self.edit_pod(uid, |pod_state| pod_state.observe_loan(&observed.loan, now));
         }
     }
 
     /// Where GPUs are reserved for a pod, sleeping engines lend only if it may borrow there, which its disruption decides.
-    fn note_right_to_borrow(&mut self, uid: &PodUid) {
+    fn refresh_right_to_borrow(&mut self, uid: &PodUid) {
         let Some(pod_state) = self
             .pod_states
             .get(uid)
@@ -311,36 +323,36 @@ impl Ledger {
     pub(crate) fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         self.set_placeless_member(uid, None);
         let pod_state = self.pod_states.get(uid)?.clone();
-        if !self.has_left_for_others(uid) {
-            self.note_gate_over(uid, pod_state.disruption_info.health == PodHealth::Ready);
+        if !self.was_evicted_for_others(uid) {
+            self.record_gate_time(uid, pod_state.disruption_info.health == PodHealth::Ready);
         }
-        self.note_shown_reservation(uid, None);
-        self.origin.forget(uid);
-        self.showing_evictions.remove(uid);
-        self.showing_reservations.remove(uid);
+        self.record_observed_reservation(uid, None);
+        self.leader_record.forget(uid);
+        self.pods_with_eviction_condition.remove(uid);
+        self.pods_with_reservation_condition.remove(uid);
         if let Some(node_state) = pod_state
             .node()
             .and_then(|node| self.node_states.get_mut(node))
         {
-            node_state.note_departed(uid, &pod_state, self.now);
+            node_state.record_departed(uid, &pod_state, self.now);
         }
-        self.note_departure(&pod_state);
+        self.count_departure(&pod_state);
         if let Some(node) = pod_state.node() {
             self.forget_overuse(uid, node);
         }
         let moved = self.pod_states.remove(uid);
-        self.follow(uid, &moved);
+        self.apply_pod_move(uid, &moved);
         Some(pod_state)
     }
 
     /// Updates the node after a change of the pod's disruption info.
-    pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
+    pub(super) fn update_node_disruption_info(&mut self, uid: &PodUid) {
         let Some(pod_state) = self.pod_states.get(uid) else {
             return;
         };
         let Some(node) = pod_state.node() else { return };
         let node_state = self.node_states.get_mut(node);
-        if node_state.is_some_and(|node_state| node_state.note_disruption_info(uid, pod_state)) {
+        if node_state.is_some_and(|node_state| node_state.update_disruption_info(uid, pod_state)) {
             self.node_states
                 .refresh_view(node, &self.pod_states, &self.policy);
         }
@@ -348,7 +360,7 @@ impl Ledger {
 
     /// Records victims that may have ended before this process began, as their reservation did: this ledger has not observed their
     /// end, and their memory may still be in use.
-    fn look_for_victims(&mut self, preemptor: &PodUid) {
+    fn record_missed_victims(&mut self, preemptor: &PodUid) {
         let Some(reservation) = self.pod_states.reservation(preemptor) else {
             return;
         };
@@ -357,7 +369,7 @@ impl Ledger {
                 .victims
                 .iter()
                 .filter(|victim| !self.pod_states.contains(victim));
-            unknown.for_each(|victim| node_state.note_missed(victim, self.now));
+            unknown.for_each(|victim| node_state.record_missed_departure(victim, self.now));
         }
     }
 
@@ -393,7 +405,11 @@ impl Ledger {
         demand: Demand,
         reservation: Option<Reservation>,
     ) {
-        let (now, latest, leads) = (self.now, self.latest_deadline(), self.origin.is_leading());
+        let (now, latest, is_leading) = (
+            self.now,
+            self.latest_deadline(),
+            self.leader_record.is_leading(),
+        );
         match self
             .pod_states
             .get(&uid)
@@ -405,15 +421,15 @@ impl Ledger {
                 if *known == demand
                     && reservation
                         .as_ref()
-                        .is_none_or(|reservation| !waiting.is_news(reservation)) => {}
+                        .is_none_or(|reservation| !waiting.is_new_reservation(reservation)) => {}
             _ => {
-                let new = PodState::waiting_since(now, key, demand.clone());
+                let new = PodState::new_waiting(now, key, demand.clone());
                 // What a leader knows of a reservation is never older than what is shown; any other replica mirrors.
-                let mirrored = reservation.filter(|_| !leads);
+                let mirrored = reservation.filter(|_| !is_leading);
                 let moved = self.pod_states.edit_or_insert(&uid, new, |pod_state| {
                     pod_state.observe_waiting(demand, mirrored, latest, now);
                 });
-                self.follow(&uid, &moved);
+                self.apply_pod_move(&uid, &moved);
             }
         }
     }
@@ -432,13 +448,13 @@ impl Ledger {
             .filter(|pod_state| pod_state.node() == Some(&bound.node));
         if let Some(pod_state) = known.filter(|pod_state| !pod_state.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
-            let warning = warning(pod_state, &bound, &demand);
+            let warning = edit_warning(pod_state, &bound, &demand);
             if pod_state.starting.is_some() && !is_starting {
-                self.note_started(&uid, is_unready);
+                self.release_start_gate(&uid, is_unready);
             }
             return warning;
         }
-        let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
+        let is_unplaced = bound.devices.is_none() && !demand.is_allocated_externally();
         let warning = if is_unplaced {
             PodWarning::Unplaced
         } else {
@@ -446,17 +462,23 @@ impl Ledger {
         };
         let node = bound.node.clone();
         let was_assumed = known.is_some();
-        let (landed, start) = self.start_of_landed(&uid, &node);
-        let starts = self.start_times.model();
-        let node_state = self.node_states.open(&node);
-        let is_by_index = node_state.is_reported() && !bound.is_recorded();
+        let (gate_end, start) = self.start_after_binding(&uid, &node);
+        let start_model = self.start_times.model();
+        let node_state = self.node_states.get_or_create(&node);
+        let is_by_index = node_state.is_reported() && !bound.has_recorded_uuids();
         // It is unknown since when an engine that was bound before this ledger began has been starting.
         let starting = match was_assumed {
-            true => landed,
-            false => gate(&demand, node_state.view(), self.now, starts, &self.policy),
+            true => gate_end,
+            false => start_gate_end(
+                &demand,
+                node_state.view(),
+                self.now,
+                start_model,
+                &self.policy,
+            ),
         };
         let gpus = bound.devices.as_deref().unwrap_or_default();
-        let starting = self.within_share(starting, &demand, &node, gpus);
+        let starting = self.capped_by_gate_share(starting, &demand, &node, gpus);
         let (starting, start) = if is_starting || was_assumed {
             (starting, start)
         } else {
@@ -464,7 +486,7 @@ impl Ledger {
         };
         let disruption_info = Arc::default();
         let phase = PodPhase::Bound(bound);
-        let moved = self.pod_states.put(
+        let moved = self.pod_states.replace(
             &uid,
             PodState {
                 key,
@@ -476,11 +498,11 @@ impl Ledger {
                 start,
             },
         );
-        self.follow(&uid, &moved);
-        self.forget_start_if_woken(&uid);
+        self.apply_pod_move(&uid, &moved);
+        self.forget_start_if_wakeable(&uid);
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
-            self.note_started(&uid, is_unready);
+            self.release_start_gate(&uid, is_unready);
         }
         if is_by_index {
             self.pin_indices(&node);
@@ -489,7 +511,7 @@ impl Ledger {
     }
 
     /// Opens a pod's start gate, because its engine has started or failed to, but not before its class's minimum.
-    fn note_started(&mut self, uid: &PodUid, is_unready: bool) {
+    fn release_start_gate(&mut self, uid: &PodUid, is_unready: bool) {
         let Some(PodState {
             demand,
             phase: PodPhase::Bound(bound),
@@ -498,17 +520,17 @@ impl Ledger {
         else {
             return;
         };
-        let opens = bound.since + self.policy.class(demand.class).start_gate.min;
-        if opens <= self.now {
-            self.note_gate_over(uid, !is_unready);
+        let earliest = bound.since + self.policy.class(demand.class).start_gate.min;
+        if earliest <= self.now {
+            self.record_gate_time(uid, !is_unready);
             return self.edit_pod(uid, |pod_state| pod_state.open_start_gate(None));
         }
-        self.edit_pod(uid, |pod_state| pod_state.open_start_gate(Some(opens)));
+        self.edit_pod(uid, |pod_state| pod_state.open_start_gate(Some(earliest)));
     }
 }
 
-fn warning_of(stamp: CheckpointAge) -> PodWarning {
-    match stamp {
+fn checkpoint_warning(age: CheckpointAge) -> PodWarning {
+    match age {
         CheckpointAge::Unreadable => PodWarning::CheckpointUnreadable,
         stamp if stamp.is_ahead() => PodWarning::CheckpointInFuture,
         _ => PodWarning::Nothing,
@@ -516,13 +538,13 @@ fn warning_of(stamp: CheckpointAge) -> PodWarning {
 }
 
 /// What was edited on a bound pod since it was bound.
-fn warning(known: &PodState, observation: &BoundPod, demand: &Demand) -> PodWarning {
+fn edit_warning(known: &PodState, observed: &BoundPod, demand: &Demand) -> PodWarning {
     match known.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.
-        _ if known.demand.asks_plugin() => PodWarning::Nothing,
+        _ if known.demand.is_allocated_externally() => PodWarning::Nothing,
         None => PodWarning::Unplaced,
-        recorded if recorded != observation.devices.as_ref() => PodWarning::DevicesEdited,
-        _ if !known.demand.requests_the_same(demand) => PodWarning::DemandEdited,
+        recorded if recorded != observed.devices.as_ref() => PodWarning::DevicesEdited,
+        _ if !known.demand.is_same_request(demand) => PodWarning::DemandEdited,
         _ => PodWarning::Nothing,
     }
 }

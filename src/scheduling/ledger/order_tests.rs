@@ -51,7 +51,7 @@ fn assumed() -> LedgerCluster {
     let policy = Policy::default().with_classes(classes).unwrap();
     let gpu = whole_gpu(gpu("GPU-a"), 0, Bytes(100));
     let mut ledger = LedgerCluster::empty(policy).with_node("n", vec![gpu]);
-    see(
+    observe(
         &mut ledger,
         ObservedPhase::Waiting(ObservedWaiting::default()),
         None,
@@ -60,7 +60,11 @@ fn assumed() -> LedgerCluster {
     ledger
 }
 
-fn see(ledger: &mut LedgerCluster, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
+fn observe(
+    ledger: &mut LedgerCluster,
+    state: ObservedPhase,
+    observed: Option<ObservedDisruptionInfo>,
+) {
     ledger.observe("pod", demand_of(40, 1, Sharing::Shared, 0), state, observed);
 }
 
@@ -74,8 +78,8 @@ fn take(ledger: &mut LedgerCluster, event: BindEvent) {
     };
     match event {
         BindEvent::Confirm => ledger.ledger_mut().confirm(&uid(), &node(), devices()),
-        BindEvent::Bound => see(ledger, bound(true, None), None),
-        BindEvent::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
+        BindEvent::Bound => observe(ledger, bound(true, None), None),
+        BindEvent::Ready(ran) => observe(ledger, bound(false, Some(Millis::seconds(ran))), None),
         BindEvent::Leaving(grace) => {
             let leaving = PodDeletion {
                 asked_ago: Millis(0),
@@ -85,7 +89,7 @@ fn take(ledger: &mut LedgerCluster, event: BindEvent) {
                 leaving: Some(leaving),
                 ..ObservedDisruptionInfo::default()
             };
-            see(ledger, bound(true, None), Some(observed));
+            observe(ledger, bound(true, None), Some(observed));
         }
     }
     assert_eq!(audit(ledger.ledger()), []);

@@ -7,7 +7,7 @@
 use super::Ledger;
 use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
+use crate::policy::namespaces::{ALL_GPUS_LABEL, ALL_GPUS_NAMESPACE};
 use crate::policy::{Mode, OveruseRule};
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::node::NodeKind;
@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// How many reports in a row confirm overuse: as many as confirm VRAM that nothing explains.
-const READINGS: u32 = 3;
+const MIN_READINGS: u32 = 3;
 /// The shortest time between two evictions of one pod: a budget that forbade the first seldom allows the next within seconds.
-const RETRY_AFTER: Millis = Millis::seconds(20);
+const EVICTION_RETRY_INTERVAL: Millis = Millis::seconds(20);
 /// The shortest time between two evictions of a pod that was given no GPU, because it is unknown whether it is terminating.
-const RETRY_UNGRANTED_AFTER: Millis = Millis::seconds(600);
+const UNGRANTED_EVICTION_RETRY_INTERVAL: Millis = Millis::seconds(600);
 /// How many pods one round checks; the next round continues after them.
-const CHECKED_AT_ONCE: usize = 4096;
+const MAX_CHECKED_PER_ROUND: usize = 4096;
 
 /// By node, the pods over their grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub struct OveruseStep {
     pub granted: Bytes,
     pub used: Bytes,
     /// For how long it has been over its grant.
-    pub lasted: Millis,
+    pub duration: Millis,
     /// Whether it was given no GPU at all.
     pub is_ungranted: bool,
     pub action: OveruseAction,
@@ -88,7 +88,7 @@ impl Overuse {
         self.used.minus(self.granted)
     }
 
-    fn begin(found: &OverGrant, granted: Bytes, sampled: Moment) -> Self {
+    fn new(found: &OverGrant, granted: Bytes, sampled: Moment) -> Self {
         Self {
             granted,
             used: found.used,
@@ -104,13 +104,18 @@ impl Overuse {
 
 impl Ledger {
     /// Records the pods that a reading shows over their grants.
-    pub(super) fn note_overuse(&mut self, node: &NodeName, found: &[OverGrant], sampled: Moment) {
+    pub(super) fn record_overuse(
+        &mut self,
+        node: &NodeName,
+        reported: &[OverGrant],
+        sampled: Moment,
+    ) {
         let before = self.overuse.nodes.remove(node).unwrap_or_default();
         let fresh = self.policy.telemetry.fresh;
-        if found.is_empty() || self.now.since(sampled) >= fresh {
+        if reported.is_empty() || self.now.since(sampled) >= fresh {
             return;
         }
-        let over = found.iter().filter_map(|found| {
+        let overusing = reported.iter().filter_map(|found| {
             let granted = self.granted_on(node, found, sampled)?;
             // A pod that the ledger knows by now was given something.
             let is_same = |known: &&Overuse| known.ungranted.is_none() || granted == Bytes::ZERO;
@@ -124,11 +129,11 @@ impl Ledger {
                     readings: known.readings.saturating_add(1),
                     ..known.clone()
                 },
-                _ => Overuse::begin(found, granted, sampled),
+                _ => Overuse::new(found, granted, sampled),
             };
             Some((found.pod.clone(), overuse))
         });
-        let over: BTreeMap<PodUid, Overuse> = over.collect();
+        let over: BTreeMap<PodUid, Overuse> = overusing.collect();
         if !over.is_empty() {
             self.overuse.nodes.insert(node.clone(), over);
         }
@@ -143,31 +148,32 @@ impl Ledger {
                     .is_some_and(|node| node.kind == NodeKind::Stowage)
             };
             let is_evicted = self
-                .ungranted_evicted_after(found.ungranted.as_ref()?)
+                .ungranted_eviction_delay(found.ungranted.as_ref()?)
                 .is_some();
             return (is_evicted && is_stowage()).then_some(Bytes::ZERO);
         };
         let PodPhase::Bound(bound) = &pod_state.phase else {
             return None;
         };
-        let counts =
-            bound.node == *node && bound.since <= sampled && !pod_state.demand.asks_plugin();
+        let counts = bound.node == *node
+            && bound.since <= sampled
+            && !pod_state.demand.is_allocated_externally();
         let granted = found.granted.max(pod_state.demand.vram());
         (counts && found.used > granted).then_some(granted)
     }
 
     /// After how long a pod that was given no GPU is due, and evicted as long after that. A namespace whose labels are not known may
     /// see all GPUs.
-    fn ungranted_evicted_after(&self, pod: &PodKey) -> Option<Millis> {
+    fn ungranted_eviction_delay(&self, pod: &PodKey) -> Option<Millis> {
         let labels = self.namespaces.get(&*pod.namespace);
-        let sees_all = *pod.namespace == *SEES_ALL_GPUS_UNLABELLED
-            || labels.is_none_or(|labels| labels.contains_key(SEES_ALL_GPUS));
+        let sees_all = *pod.namespace == *ALL_GPUS_NAMESPACE
+            || labels.is_none_or(|labels| labels.contains_key(ALL_GPUS_LABEL));
         (self.policy.ungranted == OveruseRule::Evict && !sees_all)
             .then_some(self.policy.overuse_after)
     }
 
     /// A pod that uses GPUs and was given none, and its node.
-    pub(super) fn ungranted(&self, uid: &PodUid) -> Option<(&NodeName, &Overuse)> {
+    pub(super) fn ungranted_overuse(&self, uid: &PodUid) -> Option<(&NodeName, &Overuse)> {
         let all = self.overuse.nodes.iter();
         let mut of_pod = all.filter_map(|(node, pods)| Some((node, pods.get(uid)?)));
         of_pod.find(|(_, overuse)| overuse.ungranted.is_some())
@@ -184,7 +190,7 @@ impl Ledger {
     }
 
     /// The next steps for pods over their grants. Every step that is returned counts as done.
-    pub(crate) fn take_overuse(&mut self) -> Vec<OveruseStep> {
+    pub(crate) fn take_overuse_steps(&mut self) -> Vec<OveruseStep> {
         let rules = &self.policy;
         let may_evict = rules.ungranted == OveruseRule::Evict
             || rules
@@ -218,7 +224,7 @@ impl Ledger {
                 pods.iter()
                     .map(|(uid, overuse)| (overuse.ordered, node.clone(), uid.clone())),
             );
-            if checked.len() >= CHECKED_AT_ONCE {
+            if checked.len() >= MAX_CHECKED_PER_ROUND {
                 self.overuse.checked_to = Some(node.clone());
                 break;
             }
@@ -229,32 +235,32 @@ impl Ledger {
     fn overuse_step(&mut self, node: &NodeName, uid: &PodUid) -> Option<OveruseStep> {
         let now = self.now;
         let overuse = self.overuse.nodes.get(node)?.get(uid)?;
-        let after = self.evicted_for_overuse_after(uid, overuse);
+        let after = self.overuse_eviction_delay(uid, overuse);
         let Some(after) = after else {
             // It is announced again if the policy changes back.
             self.edit_overuse(node, uid, |overuse| overuse.announced = None);
             return None;
         };
-        let is_known = overuse.readings >= READINGS
+        let is_confirmed = overuse.readings >= MIN_READINGS
             && now.since(overuse.sampled) < self.policy.telemetry.fresh;
         let retry_after = if overuse.ungranted.is_some() {
-            RETRY_UNGRANTED_AFTER
+            UNGRANTED_EVICTION_RETRY_INTERVAL
         } else {
-            RETRY_AFTER
+            EVICTION_RETRY_INTERVAL
         };
         let pause = after.max(retry_after);
         let action = match overuse.announced {
-            _ if !is_known => return None,
+            _ if !is_confirmed => return None,
             None if overuse.since + after <= now => OveruseAction::Announce { evicted_in: after },
             Some(announced) if announced + after <= now => OveruseAction::Evict,
             _ => return None,
         };
         if action == OveruseAction::Evict {
             let was_ordered = overuse.ordered.is_some_and(|ordered| ordered + pause > now);
-            if was_ordered || !self.may_order(std::slice::from_ref(uid)) {
+            if was_ordered || !self.is_within_eviction_rates(std::slice::from_ref(uid)) {
                 return None;
             }
-            self.note_ordered(std::slice::from_ref(uid));
+            self.record_evictions(std::slice::from_ref(uid));
         }
         self.edit_overuse(node, uid, |overuse| match action {
             OveruseAction::Announce { .. } => overuse.announced = Some(now),
@@ -270,7 +276,7 @@ impl Ledger {
             node: node.clone(),
             granted: overuse.granted,
             used: overuse.used,
-            lasted: now.since(overuse.since),
+            duration: now.since(overuse.since),
             is_ungranted: overuse.ungranted.is_some(),
             action,
         })
@@ -289,30 +295,30 @@ impl Ledger {
 
     /// After how long an eviction for overuse is announced, and how long after that it is ordered; `None` if overuse is only reported,
     /// as for a member of a group: a group is never evicted in part, and its other pods keep to their grants.
-    fn evicted_for_overuse_after(&self, uid: &PodUid, overuse: &Overuse) -> Option<Millis> {
+    fn overuse_eviction_delay(&self, uid: &PodUid, overuse: &Overuse) -> Option<Millis> {
         let Some(pod_state) = self.pod_states.get(uid) else {
-            return self.ungranted_evicted_after(overuse.ungranted.as_ref()?);
+            return self.ungranted_eviction_delay(overuse.ungranted.as_ref()?);
         };
-        let bound = pod_state.bound().filter(|_| self.stays(pod_state))?;
+        let bound = pod_state.bound().filter(|_| self.is_staying(pod_state))?;
         let class = self.policy.class(pod_state.demand.class);
         let (rule, after) = self.policy.overuse_of(class);
-        let is_kept = rule == OveruseRule::Report
+        let is_protected = rule == OveruseRule::Report
             || pod_state.disruption_info.is_static()
             || (pod_state.disruption_info.do_not_disrupt && class.honors_do_not_disrupt())
             || self.is_left_to_kueue(pod_state)
             || self.now.since(bound.started) < class.min_runtime
-            || self.has_group(pod_state);
-        (!is_kept).then_some(after)
+            || self.has_group_members(pod_state);
+        (!is_protected).then_some(after)
     }
 
-    fn has_group(&self, pod_state: &PodState) -> bool {
+    fn has_group_members(&self, pod_state: &PodState) -> bool {
         let group = pod_state.disruption_info.group.as_ref();
-        group.is_some_and(|group| self.members_of(group).nth(1).is_some())
+        group.is_some_and(|group| self.member_uids(group).nth(1).is_some())
     }
 
     /// Whether the pod is still over its grant and the policy still evicts it for that: its eviction may have been ordered a while ago.
     pub fn is_evicted_for_overuse(&self, uid: &PodUid) -> bool {
-        let is_evicted = |overuse| self.evicted_for_overuse_after(uid, overuse).is_some();
+        let is_evicted = |overuse| self.overuse_eviction_delay(uid, overuse).is_some();
         self.policy.mode == Mode::Enforce && self.overuse_of(uid).is_some_and(is_evicted)
     }
 
@@ -320,7 +326,7 @@ impl Ledger {
     pub(crate) fn overuse_of(&self, uid: &PodUid) -> Option<&Overuse> {
         let overuse = match self.pod_states.get(uid) {
             Some(pod_state) => self.overuse.nodes.get(pod_state.node()?)?.get(uid)?,
-            None => self.ungranted(uid)?.1,
+            None => self.ungranted_overuse(uid)?.1,
         };
         self.is_believed(overuse).then_some(overuse)
     }
@@ -337,7 +343,7 @@ impl Ledger {
     }
 
     fn is_believed(&self, overuse: &Overuse) -> bool {
-        overuse.readings >= READINGS
+        overuse.readings >= MIN_READINGS
             && self.now.since(overuse.sampled) < self.policy.telemetry.stale
     }
 }

@@ -20,9 +20,9 @@ pub(super) struct PackingState {
 
 impl PackingState {
     /// A state without a learned model, which will remember `window` arrivals.
-    pub(super) fn of_last(window: u16) -> Self {
+    pub(super) fn with_window(window: u16) -> Self {
         Self {
-            history: Arc::new(DemandHistory::of_last(window)),
+            history: Arc::new(DemandHistory::with_window(window)),
             model: Arc::default(),
         }
     }
@@ -39,7 +39,7 @@ impl PackingState {
         &self.model
     }
 
-    fn succeed(&mut self, model: PackingModel) {
+    fn set_next_model(&mut self, model: PackingModel) {
         let generation = self.model.generation() + 1;
         self.model = Arc::new(model.with_generation(generation));
     }
@@ -58,17 +58,19 @@ impl Ledger {
 
     /// The demand to learn a packing model from, if that is due: pods that were refused and still wait included.
     pub fn demand_to_learn(&self) -> Option<DemandHistory> {
-        self.is_packing_model_due().then(|| self.all_demand())
+        self.is_packing_model_due()
+            .then(|| self.demand_with_waiting())
     }
 
     /// The demand seen recently, with the pods that were refused and still wait.
-    fn all_demand(&self) -> DemandHistory {
+    fn demand_with_waiting(&self) -> DemandHistory {
         let refused = self
             .waiting_pods
             .refused()
             .filter_map(|uid| self.pod_states.get(uid));
-        let refused = refused
-            .filter(|pod_state| pod_state.refused().is_some() && !pod_state.demand.asks_plugin());
+        let refused = refused.filter(|pod_state| {
+            pod_state.refusal().is_some() && !pod_state.demand.is_allocated_externally()
+        });
         DemandHistory::clone(&self.packing.history)
             .with_waiting(refused.map(|pod_state| pod_state.demand.vram()).sum())
     }
@@ -95,23 +97,24 @@ impl Ledger {
 
     /// Puts the model of a copy of the snapshot in force, with the summaries of nodes made by it. Whether these are made, and when the
     /// copy was made, makes no difference to any decision.
-    pub(crate) fn take_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
+    pub(crate) fn install_packing_model(&mut self, summarized: Snapshot) -> RetiredSummaries {
         if !self.is_packing_learned() {
             return summarized.into_summaries();
         }
-        self.packing.succeed(summarized.packing_model().clone());
+        self.packing
+            .set_next_model(summarized.packing_model().clone());
         self.node_states
-            .take_packing_model(self.packing.model.clone(), summarized)
+            .install_packing_model(self.packing.model.clone(), summarized)
     }
 
     fn replace_packing_model(&mut self, packing_model: PackingModel) {
-        self.packing.succeed(packing_model);
+        self.packing.set_next_model(packing_model);
         self.node_states
             .set_packing_model(self.packing.model.clone());
     }
 
     /// Applies the policy's packing rules: the window of the history, and no model where it packs by best fit.
-    pub(super) fn take_packing(&mut self) {
+    pub(super) fn apply_packing_policy(&mut self) {
         Arc::make_mut(&mut self.packing.history).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.packing.model.is_learned() {
             self.replace_packing_model(PackingModel::default());
@@ -126,23 +129,23 @@ impl Ledger {
     }
 
     /// Counts the demand of a pod that was never observed before.
-    pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
+    pub(super) fn count_arrival(&mut self, uid: &PodUid, demand: &Demand) {
         if !self.pod_states.contains(uid)
-            && let Some(demand_shape) = DemandShape::of(demand)
+            && let Some(demand_shape) = DemandShape::from_demand(demand)
         {
-            Arc::make_mut(&mut self.packing.history).arrive(demand_shape);
+            Arc::make_mut(&mut self.packing.history).record_arrival(demand_shape);
         }
     }
 
     /// Counts a pod that is gone: as departed, or as turned away if it was refused.
-    pub(super) fn note_departure(&mut self, pod_state: &PodState) {
-        if pod_state.demand.asks_plugin() {
+    pub(super) fn count_departure(&mut self, pod_state: &PodState) {
+        if pod_state.demand.is_allocated_externally() {
             return;
         }
         if pod_state.bound().is_some() {
-            Arc::make_mut(&mut self.packing.history).depart();
-        } else if pod_state.refused().is_some() {
-            Arc::make_mut(&mut self.packing.history).turn_away(pod_state.demand.vram());
+            Arc::make_mut(&mut self.packing.history).record_departure();
+        } else if pod_state.refusal().is_some() {
+            Arc::make_mut(&mut self.packing.history).record_unmet_demand(pod_state.demand.vram());
         }
     }
 }
@@ -153,7 +156,7 @@ mod tests {
     use super::*;
     use crate::ids::PodKey;
     use crate::policy::{Class, Match, NamespaceSelector, Policy};
-    use crate::testkit::{LedgerCluster, classified, demand_of};
+    use crate::testkit::{LedgerCluster, demand_of, reclassified};
     use crate::verbs::namespaces::NamespaceObserved;
     use crate::verbs::tick::{PackingModelLearned, PackingModelPrepared, PolicySet};
     use crate::vocabulary::classification::PodTraits;
@@ -171,7 +174,7 @@ mod tests {
                 demand_of(10, 1, Sharing::Shared, 0),
             );
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
-            ledger.see(PodObservation {
+            ledger.observe_pod(PodObservation {
                 uid: uid.clone(),
                 key,
                 demand,
@@ -179,21 +182,25 @@ mod tests {
                 observed: None,
             });
         }
-        assert_eq!(ledger.all_demand().turned_away(), 0.0, "no pod was refused");
-        ledger.note_refused(&uids[0], None);
-        assert_eq!(ledger.all_demand().turned_away(), 0.5, "it waits");
+        assert_eq!(
+            ledger.demand_with_waiting().unmet_ratio(),
+            0.0,
+            "no pod was refused"
+        );
+        ledger.record_refusal(&uids[0], None);
+        assert_eq!(ledger.demand_with_waiting().unmet_ratio(), 0.5, "it waits");
         ledger.release(&uids[0]);
         assert_eq!(
             (
-                ledger.demand_history().turned_away(),
-                ledger.all_demand().turned_away()
+                ledger.demand_history().unmet_ratio(),
+                ledger.demand_with_waiting().unmet_ratio()
             ),
             (0.5, 0.5),
             "it gave up"
         );
         ledger.release(&uids[1]);
         assert_eq!(
-            ledger.all_demand().turned_away(),
+            ledger.demand_with_waiting().unmet_ratio(),
             0.5,
             "it was never refused"
         );
@@ -203,7 +210,7 @@ mod tests {
     fn learned() -> (LedgerCluster, PackingModel) {
         let mut cluster = LedgerCluster::new(&[("a", 4)]);
         (1..=10).for_each(|n| {
-            cluster.wait(
+            cluster.add_waiting(
                 &format!("p-{n}"),
                 demand_of(n * (7 << 30), 1, Sharing::Shared, 0),
             )
@@ -221,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_takes_effect_if_the_policy_still_asks_for_it_once_it_is_learned() {
+    fn a_learned_model_takes_effect_only_if_the_policy_still_packs_by_it() {
         let best_fit = PackingRules {
             policy: PackingPolicy::BestFit,
             ..PackingRules::default()
@@ -259,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepared_model_summarizes_nodes_again_that_are_others_since_a_label_changed() {
+    fn a_prepared_model_summarizes_again_nodes_that_changed_with_a_namespace_label() {
         let selector = NamespaceSelector {
             match_labels: [("team".into(), "a".into())].into(),
             ..Default::default()
@@ -270,18 +277,18 @@ mod tests {
                 ..Match::default()
             },
             shares_with: Some(Vec::new()),
-            ..Class::named("own")
+            ..Class::new("own")
         };
         let policy = Policy::default()
-            .with_classes(vec![own, Class::named("rest")])
+            .with_classes(vec![own, Class::new("rest")])
             .unwrap();
-        let mut cluster = LedgerCluster::by(policy.clone(), &[("a", 4)]);
+        let mut cluster = LedgerCluster::with_policy_and_nodes(policy.clone(), &[("a", 4)]);
         let traits = PodTraits {
             namespace: "chat".into(),
             ..PodTraits::default()
         };
-        let demand = classified(demand_of(20 << 30, 1, Sharing::Shared, 0), traits, &policy);
-        cluster.run(
+        let demand = reclassified(demand_of(20 << 30, 1, Sharing::Shared, 0), traits, &policy);
+        cluster.add_running(
             "one",
             ("a", 0),
             demand,
@@ -291,7 +298,7 @@ mod tests {
         let model = learned().1;
         let before = cluster.snapshot();
         let prepared = Snapshot::clone(&before).with_packing_model(Arc::new(model));
-        prepared.sum_up();
+        prepared.summarize_nodes();
         let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
         cluster.apply(NamespaceObserved {
             name: "chat".into(),

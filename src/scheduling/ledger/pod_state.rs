@@ -98,7 +98,7 @@ pub struct WakeMarks {
 
 impl WakeMarks {
     /// Whether the engine wants to wake or may: its whole grant has to be free.
-    pub(super) fn is_open(&self) -> bool {
+    pub(super) fn is_waking(&self) -> bool {
         self.request.is_some() || self.told.is_some()
     }
 }
@@ -119,7 +119,7 @@ impl BoundPod {
     }
 
     /// Whether its Binding recorded GPUs by UUID: then only that record counts.
-    pub(super) fn is_recorded(&self) -> bool {
+    pub(super) fn has_recorded_uuids(&self) -> bool {
         self.devices
             .as_ref()
             .is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
@@ -128,7 +128,7 @@ impl BoundPod {
 
 impl PodState {
     /// A pod that was observed without a node at `now`.
-    pub(super) fn waiting_since(now: Moment, key: PodKey, demand: Demand) -> Self {
+    pub(super) fn new_waiting(now: Moment, key: PodKey, demand: Demand) -> Self {
         let phase = PodPhase::Waiting(Box::new(WaitingPod {
             since: now,
             ..WaitingPod::default()
@@ -216,7 +216,7 @@ impl PodState {
     ) {
         self.demand = demand;
         if let PodPhase::Waiting(waiting) = &mut self.phase
-            && let Some(new) = observed.filter(|observed| waiting.is_news(observed))
+            && let Some(new) = observed.filter(|observed| waiting.is_new_reservation(observed))
         {
             let reservation = Reservation {
                 deadline: new.deadline.min(latest),
@@ -227,7 +227,7 @@ impl PodState {
     }
 
     /// An agent found the pod on these GPUs.
-    pub(super) fn locate(&mut self, gpus: Arc<[GpuUuid]>) {
+    pub(super) fn set_located_gpus(&mut self, gpus: Arc<[GpuUuid]>) {
         if let PodPhase::Bound(bound) = &mut self.phase {
             bound.located = Some(gpus);
         }
@@ -248,31 +248,35 @@ impl PodState {
     }
 
     /// Sets when the pod began to run, if that is earlier than recorded.
-    pub(super) fn note_running_since(&mut self, started: Moment) {
+    pub(super) fn set_earlier_start(&mut self, started: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
             bound.started = bound.started.min(started);
         }
     }
 
     /// Shortens a refused eviction: what the eviction depends on has changed.
-    pub(super) fn note_change(&mut self) {
+    pub(super) fn shorten_eviction_refusal(&mut self) {
         if let PodPhase::Bound(BoundPod {
             eviction_refusal: Some(refusal),
             ..
         }) = &mut self.phase
         {
-            refusal.note_change();
+            refusal.shorten();
         }
     }
 
     /// The pod is being deleted.
-    pub(super) fn note_leaving(&mut self, deletion: PodDeletion, now: Moment) {
+    pub(super) fn record_deletion(&mut self, deletion: PodDeletion, now: Moment) {
         if let PodPhase::Bound(bound) = &mut self.phase {
-            let (by, anew) = (deletion.by(now), now + deletion.grace);
+            let (grace_end, from_now) = (deletion.deadline(now), now + deletion.grace);
             // A deletion is never taken back, and its grace only grows shorter. The API server counts a shorter one from the first
             // request on, but the kubelet gives it from now on; to a replica that sees it then for the first time, it is over already.
-            let first = if by < now { anew } else { by };
-            bound.leaving = Some(bound.leaving.map_or(first, |known| known.min(by.max(anew))));
+            let first = if grace_end < now { from_now } else { grace_end };
+            bound.leaving = Some(
+                bound
+                    .leaving
+                    .map_or(first, |known| known.min(grace_end.max(from_now))),
+            );
         }
     }
 
@@ -282,16 +286,16 @@ impl PodState {
             return;
         };
         bound.borrows |= loan.borrows;
-        let was_open = bound.wake.is_open();
+        let was_open = bound.wake.is_waking();
         (bound.wake.request, bound.wake.told) =
             (loan.wake_requested.clone(), loan.wakeable.clone());
-        if was_open && !bound.wake.is_open() {
+        if was_open && !bound.wake.is_waking() {
             bound.wake.over = now;
         }
     }
 
     /// Whether the observed loan marks differ from the recorded ones.
-    pub(super) fn is_news_of_loan(&self, loan: &ObservedLoan) -> bool {
+    pub(super) fn has_loan_change(&self, loan: &ObservedLoan) -> bool {
         self.bound().is_some_and(|bound| {
             loan.borrows && !bound.borrows
                 || (&loan.wake_requested, &loan.wakeable) != (&bound.wake.request, &bound.wake.told)
@@ -338,7 +342,7 @@ impl PodState {
     }
 
     /// Whether it is assumed on a node or has a reservation there, and is not bound yet.
-    pub(super) fn comes_to(&self, node: &NodeName) -> bool {
+    pub(super) fn is_coming_to(&self, node: &NodeName) -> bool {
         match &self.phase {
             PodPhase::Waiting(waiting) => waiting
                 .reservation
@@ -392,7 +396,7 @@ impl PodState {
         }
     }
 
-    pub fn refused(&self) -> Option<&FilterRefusal> {
+    pub fn refusal(&self) -> Option<&FilterRefusal> {
         self.waiting()?.refused.as_ref()
     }
 }
@@ -464,7 +468,7 @@ pub struct FilterRefusal {
     pub asked: Option<Arc<NodeSet>>,
     /// How often it was requeued since its last attempt. Recordings call it something else.
     #[serde(rename = "unanswered")]
-    pub woken: u32,
+    pub requeues: u32,
     /// This process did not refuse the pod; an earlier leader or process may have.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_supposed: bool,
@@ -482,52 +486,56 @@ impl WaitingPod {
     /// Begins an attempt to find a node. Returns how many attempts have failed, and the node that was ranked first in the latest one
     /// if that failed.
     pub(super) fn begin_attempt(&mut self) -> (u32, Option<NodeName>) {
-        if self.refused.take().is_some_and(|refused| refused.woken > 0) {
+        if self
+            .refused
+            .take()
+            .is_some_and(|refused| refused.requeues > 0)
+        {
             self.unanswered_wakes = self.unanswered_wakes.saturating_add(1);
         }
-        let failed = self.offered.take();
-        self.tries += u32::from(failed.is_some());
-        (self.tries, failed)
+        let failed_node = self.offered.take();
+        self.tries += u32::from(failed_node.is_some());
+        (self.tries, failed_node)
     }
 
-    pub(super) fn note_offered(&mut self, node: &NodeName) {
+    pub(super) fn record_offer(&mut self, node: &NodeName) {
         self.offered = Some(node.clone());
         self.unanswered_wakes = 0;
     }
 
-    pub(super) fn note_offered_to_preempt(&mut self, nodes: usize) {
+    pub(super) fn record_preempt_query(&mut self, nodes: usize) {
         self.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
     }
 
-    pub(super) fn note_refused(&mut self, at: Moment, asked: Option<NodeSet>) {
+    pub(super) fn record_refusal(&mut self, at: Moment, nodes: Option<NodeSet>) {
         self.unplaced_since.get_or_insert(at);
-        let asked = asked.map(Arc::new);
+        let nodes = nodes.map(Arc::new);
         self.refused = Some(FilterRefusal {
             at,
-            asked,
-            woken: 0,
+            asked: nodes,
+            requeues: 0,
             is_supposed: false,
         });
     }
 
-    pub(super) fn suppose_refused(&mut self, at: Moment) {
-        self.note_refused(at, None);
+    pub(super) fn presume_refused(&mut self, at: Moment) {
+        self.record_refusal(at, None);
         self.refused
             .iter_mut()
             .for_each(|refused| refused.is_supposed = true);
     }
 
-    pub(super) fn note_woken(&mut self, at: Moment) {
+    pub(super) fn record_requeue(&mut self, at: Moment) {
         if let Some(refused) = &mut self.refused {
-            (refused.at, refused.woken) = (at, refused.woken + 1);
+            (refused.at, refused.requeues) = (at, refused.requeues + 1);
         }
     }
 
-    pub(super) fn note_no_placement(&mut self, at: Moment, generation: u64) {
+    pub(super) fn record_no_placement(&mut self, at: Moment, generation: u64) {
         self.failed_attempt = Some(FailedAttempt::after(self.failed_attempt, at, generation));
     }
 
-    pub(super) fn note_failed_eviction(&mut self, at: Moment, generation: u64) {
+    pub(super) fn record_failed_eviction(&mut self, at: Moment, generation: u64) {
         self.failed_eviction = Some(FailedAttempt::after(self.failed_eviction, at, generation));
     }
 
@@ -548,16 +556,16 @@ impl WaitingPod {
 
     /// A reservation on the same node is the same one, with another deadline or fewer victims.
     fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
-        let stays = self.reservation.as_ref().map(|known| &known.node)
+        let is_same_node = self.reservation.as_ref().map(|known| &known.node)
             == reservation.as_ref().map(|new| &new.node);
-        if !stays {
+        if !is_same_node {
             self.reserved_since = reservation.as_ref().map(|_| now);
         }
         self.reservation = reservation;
     }
 
     /// Whether an observed reservation differs from the recorded one.
-    pub(super) fn is_news(&self, observed: &Reservation) -> bool {
+    pub(super) fn is_new_reservation(&self, observed: &Reservation) -> bool {
         !self
             .reservation
             .as_ref()

@@ -18,7 +18,7 @@ use crate::ids::{GpuModel, NodeName, OwnerUid, PodUid};
 use crate::sharing::Interner;
 use crate::units::Moment;
 use crate::vocabulary::classification::PodTraits;
-use crate::vocabulary::demand::{AskingContainer, Demand};
+use crate::vocabulary::demand::{Demand, VramContainer};
 use crate::vocabulary::disruption_info::{DisruptionInfo, GroupKey, PlacelessMember};
 use crate::vocabulary::image::ImageId;
 use crate::vocabulary::placement::Reservation;
@@ -47,7 +47,7 @@ pub(super) struct PodMove {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExpiredReservations {
     End,
-    Stand,
+    Keep,
 }
 
 impl PodStates {
@@ -63,7 +63,7 @@ impl PodStates {
             if let Some(group) = &pod_state.disruption_info.group {
                 groups.entry(group.clone()).or_default().insert(uid.clone());
             }
-            let deadlines = PodFootprint::of(&pod_state).deadlines;
+            let deadlines = PodFootprint::from_pod(&pod_state).deadlines;
             loaded.deadlines.extend(
                 deadlines
                     .into_iter()
@@ -78,7 +78,7 @@ impl PodStates {
     /// The nodes on which a pod has something, in order of name.
     pub(super) fn nodes_of(&self, uid: &PodUid) -> BTreeSet<NodeName> {
         self.get(uid)
-            .map(|pod_state| PodFootprint::of(pod_state).nodes)
+            .map(|pod_state| PodFootprint::from_pod(pod_state).nodes)
             .unwrap_or_default()
     }
 
@@ -106,7 +106,7 @@ impl PodStates {
 
     /// All reservations, in order of deadline.
     pub(super) fn reservations(&self) -> impl Iterator<Item = (&PodUid, &PodState, &Reservation)> {
-        let of = |(deadline, uid): &(Moment, PodUid)| {
+        let due_reservation = |(deadline, uid): &(Moment, PodUid)| {
             let pod_state = self.get(uid)?;
             Some((
                 pod_state,
@@ -115,13 +115,13 @@ impl PodStates {
                     .filter(|reservation| reservation.deadline == *deadline)?,
             ))
         };
-        self.deadlines
-            .iter()
-            .filter_map(move |due| of(due).map(|(pod, reservation)| (&due.1, pod, reservation)))
+        self.deadlines.iter().filter_map(move |due| {
+            due_reservation(due).map(|(pod, reservation)| (&due.1, pod, reservation))
+        })
     }
 
     /// All pods of a group, in order of UID.
-    pub(super) fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> + use<'_> {
+    pub(super) fn member_uids(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> + use<'_> {
         self.groups.get(group).into_iter().flatten()
     }
 
@@ -149,7 +149,7 @@ impl PodStates {
     }
 
     /// Replaces a pod's state, but keeps its disruption info.
-    pub(super) fn put(&mut self, uid: &PodUid, mut pod_state: PodState) -> PodMove {
+    pub(super) fn replace(&mut self, uid: &PodUid, mut pod_state: PodState) -> PodMove {
         self.change(uid, |pods| {
             if let Some(known) = pods.get(uid) {
                 (pod_state.disruption_info, pod_state.is_unwatched) =
@@ -161,37 +161,37 @@ impl PodStates {
 
     pub(super) fn remove(&mut self, uid: &PodUid) -> PodMove {
         if let Some(disruption_info) = self.get(uid).map(|known| known.disruption_info.clone()) {
-            self.leave_group(uid, &disruption_info);
+            self.remove_from_group(uid, &disruption_info);
         }
         self.change(uid, |pods| pods.remove(uid))
     }
 
     /// Changes something of a pod that neither moves it to another node nor changes a deadline. `None` if there is no such pod.
-    pub(super) fn note<R>(
+    pub(super) fn edit_without_move<R>(
         &mut self,
         uid: &PodUid,
-        note: impl FnOnce(&mut PodState) -> R,
+        edit: impl FnOnce(&mut PodState) -> R,
     ) -> Option<R> {
         let pod_state = self.pods.get_mut(uid)?;
-        let before = cfg!(debug_assertions).then(|| PodFootprint::of(pod_state));
-        let noted = note(pod_state);
+        let before = cfg!(debug_assertions).then(|| PodFootprint::from_pod(pod_state));
+        let result = edit(pod_state);
         debug_assert!(
-            before == Some(PodFootprint::of(pod_state)),
+            before == Some(PodFootprint::from_pod(pod_state)),
             "a note moves {uid}"
         );
-        Some(noted)
+        Some(result)
     }
 
     /// Changes something of a waiting pod that neither moves it nor changes a deadline. `None` for any other pod.
-    pub(super) fn note_waiting<R>(
+    pub(super) fn edit_waiting<R>(
         &mut self,
         uid: &PodUid,
-        note: impl FnOnce(&mut WaitingPod) -> R,
+        edit: impl FnOnce(&mut WaitingPod) -> R,
     ) -> Option<R> {
         // A pod that is bound needs no copy of its own for that.
         self.waiting(uid)?;
-        self.note(uid, |pod_state| match &mut pod_state.phase {
-            PodPhase::Waiting(waiting) => Some(note(waiting)),
+        self.edit_without_move(uid, |pod_state| match &mut pod_state.phase {
+            PodPhase::Waiting(waiting) => Some(edit(waiting)),
             _ => None,
         })?
     }
@@ -206,7 +206,7 @@ impl PodStates {
         if before.group == after.group {
             return;
         }
-        self.leave_group(uid, &before);
+        self.remove_from_group(uid, &before);
         if let Some(group) = &after.group {
             Arc::make_mut(&mut self.groups)
                 .entry(group.clone())
@@ -224,7 +224,7 @@ impl PodStates {
 
     /// Installs the pods of `changed`, which `change` made from an `earlier` copy. Pods that came or changed since that copy are
     /// changed now, and pods that are gone stay gone. Returns the pods from before.
-    pub(super) fn take_changed(
+    pub(super) fn merge_prepared(
         &mut self,
         earlier: &Self,
         changed: Self,
@@ -247,7 +247,7 @@ impl PodStates {
     }
 
     /// Removes the first deadline that has passed by `now`, and returns it with its pod.
-    pub(super) fn take_due(
+    pub(super) fn pop_due(
         &mut self,
         now: Moment,
         reservations: ExpiredReservations,
@@ -256,7 +256,7 @@ impl PodStates {
             .deadlines
             .iter()
             .take_while(|(deadline, _)| *deadline <= now);
-        let is_of_reservation = |(deadline, uid): &(Moment, PodUid)| {
+        let is_kept_reservation = |(deadline, uid): &(Moment, PodUid)| {
             self.get(uid).is_some_and(|pod_state| {
                 pod_state
                     .soft_reservation()
@@ -267,16 +267,24 @@ impl PodStates {
             })
         };
         let due = due
-            .find(|due| reservations == ExpiredReservations::End || !is_of_reservation(due))
+            .find(|due| reservations == ExpiredReservations::End || !is_kept_reservation(due))
             .cloned()?;
         self.deadlines.remove(&due);
         Some(due)
     }
 
     fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodMap)) -> PodMove {
-        let before = self.pods.get(uid).map(PodFootprint::of).unwrap_or_default();
+        let before = self
+            .pods
+            .get(uid)
+            .map(PodFootprint::from_pod)
+            .unwrap_or_default();
         edit(&mut self.pods);
-        let after = self.pods.get(uid).map(PodFootprint::of).unwrap_or_default();
+        let after = self
+            .pods
+            .get(uid)
+            .map(PodFootprint::from_pod)
+            .unwrap_or_default();
         for deadline in &before.deadlines {
             self.deadlines.remove(&(*deadline, uid.clone()));
         }
@@ -292,7 +300,7 @@ impl PodStates {
         }
     }
 
-    fn leave_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
+    fn remove_from_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
         let Some(group) = &disruption_info.group else {
             return;
         };
@@ -317,17 +325,17 @@ impl Index<&PodUid> for PodStates {
 
 impl PodMove {
     /// Nodes on which the pod has nothing any more, in order of name.
-    pub(super) fn left(&self) -> impl Iterator<Item = &NodeName> {
+    pub(super) fn nodes_left(&self) -> impl Iterator<Item = &NodeName> {
         self.before.difference(&self.after)
     }
 
     /// Nodes on which the pod has something, in order of name.
-    pub(super) fn now_on(&self) -> impl Iterator<Item = &NodeName> {
+    pub(super) fn nodes_after(&self) -> impl Iterator<Item = &NodeName> {
         self.after.iter()
     }
 
     /// All nodes that the change concerns, in order of name.
-    pub(super) fn touched(&self) -> impl Iterator<Item = &NodeName> {
+    pub(super) fn affected_nodes(&self) -> impl Iterator<Item = &NodeName> {
         self.before.union(&self.after)
     }
 }
@@ -340,7 +348,7 @@ struct PodFootprint {
 }
 
 impl PodFootprint {
-    fn of(pod_state: &PodState) -> Self {
+    fn from_pod(pod_state: &PodState) -> Self {
         let soft_reservation = pod_state.soft_reservation();
         let reservation = pod_state.reservation();
         let nodes = [
@@ -426,7 +434,7 @@ impl Ledger {
         let staying = self
             .members(group)
             .filter(|(_, pod_state)| !pod_state.is_leaving());
-        let known = staying.map(
+        let staying_members = staying.map(
             |(
                 _,
                 PodState {
@@ -435,7 +443,7 @@ impl Ledger {
                 },
             )| (info.owner.as_ref(), info.index),
         );
-        let mut known: BTreeSet<(Option<&OwnerUid>, Option<u32>)> = known.collect();
+        let mut counted: BTreeSet<(Option<&OwnerUid>, Option<u32>)> = staying_members.collect();
         for has_ended in [false, true] {
             for member in members
                 .iter()
@@ -443,9 +451,9 @@ impl Ledger {
                 .filter(|member| member.has_ended == has_ended)
             {
                 let owner = member.owner.as_ref();
-                let next = known.range((owner, None)..).next();
+                let next = counted.range((owner, None)..).next();
                 let is_of_this_run = !has_ended || next.is_some_and(|(other, _)| *other == owner);
-                let is_new = is_of_this_run && known.insert((owner, member.index));
+                let is_new = is_of_this_run && counted.insert((owner, member.index));
                 if is_new || is_of_this_run && member.index.is_none() {
                     counts[usize::from(has_ended)] += 1;
                 }
@@ -457,8 +465,8 @@ impl Ledger {
 
 impl Ledger {
     /// All known pods of a group, in order of UID.
-    pub(crate) fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
-        self.pod_states.members_of(group)
+    pub(crate) fn member_uids(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
+        self.pod_states.member_uids(group)
     }
 
     /// Whether others are evicted for the pod only together with the rest of its group, although no gate keeps it.
@@ -467,8 +475,8 @@ impl Ledger {
             return false;
         };
         let info = &pod_state.disruption_info;
-        let has_others = info.group_size.is_some_and(|size| size > 1);
-        has_others
+        let is_larger_group = info.group_size.is_some_and(|size| size > 1);
+        is_larger_group
             && info
                 .group
                 .as_ref()
@@ -485,7 +493,7 @@ impl Ledger {
 pub(super) struct SharedParts {
     traits: Interner<PodTraits>,
     models: Interner<[GpuModel]>,
-    containers: Interner<[AskingContainer]>,
+    containers: Interner<[VramContainer]>,
     images: Interner<[ImageId]>,
 }
 

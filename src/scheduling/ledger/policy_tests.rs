@@ -9,7 +9,9 @@ use crate::placing::rank::{ScheduleAttempt, shortlist};
 use crate::policy::{
     Class, Match, NamespaceSelector, Pool, Preemptibility, StartGate, Tenant, Weights,
 };
-use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_at, h100, node, placed, uid};
+use crate::testkit::{
+    LedgerCluster, apply_plan, demand_of, gpu, gpu_at, h100, node, reclassified, uid,
+};
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::namespaces::NamespaceObserved;
 use crate::verbs::observe::ReadingReported;
@@ -34,11 +36,11 @@ fn slice(card: u32, index: u32, profile: &str) -> Device {
 
 /// Node `n` with two GPUs, of which 72 GiB each can be allocated by default.
 fn ledger(policy: Policy) -> LedgerCluster {
-    LedgerCluster::by(policy, &[("n", 2)])
+    LedgerCluster::with_policy_and_nodes(policy, &[("n", 2)])
 }
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
-    classified(
+    reclassified(
         demand_of(gib << 30, 1, traits.sharing, traits.priority),
         traits,
         policy,
@@ -52,7 +54,7 @@ fn observe_bound(
     demand: Demand,
     ran: Option<Millis>,
 ) {
-    ledger.run(
+    ledger.add_running(
         pod,
         ("n", gpu),
         demand,
@@ -88,7 +90,7 @@ fn with_class(class: Class) -> Policy {
 }
 
 #[test]
-fn another_policy_counts_at_once_for_everyone_who_is_there() {
+fn a_new_policy_applies_to_all_pods_at_once() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.ledger().policy().clone();
     observe_bound(
@@ -98,7 +100,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
         demand(&old, 20, PodTraits::default()),
         None,
     );
-    ledger.wait(
+    ledger.add_waiting(
         "urgent",
         demand(
             &old,
@@ -117,25 +119,25 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
             ..Match::default()
         },
         eviction: Preemptibility::ForHigherPriority,
-        ..Class::named("weak")
+        ..Class::new("weak")
     });
-    harsh.headroom = Headroom::all(Percent::new(20).unwrap());
+    harsh.headroom = Headroom::uniform(Percent::new(20).unwrap());
     ledger.ledger_mut().set_policy(harsh);
     assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
     assert_eq!(ledger.free_gib("n"), [44, 64]);
     assert_eq!(ledger.ledger().policy().version, old.version + 1);
 
     // A pod that was read under the old policy is classified by the new one.
-    ledger.wait("late", demand(&old, 1, PodTraits::default()));
+    ledger.add_waiting("late", demand(&old, 1, PodTraits::default()));
     let late = &ledger.ledger().pod_state(&uid("late")).unwrap().demand;
     assert_eq!(ledger.ledger().policy().class(late.class).name, "weak");
 }
 
 #[test]
-fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
+fn a_prepared_policy_applies_to_pods_that_came_meanwhile() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.ledger().policy().clone();
-    ledger.wait(
+    ledger.add_waiting(
         "known",
         demand(
             &old,
@@ -146,7 +148,7 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
             },
         ),
     );
-    ledger.wait(
+    ledger.add_waiting(
         "gone",
         demand(
             &old,
@@ -162,11 +164,11 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
             namespaces: vec!["a".into(), "b".into()],
             ..Match::default()
         },
-        ..Class::named("ours")
+        ..Class::new("ours")
     });
     let prepared = PreparedPolicy::new(ledger.ledger().scratch(), new);
     ledger.ledger_mut().release(&uid("gone"));
-    ledger.wait(
+    ledger.add_waiting(
         "missed",
         demand(
             &old,
@@ -177,7 +179,7 @@ fn a_policy_that_was_prepared_counts_for_those_who_came_meanwhile_too() {
             },
         ),
     );
-    ledger.ledger_mut().take_policy(prepared);
+    ledger.ledger_mut().install_policy(prepared);
     assert!(ledger.ledger().pod_state(&uid("gone")).is_none());
     for pod in ["known", "missed"] {
         let demand = &ledger.ledger().pod_state(&uid(pod)).unwrap().demand;
@@ -197,9 +199,10 @@ fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
             namespace_selector: Some(selector),
             ..Match::default()
         },
-        ..Class::named("own")
+        ..Class::new("own")
     });
-    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2), ("untouched", 2)]);
+    let mut ledger =
+        LedgerCluster::with_policy_and_nodes(policy.clone(), &[("n", 2), ("untouched", 2)]);
     let traits = PodTraits {
         namespace: "chat".into(),
         ..PodTraits::default()
@@ -226,7 +229,7 @@ fn readings_age_on_after_a_label_of_a_namespace_has_changed() {
         "a selector asks for it"
     );
     let mut freshness = |seconds: u64| {
-        ledger.pass(seconds);
+        ledger.advance(seconds);
         ["n", "untouched"].map(|name| ledger.snapshot().node(name).unwrap().freshness)
     };
     assert_eq!(freshness(0), [Freshness::Fresh; 2]);
@@ -243,7 +246,7 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
         },
         eviction: Preemptibility::ForHigherPriority,
         min_runtime: Millis::seconds(600),
-        ..Class::named("jobs")
+        ..Class::new("jobs")
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(
@@ -260,9 +263,9 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
         job(&policy, 60),
         Some(Millis::seconds(601)),
     );
-    ledger.wait("urgent", demand(&policy, 60, PodTraits::default()));
+    ledger.add_waiting("urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
-    ledger.pass(1);
+    ledger.advance(1);
     assert_eq!(candidates(ledger.ledger(), "urgent"), 2);
 }
 
@@ -275,14 +278,14 @@ fn drain_time_comes_on_top_of_the_grace_period() {
         },
         eviction: Preemptibility::ForHigherPriority,
         drain_time: Millis::seconds(45),
-        ..Class::named("jobs")
+        ..Class::new("jobs")
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
     assert_eq!(
         ledger
             .ledger()
-            .resident_on(&uid("job"), &node("n"))
+            .potential_victim_on(&uid("job"), &node("n"))
             .unwrap()
             .grace,
         Millis::seconds(75)
@@ -298,17 +301,17 @@ fn the_start_gate_stays_within_its_class_bounds() {
         };
         let policy = with_class(Class {
             start_gate: bounds,
-            ..Class::named("engines")
+            ..Class::new("engines")
         });
         let policy = policy
             .clone()
             .with_classes(vec![Class {
                 start_gate: bounds,
-                ..Class::named("engines")
+                ..Class::new("engines")
             }])
             .unwrap();
         let mut ledger = ledger(policy.clone());
-        ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
+        ledger.add_waiting("engine", demand(&policy, 20, PodTraits::default()));
         ledger
             .ledger_mut()
             .assume(&uid("engine"), &node("n"))
@@ -332,7 +335,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let labels = |pool: &str| [("pool".to_owned(), pool.to_owned())].into();
     let pool = |name: &str| Pool {
         selector: labels(name),
-        ..Pool::named(name)
+        ..Pool::new(name)
     };
     let picky = Pool {
         classes: Some(vec!["batch".into()]),
@@ -372,7 +375,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
         says(ledger.ledger_mut(), &batch),
         Some(Misfit::DevicePluginNode)
     );
-    ledger.wait("late", batch);
+    ledger.add_waiting("late", batch);
     assert!(
         ledger
             .ledger_mut()
@@ -386,7 +389,7 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
 fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let halves = Pool {
         mig: Some(vec!["3g.40gb".into(), "3g.40gb".into()]),
-        ..Pool::named("halves")
+        ..Pool::new("halves")
     };
     let policy = Policy::default().with_pools(vec![halves]).unwrap();
     let mut ledger = ledger(policy.clone());
@@ -439,7 +442,7 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         let list = shortlist(&snapshot, &of_model(30), ["m", "n"].into_iter(), attempt);
         list.best
             .iter()
-            .map(|candidate| snapshot.nodes()[candidate.node].name.to_string())
+            .map(|candidate| snapshot.nodes()[candidate.node_index].name.to_string())
             .collect::<Vec<_>>()
     };
     assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
@@ -468,12 +471,12 @@ fn readings_are_averaged_over_the_time_that_the_policy_says() {
         policy.telemetry.smoothing = smoothing;
         let mut cluster = ledger(policy);
         for kv in [20, 32] {
-            cluster.pass(10);
+            cluster.advance(10);
             let gpu = GpuReading {
                 uuid: gpu_at("n", 0),
                 used: Some(Bytes::ZERO),
                 attributed: Vec::new(),
-                engine_load: EngineLoad::of(Percent::new(kv), Some(0)),
+                engine_load: EngineLoad::new(Percent::new(kv), Some(0)),
             };
             let sampled = cluster.ledger().now();
             let reading = NodeReading {
@@ -481,7 +484,9 @@ fn readings_are_averaged_over_the_time_that_the_policy_says() {
                 gpus: vec![gpu],
                 ..NodeReading::default()
             };
-            cluster.ledger_mut().read(&node("n"), reading.into());
+            cluster
+                .ledger_mut()
+                .take_reading(&node("n"), reading.into());
         }
         cluster.snapshot().node("n").unwrap().gpus[0]
             .engine_load
@@ -528,11 +533,11 @@ fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
 }
 
 #[test]
-fn room_that_was_held_is_given_by_the_policy_in_force() {
+fn a_reservation_is_used_by_the_rules_of_the_policy_in_force() {
     let taken_under = |policy: Policy| {
         let mut ledger = ledger(Policy::default());
         let old = ledger.ledger().policy().clone();
-        ledger.wait("pod", of_tenant(&old, 20, 0));
+        ledger.add_waiting("pod", of_tenant(&old, 20, 0));
         reserve(ledger.ledger_mut(), "pod").unwrap();
         ledger.ledger_mut().set_policy(policy);
         let own = ledger
@@ -556,23 +561,23 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
     let limited = |gib| {
         with_tenant(Tenant {
             limit: limit(gib),
-            ..Tenant::named("red", &["red"])
+            ..Tenant::new("red", &["red"])
         })
     };
-    assert_eq!(taken_under(pool(Pool::named("all"))), None);
+    assert_eq!(taken_under(pool(Pool::new("all"))), None);
     let others = Pool {
         classes: Some(vec!["batch".into()]),
-        ..Pool::named("others")
+        ..Pool::new("others")
     };
     assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
     let plugins = Pool {
         allocator: NodeKind::DevicePlugin,
-        ..Pool::named("plugins")
+        ..Pool::new("plugins")
     };
     assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
     let cut = Pool {
         mig: Some(vec!["3g.40gb".into()]),
-        ..Pool::named("cut")
+        ..Pool::new("cut")
     };
     assert_eq!(taken_under(pool(cut)), Some(Misfit::MigLayoutMismatch));
     assert_eq!(taken_under(limited(20)), None);
@@ -583,20 +588,20 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
 }
 
 #[test]
-fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit() {
+fn a_pod_edited_after_its_reservation_stays_within_its_tenants_limit() {
     let limit = TenantLimit {
         vram: None,
         milli_gpus: Some(500),
     };
     let policy = with_tenant(Tenant {
         limit,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
-    ledger.wait("pod", shared.clone());
+    ledger.add_waiting("pod", shared.clone());
     reserve(ledger.ledger_mut(), "pod").unwrap();
-    ledger.wait(
+    ledger.add_waiting(
         "pod",
         Demand {
             sharing: Sharing::Exclusive,
@@ -611,14 +616,14 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
 }
 
 #[test]
-fn no_room_is_held_where_the_pods_class_is_not_admitted() {
+fn nothing_is_reserved_on_a_node_that_does_not_admit_the_pods_class() {
     let others = Pool {
         classes: Some(vec!["batch".into()]),
-        ..Pool::named("others")
+        ..Pool::new("others")
     };
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
-    ledger.wait("pod", of_tenant(&policy, 20, 0));
+    ledger.add_waiting("pod", of_tenant(&policy, 20, 0));
     assert_eq!(
         reserve(ledger.ledger_mut(), "pod"),
         Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted))
@@ -626,18 +631,18 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
 }
 
 #[test]
-fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
+fn nothing_is_reserved_by_evicting_a_pod_that_has_become_protected() {
     let guarantee = TenantUsage {
         vram: Bytes::gib(60),
         milli_gpus: u64::MAX,
     };
     let policy = with_tenant(Tenant {
         guarantee,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    ledger.wait("urgent", of_tenant(&policy, 40, 5));
+    ledger.add_waiting("urgent", of_tenant(&policy, 40, 5));
     assert_eq!(candidates(ledger.ledger(), "urgent"), 1);
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.ledger().now() + Millis::seconds(60);
@@ -655,7 +660,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
 }
 
 #[test]
-fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
+fn a_softly_reserved_gpu_is_avoided_by_classes_that_may_not_share_it() {
     let alone = Class {
         matches: Match {
             namespaces: vec!["red".into()],
@@ -663,15 +668,15 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
         },
         engine: false,
         shares_with: Some(vec![]),
-        ..Class::named("alone")
+        ..Class::new("alone")
     };
     let policy = with_class(alone);
     let mut ledger = ledger(policy.clone());
-    ledger.wait("first", of_tenant(&policy, 20, 0));
+    ledger.add_waiting("first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
     ledger
         .ledger_mut()
-        .offer(&uid("first"), &view.name, &view.uuids(GpuSet::one(0)));
+        .reserve_softly(&uid("first"), &view.name, &view.uuids(GpuSet::single(0)));
     let other = demand(
         &policy,
         20,
@@ -681,7 +686,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
         },
     );
     let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
-    assert_eq!(chosen, GpuSet::one(1));
+    assert_eq!(chosen, GpuSet::single(1));
 }
 
 #[test]
@@ -693,7 +698,7 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
     let policy = Policy::default()
         .with_classes(vec![Class {
             start_gate,
-            ..Class::named("engines")
+            ..Class::new("engines")
         }])
         .unwrap();
     let mut ledger = ledger(policy.clone());
@@ -718,9 +723,9 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         see(&mut ledger, true).map(|left| left > Millis::seconds(30)),
         Some(true)
     );
-    ledger.pass(10);
+    ledger.advance(10);
     assert_eq!(see(&mut ledger, false), Some(Millis::seconds(20)));
-    ledger.pass(20);
+    ledger.advance(20);
     assert_eq!(see(&mut ledger, false), None);
 }
 
@@ -734,12 +739,12 @@ fn with_an_assumed_engine() -> (LedgerCluster, Demand, Millis) {
     let policy = Policy::default()
         .with_classes(vec![Class {
             start_gate,
-            ..Class::named("engines")
+            ..Class::new("engines")
         }])
         .unwrap();
     let mut ledger = ledger(policy.clone());
     let engine = demand(&policy, 20, PodTraits::default());
-    ledger.wait("engine", engine.clone());
+    ledger.add_waiting("engine", engine.clone());
     ledger
         .ledger_mut()
         .assume(&uid("engine"), &node("n"))
@@ -756,9 +761,9 @@ fn gate_of(ledger: &Ledger) -> Option<Millis> {
 }
 
 #[test]
-fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it() {
+fn an_assumed_engine_keeps_others_from_starting_beside_it() {
     let (mut ledger, engine, length) = with_an_assumed_engine();
-    ledger.pass(1 + length.0 / 1000);
+    ledger.advance(1 + length.0 / 1000);
     assert!(
         gate_of(ledger.ledger()).is_some(),
         "it may begin to start at any moment"
@@ -769,7 +774,7 @@ fn an_engine_whose_binding_may_still_land_keeps_others_from_starting_beside_it()
 }
 
 #[test]
-fn a_start_gate_of_no_length_keeps_nobody_away_not_even_while_a_binding_may_land() {
+fn a_start_gate_of_length_zero_keeps_no_engine_from_starting() {
     let start_gate = StartGate {
         min: Millis::default(),
         max: Millis::default(),
@@ -777,11 +782,11 @@ fn a_start_gate_of_no_length_keeps_nobody_away_not_even_while_a_binding_may_land
     let policy = Policy::default()
         .with_classes(vec![Class {
             start_gate,
-            ..Class::named("engines")
+            ..Class::new("engines")
         }])
         .unwrap();
     let mut ledger = ledger(policy.clone());
-    ledger.wait("engine", demand(&policy, 20, PodTraits::default()));
+    ledger.add_waiting("engine", demand(&policy, 20, PodTraits::default()));
     ledger
         .ledger_mut()
         .assume(&uid("engine"), &node("n"))
@@ -795,7 +800,7 @@ fn an_engine_begins_to_start_when_its_binding_lands() {
     for is_shown in [true, false] {
         for was_given_up in [true, false] {
             let (mut ledger, engine, length) = with_an_assumed_engine();
-            ledger.pass(26);
+            ledger.advance(26);
             if was_given_up {
                 ledger.ledger_mut().forget(&uid("engine"));
             }
@@ -820,13 +825,13 @@ fn an_engine_begins_to_start_when_its_binding_lands() {
             ledger
                 .ledger_mut()
                 .confirm(&uid("engine"), &node("n"), devices());
-            ledger.pass(59);
+            ledger.advance(59);
             assert_eq!(
                 gate_of(ledger.ledger()),
                 Some(Millis::seconds(1)),
                 "an answer that comes again is no news"
             );
-            ledger.pass(1);
+            ledger.advance(1);
             assert_eq!(gate_of(ledger.ledger()), None);
         }
     }

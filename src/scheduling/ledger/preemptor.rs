@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Clock skew that is tolerated: the API server tells the end of a grace period by its own clock, to the second.
-pub(super) const CLOCKS_DIFFER: Millis = Millis::seconds(5);
+pub(super) const CLOCK_SKEW_ALLOWANCE: Millis = Millis::seconds(5);
 
 /// The copy of each model that is nearest to a GPU, over all nodes.
 pub(crate) type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
@@ -37,31 +37,31 @@ pub(crate) type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 #[derive(Debug, Default)]
 pub struct Preemptor {
     uid: Option<PodUid>,
-    tenancy: TenantShares,
+    tenant_shares: TenantShares,
     /// Victims of other pods' reservations: their VRAM is not available a second time.
-    spoken_for: BTreeSet<PodUid>,
+    victims_of_others: BTreeSet<PodUid>,
     nearest_models: NearestModels,
     /// Which pods have volumes that only one node reaches.
     volumes: Arc<VolumeIndex>,
     quota: TenantQuota,
     /// Its victims are moved to other nodes: whose quota they use does not matter, nor whether the pod may preempt.
-    moves: bool,
+    is_moving_victims: bool,
     /// It is for a reservation that an earlier leader made: its victims may have begun to leave.
-    adopts: bool,
+    is_adopting: bool,
 }
 
 impl Preemptor {
     /// This preemptor, on the condition that every victim fits on another node.
-    pub(crate) fn moving(self) -> Self {
+    pub(crate) fn with_moved_victims(self) -> Self {
         Self {
-            tenancy: TenantShares::off(),
-            moves: true,
+            tenant_shares: TenantShares::disabled(),
+            is_moving_victims: true,
             ..self
         }
     }
 
     /// This preemptor, with the volumes of the filters' view.
-    pub(crate) fn beside_volumes(self, kube_filters: &FilterSnapshot) -> Self {
+    pub(crate) fn with_volumes(self, kube_filters: &FilterSnapshot) -> Self {
         Self {
             volumes: kube_filters.volumes().clone(),
             ..self
@@ -69,9 +69,9 @@ impl Preemptor {
     }
 
     /// This preemptor, for a reservation that an earlier leader made for it.
-    pub(super) fn adopting(self) -> Self {
+    pub(super) fn for_adoption(self) -> Self {
         Self {
-            adopts: true,
+            is_adopting: true,
             ..self
         }
     }
@@ -81,17 +81,17 @@ impl Preemptor {
         self.uid.as_ref()
     }
 
-    pub(crate) fn tenancy(&self) -> &TenantShares {
-        &self.tenancy
+    pub(crate) fn tenant_shares(&self) -> &TenantShares {
+        &self.tenant_shares
     }
 
     /// Victims of other pods' reservations, in order of UID.
-    pub(crate) fn spoken_for(&self) -> &BTreeSet<PodUid> {
-        &self.spoken_for
+    pub(crate) fn victims_of_others(&self) -> &BTreeSet<PodUid> {
+        &self.victims_of_others
     }
 
     /// Where the model is nearest to a GPU, on any node.
-    pub(crate) fn nearest(&self, model: &ModelId) -> Option<&NodeModel> {
+    pub(crate) fn nearest_holding(&self, model: &ModelId) -> Option<&NodeModel> {
         self.nearest_models.get(model)
     }
 
@@ -101,19 +101,19 @@ impl Preemptor {
         info.replacement == Replacement::SameNode
             || self
                 .volumes
-                .are_on_one_node(&pod_state.key.namespace, &info.claims)
+                .has_single_node_volume(&pod_state.key.namespace, &info.claims)
     }
 
     pub(crate) fn quota(&self) -> TenantQuota {
         self.quota
     }
 
-    pub(super) fn moves(&self) -> bool {
-        self.moves
+    pub(super) fn is_moving_victims(&self) -> bool {
+        self.is_moving_victims
     }
 
-    pub(super) fn adopts(&self) -> bool {
-        self.adopts
+    pub(super) fn is_adopting(&self) -> bool {
+        self.is_adopting
     }
 }
 
@@ -171,7 +171,7 @@ pub(crate) enum Departure {
 impl Ledger {
     /// A pod that waits, as a preemptor.
     pub fn preemptor(&self, uid: &PodUid) -> Preemptor {
-        self.preemptor_by(uid, self.nearest_models())
+        self.preemptor_with_models(uid, self.nearest_models())
     }
 
     /// A preemptor without a pod, to price evictions with.
@@ -183,7 +183,11 @@ impl Ledger {
     }
 
     /// A waiting pod as a preemptor, for a caller that has the nearest models already.
-    pub(crate) fn preemptor_by(&self, uid: &PodUid, nearest_models: NearestModels) -> Preemptor {
+    pub(crate) fn preemptor_with_models(
+        &self,
+        uid: &PodUid,
+        nearest_models: NearestModels,
+    ) -> Preemptor {
         Preemptor {
             nearest_models,
             ..self.preemptor_without_cost(uid)
@@ -198,15 +202,15 @@ impl Ledger {
             .filter(|(other, ..)| *other != uid);
         Preemptor {
             uid: Some(uid.clone()),
-            tenancy: self.tenancy(uid),
-            spoken_for: others
+            tenant_shares: self.tenant_shares(uid),
+            victims_of_others: others
                 .flat_map(|(.., reservation)| reservation.victims.iter().cloned())
                 .collect(),
             nearest_models: NearestModels::default(),
             volumes: Arc::default(),
             quota: self.tenant_quota(uid),
-            moves: false,
-            adopts: false,
+            is_moving_victims: false,
+            is_adopting: false,
         }
     }
 
@@ -215,28 +219,29 @@ impl Ledger {
         &self,
         uid: &PodUid,
         pod_state: &PodState,
-        preemptor: &Demand,
-        wanted: TenantUsage,
-        by: &Preemptor,
+        demand: &Demand,
+        requested: TenantUsage,
+        preemptor: &Preemptor,
     ) -> Option<KeepReason> {
-        let keep_reason = self.own_keep_reason(pod_state, preemptor);
+        let keep_reason = self.intrinsic_keep_reason(pod_state, demand);
         keep_reason
             .or_else(|| {
-                by.spoken_for
+                preemptor
+                    .victims_of_others
                     .contains(uid)
                     .then_some(KeepReason::VictimOfAnother)
             })
             .or_else(|| {
-                self.is_kept_by_tenant(uid, pod_state, wanted, &by.tenancy)
+                self.is_kept_by_tenant(uid, pod_state, requested, &preemptor.tenant_shares)
                     .then_some(KeepReason::Tenant)
             })
     }
 
     /// The part of [`Self::keep_reason`] that follows from the policy and the pod itself.
-    pub(crate) fn own_keep_reason(
+    pub(crate) fn intrinsic_keep_reason(
         &self,
         pod_state: &PodState,
-        preemptor: &Demand,
+        demand: &Demand,
     ) -> Option<KeepReason> {
         let class = self.policy.class(pod_state.demand.class);
         let Some(bound) = pod_state.bound() else {
@@ -244,11 +249,11 @@ impl Ledger {
         };
         let ran = self.now.since(bound.started);
         let reasons = [
-            (!self.stays(pod_state), KeepReason::Deleting),
+            (!self.is_staying(pod_state), KeepReason::Deleting),
             (pod_state.disruption_info.is_static(), KeepReason::Static),
             (class.eviction == Preemptibility::Never, KeepReason::Class),
             (
-                pod_state.demand.priority >= preemptor.priority,
+                pod_state.demand.priority >= demand.priority,
                 KeepReason::Priority,
             ),
             (
@@ -293,7 +298,7 @@ impl Ledger {
     pub(crate) fn departure_of(&self, pod_state: &PodState) -> Option<Departure> {
         let by = pod_state.bound()?.leaving?;
         let longest = self.policy.class(pod_state.demand.class).max_grace_period;
-        Some(if by > self.now + longest + CLOCKS_DIFFER {
+        Some(if by > self.now + longest + CLOCK_SKEW_ALLOWANCE {
             Departure::Late
         } else if self.now <= by + self.policy.preemption.reservation_slack {
             Departure::Soon(by.since(self.now))
@@ -303,13 +308,13 @@ impl Ledger {
     }
 
     /// Whether the pod has its GPUs until it is evicted: it is bound, and not being deleted, or with more time than its class allows.
-    pub fn stays(&self, pod_state: &PodState) -> bool {
+    pub fn is_staying(&self, pod_state: &PodState) -> bool {
         pod_state.bound().is_some()
             && matches!(self.departure_of(pod_state), None | Some(Departure::Late))
     }
 
     /// Whether the pod is being deleted, and is waited for.
-    pub(crate) fn leaves_soon(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_leaving_soon(&self, uid: &PodUid) -> bool {
         let departure = self
             .pod_state(uid)
             .and_then(|pod_state| self.departure_of(pod_state));
@@ -354,9 +359,9 @@ pub struct PotentialVictim {
     pub grace: Millis,
     pub eviction_cost: PodEvictionCost,
     pub deletion_cost: i32,
-    pub standing: QuotaStatus,
+    pub quota_status: QuotaStatus,
     /// What its eviction gives back of the quota of the preemptor's tenant.
-    pub given_back: TenantUsage,
+    pub returned_quota: TenantUsage,
     /// The budgets that cover it, as indices into `PreemptionCandidate::budgets`.
     pub budgets: Vec<u16>,
     /// Its group, as an index into `PreemptionCandidate::gangs`.
@@ -413,12 +418,16 @@ impl PodEvictionCost {
 
 impl Ledger {
     /// A pod as a potential victim on its node, if it is placed there.
-    pub(crate) fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
-        self.resident(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
+    pub(crate) fn potential_victim_on(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+    ) -> Option<PotentialVictim> {
+        self.potential_victim(uid, self.pod_states.get(uid)?, self.node_states.get(node)?)
     }
 
     /// A pod as a potential victim on this node, without its eviction cost; `None` if it is not placed there.
-    pub(crate) fn resident(
+    pub(crate) fn potential_victim(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -426,11 +435,11 @@ impl Ledger {
     ) -> Option<PotentialVictim> {
         let charge = node_state
             .charge_of(pod_state)
-            .filter(|charge| charge.placed)?;
-        Some(self.resident_at(uid, pod_state, node_state, charge.gpus))
+            .filter(|charge| charge.is_placed)?;
+        Some(self.potential_victim_at(uid, pod_state, node_state, charge.gpus))
     }
 
-    pub(crate) fn resident_at(
+    pub(crate) fn potential_victim_at(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -453,11 +462,11 @@ impl Ledger {
             class: pod_state.demand.class,
             tenant: pod_state.demand.tenant,
             host_resources: pod_state.demand.host_resources,
-            grace: self.time_to_leave(pod_state),
+            grace: self.termination_time(pod_state),
             eviction_cost: PodEvictionCost::default(),
             deletion_cost: pod_state.disruption_info.deletion_cost,
-            standing: QuotaStatus::Borrowed { spared: 0 },
-            given_back: TenantUsage::default(),
+            quota_status: QuotaStatus::Borrowed { spared: 0 },
+            returned_quota: TenantUsage::default(),
             budgets: Vec::new(),
             gang: None,
             has_ended: false,
@@ -472,7 +481,7 @@ impl Ledger {
     ) -> impl Iterator<Item = PotentialVictim> {
         let since = self.now.before(self.policy.preemption.reservation_slack);
         node_state
-            .lingering(since)
+            .departed_with_memory(since)
             .map(|(uid, gpus, used)| PotentialVictim {
                 uid: uid.clone(),
                 gpus,
@@ -486,8 +495,8 @@ impl Ledger {
                 grace: Millis::default(),
                 eviction_cost: PodEvictionCost::default(),
                 deletion_cost: 0,
-                standing: QuotaStatus::Borrowed { spared: 0 },
-                given_back: TenantUsage::default(),
+                quota_status: QuotaStatus::Borrowed { spared: 0 },
+                returned_quota: TenantUsage::default(),
                 budgets: Vec::new(),
                 gang: None,
                 has_ended: true,
@@ -498,56 +507,60 @@ impl Ledger {
     pub fn eviction_grace(&self, pod_state: &PodState) -> Millis {
         self.policy
             .class(pod_state.demand.class)
-            .grace_period(pod_state.demand.grace)
+            .eviction_grace_period(pod_state.demand.grace)
     }
 
     /// How long a pod may take to terminate: its grace period and its class's drain time.
-    pub(crate) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
+    pub(crate) fn termination_time(&self, pod_state: &PodState) -> Millis {
         self.eviction_grace(pod_state) + self.policy.class(pod_state.demand.class).drain_time
     }
 }
 
 /// What a pod's eviction gives back of the quota of the preemptor's tenant.
-pub(crate) fn given_back(
+pub(crate) fn returned_quota(
     pod_state: &PodState,
     used: TenantUsage,
     preemptor: &Demand,
 ) -> TenantUsage {
-    let is_own = pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
-    if is_own { used } else { TenantUsage::default() }
+    let is_same_tenant =
+        pod_state.demand.tenant.is_some() && pod_state.demand.tenant == preemptor.tenant;
+    if is_same_tenant {
+        used
+    } else {
+        TenantUsage::default()
+    }
 }
 
 /// Admits the classes that no remaining pod excludes.
-pub(crate) fn settle_class_exclusions(
+pub(crate) fn recompute_class_exclusions(
     class_exclusions: &[ClassExclusion],
-    state: &mut [Gpu],
+    gpus: &mut [Gpu],
     has_left: impl Fn(&PodUid) -> bool,
 ) {
     if class_exclusions.is_empty() {
         return;
     }
-    state
-        .iter_mut()
+    gpus.iter_mut()
         .for_each(|gpu| gpu.excluded_classes = ClassSet::NONE);
     for class_exclusion in class_exclusions
         .iter()
         .filter(|class_exclusion| !has_left(&class_exclusion.uid))
     {
-        class_exclusion.gpus.iter().for_each(|place| {
-            state[place].excluded_classes =
-                state[place].excluded_classes.with(class_exclusion.classes)
+        class_exclusion.gpus.iter().for_each(|index| {
+            gpus[index].excluded_classes =
+                gpus[index].excluded_classes.union(class_exclusion.classes)
         });
     }
 }
 
 /// Removes a pod: its allocation becomes free, its usage beyond that is given back, and a GPU without pods has no busy engine.
-pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
-    for place in resident.gpus.iter() {
-        let gpu = &mut state[place];
-        if !resident.has_ended {
-            gpu.discharge(resident.per_gpu, resident.sharing);
+pub fn discharge(gpus: &mut [Gpu], victim: &PotentialVictim) {
+    for index in victim.gpus.iter() {
+        let gpu = &mut gpus[index];
+        if !victim.has_ended {
+            gpu.discharge(victim.per_gpu, victim.sharing);
         }
-        gpu.unaccounted_vram = gpu.unaccounted_vram.minus(resident.used_beyond_grant);
+        gpu.unaccounted_vram = gpu.unaccounted_vram.minus(victim.used_beyond_grant);
         if gpu.tenants == 0 {
             gpu.engine_load = EngineLoad::NONE;
             gpu.starting = false;

@@ -53,16 +53,16 @@ pub struct CapacityBasis {
     /// VRAM that its sleeping engines lend, used or not: the node advertises that much more than its GPUs have.
     pub lent: Bytes,
     /// What pods that are bound or assumed there ask for.
-    pub asked_for: Bytes,
+    pub requested: Bytes,
 }
 
 /// The nodes at one moment, to find later changes by. It is cheap to keep, because it holds nothing of the pods.
 #[derive(Debug, Clone)]
-pub struct NodesAtOneTime(NodeMap);
+pub struct NodesBaseline(NodeMap);
 
 impl Ledger {
     /// The state of a pod that the ledger knows.
-    pub(crate) fn known_pod(&self, uid: &PodUid) -> &PodState {
+    pub(crate) fn expect_pod(&self, uid: &PodUid) -> &PodState {
         &self.pod_states[uid]
     }
 
@@ -82,7 +82,7 @@ impl Ledger {
     }
 
     /// The class exclusions by all pods of a node but this one.
-    pub(crate) fn class_exclusions_beside(
+    pub(crate) fn class_exclusions_without(
         &self,
         node_state: &NodeState,
         uid: &PodUid,
@@ -114,7 +114,7 @@ impl Ledger {
     }
 
     /// The pods that are bound or assumed on a node, in order of UID. Only pods of that node are read.
-    pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
+    pub fn pods_on_node(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
         let here = self
             .node_states
             .get(node)
@@ -130,16 +130,16 @@ impl Ledger {
     }
 
     /// The nodes as they are now, for [`Self::nodes_changed_since`].
-    pub fn nodes_now(&self) -> NodesAtOneTime {
-        NodesAtOneTime(self.node_states.nodes().clone())
+    pub fn nodes_baseline(&self) -> NodesBaseline {
+        NodesBaseline(self.node_states.nodes().clone())
     }
 
     /// Nodes that have changed, or come, since then, in no order.
     pub fn nodes_changed_since<'a>(
         &'a self,
-        earlier: &'a NodesAtOneTime,
+        baseline: &'a NodesBaseline,
     ) -> impl Iterator<Item = &'a NodeName> {
-        self.node_states.nodes().changed_since(&earlier.0)
+        self.node_states.nodes().changed_since(&baseline.0)
     }
 
     /// A node as decisions see it; also one that does not exist, as long as pods are there.
@@ -155,19 +155,19 @@ impl Ledger {
     /// How busy the engines on a GPU are, over its readings.
     pub(crate) fn smoothed_load(&self, name: &NodeName, gpu: &GpuUuid) -> Option<&SmoothedLoad> {
         let node_state = self.node_states.get(name)?;
-        let place = node_state
+        let index = node_state
             .devices()
             .iter()
             .position(|device| device.uuid == *gpu)?;
-        node_state.smoothed_load(gpu, place)
+        node_state.smoothed_load(gpu, index)
     }
 
     /// Bound pods that are known to be on this GPU, in order of UID.
-    pub(crate) fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
+    pub(crate) fn pods_on_gpu(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(node_state) = self.node_states.get(node) else {
             return Vec::new();
         };
-        let Some(place) = node_state
+        let Some(index) = node_state
             .devices()
             .iter()
             .position(|device| device.uuid == *gpu)
@@ -178,7 +178,7 @@ impl Ledger {
             let pod_state = &self.pod_states[*uid];
             let charge = node_state
                 .charge_of(pod_state)
-                .filter(|charge| charge.placed && charge.gpus.contains(place));
+                .filter(|charge| charge.is_placed && charge.gpus.contains(index));
             charge.is_some() && pod_state.bound().is_some()
         };
         node_state.pods().iter().filter(is_there).cloned().collect()
@@ -226,11 +226,11 @@ impl Ledger {
                 .get(pod_state.node()?)?
                 .charge_of(pod_state)
         };
-        charge().is_some_and(|charge| charge.placed)
+        charge().is_some_and(|charge| charge.is_placed)
     }
 
     /// What remains of the VRAM that a node advertises, as kube-scheduler counts it: minus all requests, reservations included.
-    pub(crate) fn sum_left_on(&self, name: &NodeName) -> Bytes {
+    pub(crate) fn remaining_capacity_on(&self, name: &NodeName) -> Bytes {
         let Some(node_state) = self.node_states.get(name) else {
             return Bytes::ZERO;
         };
@@ -244,7 +244,7 @@ impl Ledger {
             .map(|pod_state| pod_state.demand.vram())
             .sum();
         (node_state.view().capacity() + node_state.lent())
-            .minus(self.asked_for_on(name))
+            .minus(self.requested_on(name))
             .minus(reserved)
     }
 
@@ -255,18 +255,18 @@ impl Ledger {
             kind: node_state.view().kind,
             gpus: node_state.view().capacity(),
             lent: node_state.lent(),
-            asked_for: node_state.asked_for(),
+            requested: node_state.requested(),
         })
     }
 
     /// VRAM that pods that are bound or assumed on a node ask for, as the node's sum would show it.
-    pub fn asked_for_on(&self, name: &NodeName) -> Bytes {
+    pub fn requested_on(&self, name: &NodeName) -> Bytes {
         self.node_states
             .get(name)
-            .map_or(Bytes::ZERO, NodeState::asked_for)
+            .map_or(Bytes::ZERO, NodeState::requested)
     }
 
-    pub(crate) fn node_states(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
+    pub(crate) fn node_views(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
         self.node_states
             .iter()
             .map(|(name, node_state)| (name, node_state.view()))
@@ -284,11 +284,11 @@ pub struct Occupant {
     pub sharing: Sharing,
     /// GPUs by their indices in the node's list of devices.
     pub gpus: GpuSet,
-    pub presence: OccupantPhase,
+    pub phase: OccupantPhase,
     /// While its engine starts, until when no other may start beside it.
-    pub starting: Option<Moment>,
+    pub starting_until: Option<Moment>,
     /// It runs an engine, or will once it is bound.
-    pub engine: bool,
+    pub has_engine: bool,
     /// VRAM that its processes use beyond its grant, over all its GPUs.
     pub over_grant: Bytes,
     /// It may run an engine, and none can be read: that makes the load of its GPUs unknown.
@@ -340,7 +340,7 @@ impl Ledger {
         let reusable = node_state.reusable_engines(&self.pod_states, &self.policy, Some(uid));
         Some(Node {
             gpus: gpus.into(),
-            reusable: view.reusable.kept_or_new(reusable),
+            reusable: view.reusable.reuse_or_replace(reusable),
             ..view.clone()
         })
     }
@@ -354,9 +354,9 @@ impl Ledger {
             .pods()
             .iter()
             .map(|uid| (uid, &self.pod_states[uid]));
-        let gpu_candidates = |pod_state: &PodState| {
+        let presences = |pod_state: &PodState| {
             let charge = node_state.charge_of(pod_state).map(|charge| {
-                match (&pod_state.phase, charge.placed) {
+                match (&pod_state.phase, charge.is_placed) {
                     (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
                     (_, true) => (charge.gpus, OccupantPhase::Bound),
                     (_, false) => (charge.gpus, OccupantPhase::Somewhere),
@@ -365,7 +365,7 @@ impl Ledger {
             let reservation = pod_state
                 .reservation()
                 .filter(|reservation| reservation.node == *node);
-            let held = reservation
+            let reserved = reservation
                 .and_then(|reservation| node_state.resolve(&reservation.devices))
                 .map(|gpus| (gpus, OccupantPhase::Reserved));
             let soft_reservation = pod_state
@@ -373,7 +373,7 @@ impl Ledger {
                 .filter(|soft_reservation| soft_reservation.node == *node);
             [
                 charge,
-                held,
+                reserved,
                 soft_reservation
                     .map(|soft_reservation| (soft_reservation.gpus, OccupantPhase::SoftlyReserved)),
             ]
@@ -393,21 +393,23 @@ impl Ledger {
                 .map(Overuse::excess)
                 .unwrap_or_default();
             let loan = self.loan_stage(node_state, pod_state, uid);
-            gpu_candidates(pod_state).map(move |gpu_candidate| Occupant {
+            presences(pod_state).map(move |presence| Occupant {
                 over_grant,
                 is_unread,
                 loan,
-                ..occupant(uid, pod_state, gpu_candidate)
+                ..occupant(uid, pod_state, presence)
             })
         })
         .collect()
     }
 
     /// How many victims of the pod's reservation are still in its way.
-    pub(crate) fn victims_left(&self, uid: &PodUid) -> u32 {
+    pub(crate) fn remaining_victims(&self, uid: &PodUid) -> u32 {
         let left = || {
             let reservation = self.pod_states.reservation(uid)?;
-            Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))
+            Some(
+                self.count_remaining_victims(reservation, self.node_states.get(&reservation.node)?),
+            )
         };
         left().unwrap_or(0)
     }
@@ -416,7 +418,7 @@ impl Ledger {
 fn occupant(
     uid: &PodUid,
     pod_state: &PodState,
-    (gpus, presence): (GpuSet, OccupantPhase),
+    (gpus, phase): (GpuSet, OccupantPhase),
 ) -> Occupant {
     let demand = &pod_state.demand;
     Occupant {
@@ -427,9 +429,9 @@ fn occupant(
         per_gpu: demand.per_gpu,
         sharing: demand.sharing,
         gpus,
-        presence,
-        starting: pod_state.starting,
-        engine: demand.terms.engine,
+        phase,
+        starting_until: pod_state.starting,
+        has_engine: demand.terms.engine,
         over_grant: Bytes::ZERO,
         is_unread: false,
         loan: None,
@@ -440,53 +442,59 @@ fn occupant(
 const TEMPLATE_HASHES: [&str; 2] = ["pod-template-hash", "rollouts-pod-template-hash"];
 
 /// In a ledger with more pods no predecessor is searched for, because the search reads each pod.
-const MOST_PODS: usize = 10_000;
+const MAX_PODS_FOR_PREDECESSORS: usize = 10_000;
 
 /// The most predecessors that are tried.
-const MOST_PREDECESSORS: usize = 8;
+const MAX_PREDECESSORS: usize = 8;
 
 /// Whether a controller made the pod from a template: no other has a predecessor.
-pub fn is_of_template(key: &PodKey, demand: &Demand) -> bool {
-    workload(key, demand).is_some()
+pub fn is_made_from_template(key: &PodKey, demand: &Demand) -> bool {
+    workload_and_hash(key, demand).is_some()
 }
 
 impl Ledger {
     /// The pod of an earlier template that has what this pending pod needs, and its node: without it, the pod would fit there.
-    pub fn predecessor_in_the_way(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
+    pub fn blocking_predecessor(&self, uid: &PodUid) -> Option<(&PodKey, &NodeName)> {
         let pod = self
             .pod_states
             .get(uid)
-            .filter(|pod| pod.waiting().is_some() && !pod.demand.asks_plugin())?;
-        let (name, hash) = workload(&pod.key, &pod.demand)?;
-        if self.pod_states.in_no_order().nth(MOST_PODS).is_some() {
+            .filter(|pod| pod.waiting().is_some() && !pod.demand.is_allocated_externally())?;
+        let (name, hash) = workload_and_hash(&pod.key, &pod.demand)?;
+        if self
+            .pod_states
+            .in_no_order()
+            .nth(MAX_PODS_FOR_PREDECESSORS)
+            .is_some()
+        {
             return None;
         }
         let is_predecessor = |other: &PodState| {
             other.key.namespace == pod.key.namespace
                 && other.key.name.starts_with(name)
-                && workload(&other.key, &other.demand)
+                && workload_and_hash(&other.key, &other.demand)
                     .is_some_and(|(other, of)| other == name && of != hash)
         };
         let bound = self
             .pod_states
             .in_no_order()
             .filter(|(_, other)| matches!(other.phase, PodPhase::Bound(_)));
-        let mut old: Vec<_> = bound.filter(|(_, other)| is_predecessor(other)).collect();
-        old.sort_by_key(|(uid, _)| *uid);
-        let is_in_the_way = |(uid, other): &(&PodUid, &PodState)| {
+        let mut predecessors: Vec<_> = bound.filter(|(_, other)| is_predecessor(other)).collect();
+        predecessors.sort_by_key(|(uid, _)| *uid);
+        let is_blocking = |(uid, other): &(&PodUid, &PodState)| {
             let without = other.node().and_then(|node| self.node_without(uid, node));
             without.is_some_and(|node| fit(&node, &pod.demand).is_ok())
         };
-        old.into_iter()
-            .take(MOST_PREDECESSORS)
-            .find(is_in_the_way)
+        predecessors
+            .into_iter()
+            .take(MAX_PREDECESSORS)
+            .find(is_blocking)
             .and_then(|(_, other)| Some((&other.key, other.node()?)))
     }
 }
 
 /// The name that a pod's controller has under every template, and the hash of this one. A ReplicaSet names its pods
 /// `WORKLOAD-HASH-RANDOM`.
-fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str)> {
+fn workload_and_hash<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str)> {
     let labels = &demand.traits.labels;
     let hash = TEMPLATE_HASHES
         .iter()
@@ -501,7 +509,7 @@ fn workload<'a>(key: &'a PodKey, demand: &'a Demand) -> Option<(&'a str, &'a str
 mod rollout_tests {
     use crate::ledger::ObservedPhase;
     use crate::policy::Policy;
-    use crate::testkit::{LedgerCluster, classified, demand_of, gpu, gpu_pair, node, uid};
+    use crate::testkit::{LedgerCluster, demand_of, gpu, gpu_pair, node, reclassified, uid};
     use crate::units::Bytes;
     use crate::vocabulary::classification::PodTraits;
     use crate::vocabulary::demand::{Demand, Sharing};
@@ -512,7 +520,7 @@ mod rollout_tests {
             labels,
             ..PodTraits::default()
         };
-        classified(
+        reclassified(
             demand_of(gib << 30, 1, Sharing::Shared, 0),
             traits,
             &Policy::default(),
@@ -540,10 +548,10 @@ mod rollout_tests {
             };
             ledger.observe(name, demand, state, None);
         }
-        ledger.wait(new.0, demand(gib, new.1, new.2));
+        ledger.add_waiting(new.0, demand(gib, new.1, new.2));
         ledger
             .ledger()
-            .predecessor_in_the_way(&uid(new.0))
+            .blocking_predecessor(&uid(new.0))
             .map(|(pod, _)| pod.name.to_string())
     }
 

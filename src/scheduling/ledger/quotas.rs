@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 /// The dominant share of the whole cluster, in millionths.
-const WHOLE: u64 = 1_000_000;
+const WHOLE_CLUSTER_SHARE: u64 = 1_000_000;
 
 /// The order in which a tenant's pods use its guarantee: by priority, since when they run, and their UIDs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,9 +86,9 @@ impl TenantsOnNode {
     }
 
     /// Corrects when a pod that is bound here began to run.
-    pub(super) fn note_running_since(&mut self, uid: &PodUid, started: Moment) {
-        if let Ok(place) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
-            self.bound[place].started = started;
+    pub(super) fn set_started(&mut self, uid: &PodUid, started: Moment) {
+        if let Ok(index) = self.bound.binary_search_by(|pod| pod.uid.cmp(uid)) {
+            self.bound[index].started = started;
         }
     }
 }
@@ -96,11 +96,11 @@ impl TenantsOnNode {
 /// What each tenant's pods use on all nodes, by its index in the policy.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TenantUsages {
-    usages: Vec<UsageOfTenant>,
+    usages: Vec<TenantAccount>,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct UsageOfTenant {
+pub(super) struct TenantAccount {
     /// Over what its pods use on each node.
     sum: TenantUsage,
     /// Its pods that use its guarantee, once someone has asked. All its bound pods are gone through for that, so copies of the
@@ -120,7 +120,7 @@ struct GuaranteedPods {
 
 impl GuaranteedPods {
     /// The pods that use a guarantee, of these bound pods in order.
-    fn among<'a>(
+    fn from_ordered<'a>(
         in_order: impl Iterator<Item = &'a BoundPodOfTenant>,
         guarantee: TenantUsage,
     ) -> Self {
@@ -148,21 +148,21 @@ impl GuaranteedPods {
 }
 
 impl TenantUsages {
-    pub(super) fn of(&self, tenant: TenantId) -> TenantUsage {
+    pub(super) fn usage_of(&self, tenant: TenantId) -> TenantUsage {
         self.usages
-            .get(tenant.place())
+            .get(tenant.index())
             .map(|usage| usage.sum)
             .unwrap_or_default()
     }
 
     /// The account of a tenant; `None` for one that never had a pod.
-    pub(super) fn get(&self, tenant: TenantId) -> Option<&UsageOfTenant> {
-        self.usages.get(tenant.place())
+    pub(super) fn get(&self, tenant: TenantId) -> Option<&TenantAccount> {
+        self.usages.get(tenant.index())
     }
 
     /// Which pods of the tenant use its guarantee is to be found out again.
     pub(super) fn forget_guaranteed(&mut self, tenant: TenantId) {
-        let Some(usage) = self.usages.get_mut(tenant.place()) else {
+        let Some(usage) = self.usages.get_mut(tenant.index()) else {
             return;
         };
         match Arc::get_mut(&mut usage.guaranteed) {
@@ -175,14 +175,14 @@ impl TenantUsages {
     /// Puts what tenants use on a node now in place of what they used there before.
     pub(super) fn replace(&mut self, before: &TenantsOnNode, now: &TenantsOnNode, policy: &Policy) {
         self.usages
-            .resize_with(policy.tenants().len(), UsageOfTenant::default);
+            .resize_with(policy.tenants().len(), TenantAccount::default);
         for (tenant, used) in &before.usage {
-            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+            if let Some(usage) = self.usages.get_mut(tenant.index()) {
                 usage.sum = usage.sum.minus(*used);
             }
         }
         for (tenant, used) in &now.usage {
-            if let Some(usage) = self.usages.get_mut(tenant.place()) {
+            if let Some(usage) = self.usages.get_mut(tenant.index()) {
                 usage.sum += *used;
             }
         }
@@ -197,31 +197,32 @@ impl TenantUsages {
 #[derive(Debug, Default)]
 pub(crate) struct TenantShares {
     /// The policy has no tenants: any pod may be evicted.
-    is_off: bool,
+    is_disabled: bool,
     /// The preemptor is a pod. For one that only prices evictions no pod uses a guarantee, and none is spared.
-    is_of_pod: bool,
-    of_preemptor: Option<TenantId>,
+    has_pod: bool,
+    preemptor_tenant: Option<TenantId>,
     /// What the preemptor's tenant has left of a guarantee that it may reclaim.
     reclaimable: Option<TenantUsage>,
 }
 
 impl TenantShares {
     /// Shares by which tenants do not matter.
-    pub(super) fn off() -> Self {
+    pub(super) fn disabled() -> Self {
         Self {
-            is_off: true,
+            is_disabled: true,
             ..Self::default()
         }
     }
 
     /// Whether the pod is of another tenant than the preemptor, where that matters.
-    pub(crate) fn is_of_another(&self, pod_state: &PodState) -> bool {
-        !self.is_off && pod_state.demand.tenant != self.of_preemptor
+    pub(crate) fn is_of_other_tenant(&self, pod_state: &PodState) -> bool {
+        !self.is_disabled && pod_state.demand.tenant != self.preemptor_tenant
     }
 
     /// Whether the preemptor, which would use that much, may reclaim what other tenants borrow.
-    pub(crate) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
-        self.reclaimable.is_some_and(|left| wanted.is_within(left))
+    pub(crate) fn may_reclaim(&self, requested: TenantUsage) -> bool {
+        self.reclaimable
+            .is_some_and(|left| requested.is_within(left))
     }
 }
 
@@ -246,33 +247,33 @@ pub struct TenantQuota {
 
 impl TenantQuota {
     /// Whether the tenant may use `requested` more, once it has given `given_back` back.
-    pub(crate) fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+    pub(crate) fn allows(&self, requested: TenantUsage, given_back: TenantUsage) -> bool {
         self.ceiling == TenantLimit::default()
             || self
                 .ceiling
-                .left(self.used.minus(given_back))
-                .allows(wanted)
+                .remaining(self.used.minus(given_back))
+                .allows(requested)
     }
 }
 
 impl Ledger {
     /// What a tenant's pods use: bound, assumed or reserved.
-    pub(crate) fn used_by(&self, tenant: TenantId) -> TenantUsage {
-        self.node_states.used_by(tenant)
+    pub(crate) fn tenant_usage(&self, tenant: TenantId) -> TenantUsage {
+        self.node_states.tenant_usage(tenant)
     }
 
     /// VRAM and GPUs of the whole cluster.
-    pub(crate) fn whole(&self) -> TenantUsage {
-        self.node_states.whole()
+    pub(crate) fn cluster_total(&self) -> TenantUsage {
+        self.node_states.total()
     }
 
     /// What the pod's tenant may still take, if this pod had nothing.
-    pub(crate) fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
-        self.allowance_beside(uid, demand, TenantUsage::default())
+    pub(crate) fn tenant_allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+        self.tenant_allowance_after(uid, demand, TenantUsage::default())
     }
 
     /// What the pod's tenant may still take, if this pod had nothing and the tenant had given that much back.
-    pub(crate) fn allowance_beside(
+    pub(crate) fn tenant_allowance_after(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -284,22 +285,24 @@ impl Ledger {
         else {
             return TenantLimit::default();
         };
-        tenant
-            .ceiling()
-            .left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
+        tenant.ceiling().remaining(
+            self.tenant_usage(id)
+                .minus(self.usage_of(uid))
+                .minus(given_back),
+        )
     }
 
     /// The shares of tenants, as the pod of `uid` sees them.
-    pub(super) fn tenancy(&self, uid: &PodUid) -> TenantShares {
+    pub(super) fn tenant_shares(&self, uid: &PodUid) -> TenantShares {
         let Some(pod_state) = self.pod_states.get(uid) else {
             return TenantShares::default();
         };
         if self.policy.tenants().is_empty() {
-            return TenantShares::off();
+            return TenantShares::disabled();
         }
         TenantShares {
-            is_of_pod: true,
-            of_preemptor: pod_state.demand.tenant,
+            has_pod: true,
+            preemptor_tenant: pod_state.demand.tenant,
             reclaimable: self.reclaimable(uid, &pod_state.demand),
             ..TenantShares::default()
         }
@@ -315,9 +318,9 @@ impl Ledger {
         shares: &TenantShares,
     ) -> bool {
         // Most preemptors may reclaim nothing: for them no tenant's pods are gone through.
-        shares.is_of_another(pod_state)
+        shares.is_of_other_tenant(pod_state)
             && (!shares.may_reclaim(wanted)
-                || shares.is_of_pod && self.uses_guarantee(victim, pod_state))
+                || shares.has_pod && self.uses_guarantee(victim, pod_state))
     }
 
     /// Whose quota a victim uses, as the preemptor sees it for which `shares` was made.
@@ -327,22 +330,22 @@ impl Ledger {
         pod_state: &PodState,
         shares: &TenantShares,
     ) -> QuotaStatus {
-        if !shares.is_of_pod {
+        if !shares.has_pod {
             return QuotaStatus::Borrowed { spared: 0 };
         }
         if self.uses_guarantee(victim, pod_state) {
             return QuotaStatus::Guaranteed;
         }
-        let share_of = |id: TenantId| {
+        let spared_share = |id: TenantId| {
             let tenant = self.policy.tenant(id)?;
             Some(
-                WHOLE
+                WHOLE_CLUSTER_SHARE
                     - tenant
-                        .dominant_share(self.used_by(id), self.whole())
-                        .min(WHOLE),
+                        .dominant_share(self.tenant_usage(id), self.cluster_total())
+                        .min(WHOLE_CLUSTER_SHARE),
             )
         };
-        let spared = pod_state.demand.tenant.and_then(share_of);
+        let spared = pod_state.demand.tenant.and_then(spared_share);
         QuotaStatus::Borrowed {
             spared: spared.unwrap_or(0) as u32,
         }
@@ -353,7 +356,7 @@ impl Ledger {
         let Some((tenant, bound)) = pod_state.demand.tenant.zip(pod_state.bound()) else {
             return false;
         };
-        let Some(usage) = self.node_states.usage_of(tenant) else {
+        let Some(usage) = self.node_states.tenant_account(tenant) else {
             return false;
         };
         let priority = Reverse(pod_state.demand.priority);
@@ -375,15 +378,15 @@ impl Ledger {
     #[cfg(test)]
     pub(super) fn knows_guaranteed(&self, tenant: TenantId) -> bool {
         self.node_states
-            .usage_of(tenant)
+            .tenant_account(tenant)
             .is_some_and(|usage| usage.guaranteed.get().is_some())
     }
 
     /// The weighted dominant share of what the tenant borrows, in millionths of a cluster that has `whole`; 0 without a tenant.
     pub(crate) fn borrowed_share(&self, tenant: Option<TenantId>, whole: TenantUsage) -> u64 {
-        let known = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
-        known.map_or(0, |(id, tenant)| {
-            tenant.dominant_share(self.used_by(id), whole)
+        let tenant_policy = tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
+        tenant_policy.map_or(0, |(id, tenant)| {
+            tenant.dominant_share(self.tenant_usage(id), whole)
         })
     }
 
@@ -394,7 +397,7 @@ impl Ledger {
             .policy
             .tenant(id)
             .filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
-        let others = self.used_by(id).minus(self.use_of(uid));
+        let others = self.tenant_usage(id).minus(self.usage_of(uid));
         others
             .is_within(tenant.guarantee)
             .then(|| tenant.guarantee.minus(others))
@@ -413,66 +416,71 @@ impl Ledger {
             .tenant(tenant)
             .map(|tenant| tenant.guarantee)
             .unwrap_or_default();
-        GuaranteedPods::among(in_order.into_iter(), guarantee)
+        GuaranteedPods::from_ordered(in_order.into_iter(), guarantee)
     }
 
     /// What a pod uses, or what is reserved for it.
-    pub(crate) fn use_of(&self, uid: &PodUid) -> TenantUsage {
+    pub(crate) fn usage_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let pod_state = self.pod_states.get(uid)?;
             let node = pod_state
                 .node()
                 .or(pod_state.reservation().map(|reservation| &reservation.node))?;
-            self.node_states.get(node)?.use_of(pod_state)
+            self.node_states.get(node)?.usage_of(pod_state)
         };
         used().unwrap_or_default()
     }
 
     /// What the pod's tenant may have, and has beside this pod.
     pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
-        let of = || {
+        let quota = || {
             let id = self.pod_states.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;
             Some(TenantQuota {
                 ceiling: tenant.ceiling(),
-                used: self.used_by(id).minus(self.use_of(uid)),
+                used: self.tenant_usage(id).minus(self.usage_of(uid)),
             })
         };
-        of().unwrap_or_default()
+        quota().unwrap_or_default()
     }
 }
 
 impl Ledger {
     /// The rules whose last free GPUs such a pod may not take now.
-    pub(crate) fn kept_from(&self, demand: &Demand) -> SpareSet {
-        self.kept_from_beside(self.node_states.spare(), demand)
+    pub(crate) fn spare_rules_against(&self, demand: &Demand) -> SpareSet {
+        self.spare_rules_against_with(self.node_states.spare(), demand)
     }
 
     /// The rules whose last free GPUs such a pod may not take if so many GPUs were free for each rule.
-    fn kept_from_beside(&self, free: &SpareCounts, demand: &Demand) -> SpareSet {
+    fn spare_rules_against_with(&self, free: &SpareCounts, demand: &Demand) -> SpareSet {
         if self.policy.planning.spare.is_empty()
-            || demand.asks_plugin()
+            || demand.is_allocated_externally()
             || !self.policy.is_preemptible(demand.class)
         {
             return SpareSet::NONE;
         }
-        let is_kept =
-            |place: usize, rule: &SpareRule| free.of(place) < rule.gpus.saturating_add(demand.gpus);
+        let is_kept = |rule_index: usize, rule: &SpareRule| {
+            free.get(rule_index) < rule.gpus.saturating_add(demand.gpus)
+        };
         let rules = self.policy.spare_rules_now();
         rules
-            .filter(|(place, rule)| is_kept(*place, rule))
+            .filter(|(rule_index, rule)| is_kept(*rule_index, rule))
             .map(|(place, _)| place)
             .collect()
     }
 
     /// The demand with the spare rules that hold against it now.
-    pub(crate) fn beside_spare<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
-        self.beside(self.node_states.spare(), demand)
+    pub(crate) fn with_spare_rules<'d>(&self, demand: &'d Demand) -> Cow<'d, Demand> {
+        self.with_spare_rules_for(self.node_states.spare(), demand)
     }
 
     /// The demand with the spare rules that hold against it if so many GPUs were free for each rule.
-    pub(crate) fn beside<'d>(&self, free: &SpareCounts, demand: &'d Demand) -> Cow<'d, Demand> {
-        match self.kept_from_beside(free, demand) {
+    pub(crate) fn with_spare_rules_for<'d>(
+        &self,
+        free: &SpareCounts,
+        demand: &'d Demand,
+    ) -> Cow<'d, Demand> {
+        match self.spare_rules_against_with(free, demand) {
             kept if kept == demand.kept => Cow::Borrowed(demand),
             kept => Cow::Owned(Demand {
                 kept,
@@ -492,10 +500,15 @@ impl Ledger {
     }
 
     /// The rules of `planning.spare` in their order, with the GPUs that are free for each; `None` for one that does not hold now.
-    pub fn spare(&self) -> impl Iterator<Item = (&SpareRule, Option<u32>)> {
+    pub fn spare_status(&self) -> impl Iterator<Item = (&SpareRule, Option<u32>)> {
         let free = self.node_states.spare();
         let rules = self.policy.planning.spare.iter().enumerate();
-        rules.map(|(place, rule)| (rule, self.policy.holds_now(rule).then(|| free.of(place))))
+        rules.map(|(rule_index, rule)| {
+            (
+                rule,
+                self.policy.is_in_force(rule).then(|| free.get(rule_index)),
+            )
+        })
     }
 }
 

@@ -5,16 +5,16 @@
 //! of a new reservation, and from then on knows every reservation before its condition is written: one that it does not know landed
 //! late, and only a write that ends it settles that.
 
-use super::assume::{AssumeConflict, forget_measured};
+use super::assume::{AssumeConflict, clear_measurements};
 use super::node_state::NodeState;
 use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
-use super::preemptor::{CLOCKS_DIFFER, Departure, KeepReason, Preemptor, given_back};
-use super::{Ledger, PotentialVictim, discharge, settle_class_exclusions};
+use super::preemptor::{CLOCK_SKEW_ALLOWANCE, Departure, KeepReason, Preemptor, returned_quota};
+use super::{Ledger, PotentialVictim, discharge, recompute_class_exclusions};
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::placing::fit::{Misfit, check_node_admission, misfit};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::cluster_share::TenantUsage;
-use crate::vocabulary::demand::{Demand, LONGEST_GRACE};
+use crate::vocabulary::demand::{Demand, MAX_GRACE_PERIOD};
 use crate::vocabulary::disruption_info::GroupKey;
 use crate::vocabulary::placement::Reservation;
 use rustc_hash::FxHashMap;
@@ -32,20 +32,20 @@ impl Ledger {
         reservation: Reservation,
     ) -> Result<(), AssumeConflict> {
         let preemptor = self.preemptor_without_cost(uid);
-        self.reserve_by(&preemptor, uid, reservation)
+        self.reserve_as(&preemptor, uid, reservation)
     }
 
     /// Reserves GPUs for a waiting pod, on the condition that its victims fit on other nodes.
-    pub(crate) fn reserve_by_moving(
+    pub(crate) fn reserve_by_moving_victims(
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
     ) -> Result<(), AssumeConflict> {
-        let preemptor = self.preemptor_without_cost(uid).moving();
-        self.reserve_by(&preemptor, uid, reservation)
+        let preemptor = self.preemptor_without_cost(uid).with_moved_victims();
+        self.reserve_as(&preemptor, uid, reservation)
     }
 
-    fn reserve_by(
+    fn reserve_as(
         &mut self,
         preemptor: &Preemptor,
         uid: &PodUid,
@@ -63,10 +63,10 @@ impl Ledger {
         uid: &PodUid,
         reservation: &Reservation,
     ) -> Result<(), AssumeConflict> {
-        let pod_state = self.waiting(uid)?;
-        if let Some(known) = pod_state.reservation() {
+        let pod_state = self.waiting_pod(uid)?;
+        if let Some(recorded) = pod_state.reservation() {
             return Err(AssumeConflict::AlreadyReserved {
-                node: known.node.clone(),
+                node: recorded.node.clone(),
             });
         }
         let node_state = self
@@ -74,138 +74,144 @@ impl Ledger {
             .get(&reservation.node)
             .ok_or(Misfit::UnknownNode)?;
         match check_node_admission(node_state.view(), &pod_state.demand) {
-            Err(Misfit::NoFreshReport) if preemptor.adopts() => {}
+            Err(Misfit::NoFreshReport) if preemptor.is_adopting() => {}
             admission => admission?,
         }
         let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
-        if preemptor.adopts() {
-            forget_measured(&mut gpus);
+        if preemptor.is_adopting() {
+            clear_measurements(&mut gpus);
         }
         let class_exclusions = node_state.class_exclusions(uid, &self.pod_states);
         // A tenant at its limit may put one of its pods in the place of others of its own.
-        let mut given_back = TenantUsage::default();
+        let mut returned_quota = TenantUsage::default();
         for (resident, returned) in
-            self.group_victims(preemptor, &pod_state.demand, reservation, node_state)?
+            self.check_victims(preemptor, &pod_state.demand, reservation, node_state)?
         {
-            given_back += returned;
+            returned_quota += returned;
             resident
                 .iter()
                 .for_each(|resident| discharge(&mut gpus, resident));
         }
-        settle_class_exclusions(&class_exclusions, &mut gpus, |uid| {
+        recompute_class_exclusions(&class_exclusions, &mut gpus, |uid| {
             reservation.victims.contains(uid)
         });
         // What an earlier leader has reserved is taken already.
         let demand = self.as_borrower(uid, pod_state.demand.clone());
-        let demand = match preemptor.adopts() {
+        let demand = match preemptor.is_adopting() {
             true => &demand,
-            false => &*self.beside_spare(&demand),
+            false => &*self.with_spare_rules(&demand),
         };
-        let gpu_candidates = node_state
+        let reserved_gpus = node_state
             .resolve(&reservation.devices)
             .ok_or_else(|| misfit(&gpus, demand))?;
-        if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {
+        if !reserved_gpus.iter().all(|g| gpus[g].can_take(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
-        self.within_limit(
-            self.allowance_beside(uid, demand, given_back),
+        self.check_tenant_limit(
+            self.tenant_allowance_after(uid, demand, returned_quota),
             demand,
             &gpus,
-            gpu_candidates,
+            reserved_gpus,
         )?;
         Ok(())
     }
 
     /// All pods that must have left before the reserved GPUs are free, with what each gives back to the pod's own tenant; of pods
     /// on other nodes nothing is discharged here.
-    fn group_victims(
+    fn check_victims(
         &self,
         preemptor: &Preemptor,
         demand: &Demand,
         reservation: &Reservation,
         node_state: &NodeState,
     ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
-        let wanted = node_state.most_used_by(demand);
-        let leaver = |victim: &PodUid| {
-            let Some(there) = self.pod_states.get(victim) else {
-                return self.ended_victim(preemptor, victim, node_state);
+        let requested = node_state.max_usage_of(demand);
+        let check_victim = |victim: &PodUid| {
+            let Some(victim_state) = self.pod_states.get(victim) else {
+                return self.check_ended_victim(preemptor, victim, node_state);
             };
-            let home = there
+            let home_node = victim_state
                 .node()
                 .and_then(|node| self.node_states.get(node))
                 .ok_or(AssumeConflict::VictimGone)?;
-            let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
-            match self.keep_reason(victim, there, demand, wanted, preemptor) {
+            let is_soon = matches!(self.departure_of(victim_state), Some(Departure::Soon(_)));
+            match self.keep_reason(victim, victim_state, demand, requested, preemptor) {
                 Some(KeepReason::VictimOfAnother | KeepReason::Deleting)
-                    if preemptor.spoken_for().contains(victim) =>
+                    if preemptor.victims_of_others().contains(victim) =>
                 {
                     return Err(AssumeConflict::VictimGone);
                 }
-                Some(KeepReason::Deleting) if is_soon || preemptor.adopts() => {}
-                None if (demand.may_preempt || preemptor.moves())
-                    && (self.departure_of(there).is_some()
-                        || !self.would_break(there, &reservation.victims)) => {}
+                Some(KeepReason::Deleting) if is_soon || preemptor.is_adopting() => {}
+                None if (demand.may_preempt || preemptor.is_moving_victims())
+                    && (self.departure_of(victim_state).is_some()
+                        || !self.would_break_group(victim_state, &reservation.victims)) => {}
                 _ => return Err(AssumeConflict::VictimProtected),
             }
-            let is_here = there.node() == Some(&reservation.node);
-            let resident = self.resident(victim, there, home).filter(|_| is_here);
-            if resident.is_none() && !self.leaves_with_another(there, reservation) {
+            let is_here = victim_state.node() == Some(&reservation.node);
+            let resident = self
+                .potential_victim(victim, victim_state, home_node)
+                .filter(|_| is_here);
+            if resident.is_none() && !self.has_group_victim_on_node(victim_state, reservation) {
                 return Err(AssumeConflict::VictimGone);
             }
             Ok((
                 resident,
-                given_back(there, home.use_of(there).unwrap_or_default(), demand),
+                returned_quota(
+                    victim_state,
+                    home_node.usage_of(victim_state).unwrap_or_default(),
+                    demand,
+                ),
             ))
         };
-        reservation.victims.iter().map(leaver).collect()
+        reservation.victims.iter().map(check_victim).collect()
     }
 
     /// A pod that has ended, and whose memory becomes free for this preemptor.
-    fn ended_victim(
+    fn check_ended_victim(
         &self,
         preemptor: &Preemptor,
         victim: &PodUid,
         node_state: &NodeState,
     ) -> Result<(Option<PotentialVictim>, TenantUsage), AssumeConflict> {
-        let is_free_to_go = |ended: &PotentialVictim| {
-            ended.uid == *victim && !preemptor.spoken_for().contains(victim)
+        let is_available = |ended: &PotentialVictim| {
+            ended.uid == *victim && !preemptor.victims_of_others().contains(victim)
         };
         let ended = self
             .ended_victims(node_state)
-            .find(is_free_to_go)
+            .find(is_available)
             .ok_or(AssumeConflict::VictimGone)?;
         Ok((Some(ended), TenantUsage::default()))
     }
 
     /// Whether a member of its group leaves the node of the reservation.
-    fn leaves_with_another(&self, leaver: &PodState, reservation: &Reservation) -> bool {
+    fn has_group_victim_on_node(&self, victim: &PodState, reservation: &Reservation) -> bool {
         let is_member_there = |uid: &PodUid| {
             let pod_state = self.pod_states.get(uid);
             pod_state.is_some_and(|e| {
                 e.node() == Some(&reservation.node)
-                    && e.disruption_info.group == leaver.disruption_info.group
+                    && e.disruption_info.group == victim.disruption_info.group
             })
         };
-        leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
+        victim.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
     }
 
     /// Ends the pod's reservation. A leader takes a later observation of it for an outdated one.
     pub(crate) fn release_reservation(&mut self, uid: &PodUid) {
-        let Some(given_up) = self.pod_states.reservation(uid).cloned() else {
+        let Some(released) = self.pod_states.reservation(uid).cloned() else {
             return;
         };
         self.set_reservation(uid, None);
-        self.origin.note_given_up(uid, given_up);
+        self.leader_record.record_released(uid, released);
     }
 
     /// Forgets a reservation, because the API server shows none any more.
-    pub(crate) fn forget_observed_reservation(&mut self, uid: &PodUid) {
+    pub(crate) fn forget_ended_reservation(&mut self, uid: &PodUid) {
         self.set_reservation(uid, None);
     }
 }
 
 /// Deadlines that differ by less are equal: they are derived from wall time, which wavers by some milliseconds.
-const SAME_DEADLINE: Millis = Millis::seconds(1);
+const DEADLINE_TOLERANCE: Millis = Millis::seconds(1);
 
 /// A pod that waits with a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -220,9 +226,9 @@ pub struct ReservationStatus {
     /// The last victim has left its node, its memory too, and the GPUs are free; those of its group's other pods as well.
     pub is_free: bool,
     /// The pod's condition names this reservation, as the watch showed it last.
-    pub is_shown: bool,
+    pub is_in_condition: bool,
     /// The pod's condition names another reservation.
-    pub is_covered: bool,
+    pub has_another_in_condition: bool,
 }
 
 /// A victim that is still there.
@@ -233,12 +239,12 @@ pub struct RemainingVictim {
     /// It is being deleted, and gone before the reservation ends.
     pub is_leaving: bool,
     /// It is on another node, and is evicted because other pods of its group are.
-    pub with_group: Option<GroupKey>,
+    pub evicted_with_group: Option<GroupKey>,
     /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a reservation may be
     /// forged.
     pub is_protected: bool,
     /// How long it may take to leave.
-    pub takes: Millis,
+    pub termination_time: Millis,
     /// The tenant that reclaims its quota from it.
     pub reclaimed_by: Option<Arc<str>>,
 }
@@ -248,7 +254,7 @@ type WaitingGroups<'l> = FxHashMap<&'l GroupKey, Vec<&'l PodUid>>;
 
 impl Ledger {
     /// All reservations, in order of UID.
-    pub fn reservation_status(&self) -> Vec<ReservationStatus> {
+    pub fn reservation_statuses(&self) -> Vec<ReservationStatus> {
         let mut waiting_groups = WaitingGroups::default();
         let reservations = self.pod_states.reservations();
         let mut all: Vec<ReservationStatus> = reservations
@@ -259,7 +265,7 @@ impl Ledger {
     }
 
     /// The victims of all reservations.
-    pub fn victims(&self) -> impl Iterator<Item = &PodUid> {
+    pub fn reserved_victims(&self) -> impl Iterator<Item = &PodUid> {
         self.pod_states
             .reservations()
             .flat_map(|(.., reservation)| reservation.victims.iter())
@@ -267,18 +273,21 @@ impl Ledger {
 
     /// Pods that show that they are to be evicted, and that are not being deleted.
     pub fn pods_showing_evictions(&self) -> BTreeMap<PodUid, PodKey> {
-        let staying = |uid: &PodUid| {
+        let not_deleted = |uid: &PodUid| {
             let pod_state = self
                 .pod_states
                 .get(uid)
                 .filter(|pod_state| !pod_state.is_leaving())?;
             Some((uid.clone(), pod_state.key.clone()))
         };
-        self.showing_evictions.iter().filter_map(staying).collect()
+        self.pods_with_eviction_condition
+            .iter()
+            .filter_map(not_deleted)
+            .collect()
     }
 
     /// The status of one pod's reservation.
-    pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
+    pub fn reservation_status_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
         self.status_of(uid, &mut WaitingGroups::default())
     }
 
@@ -308,15 +317,15 @@ impl Ledger {
             remaining: reservation
                 .victims
                 .iter()
-                .filter_map(|victim| self.remaining(victim, pod_state, reservation))
+                .filter_map(|victim| self.remaining_victim(victim, pod_state, reservation))
                 .collect(),
             is_free: node_state.exists()
                 && self
-                    .placement_of_reservation(uid, &pod_state.demand, reservation, node_state)
+                    .reserved_gpus(uid, &pod_state.demand, reservation, node_state)
                     .is_ok()
                 && !self.has_waiting_group_members(uid, pod_state, waiting_groups),
-            is_shown,
-            is_covered: !is_shown && self.shows_one(uid),
+            is_in_condition: is_shown,
+            has_another_in_condition: !is_shown && self.shows_any_reservation(uid),
         })
     }
 
@@ -327,13 +336,15 @@ impl Ledger {
         pod_state: &'l PodState,
         waiting_groups: &mut WaitingGroups<'l>,
     ) -> bool {
-        let Some(group) = pod_state.disruption_info.placed_with() else {
+        let Some(group) = pod_state.disruption_info.placement_group() else {
             return false;
         };
         let waiting = waiting_groups.entry(group).or_insert_with(|| {
             let waits = |reservation: &Reservation| {
                 let node_state = self.node_states.get(&reservation.node);
-                node_state.is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
+                node_state.is_none_or(|node_state| {
+                    self.count_remaining_victims(reservation, node_state) > 0
+                })
             };
             let members = self
                 .members(group)
@@ -352,18 +363,18 @@ impl Ledger {
         let Some(reservation) = pod_state.reservation() else {
             return false;
         };
-        let is_to_go = |victim: RemainingVictim| {
+        let must_leave = |victim: RemainingVictim| {
             !victim.is_leaving
                 && !victim.is_protected
-                && self.now + victim.takes <= reservation.deadline
+                && self.now + victim.termination_time <= reservation.deadline
         };
         reservation.victims.contains(victim)
             && self
-                .remaining(victim, pod_state, reservation)
-                .is_some_and(is_to_go)
+                .remaining_victim(victim, pod_state, reservation)
+                .is_some_and(must_leave)
     }
 
-    fn remaining(
+    fn remaining_victim(
         &self,
         uid: &PodUid,
         preemptor: &PodState,
@@ -380,15 +391,15 @@ impl Ledger {
             key: victim.key.clone(),
             is_leaving: bound
                 .leaving
-                .is_some_and(|by| by <= reservation.deadline + CLOCKS_DIFFER),
-            takes: self.time_to_leave(victim),
-            with_group: victim
+                .is_some_and(|by| by <= reservation.deadline + CLOCK_SKEW_ALLOWANCE),
+            termination_time: self.termination_time(victim),
+            evicted_with_group: victim
                 .disruption_info
                 .group
                 .clone()
                 .filter(|_| bound.node != reservation.node),
             is_protected: !matches!(
-                self.own_keep_reason(victim, &preemptor.demand),
+                self.intrinsic_keep_reason(victim, &preemptor.demand),
                 None | Some(KeepReason::Deleting)
             ),
             reclaimed_by: tenant
@@ -414,14 +425,15 @@ impl Ledger {
     /// The API server shows a later deadline than is known: the leader has extended the reservation. A leader knows what it has
     /// extended; to it, a later deadline shows that the wall clock was set back.
     pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: &Reservation) {
-        if self.origin.is_leading() {
+        if self.leader_record.is_leading() {
             return;
         }
-        let Some(known) = self.pod_states.reservation(uid) else {
+        let Some(recorded) = self.pod_states.reservation(uid) else {
             return;
         };
         // What is told by wall time wavers by some milliseconds.
-        if known.is_same(observed) && observed.deadline > known.deadline + SAME_DEADLINE {
+        if recorded.is_same(observed) && observed.deadline > recorded.deadline + DEADLINE_TOLERANCE
+        {
             let until = observed.deadline.min(self.latest_deadline());
             self.extend_reservation(uid, until);
         }
@@ -429,13 +441,13 @@ impl Ledger {
 
     /// By when a reservation ends at the latest, whatever deadline was written down.
     pub(super) fn latest_deadline(&self) -> Moment {
-        self.now + LONGEST_GRACE + self.policy.preemption.reservation_slack
+        self.now + MAX_GRACE_PERIOD + self.policy.preemption.reservation_slack
     }
 }
 
 /// What a leader remembers of reservations: its epoch, those that it did not make, and those that it released.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct ReservationOrigin {
+pub(super) struct LeaderRecord {
     leader: Option<LeaderEpoch>,
     /// Pods that showed a reservation that this leader did not make.
     unknown: BTreeSet<PodUid>,
@@ -444,13 +456,13 @@ pub(super) struct ReservationOrigin {
     given_up: BTreeMap<PodUid, Reservation>,
 }
 
-impl ReservationOrigin {
+impl LeaderRecord {
     pub(super) fn is_leading(&self) -> bool {
         self.leader.is_some()
     }
 
     /// Records a released reservation. A standby records none, because the leader may make it again.
-    fn note_given_up(&mut self, uid: &PodUid, reservation: Reservation) {
+    fn record_released(&mut self, uid: &PodUid, reservation: Reservation) {
         if self.is_leading() {
             self.given_up.insert(uid.clone(), reservation);
         }
@@ -465,32 +477,32 @@ impl ReservationOrigin {
 impl Ledger {
     /// The epoch under which the replica with this ledger leads; `None` while another may.
     pub fn leader(&self) -> Option<&LeaderEpoch> {
-        self.origin.leader.as_ref()
+        self.leader_record.leader.as_ref()
     }
 
     /// Observed reservations are mirrored from here on, whatever they are: another leader may make one again that this one gave up.
     pub(crate) fn stop_leading(&mut self) {
-        self.origin = ReservationOrigin::default();
+        self.leader_record = LeaderRecord::default();
     }
 
     /// Takes over the reservations that are known, in order of priority: one that would not be made now expires with the next
     /// tick of the clock.
     pub(crate) fn begin_leading(&mut self, epoch: LeaderEpoch) {
-        self.origin.leader = Some(epoch);
-        self.origin.unknown.clear();
+        self.leader_record.leader = Some(epoch);
+        self.leader_record.unknown.clear();
         self.adopt_reservations(|_| true);
     }
 
     /// The node's GPUs are known now, and so are those that its reservations name.
     pub(super) fn adopt_reservations_on(&mut self, node: &NodeName) {
-        if self.origin.is_leading() {
+        if self.leader_record.is_leading() {
             self.adopt_reservations(|reservation| reservation.node == *node);
         }
     }
 
     /// Pods that show a reservation that this leader did not make. Each is answered once for each time it is shown.
     pub(crate) fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
-        std::mem::take(&mut self.origin.unknown)
+        std::mem::take(&mut self.leader_record.unknown)
     }
 
     /// Pods that show a reservation and have none, or are bound: the write that ends it was lost, or is on its way.
@@ -505,27 +517,34 @@ impl Ledger {
             };
             is_over.then(|| (uid.clone(), pod_state.key.clone()))
         };
-        self.showing_reservations.iter().filter_map(ended).collect()
+        self.pods_with_reservation_condition
+            .iter()
+            .filter_map(ended)
+            .collect()
     }
 
     /// Records the reservation in the pod's condition, as a watch shows it; `None` if there is none.
-    pub(super) fn note_shown_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
-        let known = self.shown_reservations.get(uid);
+    pub(super) fn record_observed_reservation(
+        &mut self,
+        uid: &PodUid,
+        observed: Option<&Reservation>,
+    ) {
+        let recorded = self.observed_reservations.get(uid);
         // What is told by wall time wavers by some milliseconds.
         let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
             let differ = known
                 .deadline
                 .since(shown.deadline)
                 .max(shown.deadline.since(known.deadline));
-            known.is_same(shown) && differ < Millis(SAME_DEADLINE.0 / 2)
+            known.is_same(shown) && differ < Millis(DEADLINE_TOLERANCE.0 / 2)
         };
-        if known == shown || known.zip(shown).is_some_and(lasts_as_long) {
+        if recorded == observed || recorded.zip(observed).is_some_and(lasts_as_long) {
             return;
         }
-        let all = Arc::make_mut(&mut self.shown_reservations);
-        match shown {
-            Some(shown) => _ = all.insert(uid.clone(), shown.clone()),
-            None => _ = all.remove(uid),
+        let observed_reservations = Arc::make_mut(&mut self.observed_reservations);
+        match observed {
+            Some(shown) => _ = observed_reservations.insert(uid.clone(), shown.clone()),
+            None => _ = observed_reservations.remove(uid),
         }
     }
 
@@ -533,34 +552,35 @@ impl Ledger {
     /// sooner is an earlier one, whose end may be on its way.
     pub fn shows_reservation(&self, uid: &PodUid, reservation: &Reservation) -> bool {
         let is_it = |shown: &Reservation| {
-            shown.is_same(reservation) && shown.deadline + SAME_DEADLINE >= reservation.deadline
+            shown.is_same(reservation)
+                && shown.deadline + DEADLINE_TOLERANCE >= reservation.deadline
         };
-        self.shown_reservations.get(uid).is_some_and(is_it)
+        self.observed_reservations.get(uid).is_some_and(is_it)
     }
 
     /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
     /// version wrote it, or if it replaced one that landed late.
     pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
-        let was_given_up = self.origin.given_up.contains_key(uid);
+        let was_given_up = self.leader_record.given_up.contains_key(uid);
         let is_written =
             |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
-        self.shows_one(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
+        self.shows_any_reservation(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
     }
 
     /// Whether the pod's condition names any reservation.
-    pub(super) fn shows_one(&self, uid: &PodUid) -> bool {
-        self.shown_reservations.contains_key(uid)
+    pub(super) fn shows_any_reservation(&self, uid: &PodUid) -> bool {
+        self.observed_reservations.contains_key(uid)
     }
 
     /// Returns an observed reservation if it counts. A leader has made each one that counts, and has any other ended.
-    pub(super) fn believed(
+    pub(super) fn accept_observed_reservation(
         &mut self,
         uid: &PodUid,
         observed: Option<Reservation>,
     ) -> Option<Reservation> {
         let observed = observed?;
         let was_given_up = self
-            .origin
+            .leader_record
             .given_up
             .get(uid)
             .is_some_and(|given_up| given_up.is_same(&observed));
@@ -568,21 +588,21 @@ impl Ledger {
             || self
                 .pod_states
                 .get(uid)
-                .is_some_and(|pod_state| pod_state.knows(&observed));
-        if !self.origin.is_leading() || is_known {
+                .is_some_and(|pod_state| pod_state.is_recorded_reservation(&observed));
+        if !self.leader_record.is_leading() || is_known {
             return Some(observed);
         }
-        self.origin.unknown.insert(uid.clone());
+        self.leader_record.unknown.insert(uid.clone());
         None
     }
 
     /// Checks again a reservation of an earlier epoch that the pod got back. If it would not be made now, it expires with the next tick.
-    pub(crate) fn review_reservation(&mut self, uid: &PodUid) {
+    pub(crate) fn revalidate_reservation(&mut self, uid: &PodUid) {
         let Some(reservation) = self.pod_states.reservation(uid).cloned() else {
             return;
         };
         self.set_reservation(uid, None);
-        let deadline = if self.may_stand(uid, &reservation) {
+        let deadline = if self.is_still_valid(uid, &reservation) {
             reservation.deadline
         } else {
             Moment::default()
@@ -596,11 +616,11 @@ impl Ledger {
         );
     }
 
-    fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
+    fn adopt_reservations(&mut self, is_concerned: impl Fn(&Reservation) -> bool) {
         let concerned = self
             .pod_states
             .reservations()
-            .filter(|(.., reservation)| concerns(reservation));
+            .filter(|(.., reservation)| is_concerned(reservation));
         let mut reservations: Vec<_> = concerned
             .map(|(uid, pod_state, reservation)| {
                 (
@@ -614,15 +634,15 @@ impl Ledger {
         reservations
             .iter()
             .for_each(|(_, uid, _)| self.set_reservation(uid, None));
-        let mut fallen = Vec::new();
+        let mut invalid = Vec::new();
         for (_, uid, reservation) in reservations {
-            match self.may_stand(&uid, &reservation) {
+            match self.is_still_valid(&uid, &reservation) {
                 true => self.set_reservation(&uid, Some(reservation)),
-                false => fallen.push((uid, reservation)),
+                false => invalid.push((uid, reservation)),
             }
         }
         // Only now: an invalid reservation must not keep a valid one from being set.
-        for (uid, reservation) in fallen {
+        for (uid, reservation) in invalid {
             self.set_reservation(
                 &uid,
                 Some(Reservation {
@@ -634,7 +654,7 @@ impl Ledger {
     }
 
     /// Whether the reservation would be made now, with those of its victims that remain.
-    fn may_stand(&self, uid: &PodUid, reservation: &Reservation) -> bool {
+    fn is_still_valid(&self, uid: &PodUid, reservation: &Reservation) -> bool {
         let Some(node_state) = self.node_states.existing(&reservation.node) else {
             return false;
         };
@@ -653,21 +673,21 @@ impl Ledger {
             victims: remaining,
             ..reservation.clone()
         };
-        let preemptor = self.preemptor_without_cost(uid).adopting();
-        let stands = self.check_reservation(&preemptor, uid, &remaining);
+        let preemptor = self.preemptor_without_cost(uid).for_adoption();
+        let validity = self.check_reservation(&preemptor, uid, &remaining);
         // It may have been made for victims that fit on other nodes.
-        stands
-            .or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining))
+        validity
+            .or_else(|_| self.check_reservation(&preemptor.with_moved_victims(), uid, &remaining))
             .is_ok()
     }
 }
 
 impl PodState {
     /// Whether a reservation that the pod shows is the one that it has.
-    fn knows(&self, observed: &Reservation) -> bool {
+    fn is_recorded_reservation(&self, observed: &Reservation) -> bool {
         // What is shown of a pod that has a node is older than what is known.
         self.waiting()
-            .is_none_or(|waiting| !waiting.is_news(observed))
+            .is_none_or(|waiting| !waiting.is_new_reservation(observed))
     }
 }
 
@@ -690,7 +710,7 @@ mod adopt_reservations_tests {
         let mut cluster = LedgerCluster::empty(Policy::default());
         let demand = |gib: u64| demand_of(gib << 30, 1, Sharing::Shared, 0);
         cluster.apply(NodeObserved::new(node("n"), NodeKind::Stowage));
-        cluster.run(
+        cluster.add_running(
             "resident",
             ("n", gpu),
             demand(40),
@@ -717,7 +737,7 @@ mod adopt_reservations_tests {
                 are_all: true,
             })
             .unwrap();
-        cluster.pass(1);
+        cluster.advance(1);
         cluster
             .ledger()
             .pod_state(&uid("p"))
@@ -727,7 +747,7 @@ mod adopt_reservations_tests {
     }
 
     #[test]
-    fn reservations_are_adopted_once_it_is_known_which_gpus_are_lost() {
+    fn reservations_are_adopted_with_the_first_device_report() {
         assert!(
             !stands_beside_pod_on(0),
             "40 and 50 GiB are too much for one GPU"
@@ -747,7 +767,7 @@ mod adopt_reservations_tests {
         let mut cluster = LedgerCluster::new(&[("n", 1)]);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
-        cluster.wait("p", demand.clone());
+        cluster.add_waiting("p", demand.clone());
         let reservation = Reservation {
             node: node("n"),
             devices: Arc::from([gpu_at("n", 0)]),
@@ -768,18 +788,18 @@ mod adopt_reservations_tests {
         };
         cluster.observe("p", demand, ObservedPhase::Waiting(waiting), None);
         assert!(
-            cluster.ledger().reservation_of(&uid("p")).is_some(),
+            cluster.ledger().reservation_status_of(&uid("p")).is_some(),
             "the GPU is kept for it"
         );
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 3, "nonce")));
         assert!(
-            cluster.ledger().reservation_of(&uid("p")).is_some(),
+            cluster.ledger().reservation_status_of(&uid("p")).is_some(),
             "it is adopted"
         );
     }
 
     #[test]
-    fn a_reservation_that_was_given_up_is_mirrored_when_another_leader_makes_it_again() {
+    fn a_released_reservation_is_mirrored_when_another_leader_makes_it_again() {
         is_mirrored_again(|_| (), |_| ());
         let bind = BindAsked {
             uid: uid("p"),
@@ -791,11 +811,11 @@ mod adopt_reservations_tests {
     }
 
     #[test]
-    fn what_shows_a_reservation_that_was_given_up_does_not_show_an_equal_one_that_is_made_later() {
+    fn a_late_event_of_a_released_reservation_does_not_confirm_an_equal_later_one() {
         let mut cluster = LedgerCluster::new(&[("n", 1)]);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
-        cluster.wait("p", demand.clone());
+        cluster.add_waiting("p", demand.clone());
         let made = |cluster: &mut LedgerCluster| {
             let (devices, victims) = (Arc::from([gpu_at("n", 0)]), Arc::default());
             let deadline = cluster.ledger().now() + Millis::seconds(60);
@@ -823,24 +843,34 @@ mod adopt_reservations_tests {
                 ObservedPhase::Waiting(waiting),
                 watched,
             );
-            cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown
+            cluster
+                .ledger()
+                .reservation_status_of(&uid("p"))
+                .unwrap()
+                .is_in_condition
         };
         let first = made(&mut cluster);
         assert!(show(&mut cluster, first.clone()));
         cluster.ledger_mut().release_reservation(&uid("p"));
-        cluster.pass(5);
+        cluster.advance(5);
         let second = made(&mut cluster);
-        assert!(!cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown);
+        assert!(
+            !cluster
+                .ledger()
+                .reservation_status_of(&uid("p"))
+                .unwrap()
+                .is_in_condition
+        );
         assert!(!show(&mut cluster, first), "a late event");
         assert!(show(&mut cluster, second));
     }
 
     #[test]
-    fn what_shows_a_reservation_that_was_given_up_shows_no_later_one() {
+    fn a_late_event_of_a_released_reservation_does_not_confirm_a_later_one_elsewhere() {
         let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
         cluster.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         let demand = demand_of(50 << 30, 1, Sharing::Shared, 0);
-        cluster.wait("p", demand.clone());
+        cluster.add_waiting("p", demand.clone());
         let deadline = cluster.ledger().now() + Millis::seconds(60);
         let [first, second] = ["n", "m"].map(|on| Reservation {
             node: node(on),
@@ -871,7 +901,11 @@ mod adopt_reservations_tests {
                 watched,
             );
             assert_eq!(
-                cluster.ledger().reservation_of(&uid("p")).unwrap().is_shown,
+                cluster
+                    .ledger()
+                    .reservation_status_of(&uid("p"))
+                    .unwrap()
+                    .is_in_condition,
                 is_shown
             );
         }

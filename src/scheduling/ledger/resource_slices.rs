@@ -204,10 +204,10 @@ impl ResourceSlices {
     fn change_pool(
         &mut self,
         change: &mut SliceChange,
-        of: &DeviceSlice,
+        slice: &DeviceSlice,
         edit: impl FnOnce(&mut SlicePool),
     ) {
-        let key = of.pool_key();
+        let key = slice.pool_key();
         let pool = self.pools.entry(key.clone()).or_default();
         let before = pool.oldest_that_counts();
         edit(pool);
@@ -309,7 +309,7 @@ impl SliceChange {
         self.shared.extend(is_shared.then(|| slice.clone()));
     }
 
-    fn concerns(&self, node_state: &NodeState) -> bool {
+    fn affects(&self, node_state: &NodeState) -> bool {
         let mut devices = self.shared.iter().flat_map(|slice| &slice.devices);
         devices.any(|devices| devices.reaches(node_state))
     }
@@ -359,13 +359,13 @@ impl Ledger {
             let concerned = self
                 .node_states
                 .iter()
-                .filter(|(_, node_state)| change.concerns(node_state));
+                .filter(|(_, node_state)| change.affects(node_state));
             nodes.extend(concerned.map(|(name, _)| name.clone()));
         }
-        let has_become =
-            |node: &NodeName| self.note_published(node) && self.asked_for_on(node).0 > 0;
+        let has_become_published =
+            |node: &NodeName| self.update_published(node) && self.requested_on(node).0 > 0;
         NewlyPublished {
-            nodes: nodes.into_iter().filter(has_become).collect(),
+            nodes: nodes.into_iter().filter(has_become_published).collect(),
         }
     }
 
@@ -375,13 +375,13 @@ impl Ledger {
     }
 
     /// Updates whether DRA drivers publish a node's GPUs. Returns whether it has become published.
-    pub(super) fn note_published(&mut self, name: &NodeName) -> bool {
+    pub(super) fn update_published(&mut self, name: &NodeName) -> bool {
         #[cfg(test)]
         tests::CHECKED.set(tests::CHECKED.get() + 1);
         let Some(node_state) = self.node_states.get(name) else {
             return false;
         };
-        let stays = node_state.is_published() && node_state.claims_devices();
+        let stays = node_state.is_published() && node_state.has_device_claims();
         let is_published = stays || self.slices.publishes(node_state, &self.policy.dra);
         if node_state.is_published() == is_published {
             return false;
@@ -391,7 +391,7 @@ impl Ledger {
         }
         self.refresh(name);
         if is_published {
-            self.drop_soft_reservations_on(name);
+            self.remove_soft_reservations_on(name);
             self.expire_reservations_on(name, |_, _| true);
         }
         is_published
@@ -400,24 +400,24 @@ impl Ledger {
     /// Whether pods with ResourceClaims are bound to a node.
     pub(crate) fn set_device_claims(&mut self, name: &NodeName, claims_devices: bool) {
         // A state that a plan shares is copied only for a change.
-        let is_news = |node_state: &NodeState| node_state.claims_devices() != claims_devices;
-        if self.node_states.get(name).is_some_and(is_news) {
+        let is_changed = |node_state: &NodeState| node_state.has_device_claims() != claims_devices;
+        if self.node_states.get(name).is_some_and(is_changed) {
             if let Some(node_state) = self.node_states.get_mut(name) {
                 node_state.set_device_claims(claims_devices);
             }
-            self.note_published(name);
+            self.update_published(name);
         }
     }
 
     /// Updates whether all nodes are published, after the policy's list of GPU drivers has changed.
-    pub(super) fn note_all_published(&mut self) {
+    pub(super) fn update_all_published(&mut self) {
         let names: Vec<NodeName> = self
             .node_states
             .iter()
             .map(|(name, _)| name.clone())
             .collect();
         for name in &names {
-            self.note_published(name);
+            self.update_published(name);
         }
     }
 }

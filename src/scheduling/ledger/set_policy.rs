@@ -32,26 +32,26 @@ pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 #[derive(Debug, Clone)]
 pub struct PreparedPolicy {
     /// The copy from which it was made.
-    earlier: Box<Ledger>,
+    base: Box<Ledger>,
     /// That copy under the policy.
-    changed: Box<Ledger>,
+    prepared: Box<Ledger>,
     classified: Arc<Classifications>,
-    concerned: ConcernedPods,
+    reclassified: ReclassifiedPods,
 }
 
 /// Which pods are classified again.
 #[derive(Debug, Clone)]
-enum ConcernedPods {
+enum ReclassifiedPods {
     All,
     /// Those of namespaces that the policy's selectors now match otherwise.
-    OfNamespaces(BTreeSet<String>),
+    InNamespaces(BTreeSet<String>),
 }
 
-impl ConcernedPods {
-    fn contain(&self, pod_state: &PodState) -> bool {
+impl ReclassifiedPods {
+    fn contains(&self, pod_state: &PodState) -> bool {
         match self {
             Self::All => true,
-            Self::OfNamespaces(names) => names.contains(&pod_state.demand.traits.namespace),
+            Self::InNamespaces(names) => names.contains(&pod_state.demand.traits.namespace),
         }
     }
 }
@@ -69,7 +69,7 @@ pub struct RetiredPolicy {
 pub(super) struct PolicyChange<'a> {
     pub policy: &'a Policy,
     /// The time for which freshness is recomputed by the policy's rules; `None` if these have not changed.
-    pub ages_at: Option<Moment>,
+    pub recompute_freshness_at: Option<Moment>,
     pub forgets_starts: bool,
 }
 
@@ -77,7 +77,7 @@ impl PreparedPolicy {
     /// `copy` is [`Ledger::scratch`] of the ledger in which the policy shall be in force.
     pub fn new(copy: Ledger, mut policy: Policy) -> Self {
         policy.version = copy.policy.version + 1;
-        let policy = Arc::new(policy.with_namespaces(&copy.namespaces));
+        let policy = Arc::new(policy.with_namespace_labels(&copy.namespaces));
         let mut classified = Classifications::default();
         for (_, pod_state) in copy.pod_states.in_no_order() {
             let traits = &pod_state.demand.traits;
@@ -89,37 +89,37 @@ impl PreparedPolicy {
         let forgets_starts = copy.policy.loading != policy.loading;
         changed.pod_states = copy.pod_states.with_each_changed(|pod_state| {
             let classification = classified[&pod_state.demand.traits];
-            bring_under(pod_state, classification, forgets_starts);
+            reclassify(pod_state, classification, forgets_starts);
         });
         let change = PolicyChange {
             policy: &policy,
-            ages_at: Some(copy.now),
+            recompute_freshness_at: Some(copy.now),
             forgets_starts,
         };
         changed.node_states = copy.node_states.under_policy(&change, &changed.pod_states);
         changed.policy = policy;
-        Self::made(copy, changed, Arc::new(classified), ConcernedPods::All)
+        Self::finish(copy, changed, Arc::new(classified), ReclassifiedPods::All)
     }
 
-    fn made(
+    fn finish(
         earlier: Ledger,
         mut changed: Ledger,
         classified: Arc<Classifications>,
-        concerned: ConcernedPods,
+        concerned: ReclassifiedPods,
     ) -> Self {
         // The first request after the change finds it made.
-        changed.snapshot().sum_up();
+        changed.snapshot().summarize_nodes();
         Self {
-            earlier: Box::new(earlier),
-            changed: Box::new(changed),
+            base: Box::new(earlier),
+            prepared: Box::new(changed),
             classified,
-            concerned,
+            reclassified: concerned,
         }
     }
 
     /// The policy in force as it is once namespaces have these labels, of which it says these `selections`. Only their pods, and
     /// the nodes of these, are gone through.
-    pub(super) fn of_labels(
+    pub(super) fn for_labels(
         copy: Ledger,
         edits: NamespaceEdits,
         selections: &BTreeMap<String, NamespaceSelection>,
@@ -128,16 +128,16 @@ impl PreparedPolicy {
         policy.version += 1;
         selections
             .iter()
-            .for_each(|(name, selection)| policy.select(name, *selection));
+            .for_each(|(name, selection)| policy.set_namespace_selection(name, *selection));
         let policy = Arc::new(policy);
         let mut changed = copy.clone();
-        changed.note_labels(edits);
-        let concerned = ConcernedPods::OfNamespaces(selections.keys().cloned().collect());
+        changed.store_labels(edits);
+        let concerned = ReclassifiedPods::InNamespaces(selections.keys().cloned().collect());
         let (mut classified, mut nodes) = (Classifications::default(), BTreeSet::new());
         for (uid, pod_state) in copy
             .pod_states
             .in_no_order()
-            .filter(|(_, pod_state)| concerned.contain(pod_state))
+            .filter(|(_, pod_state)| concerned.contains(pod_state))
         {
             let traits = &pod_state.demand.traits;
             let classification = *classified
@@ -146,39 +146,39 @@ impl PreparedPolicy {
             nodes.extend(copy.pod_states.nodes_of(uid));
             changed
                 .pod_states
-                .note(uid, |pod_state| pod_state.demand.take(classification));
+                .edit_without_move(uid, |pod_state| pod_state.demand.reclassify(classification));
         }
         let change = PolicyChange {
             policy: &policy,
-            ages_at: None,
+            recompute_freshness_at: None,
             forgets_starts: false,
         };
         changed
             .node_states
             .bring_some_under_policy(&nodes, &change, &changed.pod_states);
         changed.policy = policy;
-        Self::made(copy, changed, Arc::new(classified), concerned)
+        Self::finish(copy, changed, Arc::new(classified), concerned)
     }
 
     /// This preparation on a later copy of the same ledger. Only what has changed between the two copies is gone through, so that it
     /// takes less time than the first preparation, and less has changed once it is done.
     pub fn caught_up(self, copy: Ledger) -> Self {
         if !self.is_current(&copy) {
-            return Self::new(copy, Policy::clone(&self.changed.policy));
+            return Self::new(copy, Policy::clone(&self.prepared.policy));
         }
-        self.brought_to(copy)
+        self.rebased_on(copy)
     }
 
     /// This preparation, which is current, on a later copy.
-    fn brought_to(self, copy: Ledger) -> Self {
+    fn rebased_on(self, copy: Ledger) -> Self {
         let (mut changed, classified) = (copy.clone(), self.classified.clone());
-        let concerned = self.concerned.clone();
-        drop(changed.take_current(self));
-        Self::made(copy, changed, classified, concerned)
+        let concerned = self.reclassified.clone();
+        drop(changed.install_current(self));
+        Self::finish(copy, changed, classified, concerned)
     }
 
     pub fn policy(&self) -> &Arc<Policy> {
-        &self.changed.policy
+        &self.prepared.policy
     }
 
     /// How the policy classifies the pods that there were.
@@ -188,13 +188,13 @@ impl PreparedPolicy {
 
     /// Whether the ledger still has the policy and the namespaces from which it was made. Pods and nodes may have changed.
     pub(super) fn is_current(&self, ledger: &Ledger) -> bool {
-        self.earlier.policy.version == ledger.policy.version
-            && self.earlier.namespaces == ledger.namespaces
+        self.base.policy.version == ledger.policy.version
+            && self.base.namespaces == ledger.namespaces
     }
 }
 
-fn bring_under(pod_state: &mut PodState, classification: Classification, forgets_starts: bool) {
-    pod_state.demand.take(classification);
+fn reclassify(pod_state: &mut PodState, classification: Classification, forgets_starts: bool) {
+    pod_state.demand.reclassify(classification);
     if forgets_starts {
         pod_state.start = None;
     }
@@ -214,23 +214,23 @@ impl Ledger {
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
     /// is now.
     pub(crate) fn set_policy(&mut self, policy: Policy) -> RetiredPolicy {
-        self.take_policy(PreparedPolicy::new(self.scratch(), policy))
+        self.install_policy(PreparedPolicy::new(self.scratch(), policy))
     }
 
     /// Puts a prepared policy in force. If the preparation is out of date, the policy is prepared again.
-    pub(crate) fn take_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+    pub(crate) fn install_policy(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         if !prepared.is_current(self) {
-            return self.set_policy(Policy::clone(&prepared.changed.policy));
+            return self.set_policy(Policy::clone(&prepared.prepared.policy));
         }
-        self.take_current(prepared)
+        self.install_current(prepared)
     }
 
     /// Puts a preparation in force that is current ([`PreparedPolicy::is_current`]).
-    fn take_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
+    fn install_current(&mut self, prepared: PreparedPolicy) -> RetiredPolicy {
         let PreparedPolicy {
-            earlier,
-            changed,
-            concerned,
+            base: earlier,
+            prepared: changed,
+            reclassified: concerned,
             ..
         } = prepared;
         let Self {
@@ -240,13 +240,13 @@ impl Ledger {
             node_states,
             ..
         } = *changed;
-        let is_another = matches!(concerned, ConcernedPods::All);
+        let is_new_policy = matches!(concerned, ReclassifiedPods::All);
         let forgets_starts = self.policy.loading != policy.loading;
         let pods = self
             .pod_states
-            .take_changed(&earlier.pod_states, pod_states, |pod_state| {
-                if concerned.contain(pod_state) {
-                    bring_under(
+            .merge_prepared(&earlier.pod_states, pod_states, |pod_state| {
+                if concerned.contains(pod_state) {
+                    reclassify(
                         pod_state,
                         policy.classify(&pod_state.demand.traits),
                         forgets_starts,
@@ -255,10 +255,10 @@ impl Ledger {
             });
         let change = PolicyChange {
             policy: &policy,
-            ages_at: is_another.then_some(self.now),
+            recompute_freshness_at: is_new_policy.then_some(self.now),
             forgets_starts,
         };
-        let nodes = self.node_states.take_changed(
+        let nodes = self.node_states.merge_prepared(
             &earlier.node_states,
             node_states,
             &change,
@@ -266,10 +266,10 @@ impl Ledger {
         );
         self.namespaces = namespaces;
         let before = std::mem::replace(&mut self.policy, policy);
-        if is_another {
-            self.follow_settings(&before);
+        if is_new_policy {
+            self.apply_settings(&before);
         }
-        self.requeue_all();
+        self.update_whole_queue();
         RetiredPolicy {
             _earlier: earlier,
             _pods: pods,
@@ -278,25 +278,29 @@ impl Ledger {
     }
 
     /// Applies the policy's settings to what follows from them and not from its classes.
-    fn follow_settings(&mut self, before: &Policy) {
+    fn apply_settings(&mut self, before: &Policy) {
         if before.loading != self.policy.loading {
             self.start_times.forget();
         }
-        self.evictions.move_to(before, &self.policy);
-        self.take_packing();
+        self.evictions.map_tenants(before, &self.policy);
+        self.apply_packing_policy();
         if before.dra != self.policy.dra {
-            self.note_all_published();
+            self.update_all_published();
         }
     }
 
     /// The labels of a node, by which it is in a pool.
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
-        self.share_labels(name, Arc::new(labels));
+        self.set_shared_labels(name, Arc::new(labels));
     }
 
     /// Sets the labels of a node, by which it is in a pool. They are shared with the caller.
-    pub(crate) fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
+    pub(crate) fn set_shared_labels(
+        &mut self,
+        name: &NodeName,
+        labels: Arc<BTreeMap<String, String>>,
+    ) {
         let policy = &self.policy;
         if self
             .node_states
@@ -304,7 +308,7 @@ impl Ledger {
             .is_some_and(|node_state| node_state.set_labels(labels, policy))
         {
             self.refresh(name);
-            self.note_published(name);
+            self.update_published(name);
         }
     }
 
@@ -321,7 +325,7 @@ impl Ledger {
     }
 
     /// Whether the node's labels say that it has GPUs, by those that the agent's DaemonSet selects its nodes by.
-    pub(crate) fn shows_gpus(&self, name: &NodeName) -> bool {
+    pub(crate) fn has_gpu_label(&self, name: &NodeName) -> bool {
         let labels = self
             .node_states
             .get(name)
@@ -334,7 +338,7 @@ impl Ledger {
     }
 
     /// Records since when a bound pod runs, if that is earlier than recorded.
-    pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
+    pub(super) fn record_running_since(&mut self, uid: &PodUid, started: Moment) {
         let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else {
             return;
         };
@@ -342,11 +346,11 @@ impl Ledger {
             return;
         }
         self.pod_states
-            .note(uid, |pod_state| pod_state.note_running_since(started));
+            .edit_without_move(uid, |pod_state| pod_state.set_earlier_start(started));
         if let Some(tenant) = self.pod_states[uid].demand.tenant {
             self.node_states.forget_guaranteed(tenant);
         }
-        self.note_disruption_info(uid);
+        self.update_node_disruption_info(uid);
     }
 }
 
@@ -361,14 +365,14 @@ impl PreparedLabels {
     /// `copy` is [`Ledger::scratch`] of the ledger in which these labels shall be known. Returns `None` if its policy says the same
     /// of all namespaces.
     pub fn new(copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
-        let selections = copy.other_selections(&edits);
-        (!selections.is_empty()).then(|| Self(PreparedPolicy::of_labels(copy, edits, &selections)))
+        let selections = copy.changed_selections(&edits);
+        (!selections.is_empty()).then(|| Self(PreparedPolicy::for_labels(copy, edits, &selections)))
     }
 
     /// This preparation on a later copy of the same ledger, with the edits for it.
     pub fn caught_up(self, copy: Ledger, edits: NamespaceEdits) -> Option<Self> {
         match self.0.is_current(&copy) {
-            true => Some(Self(self.0.brought_to(copy))),
+            true => Some(Self(self.0.rebased_on(copy))),
             false => Self::new(copy, edits),
         }
     }
@@ -382,18 +386,18 @@ impl Ledger {
 
     /// A policy as it would be in force here: with what its selectors say of the known namespaces.
     pub fn under_namespaces(&self, policy: Policy) -> Policy {
-        policy.with_namespaces(&self.namespaces)
+        policy.with_namespace_labels(&self.namespaces)
     }
 
     /// Namespaces have these labels from now on. Returns what was in force before if the policy says something else of any of
     /// them now.
     pub(crate) fn edit_namespaces(&mut self, edits: NamespaceEdits) -> Option<RetiredPolicy> {
-        let selections = self.other_selections(&edits);
+        let selections = self.changed_selections(&edits);
         if selections.is_empty() {
-            self.note_labels(edits);
+            self.store_labels(edits);
             return None;
         }
-        Some(self.take_current(PreparedPolicy::of_labels(
+        Some(self.install_current(PreparedPolicy::for_labels(
             self.scratch(),
             edits,
             &selections,
@@ -401,31 +405,31 @@ impl Ledger {
     }
 
     /// Puts prepared labels in force. If the preparation is out of date, returns `None`, and nothing has changed.
-    pub(crate) fn take_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
+    pub(crate) fn install_labels(&mut self, prepared: PreparedLabels) -> Option<RetiredPolicy> {
         prepared
             .0
             .is_current(self)
-            .then(|| self.take_current(prepared.0))
+            .then(|| self.install_current(prepared.0))
     }
 
     /// What the policy says of the namespaces of which it says something else by these labels.
-    fn other_selections(&self, edits: &NamespaceEdits) -> BTreeMap<String, NamespaceSelection> {
+    fn changed_selections(&self, edits: &NamespaceEdits) -> BTreeMap<String, NamespaceSelection> {
         let selections = edits
             .iter()
-            .map(|(name, labels)| (name, self.policy.selection_of(labels.as_deref())));
-        let others =
-            selections.filter(|(name, selection)| *selection != self.policy.selection(name));
-        others
+            .map(|(name, labels)| (name, self.policy.select_by_labels(labels.as_deref())));
+        let changed = selections
+            .filter(|(name, selection)| *selection != self.policy.namespace_selection(name));
+        changed
             .map(|(name, selection)| (name.clone(), selection))
             .collect()
     }
 
-    fn note_labels(&mut self, edits: NamespaceEdits) {
-        let known = Arc::make_mut(&mut self.namespaces);
+    fn store_labels(&mut self, edits: NamespaceEdits) {
+        let namespaces = Arc::make_mut(&mut self.namespaces);
         for (name, labels) in edits {
             match labels {
-                Some(labels) => known.insert(name, labels),
-                None => known.remove(&name),
+                Some(labels) => namespaces.insert(name, labels),
+                None => namespaces.remove(&name),
             };
         }
     }

@@ -26,14 +26,14 @@ use std::sync::Arc;
 
 /// The least time, in milliseconds, for which a tenant's engines that do not become ready may keep others from a GPU within an hour;
 /// more, if its class lets one engine do so for longer.
-const LEAST_SHARE: u64 = 600_000;
+const MIN_GATE_SHARE_MILLIS: u64 = 600_000;
 /// How many times that long all of a tenant's engines together may keep others from a GPU.
-const ALL_TOGETHER: u64 = 3;
+const TOTAL_GATE_SHARE_FACTOR: u64 = 3;
 
 impl Ledger {
     /// The start of a pod whose Binding to the node is known to have landed just now: until when its engine keeps others from
     /// starting on its GPUs, and what is expected of it. Until now it may have begun at any moment.
-    pub(super) fn start_of_landed(
+    pub(super) fn start_after_binding(
         &self,
         uid: &PodUid,
         node: &NodeName,
@@ -62,7 +62,7 @@ impl Ledger {
     }
 
     /// Until when an engine keeps others from starting on these GPUs, that would until then, with what its tenant has taken there.
-    pub(super) fn within_share(
+    pub(super) fn capped_by_gate_share(
         &self,
         until: Option<Moment>,
         demand: &Demand,
@@ -70,9 +70,9 @@ impl Ledger {
         gpus: &[GpuUuid],
     ) -> Option<Moment> {
         let Millis(taken) = self.gate_time_taken(demand, node, gpus);
-        let last = self.now + Millis(self.share(demand).saturating_sub(taken));
+        let latest_end = self.now + Millis(self.gate_share_millis(demand).saturating_sub(taken));
         until
-            .map(|until| until.min(last))
+            .map(|until| until.min(latest_end))
             .filter(|until| *until > self.now)
     }
 
@@ -84,40 +84,50 @@ impl Ledger {
         node: &NodeName,
         gpus: &[GpuUuid],
     ) -> Millis {
-        let starter = starter(demand, &self.policy);
-        let held = |node_state: &NodeState| node_state.starts().held(starter, gpus, self.now);
-        let (failed, all) = self.node_states.get(node).map(held).unwrap_or_default();
-        failed.max(Millis(all.0.saturating_sub(
-            self.share(demand).saturating_mul(ALL_TOGETHER - 1),
-        )))
+        let starter = starter_of(demand, &self.policy);
+        let gate_time =
+            |node_state: &NodeState| node_state.starts().gate_times(starter, gpus, self.now);
+        let (failed, all) = self
+            .node_states
+            .get(node)
+            .map(gate_time)
+            .unwrap_or_default();
+        failed.max(Millis(
+            all.0.saturating_sub(
+                self.gate_share_millis(demand)
+                    .saturating_mul(TOTAL_GATE_SHARE_FACTOR - 1),
+            ),
+        ))
     }
 
-    fn share(&self, demand: &Demand) -> u64 {
+    fn gate_share_millis(&self, demand: &Demand) -> u64 {
         self.policy
             .class(demand.class)
             .start_gate
             .max
             .0
-            .max(LEAST_SHARE)
+            .max(MIN_GATE_SHARE_MILLIS)
     }
 
     /// Whether a pod that is gone left for others, who may have had it evicted, and not for its own use.
-    pub(super) fn has_left_for_others(&self, uid: &PodUid) -> bool {
+    pub(super) fn was_evicted_for_others(&self, uid: &PodUid) -> bool {
         let node_state = self
             .pod_states
             .get(uid)
             .and_then(|pod| self.node_states.get(pod.node()?));
-        let takes = |pod: &PodUid| {
+        let evicts_it = |pod: &PodUid| {
             self.pod_states
                 .reservation(pod)
                 .is_some_and(|reservation| reservation.victims.contains(uid))
         };
-        let is_taken = || node_state.is_some_and(|node_state| node_state.pods().iter().any(takes));
-        self.overuse_of(uid).is_none() && (self.showing_evictions.contains(uid) || is_taken())
+        let is_victim =
+            || node_state.is_some_and(|node_state| node_state.pods().iter().any(evicts_it));
+        self.overuse_of(uid).is_none()
+            && (self.pods_with_eviction_condition.contains(uid) || is_victim())
     }
 
     /// Records how long the pod's start gate kept others from starting, because it opens or the pod is gone.
-    pub(super) fn note_gate_over(&mut self, uid: &PodUid, is_ready: bool) {
+    pub(super) fn record_gate_time(&mut self, uid: &PodUid, is_ready: bool) {
         let Some(PodState {
             demand,
             phase: PodPhase::Bound(bound),
@@ -131,28 +141,28 @@ impl Ledger {
             return;
         };
         // Of a pod without a record all GPUs of its node were kept.
-        let all = || {
+        let all_gpus = || {
             node_state
                 .devices()
                 .iter()
                 .map(|device| device.uuid.clone())
                 .collect()
         };
-        let gpus = bound.devices.clone().unwrap_or_else(all);
-        let held = (self.now.min(*until).since(bound.since), self.now);
-        let starter = starter(demand, &self.policy);
+        let gpus = bound.devices.clone().unwrap_or_else(all_gpus);
+        let gate_time = (self.now.min(*until).since(bound.since), self.now);
+        let starter = starter_of(demand, &self.policy);
         node_state
             .starts_mut()
-            .note_past(uid, starter, gpus, held, is_ready);
+            .record_past_start(uid, starter, gpus, gate_time, is_ready);
     }
 
     /// The pod's engine is ready.
-    pub(super) fn note_engine_ready(&mut self, uid: &PodUid, node: &NodeName) {
+    pub(super) fn record_engine_ready(&mut self, uid: &PodUid, node: &NodeName) {
         let has_failed = |node_state: &NodeState| node_state.starts().has_failed(uid);
         if self.node_states.get(node).is_some_and(has_failed)
             && let Some(node_state) = self.node_states.get_mut(node)
         {
-            node_state.starts_mut().note_ready(uid);
+            node_state.starts_mut().record_ready(uid);
         }
     }
 
@@ -164,14 +174,14 @@ impl Ledger {
     ) -> (Option<Moment>, Option<Arc<PodStart>>) {
         let (starts, now) = (self.start_times.model(), self.now);
         (
-            gate(demand, node, now, starts, &self.policy),
+            start_gate_end(demand, node, now, starts, &self.policy),
             PodStart::expect(demand, node, now, starts, &self.policy.loading),
         )
     }
 }
 
 /// The tenant or namespace that a pod's start counts for. A name stays the same under the next policy.
-fn starter<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
+fn starter_of<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
     let tenant = demand.tenant.and_then(|id| policy.tenant(id));
     tenant.map_or((false, &demand.traits.namespace), |tenant| {
         (true, &tenant.name)
@@ -180,15 +190,15 @@ fn starter<'a>(demand: &'a Demand, policy: &'a Policy) -> Starter<'a> {
 
 /// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or its GPUs are
 /// not known.
-pub(super) fn gate(
+pub(super) fn start_gate_end(
     demand: &Demand,
     node: &Node,
     now: Moment,
-    starts: &StartModel,
+    start_model: &StartModel,
     policy: &Policy,
 ) -> Option<Moment> {
-    let of_model = rank::ready(node, demand, starts, &policy.loading);
-    let expected = match (of_model, &demand.model) {
+    let estimate = rank::estimate_start(node, demand, start_model, &policy.loading);
+    let expected = match (estimate, &demand.model) {
         // What others taught never opens it earlier: an engine whose probe answers too soon would let two start at once.
         (Some(found), Some(_)) => found.total().max(found.prior.total()),
         // What it will load is unknown, and may be as large as what it asks for.
@@ -199,21 +209,21 @@ pub(super) fn gate(
     };
     let StartGate { min, max } = policy.class(demand.class).start_gate;
     // Twice, because loading does not take exactly as long as predicted.
-    let is_gated = demand.terms.engine && !demand.asks_plugin();
+    let is_gated = demand.terms.engine && !demand.is_allocated_externally();
     let length = expected.times(2).clamp(min.min(max), max);
     (is_gated && length > Millis::default()).then(|| now + length)
 }
 
 /// The most kinds of starts that are remembered of a node; beyond that the kind observed longest ago is forgotten.
-const KINDS: usize = 8;
+const MAX_KINDS_PER_NODE: usize = 8;
 /// The most samples of each kind.
-const SAMPLES: usize = 12;
+const MAX_SAMPLES_PER_KIND: usize = 12;
 /// The fewest samples from which factors are fitted: one start may be an accident.
-const LEAST_SAMPLES: usize = 2;
+const MIN_SAMPLES: usize = 2;
 /// How long a past start's gate time counts against its tenant: shares are per hour.
-const COUNTS_FOR: Millis = Millis::seconds(3600);
+const GATE_TIME_WINDOW: Millis = Millis::seconds(3600);
 /// The least gate time that a start is charged, which bounds how many past starts are remembered.
-const LEAST_HELD: Millis = Millis::seconds(1);
+const MIN_GATE_TIME: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeStarts {
@@ -245,19 +255,25 @@ impl NodeStarts {
     }
 
     /// An engine has started here; `known` is what the cluster knows of that kind.
-    pub(crate) fn learn(&mut self, kind: StartKind, sample: StartSample, known: StartFactors) {
-        let place = self.samples.iter().position(|(of, _)| *of == kind);
-        let (_, mut samples) = place
+    pub(crate) fn learn(
+        &mut self,
+        kind: StartKind,
+        sample: StartSample,
+        cluster_factors: StartFactors,
+    ) {
+        let index = self.samples.iter().position(|(of, _)| *of == kind);
+        let (_, mut samples) = index
             .map(|place| self.samples.remove(place))
             .unwrap_or((kind, StartSamples::default()));
-        samples.add(sample, SAMPLES);
-        let factors = samples.fit(known, LEAST_SAMPLES);
+        samples.add(sample, MAX_SAMPLES_PER_KIND);
+        let factors = samples.fit(cluster_factors, MIN_SAMPLES);
         self.samples.push((kind, samples));
-        if self.samples.len() > KINDS {
+        if self.samples.len() > MAX_KINDS_PER_NODE {
             self.samples.remove(0);
         }
-        let is_kept =
-            |of: &StartKind| *of != kind && self.samples.iter().any(|(kept, _)| kept == of);
+        let is_kept = |kept_kind: &StartKind| {
+            *kept_kind != kind && self.samples.iter().any(|(kept, _)| kept == kept_kind)
+        };
         let mut all: Vec<_> = self
             .factors
             .iter()
@@ -270,7 +286,7 @@ impl NodeStarts {
     }
 
     /// The pod's engine has kept others from starting on these GPUs for so long.
-    fn note_past(
+    fn record_past_start(
         &mut self,
         uid: &PodUid,
         (is_tenant, name): Starter<'_>,
@@ -279,8 +295,8 @@ impl NodeStarts {
         is_ready: bool,
     ) {
         self.past
-            .retain(|past| past.uid != *uid && ended.since(past.ended) < COUNTS_FOR);
-        let (uid, name, held) = (uid.clone(), name.into(), held.max(LEAST_HELD));
+            .retain(|past| past.uid != *uid && ended.since(past.ended) < GATE_TIME_WINDOW);
+        let (uid, name, held) = (uid.clone(), name.into(), held.max(MIN_GATE_TIME));
         self.past.push(PastStart {
             uid,
             gpus,
@@ -300,7 +316,7 @@ impl NodeStarts {
     }
 
     /// It has become ready after all.
-    pub(crate) fn note_ready(&mut self, uid: &PodUid) {
+    pub(crate) fn record_ready(&mut self, uid: &PodUid) {
         self.past
             .iter_mut()
             .filter(|past| past.uid == *uid)
@@ -309,18 +325,18 @@ impl NodeStarts {
 
     /// For how long engines of the starter have kept others from one of these GPUs, or from any if none is named: those that did
     /// not become ready, and all.
-    pub(crate) fn held(
+    pub(crate) fn gate_times(
         &self,
         starter: Starter<'_>,
         gpus: &[GpuUuid],
         now: Moment,
     ) -> (Millis, Millis) {
-        let is_its = |past: &&PastStart| {
-            (past.is_tenant, &*past.name) == starter && now.since(past.ended) < COUNTS_FOR
+        let is_by_starter = |past: &&PastStart| {
+            (past.is_tenant, &*past.name) == starter && now.since(past.ended) < GATE_TIME_WINDOW
         };
-        let its: Vec<&PastStart> = self.past.iter().filter(is_its).collect();
+        let past: Vec<&PastStart> = self.past.iter().filter(is_by_starter).collect();
         let sum = |gpu: Option<&GpuUuid>, failed_only: bool| {
-            let on_it = its
+            let on_it = past
                 .iter()
                 .filter(|past| gpu.is_none_or(|gpu| past.gpus.contains(gpu)));
             let counted = on_it.filter(|past| !failed_only || !past.is_ready);

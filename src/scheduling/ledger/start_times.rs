@@ -25,13 +25,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The most kinds of starts, by kind of GPU, that are remembered; beyond that the kind observed longest ago is forgotten.
-const KINDS: usize = 256;
+const MAX_KINDS: usize = 256;
 /// The most samples of each kind.
-const SAMPLES: usize = 24;
+const MAX_SAMPLES: usize = 24;
 /// The fewest samples from which factors for other nodes are fitted.
-const LEAST_SAMPLES: usize = 3;
+const MIN_SAMPLES: usize = 3;
 /// The most finished starts over which errors are computed.
-const ERRORS: usize = 256;
+const MAX_TIMED_STARTS: usize = 256;
 
 /// The start of one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,10 +126,10 @@ impl StartTimes {
         sample: StartSample,
     ) -> StartFactors {
         let kinds = Arc::make_mut(&mut self.kinds);
-        let place = kinds
-            .iter()
-            .position(|of| of.kind == kind && of.gpu.as_ref() == gpu);
-        let mut observed = match place {
+        let index = kinds.iter().position(|observed_kind| {
+            observed_kind.kind == kind && observed_kind.gpu.as_ref() == gpu
+        });
+        let mut observed = match index {
             Some(place) => kinds.remove(place),
             None => ObservedKind {
                 kind,
@@ -137,27 +137,27 @@ impl StartTimes {
                 samples: StartSamples::default(),
             },
         };
-        observed.samples.add(sample, SAMPLES);
-        let fitted = observed.samples.fit(StartFactors::PRIOR, LEAST_SAMPLES);
+        observed.samples.add(sample, MAX_SAMPLES);
+        let fitted = observed.samples.fit(StartFactors::PRIOR, MIN_SAMPLES);
         kinds.push(observed);
-        let forgotten = (kinds.len() > KINDS).then(|| kinds.remove(0));
+        let forgotten = (kinds.len() > MAX_KINDS).then(|| kinds.remove(0));
         if let Some(ObservedKind { kind, gpu, .. }) = forgotten {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu.as_ref(), None);
         }
-        let known = self.model.cluster_factors(kind, gpu);
+        let cluster_factors = self.model.cluster_factors(kind, gpu);
         // Scores of this engine's pods are computed again for each change: small ones wait until they add up.
         if let Some(fitted) =
-            fitted.filter(|fitted| known.is_none_or(|known| known.is_far_from(fitted)))
+            fitted.filter(|fitted| cluster_factors.is_none_or(|known| known.is_far_from(fitted)))
         {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu, Some(fitted));
         }
-        fitted.or(known).unwrap_or(StartFactors::PRIOR)
+        fitted.or(cluster_factors).unwrap_or(StartFactors::PRIOR)
     }
 
-    fn note(&mut self, start: TimedStart) {
+    fn record(&mut self, start: TimedStart) {
         let timed = Arc::make_mut(&mut self.timed);
         timed.push_back(start);
-        if timed.len() > ERRORS {
+        if timed.len() > MAX_TIMED_STARTS {
             timed.pop_front();
         }
     }
@@ -169,13 +169,15 @@ impl PodStart {
         demand: &Demand,
         node: &Node,
         now: Moment,
-        starts: &StartModel,
+        start_model: &StartModel,
         speeds: &LoadingSpeeds,
     ) -> Option<Arc<Self>> {
         // What a pod's model weighs that asks a device plugin is not known here, and what is no engine is ready before its model
         // is.
-        let is_timed = demand.terms.engine && demand.model.is_some() && !demand.asks_plugin();
-        let expected = is_timed.then(|| rank::ready(node, demand, starts, speeds))??;
+        let is_timed =
+            demand.terms.engine && demand.model.is_some() && !demand.is_allocated_externally();
+        let expected =
+            is_timed.then(|| rank::estimate_start(node, demand, start_model, speeds))??;
         let gpu = node.gpu_model().cloned();
         Some(Arc::new(Self {
             since: now,
@@ -218,10 +220,10 @@ impl Ledger {
     /// How far the latest starts were off.
     pub fn start_errors(&self) -> StartErrors {
         let timed = &self.start_times.timed;
-        let errors = |of: fn(&TimedStart) -> Millis| {
+        let errors = |estimate: fn(&TimedStart) -> Millis| {
             let mut errors: Vec<u64> = timed
                 .iter()
-                .map(|start| error(of(start), start.observed))
+                .map(|start| relative_error(estimate(start), start.observed))
                 .collect();
             errors.sort_unstable();
             let at = |percent: usize| {
@@ -268,7 +270,7 @@ impl Ledger {
         };
         if next.as_ref() != Some(&*start) {
             self.pod_states
-                .note(uid, |pod_state| pod_state.start = next.map(Arc::new));
+                .edit_without_move(uid, |pod_state| pod_state.start = next.map(Arc::new));
         }
         (progress == StartProgress::Ready).then(|| self.learn_start(&node, &start, &namespace))
     }
@@ -292,9 +294,9 @@ impl Ledger {
             let sample = sample(expected.prior.pull, Millis::default(), pull);
             self.learn_sample(node, StartKind::Pull, None, sample);
         }
-        let mut of = Engine::default();
+        let mut timed_engine = Engine::default();
         if let Some(StartKind::Engine(engine_kind, path)) = expected.kind {
-            of = engine_kind;
+            timed_engine = engine_kind;
             let sample = sample(expected.prior.transfer(), expected.prior.init, engine);
             self.learn_sample(
                 node,
@@ -306,12 +308,12 @@ impl Ledger {
         self.node_states
             .refresh_view(node, &self.pod_states, &self.policy);
         let timed = TimedStart {
-            engine: of,
+            engine: timed_engine,
             expected: expected.time.total(),
             prior: expected.prior.total(),
             observed: now.since(start.since),
         };
-        self.start_times.note(timed);
+        self.start_times.record(timed);
         timed
     }
 
@@ -322,9 +324,9 @@ impl Ledger {
         gpu: Option<&GpuModel>,
         sample: StartSample,
     ) {
-        let known = self.start_times.learn(kind, gpu, sample.clone());
+        let cluster_factors = self.start_times.learn(kind, gpu, sample.clone());
         if let Some(node_state) = self.node_states.existing_mut(node) {
-            node_state.learn_start(kind, sample, known);
+            node_state.learn_start(kind, sample, cluster_factors);
         }
     }
 
@@ -357,7 +359,7 @@ impl Ledger {
 }
 
 /// The error of an expected time, in thousandths of the observed one.
-fn error(expected: Millis, observed: Millis) -> u64 {
+fn relative_error(expected: Millis, observed: Millis) -> u64 {
     let off = u128::from(expected.0.abs_diff(observed.0)) * 1000 / u128::from(observed.0.max(1));
     off.min(u64::MAX.into()) as u64
 }
@@ -378,11 +380,11 @@ pub(super) struct StartSample {
 pub(super) struct StartSamples(Vec<StartSample>);
 
 /// Weight of the prior, in samples: starts vary by a fifth of their time, policies may be off by all of it.
-const HOLD: f64 = 0.05;
+const PRIOR_WEIGHT: f64 = 0.05;
 /// Errors beyond this share of the expected time count less and less.
-const OUTLIER: f64 = 0.5;
+const OUTLIER_THRESHOLD: f64 = 0.5;
 /// After so many rounds the fit moves by less than a thousandth.
-const ROUNDS: usize = 12;
+const FIT_ROUNDS: usize = 12;
 
 impl StartSamples {
     /// Adds a start and keeps `limit` at most. Of the namespace with the most samples the oldest goes, so that no namespace can
@@ -412,15 +414,15 @@ impl StartSamples {
     }
 
     /// The factors that fit best, near `known` where that is open; `None` with fewer than `least` samples.
-    pub(crate) fn fit(&self, known: StartFactors, least: usize) -> Option<StartFactors> {
-        if self.0.len() < least {
+    pub(crate) fn fit(&self, prior: StartFactors, min_samples: usize) -> Option<StartFactors> {
+        if self.0.len() < min_samples {
             return None;
         }
-        let known = [known.transfer, known.init].map(|factor| f64::from(factor.0) / 1000.0);
-        let common = (0..ROUNDS).fold(1.0, |common, _| self.refit_common(common, known));
+        let known = [prior.transfer, prior.init].map(|factor| f64::from(factor.0) / 1000.0);
+        let common = (0..FIT_ROUNDS).fold(1.0, |common, _| self.refit_common(common, known));
         // As long as nothing says otherwise, both parts are off by the same.
-        let about = known.map(|factor| limited(factor * common));
-        let found = (0..ROUNDS).fold(about, |found, _| self.refit(found, about));
+        let center = known.map(|factor| clamped_factor(factor * common));
+        let found = (0..FIT_ROUNDS).fold(center, |found, _| self.refit(found, center));
         let [transfer, init] = found.map(|factor| TimeFactor((factor * 1000.0).round() as u32));
         Some(StartFactors {
             transfer,
@@ -431,15 +433,15 @@ impl StartSamples {
 
     /// One round of weighted least squares for a factor of both parts, with weights by the one of the round before.
     fn refit_common(&self, before: f64, known: [f64; 2]) -> f64 {
-        let [mut observed, mut expected] = [HOLD / before; 2];
+        let [mut observed, mut expected] = [PRIOR_WEIGHT / before; 2];
         for sample in &self.0 {
-            let [transfer, init, time] = sample.limited();
+            let [transfer, init, time] = sample.clamped();
             let one = known[0] * transfer + known[1] * init;
             // No time was expected, and no factor of nothing is another time.
             if one < 1.0 {
                 continue;
             }
-            let weight = weight(time, before * one);
+            let weight = sample_weight(time, before * one);
             observed += weight * one * time;
             expected += weight * one * one;
         }
@@ -449,12 +451,12 @@ impl StartSamples {
     /// One round of weighted least squares for both factors, near `about`.
     fn refit(&self, before: [f64; 2], about: [f64; 2]) -> [f64; 2] {
         // The normal equations: [[tt, ti], [ti, ii]] × [a, b] = [ty, iy].
-        let [mut tt, mut ii] = about.map(|factor| HOLD / (factor * factor));
-        let [mut ty, mut iy] = about.map(|factor| HOLD / factor);
+        let [mut tt, mut ii] = about.map(|factor| PRIOR_WEIGHT / (factor * factor));
+        let [mut ty, mut iy] = about.map(|factor| PRIOR_WEIGHT / factor);
         let mut ti = 0.0;
         for sample in &self.0 {
-            let [transfer, init, time] = sample.limited();
-            let weight = weight(time, (before[0] * transfer + before[1] * init).max(1.0));
+            let [transfer, init, time] = sample.clamped();
+            let weight = sample_weight(time, (before[0] * transfer + before[1] * init).max(1.0));
             tt += weight * transfer * transfer;
             ti += weight * transfer * init;
             ii += weight * init * init;
@@ -468,9 +470,9 @@ impl StartSamples {
             (iy * tt - ty * ti) / determinant,
         ];
         // If one factor is at its limit, the other one fits the rest.
-        match found.map(limited) {
-            [a, _] if a != found[0] => [a, limited((iy - ti * a) / ii)],
-            [_, b] if b != found[1] => [limited((ty - ti * b) / tt), b],
+        match found.map(clamped_factor) {
+            [a, _] if a != found[0] => [a, clamped_factor((iy - ti * a) / ii)],
+            [_, b] if b != found[1] => [clamped_factor((ty - ti * b) / tt), b],
             both => both,
         }
     }
@@ -478,7 +480,7 @@ impl StartSamples {
 
 impl StartSample {
     /// Both parts and the observed time in milliseconds, that within what factors may say.
-    fn limited(&self) -> [f64; 3] {
+    fn clamped(&self) -> [f64; 3] {
         let [transfer, init, observed] =
             [self.transfer, self.init, self.observed].map(|time| time.0 as f64);
         let whole = (transfer + init).max(1.0);
@@ -489,12 +491,12 @@ impl StartSample {
 }
 
 /// How much a start counts that was expected to take `expected`: errors are relative, and outliers count less.
-fn weight(observed: f64, expected: f64) -> f64 {
+fn sample_weight(observed: f64, expected: f64) -> f64 {
     let error = ((observed - expected) / expected).abs();
-    OUTLIER / error.max(OUTLIER) / (expected * expected)
+    OUTLIER_THRESHOLD / error.max(OUTLIER_THRESHOLD) / (expected * expected)
 }
 
-fn limited(factor: f64) -> f64 {
+fn clamped_factor(factor: f64) -> f64 {
     let (low, high) = TimeFactor::LIMITS;
     factor.clamp(f64::from(low.0) / 1000.0, f64::from(high.0) / 1000.0)
 }
@@ -523,13 +525,13 @@ mod start_samples_tests {
     }
 
     fn expected(factors: StartFactors, transfer: u64, init: u64) -> f64 {
-        (factors.transfer.of(Millis::seconds(transfer)).0
-            + factors.init.of(Millis::seconds(init)).0) as f64
+        (factors.transfer.apply_to(Millis::seconds(transfer)).0
+            + factors.init.apply_to(Millis::seconds(init)).0) as f64
             / 1000.0
     }
 
     #[test]
-    fn two_sizes_tell_a_slow_network_from_a_slow_start() {
+    fn models_of_several_sizes_tell_slow_transfer_from_slow_init() {
         let sizes = || [10, 40, 160].into_iter().cycle().take(24);
         let slow_network = sizes().map(|transfer| sample("a", transfer, 20, 3 * transfer + 20));
         let found = samples(slow_network).fit(StartFactors::PRIOR, 3).unwrap();

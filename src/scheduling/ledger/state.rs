@@ -12,7 +12,7 @@ use super::packing::PackingState;
 use super::pod_states::PlacelessMembers;
 use super::pod_states::PodStates;
 use super::pod_states::SharedParts;
-use super::reservations::ReservationOrigin;
+use super::reservations::LeaderRecord;
 use super::resource_slices::ResourceSlices;
 use super::start_times::StartTimes;
 use super::waiting_pods::WaitingPods;
@@ -43,7 +43,7 @@ pub(crate) struct LedgerState {
     budgets: DisruptionBudgets,
     packing: PackingState,
     start_times: StartTimes,
-    origin: ReservationOrigin,
+    origin: LeaderRecord,
     #[serde(default, skip_serializing_if = "is_default")]
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -87,21 +87,21 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
-            origin: self.origin.clone(),
-            shown_reservations: self.shown_reservations.clone(),
-            showing_reservations: self.showing_reservations.clone(),
+            origin: self.leader_record.clone(),
+            shown_reservations: self.observed_reservations.clone(),
+            showing_reservations: self.pods_with_reservation_condition.clone(),
             slices: self.slices.clone(),
             overuse: self.overuse.clone(),
-            showing_evictions: self.showing_evictions.clone(),
+            showing_evictions: self.pods_with_eviction_condition.clone(),
             placeless_members: self.placeless_members.export(),
         }
     }
 
     /// The ledger that was exported under this policy.
     pub(crate) fn load(policy: Arc<Policy>, state: LedgerState) -> Result<Self, LoadError> {
-        state.check(&policy)?;
+        state.check_references(&policy)?;
         // What its selectors say of namespaces is not stored with it.
-        let policy = Arc::new(Policy::clone(&policy).with_namespaces(&state.namespaces));
+        let policy = Arc::new(Policy::clone(&policy).with_namespace_labels(&state.namespaces));
         let pod_states = PodStates::load(state.pods);
         let node_states = NodeStates::load(state.nodes, &pod_states, &policy)
             .map_err(|(pod, node)| LoadError::UnknownNode { pod, node })?;
@@ -117,12 +117,12 @@ impl Ledger {
             budgets: state.budgets,
             packing: state.packing,
             start_times: state.start_times,
-            origin: state.origin,
-            shown_reservations: state.shown_reservations,
-            showing_reservations: state.showing_reservations,
+            leader_record: state.origin,
+            observed_reservations: state.shown_reservations,
+            pods_with_reservation_condition: state.showing_reservations,
             slices: state.slices,
             overuse: state.overuse,
-            showing_evictions: state.showing_evictions,
+            pods_with_eviction_condition: state.showing_evictions,
             placeless_members: PlacelessMembers::load(&state.placeless_members),
             shared_parts: SharedParts::default(),
         })
@@ -135,7 +135,7 @@ impl LedgerState {
     }
 
     /// Checks that every class, node and GPU index in the state refers to something that exists.
-    fn check(&self, policy: &Policy) -> Result<(), LoadError> {
+    fn check_references(&self, policy: &Policy) -> Result<(), LoadError> {
         let (stored, given) = (self.policy_version, policy.version);
         if stored != given {
             return Err(LoadError::OtherPolicy { stored, given });
@@ -151,14 +151,14 @@ impl LedgerState {
             .filter(|node_state| node_state.exists())
             .count();
         for (uid, pod_state) in &self.pods {
-            if pod_state.demand.class.place() >= policy.classes().len() {
+            if pod_state.demand.class.index() >= policy.classes().len() {
                 return Err(LoadError::UnknownClass { pod: uid.clone() });
             }
             if let Some(soft_reservation) = pod_state.soft_reservation() {
                 let (node, gpus) = (&soft_reservation.node, soft_reservation.gpus);
                 if devices
                     .get(node)
-                    .is_some_and(|count| gpus.iter().any(|place| place >= *count))
+                    .is_some_and(|count| gpus.iter().any(|index| index >= *count))
                 {
                     return Err(LoadError::UnknownGpu {
                         pod: uid.clone(),
@@ -166,10 +166,12 @@ impl LedgerState {
                     });
                 }
             }
-            let asked = pod_state
-                .refused()
+            let queried_nodes = pod_state
+                .refusal()
                 .and_then(|refused| refused.asked.as_ref());
-            if asked.is_some_and(|asked| !asked.is_of(self.nodes.epoch(), existing)) {
+            if queried_nodes.is_some_and(|queried_nodes| {
+                !queried_nodes.is_valid_for(self.nodes.node_list_generation(), existing)
+            }) {
                 return Err(LoadError::UnknownNodeSet { pod: uid.clone() });
             }
         }

@@ -6,13 +6,13 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::placing::fit::Misfit;
 use crate::testkit::{
-    LedgerCluster, START, demand_of, gpu, gpu_pair, node, placed, uid, whole_gpu,
+    LedgerCluster, START, apply_plan, demand_of, gpu, gpu_pair, node, uid, whole_gpu,
 };
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::observe::DevicesReported;
 use crate::vocabulary::classification::ClassTerms;
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::vocabulary::headroom::Headroom;
 use crate::vocabulary::node::{Node, NodeIdentity, NodeKind};
@@ -41,7 +41,7 @@ fn ledger() -> LedgerCluster {
 }
 
 fn bind(ledger: &mut LedgerCluster, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
-    ledger.wait(name, demand);
+    ledger.add_waiting(name, demand);
     let AssumeResult::New(placement) = ledger.ledger_mut().assume(&uid(name), &node("n")).unwrap()
     else {
         panic!("not new")
@@ -69,9 +69,9 @@ fn observe_bound(
 }
 
 #[test]
-fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
+fn vram_is_charged_from_assume_until_forget() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
     assert_eq!(ledger.free_gib("n"), [32, 72]);
     ledger.ledger_mut().forget(&uid("a"));
@@ -79,9 +79,9 @@ fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
 }
 
 #[test]
-fn assuming_twice_promises_once() {
+fn assuming_twice_charges_once() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     let AssumeResult::New(first) = ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap()
     else {
         panic!()
@@ -109,10 +109,10 @@ fn assuming_twice_promises_once() {
 }
 
 #[test]
-fn the_loser_of_a_race_gets_a_typed_conflict() {
+fn a_failed_assume_says_why() {
     let mut ledger = ledger();
     for pod in ["a", "b", "c"] {
-        ledger.wait(pod, demand(60, Sharing::Shared, 0));
+        ledger.add_waiting(pod, demand(60, Sharing::Shared, 0));
     }
     ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
     ledger.ledger_mut().assume(&uid("b"), &node("n")).unwrap();
@@ -128,10 +128,10 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
 }
 
 #[test]
-fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
+fn gpus_that_are_too_small_are_not_reported_as_occupied() {
     let mut ledger = ledger();
     let refused = |ledger: &mut LedgerCluster, devices: Vec<Device>, pod: &str, demand| {
-        ledger.wait(pod, demand);
+        ledger.add_waiting(pod, demand);
         ledger
             .ledger_mut()
             .report_devices(&node("n"), devices.into())
@@ -174,7 +174,7 @@ fn no_other_pod_is_blamed_for_what_the_nodes_gpus_themselves_lack() {
 #[test]
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(10, Sharing::Exclusive, 0));
+    ledger.add_waiting("a", demand(10, Sharing::Exclusive, 0));
     let AssumeResult::New(placement) = ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap()
     else {
         panic!()
@@ -187,7 +187,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
         (Bytes::gib(72), 9000)
     );
     assert_eq!(ledger.free_gib("n"), [0, 72]);
-    ledger.wait("b", demand(80, Sharing::Shared, 0));
+    ledger.add_waiting("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
         ledger.ledger_mut().assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
@@ -195,13 +195,13 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
 }
 
 #[test]
-fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() {
+fn an_exclusive_pod_is_granted_its_request_on_reserved_gpus() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(71, Sharing::Exclusive, 0));
+    ledger.add_waiting("a", demand(71, Sharing::Exclusive, 0));
     reserve(ledger.ledger_mut(), "a", &[]).unwrap();
     // A margin of a GPU that a report does not show is held back, but not from the pod that the GPU is kept for.
     let sampled = ledger.ledger().now();
-    ledger.ledger_mut().read(
+    ledger.ledger_mut().take_reading(
         &node("n"),
         NodeReading {
             sampled,
@@ -223,7 +223,7 @@ fn an_exclusive_pod_is_granted_what_it_requests_on_gpus_that_were_kept_for_it() 
 }
 
 #[test]
-fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
+fn a_pod_bound_by_another_scheduler_is_charged_on_every_gpu() {
     let mut ledger = ledger();
     assert_eq!(
         observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None),
@@ -270,19 +270,19 @@ fn an_edited_record_changes_nothing_and_is_reported() {
 }
 
 #[test]
-fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
+fn a_soft_reservation_steers_the_next_pod_to_another_gpu_until_it_expires() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     let view = ledger.ledger().node(&node("n")).unwrap().clone();
     ledger
         .ledger_mut()
-        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(0)));
+        .reserve_softly(&uid("a"), &view.name, &view.uuids(GpuSet::single(0)));
     assert_eq!(
         bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
         "GPU-b"
     );
     ledger.ledger_mut().release(&uid("b"));
-    ledger.pass(2);
+    ledger.advance(2);
     assert_eq!(
         bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(),
         "GPU-a"
@@ -290,14 +290,14 @@ fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
 }
 
 #[test]
-fn a_hint_is_advice_only() {
+fn a_soft_reservation_does_not_keep_another_pod_from_being_bound() {
     let mut ledger = ledger();
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     let view = ledger.ledger().node(&node("n")).unwrap().clone();
     ledger
         .ledger_mut()
-        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
+        .reserve_softly(&uid("a"), &view.name, &view.uuids(GpuSet::single(1)));
     assert_eq!(
         bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(),
         "GPU-b"
@@ -315,11 +315,11 @@ fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), Assum
 }
 
 #[test]
-fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
+fn a_reservation_keeps_the_vram_of_its_victims_for_its_pod() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     bind(&mut ledger, "other", demand(70, Sharing::Shared, 0));
-    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
+    ledger.add_waiting("urgent", demand(60, Sharing::Shared, 10));
     reserve(ledger.ledger_mut(), "urgent", &["victim"]).unwrap();
     assert_eq!(
         reserve(ledger.ledger_mut(), "urgent", &["victim"]),
@@ -345,7 +345,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
 
     ledger.ledger_mut().release(&uid("victim"));
     assert_eq!(ledger.free_gib("n"), [12, 2]);
-    ledger.wait("thief", demand(60, Sharing::Shared, 0));
+    ledger.add_waiting("thief", demand(60, Sharing::Shared, 0));
     assert!(
         ledger
             .ledger_mut()
@@ -358,7 +358,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
             .reserved_placement(&uid("urgent"))
             .unwrap()
             .1,
-        Ok(GpuSet::one(0))
+        Ok(GpuSet::single(0))
     );
     assert!(matches!(
         ledger.ledger_mut().assume(&uid("urgent"), &node("n")),
@@ -368,9 +368,9 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
 }
 
 #[test]
-fn a_failed_bind_gives_the_hold_back() {
+fn a_failed_bind_restores_the_reservation() {
     let mut ledger = ledger();
-    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
+    ledger.add_waiting("urgent", demand(60, Sharing::Shared, 10));
     reserve(ledger.ledger_mut(), "urgent", &[]).unwrap();
     ledger
         .ledger_mut()
@@ -385,16 +385,20 @@ fn a_failed_bind_gives_the_hold_back() {
             .reservation()
             .is_some()
     );
-    assert_eq!(ledger.pass(60), [uid("urgent")], "and its deadline with it");
+    assert_eq!(
+        ledger.advance(60),
+        [uid("urgent")],
+        "and its deadline with it"
+    );
     assert_eq!(ledger.free_gib("n"), [72, 72]);
 }
 
 #[test]
-fn one_pod_is_the_victim_of_one_hold() {
+fn a_pod_is_the_victim_of_one_reservation_only() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     for pod in ["one", "two"] {
-        ledger.wait(pod, demand(60, Sharing::Shared, 10));
+        ledger.add_waiting(pod, demand(60, Sharing::Shared, 10));
     }
     reserve(ledger.ledger_mut(), "one", &["victim"]).unwrap();
     assert_eq!(
@@ -441,7 +445,7 @@ fn a_change_of_one_node_copies_one_node() {
 }
 
 #[test]
-fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
+fn changes_made_while_a_snapshot_is_read_are_in_the_next_snapshot() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
         ledger
@@ -468,7 +472,7 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
 }
 
 #[test]
-fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_view() {
+fn many_node_changes_made_while_a_snapshot_is_read_are_in_the_next_snapshot() {
     let mut ledger = LedgerCluster::empty(Policy::default());
     let add = |ledger: &mut Ledger, name: &str, devices: &[&str]| {
         ledger.set_node(&node(name), NodeKind::Stowage, None);
@@ -511,22 +515,26 @@ fn many_nodes_that_change_come_and_go_while_somebody_reads_are_all_in_the_next_v
             .collect();
         assert_eq!(
             shown(&next),
-            shown(&Snapshot::new(next.generation(), next.epoch(), all))
+            shown(&Snapshot::new(
+                next.generation(),
+                next.node_list_generation(),
+                all
+            ))
         );
         assert_eq!(next.nodes().len(), [5, 6, 5][round]);
         assert!(
             next.nodes()
                 .iter()
                 .enumerate()
-                .all(|(place, one)| next.place_of(one.name.as_str()) == Some(place))
+                .all(|(place, one)| next.index_of(one.name.as_str()) == Some(place))
         );
     }
 }
 
 #[test]
-fn headroom_is_never_handed_out() {
+fn headroom_is_never_allocated() {
     let mut policy = Policy::default();
-    policy.headroom = Headroom::all(Percent::new(25).unwrap());
+    policy.headroom = Headroom::uniform(Percent::new(25).unwrap());
     let mut ledger = LedgerCluster::empty(policy);
     ledger
         .ledger_mut()
@@ -535,12 +543,12 @@ fn headroom_is_never_handed_out() {
 }
 
 #[test]
-fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
+fn nothing_is_allocated_on_gpus_of_a_device_plugin() {
     let mut ledger = ledger();
     ledger
         .ledger_mut()
         .set_node(&node("n"), NodeKind::DevicePlugin, None);
-    ledger.wait("a", demand(1, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(1, Sharing::Shared, 0));
     let refused = ledger.ledger_mut().assume(&uid("a"), &node("n"));
     assert_eq!(
         refused,
@@ -569,7 +577,7 @@ fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_le
         .ledger_mut()
         .report_devices(&node("n"), slices.clone().into())
         .unwrap();
-    ledger.wait("b", demand(20, Sharing::Shared, 0));
+    ledger.add_waiting("b", demand(20, Sharing::Shared, 0));
     assert!(ledger.ledger_mut().assume(&uid("b"), &node("n")).is_err());
     ledger.ledger_mut().release(&uid("a"));
     ledger
@@ -586,14 +594,14 @@ fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
     let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
     let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let refused = ledger.ledger_mut().report_devices(&node("n"), many.into());
-    assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
+    assert_eq!(refused, Err(DeviceReportError::TooMany(65)));
     assert_eq!(ledger.free_gib("n"), [32, 72], "and nothing has changed");
 }
 
 #[test]
 fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     ledger.ledger_mut().assume(&uid("a"), &node("n")).unwrap();
     let warning = observe_bound(
         &mut ledger,
@@ -608,9 +616,9 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
 }
 
 #[test]
-fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
+fn a_soft_reservation_on_changed_gpus_is_dropped() {
     let mut ledger = ledger();
-    ledger.wait("a", demand(40, Sharing::Shared, 0));
+    ledger.add_waiting("a", demand(40, Sharing::Shared, 0));
     let view = ledger.ledger().node(&node("n")).unwrap().clone();
     ledger
         .ledger_mut()
@@ -618,7 +626,7 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
         .unwrap();
     ledger
         .ledger_mut()
-        .offer(&uid("a"), &view.name, &view.uuids(GpuSet::one(1)));
+        .reserve_softly(&uid("a"), &view.name, &view.uuids(GpuSet::single(1)));
     assert!(
         ledger
             .ledger()
@@ -630,18 +638,18 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
 }
 
 #[test]
-fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
+fn pods_that_this_process_offered_or_refused_are_not_presumed_refused() {
     let mut ledger = ledger();
     for name in ["offered", "refused", "before", "new"] {
-        ledger.wait(name, demand(40, Sharing::Shared, 0));
+        ledger.add_waiting(name, demand(40, Sharing::Shared, 0));
     }
     let snapshot = ledger.snapshot();
     ledger
         .ledger_mut()
-        .note_refused(&uid("before"), Some(snapshot.set_of(0..1)));
+        .record_refusal(&uid("before"), Some(snapshot.node_set(0..1)));
     let then = START + Millis::seconds(1);
     ledger.ledger_mut().set_now(then);
-    let found = ledger.ledger().may_be_refused();
+    let found = ledger.ledger().possibly_refused_pods();
     assert_eq!(
         found,
         ["offered", "refused", "before", "new"].map(uid).into()
@@ -649,16 +657,16 @@ fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
     let view = ledger.ledger().node(&node("n")).unwrap().clone();
     ledger
         .ledger_mut()
-        .offer(&uid("offered"), &view.name, &view.uuids(GpuSet::one(1)));
+        .reserve_softly(&uid("offered"), &view.name, &view.uuids(GpuSet::single(1)));
     ledger
         .ledger_mut()
-        .note_refused(&uid("refused"), Some(snapshot.set_of(0..1)));
+        .record_refusal(&uid("refused"), Some(snapshot.node_set(0..1)));
     found
         .iter()
-        .for_each(|uid| ledger.ledger_mut().suppose_refused(uid, then));
+        .for_each(|uid| ledger.ledger_mut().presume_refused(uid, then));
     let supposed = |name| {
         let pod_state = ledger.ledger().pod_state(&uid(name)).unwrap();
-        pod_state.refused().map(|refused| refused.is_supposed)
+        pod_state.refusal().map(|refused| refused.is_supposed)
     };
     assert_eq!(
         ["offered", "refused", "before", "new"].map(supposed),
@@ -667,13 +675,13 @@ fn what_this_process_offered_or_refused_since_is_not_supposed_to_be_refused() {
 }
 
 #[test]
-fn a_hold_is_free_when_its_last_victim_has_left() {
+fn a_reservation_is_free_when_its_last_victim_has_left() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
-    ledger.wait("urgent", demand(60, Sharing::Shared, 10));
+    ledger.add_waiting("urgent", demand(60, Sharing::Shared, 10));
     reserve(ledger.ledger_mut(), "urgent", &["victim"]).unwrap();
     let status = |ledger: &Ledger| {
-        let [status] = &ledger.reservation_status()[..] else {
+        let [status] = &ledger.reservation_statuses()[..] else {
             panic!("one reservation")
         };
         (status.uid.clone(), status.remaining.len(), status.is_free)
@@ -688,10 +696,10 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
 }
 
 #[test]
-fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_time() {
+fn pods_refused_for_lack_of_plugin_devices_are_requeued_one_at_a_time_when_devices_are_freed() {
     let gpu = || PluginResource::parse("nvidia.com/gpu").unwrap();
     let asks = |count| {
-        let ask = Ask::Plugin {
+        let ask = GpuRequest::Plugin {
             resource: gpu(),
             count,
         };
@@ -711,15 +719,15 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
         .set_plugin_devices(&node("n"), [(gpu(), 2)].into());
     bind(&mut ledger, "there", asks(2));
     for name in ["a", "b"] {
-        ledger.wait(name, asks(2));
+        ledger.add_waiting(name, asks(2));
         let snapshot = ledger.snapshot();
         ledger
             .ledger_mut()
-            .note_refused(&uid(name), Some(snapshot.set_of(0..1)));
+            .record_refusal(&uid(name), Some(snapshot.node_set(0..1)));
     }
     let woken = |ledger: &mut Ledger, seconds| -> Vec<PodUid> {
         ledger.set_now(START + Millis::seconds(seconds));
-        placed(ledger)
+        apply_plan(ledger)
     };
     assert_eq!(woken(ledger.ledger_mut(), 10), []);
     ledger.ledger_mut().release(&uid("there"));
@@ -727,7 +735,7 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
 }
 
 #[test]
-fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
+fn changed_disruption_info_of_a_bound_pod_counts_at_once_and_changes_no_node() {
     use crate::vocabulary::disruption_info::{
         Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
     };
@@ -803,7 +811,7 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
 
 /// As a predecessor leaves it that told the pod to end sooner: the API server counts the shorter grace from the first request on.
 #[test]
-fn a_deletion_whose_time_is_over_when_it_is_first_seen_gets_its_grace_from_then_on() {
+fn an_overdue_deletion_gets_its_grace_period_from_when_it_is_first_observed() {
     use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
     // When it began, with what grace, and how much of it is left now, all in seconds.
     for (asked_ago, grace, left) in [

@@ -24,26 +24,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How long a refused pod is not requeued: within it kube-scheduler retries after an API event, or preempts after a refusal.
-const QUIET_PERIOD: Millis = Millis::seconds(1);
+const REQUEUE_QUIET_PERIOD: Millis = Millis::seconds(1);
 /// The longest pause before a pod that was requeued and refused again is requeued once more (another pod was faster, or a figure
 /// hovers about a limit): no refusal outlives its cause by five seconds.
-const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
+const MAX_REQUEUE_PAUSE_AFTER_REFUSAL: Millis = Millis::seconds(4);
 /// The longest pause after a requeue that no attempt followed: something that Stowage does not see keeps the pod back.
-const LONGEST_PAUSE: Millis = Millis::seconds(60);
+const MAX_REQUEUE_PAUSE_WITHOUT_ATTEMPT: Millis = Millis::seconds(60);
 /// The first pause before a gated pod that was not placed is tried again; it doubles each time.
-const FIRST_RETRY_AFTER: Millis = Millis(250);
+const FIRST_PLACEMENT_RETRY: Millis = Millis(250);
 /// The longest of these pauses once anything has changed in the ledger since the last attempt.
-const RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
+const MAX_PLACEMENT_RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
 /// The longest of these pauses while nothing has changed: then the result would be the same.
-const RETRY_AT_LEAST: Millis = Millis::seconds(4);
+const MAX_PLACEMENT_RETRY: Millis = Millis::seconds(4);
 /// How often to check whether anything has changed for a pod that was not placed.
 const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
 /// Pods that become ready in one round, for each that is handed out. Further ones become ready in the next round.
-const BROUGHT: usize = 4;
+const DUE_PODS_PER_HANDOUT: usize = 4;
 /// The first pause before evicting again for a pod that was not bound in place of its victims. It doubles each time.
-const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
+const FIRST_EVICTION_RETRY: Millis = Millis::seconds(60);
 /// The longest of these pauses: something that Stowage does not see prevents the bind.
-const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
+const MAX_EVICTION_RETRY: Millis = Millis::seconds(1800);
 
 /// A pod that waits for the planner.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ pub struct PendingPod {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
-    pub way: WaitKind,
+    pub wait_kind: WaitKind,
     /// Since when it waits.
     pub since: Moment,
     /// Its index among those that a run is handed.
@@ -64,9 +64,9 @@ pub enum WaitKind {
     /// Behind the planner's gate: the scheduler has not seen it.
     Gated,
     /// The scheduler asked about these nodes, and none fitted; `None` if they are not known.
-    Refused { asked: Option<Arc<NodeSet>> },
+    Refused { nodes: Option<Arc<NodeSet>> },
     /// It was requeued a moment ago and has not tried yet: what it was requeued for is not for the next pod.
-    OnItsWay { asked: Option<Arc<NodeSet>> },
+    Requeued { nodes: Option<Arc<NodeSet>> },
 }
 
 /// The pods of a group, as far as they exist.
@@ -96,8 +96,8 @@ impl WaitingPods {
         self.refused.iter()
     }
 
-    fn knows(&self, uid: &PodUid) -> bool {
-        self.queue.knows(uid) || self.refused.contains(uid)
+    fn contains(&self, uid: &PodUid) -> bool {
+        self.queue.contains(uid) || self.refused.contains(uid)
     }
 
     /// Pods due at or before `now` are ready. `refusal` is what the pod was refused, if it was.
@@ -113,8 +113,9 @@ impl WaitingPods {
             Some((due, queue_band)) if due <= now => self.queue.set_ready(uid, queue_band),
             Some((due, _)) => self.queue.set_later(uid, due),
         }
-        let woken = refusal.filter(|refusal| refusal.woken > 0);
-        self.queue.set_woken(uid, woken.map(|refusal| refusal.at));
+        let woken = refusal.filter(|refusal| refusal.requeues > 0);
+        self.queue
+            .set_requeued(uid, woken.map(|refusal| refusal.at));
         if refusal.is_none() {
             self.refused.remove(uid);
         }
@@ -126,26 +127,26 @@ fn may_be_refused(pod_state: &PodState) -> bool {
     let is_free = |waiting: &WaitingPod| {
         waiting.soft_reservation.is_none() && waiting.gate == SchedulingGate::Open
     };
-    pod_state.waiting().is_some_and(is_free) && !pod_state.demand.asks_plugin()
+    pod_state.waiting().is_some_and(is_free) && !pod_state.demand.is_allocated_externally()
 }
 
 impl Ledger {
     /// Records that none of these nodes fits the pod; `None` if it is unknown which were tried.
-    pub(crate) fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
+    pub(crate) fn record_refusal(&mut self, uid: &PodUid, nodes: Option<NodeSet>) {
         let at = self.now;
-        self.enter_refused(uid, |waiting| waiting.note_refused(at, asked));
+        self.record_refusal_with(uid, |waiting| waiting.record_refusal(at, nodes));
     }
 
-    fn enter_refused(&mut self, uid: &PodUid, note: impl FnOnce(&mut WaitingPod)) {
-        if self.pod_states.note_waiting(uid, note).is_some() {
+    fn record_refusal_with(&mut self, uid: &PodUid, note: impl FnOnce(&mut WaitingPod)) {
+        if self.pod_states.edit_waiting(uid, note).is_some() {
             self.waiting_pods.refused.insert(uid.clone());
         }
-        self.requeue(uid);
+        self.update_queue(uid);
     }
 
     /// Pods that may have been refused by a process of which this ledger knows nothing: the last leader, or this process before its
     /// restart. Looks at all pods.
-    pub fn may_be_refused(&self) -> BTreeSet<PodUid> {
+    pub fn possibly_refused_pods(&self) -> BTreeSet<PodUid> {
         let waiting = self
             .pods_in_no_order()
             .filter(|(_, pod_state)| may_be_refused(pod_state));
@@ -153,39 +154,39 @@ impl Ledger {
     }
 
     /// The pod counts as refused from now on, if it still may be and this process has not refused it since `then`.
-    pub(crate) fn suppose_refused(&mut self, uid: &PodUid, then: Moment) {
+    pub(crate) fn presume_refused(&mut self, uid: &PodUid, since: Moment) {
         let is_known = |pod_state: &PodState| {
             pod_state
-                .refused()
-                .is_some_and(|refused| refused.at >= then)
+                .refusal()
+                .is_some_and(|refused| refused.at >= since)
         };
         if self
             .pod_states
             .get(uid)
             .is_some_and(|pod_state| may_be_refused(pod_state) && !is_known(pod_state))
         {
-            self.enter_supposed(uid);
+            self.record_presumed_refusal(uid);
         }
     }
 
     /// Presumes that all waiting pods were refused, whatever this process has recorded.
-    pub(crate) fn suppose_all_refused(&mut self) {
-        self.may_be_refused()
+    pub(crate) fn presume_all_refused(&mut self) {
+        self.possibly_refused_pods()
             .iter()
-            .for_each(|uid| self.enter_supposed(uid));
+            .for_each(|uid| self.record_presumed_refusal(uid));
     }
 
-    fn enter_supposed(&mut self, uid: &PodUid) {
+    fn record_presumed_refusal(&mut self, uid: &PodUid) {
         let at = self.now;
-        self.enter_refused(uid, |waiting| waiting.suppose_refused(at));
+        self.record_refusal_with(uid, |waiting| waiting.presume_refused(at));
     }
 
     /// The next pods for the planner, in the order in which they are to be placed: those just requeued first, then by
     /// priority, class, and turn; a run gives the tenants of one priority their turns. At most `limit` of the refused and as many
     /// of the gated, in turn: of those of one priority, tenant and class the next call answers others, as long as there are any.
     pub(crate) fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
-        self.bring_due(limit.saturating_mul(BROUGHT));
-        let whole = self.whole();
+        self.ready_due_pods(limit.saturating_mul(DUE_PODS_PER_HANDOUT));
+        let whole = self.cluster_total();
         let shares: BTreeMap<TenantId, u64> = self
             .policy
             .tenant_ids()
@@ -201,25 +202,25 @@ impl Ledger {
             .waiting_pods
             .queue
             .hand_out(WaitingLine::Gated, limit, share);
-        let on_their_way = if refused.is_empty() {
+        let requeued = if refused.is_empty() {
             Vec::new()
         } else {
-            self.waiting_pods.queue.last_woken(limit)
+            self.waiting_pods.queue.last_requeued(limit)
         };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
-        let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
-        let refused = refused.iter().chain(on_their_way).enumerate();
+        let requeued = requeued.iter().filter(|uid| !due.contains(uid));
+        let refused = refused.iter().chain(requeued).enumerate();
         let refused = refused.filter_map(|(turn, uid)| {
             Some(PendingPod {
                 turn,
-                ..self.refused_one(uid)?
+                ..self.pending_refused(uid)?
             })
         });
         let gated = gated.iter().enumerate();
         let gated = gated.filter_map(|(turn, uid)| {
             Some(PendingPod {
                 turn,
-                ..self.gated_one(uid)?
+                ..self.pending_gated(uid)?
             })
         });
         let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
@@ -239,25 +240,25 @@ impl Ledger {
     }
 
     /// Updates the pod's position in the queue. Whatever changes how a pod waits ends here.
-    pub(super) fn requeue(&mut self, uid: &PodUid) {
+    pub(super) fn update_queue(&mut self, uid: &PodUid) {
         let pod_state = self.pod_states.get(uid);
         let waiting = pod_state.filter(|pod_state| matches!(pod_state.phase, PodPhase::Waiting(_)));
-        if waiting.is_none() && !self.waiting_pods.knows(uid) {
+        if waiting.is_none() && !self.waiting_pods.contains(uid) {
             return;
         }
         let turn =
-            waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
+            waiting.and_then(|pod_state| Some((self.due_at(pod_state)?, queue_band_of(pod_state))));
         self.waiting_pods
-            .set(uid, turn, waiting.and_then(PodState::refused), self.now);
+            .set(uid, turn, waiting.and_then(PodState::refusal), self.now);
     }
 
     /// Gives all pods that wait a turn by the class and the tenant that they have now.
-    pub(super) fn requeue_all(&mut self) {
+    pub(super) fn update_whole_queue(&mut self) {
         self.waiting_pods
             .queue
             .all()
             .iter()
-            .for_each(|uid| self.requeue(uid));
+            .for_each(|uid| self.update_queue(uid));
     }
 
     /// A group's pods; the pending ones in the order in which they are to be placed.
@@ -271,8 +272,8 @@ impl Ledger {
             {
                 Some(waiting) => {
                     let pending = self
-                        .planned_in_group(key, waiting)
-                        .map(|way| self.pending_one(uid, pod_state, way, waiting.since));
+                        .wait_kind_in_group(key, waiting)
+                        .map(|way| self.pending_pod(uid, pod_state, way, waiting.since));
                     group.pending.extend(pending);
                 }
                 // What replaces it is a member, too.
@@ -289,7 +290,7 @@ impl Ledger {
 
     /// How a member waits, if it is planned with its group now. Whether its own turn has come does not matter: members that take
     /// turns would never be planned together.
-    fn planned_in_group(&self, key: &GroupKey, waiting: &WaitingPod) -> Option<WaitKind> {
+    fn wait_kind_in_group(&self, key: &GroupKey, waiting: &WaitingPod) -> Option<WaitKind> {
         match waiting.gate {
             SchedulingGate::Planned => Some(WaitKind::Gated),
             SchedulingGate::Open if key.kind.is_planned_without_gate() => {
@@ -297,9 +298,9 @@ impl Ledger {
                 let refused = waiting
                     .refused
                     .as_ref()
-                    .filter(|refused| refused.at + QUIET_PERIOD <= self.now)?;
+                    .filter(|refused| refused.at + REQUEUE_QUIET_PERIOD <= self.now)?;
                 Some(WaitKind::Refused {
-                    asked: refused.asked.clone(),
+                    nodes: refused.asked.clone(),
                 })
             }
             SchedulingGate::Open | SchedulingGate::Others => None,
@@ -307,15 +308,17 @@ impl Ledger {
     }
 
     /// Pods that are to come to a node and are not bound yet: assumed, or with a reservation there.
-    pub fn coming_to(&self, node: &NodeName) -> &[PodUid] {
-        self.node_states.get(node).map_or(&[], NodeState::coming)
+    pub fn incoming_pods(&self, node: &NodeName) -> &[PodUid] {
+        self.node_states
+            .get(node)
+            .map_or(&[], NodeState::incoming_pods)
     }
 
     /// The incoming pods of each node that exists: those of the snapshot, in its order.
-    pub(crate) fn coming_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
+    pub(crate) fn incoming_pods_by_node(&self) -> impl Iterator<Item = (&NodeName, &[PodUid])> {
         self.node_states
             .all_existing()
-            .map(|node_state| (&node_state.view().name, node_state.coming()))
+            .map(|node_state| (&node_state.view().name, node_state.incoming_pods()))
     }
 
     /// All pods of a group.
@@ -323,31 +326,32 @@ impl Ledger {
         &'a self,
         key: &GroupKey,
     ) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
-        self.members_of(key)
+        self.member_uids(key)
             .filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
     }
 
     /// Records that the pod was requeued.
-    pub(crate) fn note_woken(&mut self, uid: &PodUid) {
+    pub(crate) fn record_requeue(&mut self, uid: &PodUid) {
         let at = self.now;
         self.pod_states
-            .note_waiting(uid, |waiting| waiting.note_woken(at));
-        self.requeue(uid);
+            .edit_waiting(uid, |waiting| waiting.record_requeue(at));
+        self.update_queue(uid);
     }
 
     /// Records that no node fitted the pod in that generation of the ledger.
-    pub(crate) fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
+    pub(crate) fn record_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         self.pod_states
-            .note_waiting(uid, |waiting| waiting.note_no_placement(at, generation));
-        self.requeue(uid);
+            .edit_waiting(uid, |waiting| waiting.record_no_placement(at, generation));
+        self.update_queue(uid);
     }
 
     /// Records that the pod was not bound in place of its victims in time.
-    pub(crate) fn note_failed_eviction(&mut self, uid: &PodUid) {
+    pub(crate) fn record_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation());
-        self.pod_states
-            .note_waiting(uid, |waiting| waiting.note_failed_eviction(at, generation));
+        self.pod_states.edit_waiting(uid, |waiting| {
+            waiting.record_failed_eviction(at, generation)
+        });
     }
 
     /// Whether pods may be evicted for the pod (again).
@@ -356,9 +360,9 @@ impl Ledger {
             return false;
         };
         let pause = |times: u32| {
-            RETRY_AFTER_FAILED_EVICTION
+            FIRST_EVICTION_RETRY
                 .times(1 << (times - 1).min(8))
-                .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
+                .min(MAX_EVICTION_RETRY)
         };
         waiting
             .failed_eviction
@@ -366,7 +370,7 @@ impl Ledger {
     }
 
     /// Makes pods ready that are due, at most so many of them.
-    fn bring_due(&mut self, limit: usize) {
+    fn ready_due_pods(&mut self, limit: usize) {
         for _ in 0..limit {
             let Some(uid) = self.waiting_pods.queue.next_due(self.now).cloned() else {
                 return;
@@ -375,8 +379,8 @@ impl Ledger {
                 .pod_states
                 .waiting(&uid)
                 .and_then(|waiting| waiting.failed_attempt);
-            match self.is_due(failed_attempt) {
-                true => self.requeue(&uid),
+            match self.is_retry_due(failed_attempt) {
+                true => self.update_queue(&uid),
                 false => self
                     .waiting_pods
                     .queue
@@ -386,7 +390,7 @@ impl Ledger {
     }
 
     /// When a pod may be tried again, if something has changed by then; `None` for one that does not wait for the planner.
-    fn due(&self, pod_state: &PodState) -> Option<Moment> {
+    fn due_at(&self, pod_state: &PodState) -> Option<Moment> {
         let Some(WaitingPod {
             reservation: None,
             gate,
@@ -398,23 +402,24 @@ impl Ledger {
         else {
             return None;
         };
-        let left_alone = match (gate, refused) {
+        let quiet_until = match (gate, refused) {
             (SchedulingGate::Planned, _) => Moment::default(),
             (SchedulingGate::Open, Some(refused)) => {
-                refused.at + pause(refused.woken, *unanswered_wakes)
+                refused.at + requeue_pause(refused.requeues, *unanswered_wakes)
             }
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
-        let again = |failed_attempt: FailedAttempt| {
-            failed_attempt.at + pause_after(failed_attempt, RETRY_AFTER_CHANGE)
+        let retry_at = |failed_attempt: FailedAttempt| {
+            failed_attempt.at
+                + placement_retry_pause(failed_attempt, MAX_PLACEMENT_RETRY_AFTER_CHANGE)
         };
-        Some(failed_attempt.map_or(left_alone, |failed_attempt| {
-            left_alone.max(again(failed_attempt))
+        Some(failed_attempt.map_or(quiet_until, |failed_attempt| {
+            quiet_until.max(retry_at(failed_attempt))
         }))
     }
 
     /// A refused pod that is due or was requeued; `None` for any other, and for one that has a reservation.
-    fn refused_one(&self, uid: &PodUid) -> Option<PendingPod> {
+    fn pending_refused(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
             refused: Some(refused),
@@ -427,18 +432,18 @@ impl Ledger {
         else {
             return None;
         };
-        let is_due = refused.at + pause(refused.woken, *unanswered_wakes) <= self.now
-            && self.is_due(*failed_attempt);
-        let asked = refused.asked.clone();
-        let way = match (is_due, refused.woken) {
-            (true, _) => WaitKind::Refused { asked },
+        let is_due = refused.at + requeue_pause(refused.requeues, *unanswered_wakes) <= self.now
+            && self.is_retry_due(*failed_attempt);
+        let nodes = refused.asked.clone();
+        let way = match (is_due, refused.requeues) {
+            (true, _) => WaitKind::Refused { nodes },
             (false, 0) => return None,
-            (false, _) => WaitKind::OnItsWay { asked },
+            (false, _) => WaitKind::Requeued { nodes },
         };
-        Some(self.pending_one(uid, pod_state, way, refused.at))
+        Some(self.pending_pod(uid, pod_state, way, refused.at))
     }
 
-    fn gated_one(&self, uid: &PodUid) -> Option<PendingPod> {
+    fn pending_gated(&self, uid: &PodUid) -> Option<PendingPod> {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
             gate: SchedulingGate::Planned,
@@ -450,26 +455,27 @@ impl Ledger {
         else {
             return None;
         };
-        self.is_due(*failed_attempt)
-            .then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since))
+        self.is_retry_due(*failed_attempt)
+            .then(|| self.pending_pod(uid, pod_state, WaitKind::Gated, *since))
     }
 
-    fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
-        let longest =
+    fn is_retry_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
+        let max_pause =
             |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation() {
-                true => RETRY_AT_LEAST,
-                false => RETRY_AFTER_CHANGE,
+                true => MAX_PLACEMENT_RETRY,
+                false => MAX_PLACEMENT_RETRY_AFTER_CHANGE,
             };
         failed_attempt.is_none_or(|failed_attempt| {
-            failed_attempt.at + pause_after(failed_attempt, longest(failed_attempt)) <= self.now
+            failed_attempt.at + placement_retry_pause(failed_attempt, max_pause(failed_attempt))
+                <= self.now
         })
     }
 
-    fn pending_one(
+    fn pending_pod(
         &self,
         uid: &PodUid,
         pod_state: &PodState,
-        way: WaitKind,
+        wait_kind: WaitKind,
         since: Moment,
     ) -> PendingPod {
         let (key, demand) = (
@@ -480,7 +486,7 @@ impl Ledger {
             uid: uid.clone(),
             key,
             demand,
-            way,
+            wait_kind,
             since,
             turn: 0,
         }
@@ -488,8 +494,8 @@ impl Ledger {
 }
 
 impl PendingPod {
-    pub fn is_on_its_way(&self) -> bool {
-        matches!(self.way, WaitKind::OnItsWay { .. })
+    pub fn is_requeued(&self) -> bool {
+        matches!(self.wait_kind, WaitKind::Requeued { .. })
     }
 
     fn order(&self) -> impl Ord + use<> {
@@ -497,7 +503,7 @@ impl PendingPod {
             priority, class, ..
         } = self.demand;
         (
-            !self.is_on_its_way(),
+            !self.is_requeued(),
             Reverse(priority),
             class,
             self.turn,
@@ -532,19 +538,21 @@ fn queue_band_of(pod_state: &PodState) -> QueueBand {
     }
 }
 
-fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
-    FIRST_RETRY_AFTER
+fn placement_retry_pause(failed_attempt: FailedAttempt, max_pause: Millis) -> Millis {
+    FIRST_PLACEMENT_RETRY
         .times(1 << failed_attempt.times.min(8))
-        .min(longest)
+        .min(max_pause)
 }
 
 /// How long a pod is not requeued, by its requeues without an attempt and its requeues that ended in a refusal.
-fn pause(woken: u32, unanswered_wakes: u32) -> Millis {
-    match woken {
-        0 => QUIET_PERIOD
+fn requeue_pause(requeues: u32, unanswered_wakes: u32) -> Millis {
+    match requeues {
+        0 => REQUEUE_QUIET_PERIOD
             .times(1 << unanswered_wakes.min(8))
-            .min(LONGEST_PAUSE_IF_IT_ASKS),
-        _ => QUIET_PERIOD.times(1 << woken.min(8)).min(LONGEST_PAUSE),
+            .min(MAX_REQUEUE_PAUSE_AFTER_REFUSAL),
+        _ => REQUEUE_QUIET_PERIOD
+            .times(1 << requeues.min(8))
+            .min(MAX_REQUEUE_PAUSE_WITHOUT_ATTEMPT),
     }
 }
 
@@ -553,16 +561,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_is_woken_without_result_is_left_alone_for_longer_each_time() {
+    fn the_requeue_pause_doubles_with_each_failure_up_to_a_limit() {
         let seconds = |pauses: [Millis; 8]| pauses.map(|pause| pause.0 / 1000);
         assert_eq!(
-            seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))),
+            seconds(std::array::from_fn(|n| requeue_pause(n as u32 + 1, 0))),
             [2, 4, 8, 16, 32, 60, 60, 60]
         );
         assert_eq!(
-            seconds(std::array::from_fn(|n| pause(0, n as u32))),
+            seconds(std::array::from_fn(|n| requeue_pause(0, n as u32))),
             [1, 2, 4, 4, 4, 4, 4, 4]
         );
-        assert_eq!(pause(u32::MAX, u32::MAX), LONGEST_PAUSE);
+        assert_eq!(
+            requeue_pause(u32::MAX, u32::MAX),
+            MAX_REQUEUE_PAUSE_WITHOUT_ATTEMPT
+        );
     }
 }

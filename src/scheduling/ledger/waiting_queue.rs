@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 /// One in this many slots of a round goes to the pod that has waited longest.
-const FOR_THE_LONGEST: usize = 4;
+const SLOTS_PER_LONGEST_WAITING: usize = 4;
 
 /// Pods that have their turns together.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -46,8 +46,8 @@ pub(super) struct WaitingQueue {
     later: BTreeSet<(Moment, PodUid)>,
     ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
     /// Pods that were requeued and have not tried since, by when they were requeued.
-    woken: BTreeSet<(Moment, PodUid)>,
-    woken_at: ShardedMap<PodUid, Moment>,
+    requeued: BTreeSet<(Moment, PodUid)>,
+    requeued_at: ShardedMap<PodUid, Moment>,
     /// Rises with each turn that is given.
     turn: u64,
     /// Rises with each round: another tenant begins.
@@ -61,7 +61,7 @@ enum QueuePosition {
     Ready {
         queue_band: QueueBand,
         turn: u64,
-        before: u64,
+        previous_turn: u64,
     },
 }
 
@@ -80,7 +80,10 @@ struct StoredQueue {
 impl From<WaitingQueue> for StoredQueue {
     fn from(queue: WaitingQueue) -> Self {
         let before = |uid: &PodUid| match queue.pods.get(uid) {
-            Some(QueuePosition::Ready { before, .. }) => *before,
+            Some(QueuePosition::Ready {
+                previous_turn: before,
+                ..
+            }) => *before,
             _ => 0,
         };
         let ready = queue.ready.iter().flat_map(|(band, pods)| {
@@ -90,7 +93,7 @@ impl From<WaitingQueue> for StoredQueue {
         Self {
             ready: ready.collect(),
             later: queue.later,
-            woken: queue.woken,
+            woken: queue.requeued,
             turn: queue.turn,
             round: queue.round,
         }
@@ -108,14 +111,13 @@ impl From<StoredQueue> for WaitingQueue {
             .later
             .iter()
             .for_each(|(due, uid)| queue.set_later(uid, *due));
-        stored
-            .ready
-            .iter()
-            .for_each(|(band, turn, before, uid)| queue.place(uid, band.clone(), *turn, *before));
+        stored.ready.iter().for_each(|(band, turn, before, uid)| {
+            queue.insert_ready(uid, band.clone(), *turn, *before)
+        });
         stored
             .woken
             .iter()
-            .for_each(|(at, uid)| queue.set_woken(uid, Some(*at)));
+            .for_each(|(at, uid)| queue.set_requeued(uid, Some(*at)));
         queue
     }
 }
@@ -123,7 +125,7 @@ impl From<StoredQueue> for WaitingQueue {
 impl WaitingQueue {
     /// The pod is due then.
     pub(super) fn set_later(&mut self, uid: &PodUid, due: Moment) {
-        self.move_to(uid, QueuePosition::Later(due));
+        self.set_position(uid, QueuePosition::Later(due));
         self.later.insert((due, uid.clone()));
     }
 
@@ -136,12 +138,12 @@ impl WaitingQueue {
             Some(QueuePosition::Ready { turn, .. }) => *turn,
             _ => self.next_turn(),
         };
-        self.place(uid, queue_band, turn, turn);
+        self.insert_ready(uid, queue_band, turn, turn);
     }
 
     pub(super) fn remove(&mut self, uid: &PodUid) {
         if let Some(position) = self.pods.remove(uid) {
-            self.take_out(uid, position);
+            self.remove_from_order(uid, position);
         }
     }
 
@@ -161,8 +163,8 @@ impl WaitingQueue {
         limit: usize,
         share: impl Fn(Option<TenantId>) -> u64,
     ) -> Vec<PodUid> {
-        let mut longest = self.longest_waiting(line, limit / FOR_THE_LONGEST);
-        let mut room = limit - longest.len();
+        let mut longest = self.longest_waiting(line, limit / SLOTS_PER_LONGEST_WAITING);
+        let mut free_slots = limit - longest.len();
         let mut handed_out = Vec::new();
         let bands: Vec<_> = self
             .ready
@@ -170,12 +172,12 @@ impl WaitingQueue {
             .filter(|(queue_band, _)| queue_band.line == line)
             .collect();
         let by_priority = bands.chunk_by(|(one, _), (other, _)| one.priority == other.priority);
-        for uid in by_priority.flat_map(|bands| self.in_turns(bands, limit, &share)) {
+        for uid in by_priority.flat_map(|bands| self.interleave_tenants(bands, limit, &share)) {
             if !longest.remove(uid) {
-                if room == 0 {
+                if free_slots == 0 {
                     break;
                 }
-                room -= 1;
+                free_slots -= 1;
             }
             handed_out.push(uid.clone());
         }
@@ -190,12 +192,12 @@ impl WaitingQueue {
         turns.sort_unstable();
         turns
             .into_iter()
-            .for_each(|(before, uid)| self.put_last(uid, before));
+            .for_each(|(before, uid)| self.put_at_end(uid, before));
         handed_out
     }
 
     /// Pods of one priority, at least `limit` if there are as many: the first of each tenant, then the second of each.
-    fn in_turns<'q>(
+    fn interleave_tenants<'q>(
         &self,
         bands: &[(&'q QueueBand, &'q BTreeSet<(u64, PodUid)>)],
         limit: usize,
@@ -214,10 +216,10 @@ impl WaitingQueue {
                 .or_default()
                 .push(*pods);
         }
-        let begins = self.round % of_tenants.len().max(1);
+        let first_tenant = self.round % of_tenants.len().max(1);
         let line = |((tenant, _), pods): (_, Vec<_>)| (share(tenant), pods.into_iter().flatten());
         let mut lines: Vec<_> = of_tenants.into_iter().map(line).collect();
-        lines.rotate_left(begins);
+        lines.rotate_left(first_tenant);
         lines.sort_by_key(|(share, _)| *share);
         let mut pods = Vec::new();
         while pods.len() < limit && !lines.is_empty() {
@@ -229,28 +231,30 @@ impl WaitingQueue {
     /// Gives a pod back its turn, because it was handed out and not tried.
     pub(super) fn put_back(&mut self, uid: &PodUid) {
         if let Some(QueuePosition::Ready {
-            queue_band, before, ..
+            queue_band,
+            previous_turn: before,
+            ..
         }) = self.pods.get(uid).cloned()
         {
-            self.place(uid, queue_band, before, before);
+            self.insert_ready(uid, queue_band, before, before);
         }
     }
 
     /// Sets when the pod was requeued, if it has not tried since; `None` otherwise.
-    pub(super) fn set_woken(&mut self, uid: &PodUid, at: Option<Moment>) {
+    pub(super) fn set_requeued(&mut self, uid: &PodUid, at: Option<Moment>) {
         let before = match at {
-            Some(at) => self.woken_at.insert(uid.clone(), at),
-            None => self.woken_at.remove(uid),
+            Some(at) => self.requeued_at.insert(uid.clone(), at),
+            None => self.requeued_at.remove(uid),
         };
         if let Some(before) = before {
-            self.woken.remove(&(before, uid.clone()));
+            self.requeued.remove(&(before, uid.clone()));
         }
-        self.woken.extend(at.map(|at| (at, uid.clone())));
+        self.requeued.extend(at.map(|at| (at, uid.clone())));
     }
 
     /// The pods that were requeued last: something else keeps back those that were requeued long ago.
-    pub(super) fn last_woken(&self, limit: usize) -> Vec<PodUid> {
-        self.woken
+    pub(super) fn last_requeued(&self, limit: usize) -> Vec<PodUid> {
+        self.requeued
             .iter()
             .rev()
             .take(limit)
@@ -259,8 +263,8 @@ impl WaitingQueue {
     }
 
     /// Whether the pod is in the queue, or was requeued and has not tried since.
-    pub(super) fn knows(&self, uid: &PodUid) -> bool {
-        self.pods.contains_key(uid) || self.woken_at.contains_key(uid)
+    pub(super) fn contains(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid) || self.requeued_at.contains_key(uid)
     }
 
     /// All pods that wait, in order of time and turn.
@@ -288,15 +292,19 @@ impl WaitingQueue {
         let firsts = bands
             .iter_mut()
             .enumerate()
-            .filter_map(|(place, pods)| Some((pods.next()?, place)));
+            .filter_map(|(band_index, pods)| Some((pods.next()?, band_index)));
         let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
         let mut longest = BTreeSet::new();
         while longest.len() < limit {
-            let Some(Reverse(((_, uid), place))) = firsts.pop() else {
+            let Some(Reverse(((_, uid), band_index))) = firsts.pop() else {
                 break;
             };
             longest.insert(uid.clone());
-            firsts.extend(bands[place].next().map(|next| Reverse((next, place))));
+            firsts.extend(
+                bands[band_index]
+                    .next()
+                    .map(|next| Reverse((next, band_index))),
+            );
         }
         longest
     }
@@ -308,20 +316,20 @@ impl WaitingQueue {
         }
     }
 
-    fn put_last(&mut self, uid: &PodUid, before: u64) {
+    fn put_at_end(&mut self, uid: &PodUid, previous_turn: u64) {
         if let Some(QueuePosition::Ready { queue_band, .. }) = self.pods.get(uid).cloned() {
             let turn = self.next_turn();
-            self.place(uid, queue_band, turn, before);
+            self.insert_ready(uid, queue_band, turn, previous_turn);
         }
     }
 
-    fn place(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, before: u64) {
-        self.move_to(
+    fn insert_ready(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, previous_turn: u64) {
+        self.set_position(
             uid,
             QueuePosition::Ready {
                 queue_band: queue_band.clone(),
                 turn,
-                before,
+                previous_turn,
             },
         );
         self.ready
@@ -330,13 +338,13 @@ impl WaitingQueue {
             .insert((turn, uid.clone()));
     }
 
-    fn move_to(&mut self, uid: &PodUid, position: QueuePosition) {
+    fn set_position(&mut self, uid: &PodUid, position: QueuePosition) {
         if let Some(before) = self.pods.insert(uid.clone(), position) {
-            self.take_out(uid, before);
+            self.remove_from_order(uid, before);
         }
     }
 
-    fn take_out(&mut self, uid: &PodUid, position: QueuePosition) {
+    fn remove_from_order(&mut self, uid: &PodUid, position: QueuePosition) {
         match position {
             QueuePosition::Later(due) => {
                 self.later.remove(&(due, uid.clone()));
@@ -385,8 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_priority_the_longest_not_looked_at_comes_first_and_what_is_put_back_keeps_its_turn()
-    {
+    fn within_a_priority_pods_take_turns_and_a_pod_put_back_keeps_its_turn() {
         let mut waiting_queue = WaitingQueue::default();
         ["a", "b", "c"]
             .iter()
@@ -406,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_higher_priority_comes_first_and_the_lower_is_not_left_out_for_ever() {
+    fn a_higher_priority_comes_first_without_starving_a_lower_one() {
         let mut waiting_queue = WaitingQueue::default();
         (0..40).for_each(|n| waiting_queue.set_ready(&uid(&format!("high-{n:02}")), queue_band(1)));
         waiting_queue.set_ready(&uid("low"), queue_band(0));
@@ -415,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_places_of_its_own() {
+    fn each_waiting_line_has_its_own_limit() {
         let mut waiting_queue = WaitingQueue::default();
         (0..9).for_each(|n| waiting_queue.set_ready(&uid(&format!("gated-{n}")), queue_band(9)));
         waiting_queue.set_ready(

@@ -8,7 +8,7 @@ pub use crate::reasons::Misfit;
 use crate::vocabulary::classification::{ClassSet, ClassTerms};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
 use crate::vocabulary::node_reading::EngineLoad;
@@ -26,23 +26,23 @@ pub(crate) fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<Gpu
     let demand = evaluation.demand();
     check_node_admission(node, demand)?;
     match &demand.ask {
-        Ask::Plugin { resource, count } => {
-            return whole_nodes::has_devices(node, resource, *count, 0)
+        GpuRequest::Plugin { resource, count } => {
+            return whole_nodes::check_devices(node, resource, *count, 0)
                 .map(|()| GpuChoice::default());
         }
         // kube-scheduler has found the devices, or would not ask.
-        Ask::Claims => return Ok(GpuChoice::default()),
-        Ask::Vram => {}
+        GpuRequest::Claims => return Ok(GpuChoice::default()),
+        GpuRequest::Vram => {}
     }
     pack::choose(evaluation, &node.reusable, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// The reason on the Node object that keeps pods away which request VRAM; `None` if there is none.
-pub fn exclusion(node: &Node) -> Option<Misfit> {
-    node.warnings.iter().find_map(excluded_by)
+pub fn node_exclusion(node: &Node) -> Option<Misfit> {
+    node.warnings.iter().find_map(misfit_of_warning)
 }
 
-fn excluded_by(warning: &NodeWarning) -> Option<Misfit> {
+fn misfit_of_warning(warning: &NodeWarning) -> Option<Misfit> {
     match warning {
         NodeWarning::OtherAllocator { .. } => Some(Misfit::OtherAllocator),
         NodeWarning::UnknownResource { .. } => Some(Misfit::UnknownGpuResource),
@@ -57,23 +57,23 @@ pub fn sentence(misfit: &Misfit, node: Option<&Node>) -> String {
     let warning = node.and_then(|node| {
         node.warnings
             .iter()
-            .find(|warning| excluded_by(warning) == Some(*misfit))
+            .find(|warning| misfit_of_warning(warning) == Some(*misfit))
     });
     warning.map_or_else(|| misfit.to_string(), ToString::to_string)
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
 pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
-    if demand.ask == Ask::Vram
-        && let Some(misfit) = exclusion(node)
+    if demand.ask == GpuRequest::Vram
+        && let Some(misfit) = node_exclusion(node)
     {
         return Err(misfit);
     }
     match (&demand.ask, node.kind) {
-        (Ask::Claims, _) => return Ok(()),
-        (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
-        (Ask::Vram, NodeKind::Dra) => return Err(Misfit::DraNode),
-        (Ask::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
+        (GpuRequest::Claims, _) => return Ok(()),
+        (GpuRequest::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
+        (GpuRequest::Vram, NodeKind::Dra) => return Err(Misfit::DraNode),
+        (GpuRequest::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
         _ => {}
     }
     if !node.classes.contains(demand.class) {
@@ -85,10 +85,10 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
     }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
-        (Ask::Plugin { .. } | Ask::Claims, ..) => Ok(()),
-        (Ask::Vram, true, _) => Err(Misfit::NoFreshReport),
-        (Ask::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
-        (Ask::Vram, false, false) => Ok(()),
+        (GpuRequest::Plugin { .. } | GpuRequest::Claims, ..) => Ok(()),
+        (GpuRequest::Vram, true, _) => Err(Misfit::NoFreshReport),
+        (GpuRequest::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
+        (GpuRequest::Vram, false, false) => Ok(()),
     }
 }
 
@@ -96,11 +96,11 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
     if !demand.kept.is_empty() {
-        return without_spare(gpus, demand);
+        return spare_misfit(gpus, demand);
     }
     let count = |test: &dyn Fn(&Gpu) -> bool| {
         gpus.iter()
-            .filter(|gpu| usable(gpu, demand) && test(gpu))
+            .filter(|gpu| is_usable(gpu, demand) && test(gpu))
             .count() as u32
     };
     if gpus.is_empty() {
@@ -113,7 +113,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     }
     let usable_gpus = count(&|_| true);
     if usable_gpus < asked {
-        return too_few(gpus, demand, usable_gpus);
+        return too_few_usable(gpus, demand, usable_gpus);
     }
     let large_enough = count(&|gpu| gpu.capacity >= demand.per_gpu);
     if large_enough < asked {
@@ -129,8 +129,8 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
             largest,
         };
     }
-    if let Some(in_the_way) = in_the_way(gpus, demand) {
-        return in_the_way;
+    if let Some(misfit) = misfit_beyond_vram(gpus, demand) {
+        return misfit;
     }
     if demand.sharing == Sharing::Exclusive {
         return Misfit::NoEmptyGpu {
@@ -140,7 +140,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     }
     let most_free = gpus
         .iter()
-        .filter(|gpu| !gpu.exclusive && usable(gpu, demand))
+        .filter(|gpu| !gpu.exclusive && is_usable(gpu, demand))
         .map(|gpu| gpu.free_for(demand))
         .max()
         .unwrap_or_default();
@@ -154,14 +154,17 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
 }
 
 /// Why too few GPUs of the node can ever serve the demand.
-fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
+fn too_few_usable(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
     let asked = demand.gpus;
-    let wanted = gpus.iter().filter(|gpu| gpu.is_wanted_by(demand)).count() as u32;
+    let wanted = gpus
+        .iter()
+        .filter(|gpu| gpu.matches_selector_of(demand))
+        .count() as u32;
     if wanted < asked.min(gpus.len() as u32) {
         return Misfit::OtherGpus { wanted, asked };
     }
     let is_kept_whole =
-        |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.lets_share(demand.sharing);
+        |gpu: &&Gpu| gpu.health == Health::Healthy && !gpu.compute_mode_allows(demand.sharing);
     let kept_whole = gpus.iter().filter(is_kept_whole).count() as u32;
     if usable + kept_whole >= asked {
         return Misfit::ExclusiveProcess {
@@ -173,24 +176,24 @@ fn too_few(gpus: &[Gpu], demand: &Demand, usable: u32) -> Misfit {
 }
 
 /// Why a demand that may not take the spare GPUs does not fit: because they are kept from it, or for another reason.
-fn without_spare(gpus: &[Gpu], demand: &Demand) -> Misfit {
-    let freely = Demand {
+fn spare_misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
+    let with_spare = Demand {
         kept: SpareSet::NONE,
         ..demand.clone()
     };
     let fitting = gpus
         .iter()
-        .filter(|gpu| usable(gpu, &freely) && gpu.can_take(&freely));
+        .filter(|gpu| is_usable(gpu, &with_spare) && gpu.can_take(&with_spare));
     let kept = fitting
         .clone()
-        .filter(|gpu| gpu.is_kept_from(demand))
+        .filter(|gpu| gpu.is_kept_spare_from(demand))
         .count() as u32;
     match fitting.count() as u32 >= demand.gpus {
         true => Misfit::KeptSpare {
             kept,
             asked: demand.gpus,
         },
-        false => misfit(gpus, &freely),
+        false => misfit(gpus, &with_spare),
     }
 }
 
@@ -199,29 +202,29 @@ pub(crate) fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
     let emptied = gpus
         .iter()
         .filter(|gpu| could_fit(gpu, demand))
-        .map(not_excluded);
+        .map(without_class_exclusions);
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
 /// Why the demand does not fit beside other pods' VRAM: measured use, an engine that starts, or the classes on a GPU.
-fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
+fn misfit_beyond_vram(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let (per_gpu, asked) = (demand.per_gpu, demand.gpus);
-    let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_free_vram(demand);
+    let spacious = |gpu: &&Gpu| is_usable(gpu, demand) && gpu.has_free_vram(demand);
     let spacious = gpus.iter().filter(spacious).copied();
     if spacious.clone().count() >= asked as usize {
-        return not_admitted(spacious, demand);
+        return admission_misfit(spacious, demand);
     }
     // Others must leave anyway, and a pod that excludes a class leaves with them.
     let large = gpus
         .iter()
         .filter(|gpu| could_fit(gpu, demand))
-        .map(not_excluded);
+        .map(without_class_exclusions);
     let large_enough = large.clone().count() as u32;
     if large_enough < asked {
         let most = gpus
             .iter()
-            .filter(|gpu| usable(gpu, demand))
-            .map(Gpu::most)
+            .filter(|gpu| is_usable(gpu, demand))
+            .map(Gpu::free_without_pods)
             .max()
             .unwrap_or_default();
         return Some(Misfit::Occupied {
@@ -231,10 +234,10 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
             most,
         });
     }
-    not_admitted(large, demand)
+    admission_misfit(large, demand)
 }
 
-fn not_excluded(gpu: &Gpu) -> Gpu {
+fn without_class_exclusions(gpu: &Gpu) -> Gpu {
     Gpu {
         excluded_classes: ClassSet::NONE,
         ..*gpu
@@ -242,38 +245,38 @@ fn not_excluded(gpu: &Gpu) -> Gpu {
 }
 
 /// Why too few of these GPUs let the demand join, if they are too few.
-fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Option<Misfit> {
+fn admission_misfit(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Option<Misfit> {
     let asked = demand.gpus;
     let count = |test: &dyn Fn(&Gpu) -> bool| gpus.clone().filter(test).count() as u32;
     if count(&|gpu| gpu.admits(demand)) >= asked {
         return None;
     }
-    let pressures = gpus.clone().map(|gpu| gpu.engine_load);
+    let loads = gpus.clone().map(|gpu| gpu.engine_load);
     let limits = ClassTerms {
         refuses_unknown_load: false,
         ..demand.terms
     };
-    let busy = pressures.filter(|engine_load| limits.exceeded_by(*engine_load));
-    let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
-    if usable - are_busy < asked {
-        let kv_cache = busy
+    let busy_loads = loads.filter(|engine_load| limits.is_exceeded_by(*engine_load));
+    let (usable, busy) = (count(&|_| true), busy_loads.clone().count() as u32);
+    if usable - busy < asked {
+        let kv_cache = busy_loads
             .clone()
             .filter_map(EngineLoad::occupancy)
             .min()
             .unwrap_or_default();
-        let queue = busy
+        let queue = busy_loads
             .filter_map(|engine_load| engine_load.queue)
             .min()
             .unwrap_or_default();
         return Some(Misfit::EnginesBusy {
-            busy: are_busy,
+            busy,
             asked,
             kv_cache,
             queue,
         });
     }
-    if usable - count(&|gpu| demand.terms.exceeded_by(gpu.engine_load)) < asked {
-        let unknown = count(&|gpu| demand.terms.refuses(gpu.engine_load));
+    if usable - count(&|gpu| demand.terms.is_exceeded_by(gpu.engine_load)) < asked {
+        let unknown = count(&|gpu| demand.terms.rejects_unknown(gpu.engine_load));
         return Some(Misfit::UnknownLoad { unknown, asked });
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
@@ -292,31 +295,34 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
 
 /// Whether the demand would fit on a GPU if its pods left.
 fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
-    usable(gpu, demand) && gpu.most() >= demand.per_gpu
+    is_usable(gpu, demand) && gpu.free_without_pods() >= demand.per_gpu
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
 /// several GPUs gets whole ones. One that is kept free serves it as little as one that is out of order.
-pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
-    let is_open = gpu.health == Health::Healthy && gpu.lets_share(demand.sharing);
+pub fn is_usable(gpu: &Gpu, demand: &Demand) -> bool {
+    let is_open = gpu.health == Health::Healthy && gpu.compute_mode_allows(demand.sharing);
     is_open
         && !(gpu.slice && demand.gpus > 1)
-        && !gpu.is_kept_from(demand)
-        && gpu.is_wanted_by(demand)
+        && !gpu.is_kept_spare_from(demand)
+        && gpu.matches_selector_of(demand)
 }
 
 /// The usage of a demand on these GPUs, as its tenant is charged for it.
-pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
+pub fn tenant_usage_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
     if chosen.is_empty() {
         return TenantUsage {
             vram: demand.vram(),
             milli_gpus: u64::from(demand.gpus) * 1000,
         };
     }
-    chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
+    chosen
+        .iter()
+        .map(|index| gpus[index].usage_of(demand))
+        .sum()
 }
 
 /// Whether these GPUs are within what the demand's tenant may still take.
 pub fn is_allowed(allowance: TenantLimit, gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> bool {
-    allowance == TenantLimit::default() || allowance.allows(used_on(gpus, demand, chosen))
+    allowance == TenantLimit::default() || allowance.allows(tenant_usage_on(gpus, demand, chosen))
 }

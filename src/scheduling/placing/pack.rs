@@ -5,10 +5,10 @@
 //! later pods ([`choose_by_cost`]): by the trait [`Packing`], of which [`learned`](super::learned) is one implementation, and best
 //! fit, which needs no model, the other. [`NodeEvaluation::by_model`] alone decides which of the two counts.
 
-use super::fit::usable;
+use super::fit::is_usable;
 use super::learned::{GpuGroup, LearnedPacking, NodeGpus, NodeSummary, PackingModel};
 use super::rank::EngineLoadCost;
-use super::start_model::{StartModel, ready};
+use super::start_model::{StartModel, estimate_start};
 use crate::units::{Bytes, Millis};
 use crate::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::vocabulary::engine_model::{ReusableEngine, ReusableEngineSet, SleepLevel};
@@ -27,7 +27,7 @@ struct Preference {
     /// The packing cost of this GPU as if the demand requested only one.
     packing_cost: PackingCost,
     engine_load: EngineLoadCost,
-    place: u8,
+    index: u8,
     island: Option<u8>,
 }
 
@@ -41,19 +41,19 @@ pub struct GpuChoice {
     /// The load of the busiest of these GPUs.
     pub engine_load: EngineLoadCost,
     /// Pods and reservations on the fullest of these GPUs.
-    pub tenants: u16,
+    pub residents: u16,
     /// Whether they do not all reach each other over NVLink, as far as is known.
-    pub apart: bool,
+    pub crosses_islands: bool,
 }
 
 impl GpuChoice {
     /// The choice of these GPUs of an evaluated node, with their packing cost.
-    pub fn of(evaluation: &NodeEvaluation<'_>, gpus: GpuSet) -> Self {
-        Self::at_cost(evaluation, gpus, evaluation.packing_cost(gpus))
+    pub fn for_gpus(evaluation: &NodeEvaluation<'_>, gpus: GpuSet) -> Self {
+        Self::with_cost(evaluation, gpus, evaluation.packing_cost(gpus))
     }
 
-    fn at_cost(evaluation: &NodeEvaluation<'_>, gpus: GpuSet, packing_cost: PackingCost) -> Self {
-        let chosen = || gpus.iter().map(|place| evaluation.gpus().gpu(place));
+    fn with_cost(evaluation: &NodeEvaluation<'_>, gpus: GpuSet, packing_cost: PackingCost) -> Self {
+        let chosen = || gpus.iter().map(|index| evaluation.gpus().gpu(index));
         let first = chosen().next().and_then(|gpu| gpu.island);
         let demand = evaluation.demand();
         Self {
@@ -61,11 +61,11 @@ impl GpuChoice {
             packing_cost,
             contended: chosen().any(|gpu| is_contended(gpu, demand)),
             engine_load: chosen()
-                .map(|gpu| EngineLoadCost::of(gpu, demand))
+                .map(|gpu| EngineLoadCost::for_gpu(gpu, demand))
                 .max()
                 .unwrap_or_default(),
-            tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
-            apart: gpus.len() > 1
+            residents: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
+            crosses_islands: gpus.len() > 1
                 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
     }
@@ -74,7 +74,10 @@ impl GpuChoice {
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have enough free VRAM. Of several GPUs, the fewest that
 /// are softly reserved for another pod, then such as reach each other over NVLink; then the load of engines in steps, the packing
 /// cost, the exact load, and the lowest indices.
-pub(crate) fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
+pub(crate) fn choose_by_cost(
+    evaluation: &NodeEvaluation<'_>,
+    allowed: GpuSet,
+) -> Option<GpuChoice> {
     match evaluation.packing() {
         NodePacking::BestFit(packing) => choose_with(packing, evaluation, allowed),
         NodePacking::Learned(packing) => choose_with(packing, evaluation, allowed),
@@ -87,16 +90,20 @@ fn choose_with(
     allowed: GpuSet,
 ) -> Option<GpuChoice> {
     match evaluation.gpus() {
-        EvaluatedGpus::Alone(gpus) => {
-            let each = gpus.iter().enumerate().map(EqualGpus::alone);
-            choose_among(packing, evaluation, each.map(|equal| equal.among(allowed)))
-        }
-        EvaluatedGpus::Alike(node_summary) => {
-            let groups = node_summary.gpu_groups().iter().map(EqualGpus::of);
+        EvaluatedGpus::Individual(gpus) => {
+            let each = gpus.iter().enumerate().map(EqualGpus::single);
             choose_among(
                 packing,
                 evaluation,
-                groups.map(|equal| equal.among(allowed)),
+                each.map(|equal| equal.restricted_to(allowed)),
+            )
+        }
+        EvaluatedGpus::Grouped(node_summary) => {
+            let groups = node_summary.gpu_groups().iter().map(EqualGpus::from_group);
+            choose_among(
+                packing,
+                evaluation,
+                groups.map(|equal| equal.restricted_to(allowed)),
             )
         }
     }
@@ -120,10 +127,10 @@ fn choose_among<'a>(
         };
         let base = base.get_or_insert_with(|| packing.base(demand));
         let packing_cost = packing.cost_of_one(base, demand, equal);
-        for place in equal.places.iter() {
+        for index in equal.indices.iter() {
             preferences[found] = Preference {
                 packing_cost,
-                place: place as u8,
+                index: index as u8,
                 ..preference
             };
             found += 1;
@@ -134,8 +141,8 @@ fn choose_among<'a>(
         return None;
     }
     preferences[..found].sort_unstable();
-    let gpus = together(&preferences[..found], wanted);
-    Some(GpuChoice::at_cost(
+    let gpus = prefer_one_island(&preferences[..found], wanted);
+    Some(GpuChoice::with_cost(
         evaluation,
         gpus,
         packing.cost(&base?, demand, gpus),
@@ -170,27 +177,34 @@ fn best_one<'a>(
         }
     }
     best.map(|(preference, equal)| GpuChoice {
-        gpus: equal.places.lowest(),
+        gpus: equal.indices.lowest(),
         packing_cost: preference.packing_cost,
         contended: preference.contended,
         engine_load: preference.engine_load,
-        tenants: equal.gpu.tenants,
-        apart: false,
+        residents: equal.gpu.tenants,
+        crosses_islands: false,
     })
 }
 
 /// The preference for the lowest-indexed of these equal GPUs, without its packing cost; `None` if the demand does not fit.
 #[inline]
-fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> Option<Preference> {
-    let can_take = !places.is_empty() && takes(gpu, demand);
+fn preference(
+    EqualGpus {
+        gpu,
+        indices: places,
+        ..
+    }: EqualGpus<'_>,
+    demand: &Demand,
+) -> Option<Preference> {
+    let can_take = !places.is_empty() && fits_on_gpu(gpu, demand);
     can_take.then(|| {
-        let engine_load = EngineLoadCost::of(gpu, demand);
+        let engine_load = EngineLoadCost::for_gpu(gpu, demand);
         Preference {
             contended: is_contended(gpu, demand),
             load_step: engine_load.step(),
             packing_cost: PackingCost::default(),
             engine_load,
-            place: places.iter().next().unwrap_or_default() as u8,
+            index: places.iter().next().unwrap_or_default() as u8,
             island: gpu.island,
         }
     })
@@ -198,40 +212,40 @@ fn preference(EqualGpus { gpu, places, .. }: EqualGpus<'_>, demand: &Demand) -> 
 
 /// Whether a demand fits on a GPU now.
 #[inline]
-pub fn takes(gpu: &Gpu, demand: &Demand) -> bool {
-    usable(gpu, demand) && gpu.can_take(demand)
+pub fn fits_on_gpu(gpu: &Gpu, demand: &Demand) -> bool {
+    is_usable(gpu, demand) && gpu.can_take(demand)
 }
 
 /// The first `wanted` of the candidates, which are in order; or those of one NVLink island, if that has enough and no more of
 /// them are softly reserved for another pod.
-fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
-    let of = |one: u8| {
+fn prefer_one_island(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
+    let on_island = |island: u8| {
         gpu_candidates
             .iter()
-            .filter(move |gpu_candidate| gpu_candidate.island == Some(one))
+            .filter(move |gpu_candidate| gpu_candidate.island == Some(island))
             .take(wanted)
     };
     let contended = gpu_candidates[..wanted]
         .iter()
         .filter(|gpu_candidate| gpu_candidate.contended)
         .count();
-    let is_enough = |one: &u8| {
-        of(*one).count() == wanted
-            && of(*one)
+    let is_enough = |island: &u8| {
+        on_island(*island).count() == wanted
+            && on_island(*island)
                 .filter(|gpu_candidate| gpu_candidate.contended)
                 .count()
                 == contended
     };
-    let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.place);
+    let index_of = |gpu_candidate: &Preference| usize::from(gpu_candidate.index);
     // Candidates of one island name it again; that changes nothing.
     match gpu_candidates
         .iter()
         .filter_map(|gpu_candidate| gpu_candidate.island)
         .filter(is_enough)
-        .min_by(|a, b| of(*a).cmp(of(*b)))
+        .min_by(|first, second| on_island(*first).cmp(on_island(*second)))
     {
-        Some(one) => of(one).map(places).collect(),
-        None => gpu_candidates[..wanted].iter().map(places).collect(),
+        Some(island) => on_island(island).map(index_of).collect(),
+        None => gpu_candidates[..wanted].iter().map(index_of).collect(),
     }
 }
 
@@ -244,7 +258,7 @@ pub(crate) fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
 pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
     chosen
         .iter()
-        .map(|place| gpus[place].free().minus(demand.per_gpu))
+        .map(|index| gpus[index].free().minus(demand.per_gpu))
         .sum()
 }
 
@@ -267,10 +281,10 @@ pub trait Packing {
     fn cost_of_one(&self, base: &Self::Base, demand: &Demand, equal: EqualGpus<'_>) -> PackingCost;
 
     /// The cost of these GPUs on a scale from 0 to 1,000.
-    fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32;
+    fn scaled_cost(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32;
 
     /// The VRAM that the demand leaves on these GPUs and that recent pods cannot use; `None` if nothing was learned.
-    fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes>;
+    fn unusable_leftover(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes>;
 }
 
 /// One node, evaluated for one demand.
@@ -291,15 +305,15 @@ pub(super) enum NodePacking<'a> {
 /// A node's GPUs: each alone, or in groups of equal ones.
 #[derive(Debug, Clone, Copy)]
 pub enum EvaluatedGpus<'a> {
-    Alone(&'a [Gpu]),
-    Alike(&'a NodeSummary),
+    Individual(&'a [Gpu]),
+    Grouped(&'a NodeSummary),
 }
 
 /// GPUs of a node that are interchangeable.
 #[derive(Debug, Clone, Copy)]
 pub struct EqualGpus<'a> {
     pub gpu: &'a Gpu,
-    pub places: GpuSet,
+    pub indices: GpuSet,
     /// `None` for one GPU without a known group.
     pub(super) gpu_group: Option<&'a GpuGroup>,
 }
@@ -308,15 +322,15 @@ impl<'a> NodeEvaluation<'a> {
     /// A node that the model has summarized: by what the model has learned, or by best fit if that is nothing. (A policy of best
     /// fit leaves the ledger an empty model.) Of a device plugin's GPUs Stowage chooses none: there is nothing to learn.
     #[inline]
-    pub fn of(
+    pub fn by_model(
         packing_model: &'a PackingModel,
         node_summary: &'a NodeSummary,
         demand: &'a Demand,
     ) -> Self {
-        let gpus = EvaluatedGpus::Alike(node_summary);
+        let gpus = EvaluatedGpus::Grouped(node_summary);
         let learned = packing_model
             .learned_packing(node_summary)
-            .filter(|_| !demand.asks_plugin());
+            .filter(|_| !demand.is_allocated_externally());
         let packing = learned.map_or(
             NodePacking::BestFit(BestFitPacking(gpus)),
             NodePacking::Learned,
@@ -330,7 +344,7 @@ impl<'a> NodeEvaluation<'a> {
 
     /// The evaluation of GPUs without a packing model.
     pub(crate) fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
-        let gpus = EvaluatedGpus::Alone(gpus);
+        let gpus = EvaluatedGpus::Individual(gpus);
         Self {
             demand,
             gpus,
@@ -353,71 +367,71 @@ impl<'a> NodeEvaluation<'a> {
 
     /// The packing cost if the demand gets the `chosen` GPUs.
     pub(crate) fn packing_cost(&self, chosen: GpuSet) -> PackingCost {
-        fn again(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
+        fn recompute(packing: &impl Packing, demand: &Demand, chosen: GpuSet) -> PackingCost {
             packing.cost(&packing.base(demand), demand, chosen)
         }
         match &self.packing {
-            NodePacking::BestFit(packing) => again(packing, self.demand, chosen),
-            NodePacking::Learned(packing) => again(packing, self.demand, chosen),
+            NodePacking::BestFit(packing) => recompute(packing, self.demand, chosen),
+            NodePacking::Learned(packing) => recompute(packing, self.demand, chosen),
         }
     }
 
     /// [`Packing::scaled_cost`]
-    pub fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
+    pub fn scaled_cost(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
         match &self.packing {
-            NodePacking::BestFit(packing) => packing.part(chosen, packing_cost),
-            NodePacking::Learned(packing) => packing.part(chosen, packing_cost),
+            NodePacking::BestFit(packing) => packing.scaled_cost(chosen, packing_cost),
+            NodePacking::Learned(packing) => packing.scaled_cost(chosen, packing_cost),
         }
     }
 
     /// [`Packing::unusable_leftover`]
-    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
+    pub fn unusable_leftover(&self, chosen: GpuSet) -> Option<Bytes> {
         match &self.packing {
-            NodePacking::BestFit(packing) => packing.useless(self.demand, chosen),
-            NodePacking::Learned(packing) => packing.useless(self.demand, chosen),
+            NodePacking::BestFit(packing) => packing.unusable_leftover(self.demand, chosen),
+            NodePacking::Learned(packing) => packing.unusable_leftover(self.demand, chosen),
         }
     }
 }
 
 impl<'a> EvaluatedGpus<'a> {
     /// The GPU at this index.
-    pub fn gpu(&self, place: usize) -> &'a Gpu {
+    pub fn gpu(&self, index: usize) -> &'a Gpu {
         match self {
-            Self::Alone(gpus) => &gpus[place],
-            Self::Alike(node_summary) => &node_summary.gpu_group_of(place).gpu,
+            Self::Individual(gpus) => &gpus[index],
+            Self::Grouped(node_summary) => &node_summary.gpu_group_of(index).gpu,
         }
     }
 
     /// Free VRAM over all of them.
     pub fn free(&self) -> Bytes {
         match self {
-            Self::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
-            Self::Alike(node_summary) => node_summary.free(),
+            Self::Individual(gpus) => gpus.iter().map(Gpu::free).sum(),
+            Self::Grouped(node_summary) => node_summary.free(),
         }
     }
 }
 
 impl<'a> EqualGpus<'a> {
-    pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
+    pub fn single((index, gpu): (usize, &'a Gpu)) -> Self {
         Self {
             gpu,
-            places: GpuSet::one(place),
+            indices: GpuSet::single(index),
             gpu_group: None,
         }
     }
 
-    pub fn of(gpu_group: &'a GpuGroup) -> Self {
+    pub fn from_group(gpu_group: &'a GpuGroup) -> Self {
         Self {
             gpu: &gpu_group.gpu,
-            places: gpu_group.places,
+            indices: gpu_group.indices,
             gpu_group: Some(gpu_group),
         }
     }
 
     /// The GPUs at these indices only.
-    pub fn among(self, places: GpuSet) -> Self {
+    pub fn restricted_to(self, indices: GpuSet) -> Self {
         Self {
-            places: self.places.and(places),
+            indices: self.indices.intersection(indices),
             ..self
         }
     }
@@ -433,30 +447,30 @@ impl Packing for BestFitPacking<'_> {
     fn base(&self, _: &Demand) -> Self::Base {}
 
     fn cost(&self, (): &(), demand: &Demand, chosen: GpuSet) -> PackingCost {
-        left_over(
+        cost_of_leftover(
             chosen
                 .iter()
-                .map(|place| self.0.gpu(place).free().minus(demand.per_gpu))
+                .map(|index| self.0.gpu(index).free().minus(demand.per_gpu))
                 .sum(),
         )
     }
 
     fn cost_of_one(&self, (): &(), demand: &Demand, equal: EqualGpus<'_>) -> PackingCost {
-        left_over(equal.gpu.free().minus(demand.per_gpu))
+        cost_of_leftover(equal.gpu.free().minus(demand.per_gpu))
     }
 
     /// The part of the chosen GPUs that stays free.
-    fn part(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
-        let whole: Bytes = chosen.iter().map(|place| self.0.gpu(place).capacity).sum();
+    fn scaled_cost(&self, chosen: GpuSet, packing_cost: PackingCost) -> u32 {
+        let whole: Bytes = chosen.iter().map(|index| self.0.gpu(index).capacity).sum();
         (packing_cost.0.unsigned_abs().saturating_mul(1000) / whole.0.max(1)) as u32
     }
 
-    fn useless(&self, _: &Demand, _: GpuSet) -> Option<Bytes> {
+    fn unusable_leftover(&self, _: &Demand, _: GpuSet) -> Option<Bytes> {
         None
     }
 }
 
-fn left_over(bytes: Bytes) -> PackingCost {
+fn cost_of_leftover(bytes: Bytes) -> PackingCost {
     PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
@@ -468,13 +482,13 @@ pub fn choose(
     allowed: GpuSet,
 ) -> Option<GpuChoice> {
     let demand = evaluation.demand();
-    let has_room = |engine: &&ReusableEngine| {
-        let takes = |place| takes(evaluation.gpus().gpu(place), demand);
-        engine.gpus.without(allowed).is_empty() && engine.gpus.iter().all(takes)
+    let fits_all = |engine: &&ReusableEngine| {
+        let fits = |index| fits_on_gpu(evaluation.gpus().gpu(index), demand);
+        engine.gpus.difference(allowed).is_empty() && engine.gpus.iter().all(fits)
     };
-    let candidates = reusable.suiting(demand).filter(has_room);
+    let candidates = reusable.usable_by(demand).filter(fits_all);
     let warm = candidates
-        .map(|engine| (engine.level, GpuChoice::of(evaluation, engine.gpus)))
+        .map(|engine| (engine.level, GpuChoice::for_gpus(evaluation, engine.gpus)))
         .min_by_key(|(level, choice)| {
             (
                 choice.contended,
@@ -486,15 +500,15 @@ pub fn choose(
         });
     match warm {
         Some((_, warm)) if !warm.contended => Some(warm),
-        Some((_, warm)) => choose_by(evaluation, allowed)
+        Some((_, warm)) => choose_by_cost(evaluation, allowed)
             .filter(|other| !other.contended)
             .or(Some(warm)),
-        None => choose_by(evaluation, allowed),
+        None => choose_by_cost(evaluation, allowed),
     }
 }
 
 /// The GPUs that [`choose`] takes on a node that the packing model has not summarized yet.
-pub(crate) fn choose_at(
+pub(crate) fn choose_unsummarized(
     packing_model: &PackingModel,
     node_gpus: NodeGpus<'_>,
     demand: &Demand,
@@ -503,7 +517,7 @@ pub(crate) fn choose_at(
 ) -> Option<GpuSet> {
     let node_summary = packing_model.node_summary(node_gpus);
     choose(
-        &NodeEvaluation::of(packing_model, &node_summary, demand),
+        &NodeEvaluation::by_model(packing_model, &node_summary, demand),
         reusable,
         allowed,
     )
@@ -512,24 +526,24 @@ pub(crate) fn choose_at(
 
 /// Time until a pod answers with a sleeping engine that is woken, and with a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wake {
+pub struct WakeEstimate {
     /// Time until the woken engine answers.
-    pub woken: Millis,
+    pub wake_time: Millis,
     /// Time until a new engine would answer.
-    pub loaded: Millis,
+    pub start_time: Millis,
 }
 
 /// The time that a pod with this demand gains by a wake on these GPUs; `None` if no engine sleeps there that it may wake, or a start
 /// takes no longer. Either way the pod's own images come first.
-pub(crate) fn wake_on(
+pub(crate) fn estimate_wake(
     node: &Node,
     gpus: GpuSet,
     demand: &Demand,
     starts: &StartModel,
     speeds: &LoadingSpeeds,
-) -> Option<Wake> {
-    let engine = node.reusable.on(gpus, demand)?;
-    let start = ready(node, demand, starts, speeds)?;
+) -> Option<WakeEstimate> {
+    let engine = node.reusable.best_on(gpus, demand)?;
+    let start = estimate_start(node, demand, starts, speeds)?;
     let awake = match engine.level {
         SleepLevel::WeightsOffloaded => time_to_wake(
             engine.level,
@@ -540,6 +554,9 @@ pub(crate) fn wake_on(
         // As long as engines have taken to read them.
         SleepLevel::WeightsDiscarded => start.time.fetch + start.time.load + speeds.wake_init,
     };
-    let (woken, loaded) = (start.time.pull + awake, start.total());
-    (woken < loaded).then_some(Wake { woken, loaded })
+    let (wake_time, start_time) = (start.time.pull + awake, start.total());
+    (wake_time < start_time).then_some(WakeEstimate {
+        wake_time,
+        start_time,
+    })
 }

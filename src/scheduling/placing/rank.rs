@@ -7,10 +7,10 @@ use super::fit::{Misfit, fit_by, is_allowed};
 use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 /// The index of a node that the snapshot does not have.
-pub use super::snapshot::NO_PLACE as UNKNOWN_PLACE;
+pub use super::snapshot::NO_INDEX as UNKNOWN_PLACE;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
-pub use super::start_model::ready;
+pub use super::start_model::estimate_start;
 use super::{pack, whole_nodes};
 use crate::ids::NodeName;
 use crate::policy::Policy;
@@ -19,7 +19,7 @@ use crate::units::Bytes;
 use crate::vocabulary::classification::ClassTerms;
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu::{Gpu, GpuSet};
 use crate::vocabulary::model_tier;
 use crate::vocabulary::node::Node;
@@ -51,9 +51,9 @@ pub(crate) const WHOLE_PART: u32 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
     /// The index of its name in the request.
-    pub asked: usize,
+    pub query_index: usize,
     /// Its index in the snapshot.
-    pub node: usize,
+    pub node_index: usize,
     pub gpus: GpuSet,
     /// The pod has a reservation, for which others may have been evicted, on another node than this.
     pub outside_reserved_placement: bool,
@@ -69,7 +69,7 @@ impl Candidate {
             self.outside_reserved_placement,
             self.just_failed,
             self.score,
-            self.node,
+            self.node_index,
         )
     }
 }
@@ -80,48 +80,48 @@ pub struct Shortlist {
     /// The best candidates, best first.
     pub best: Vec<Candidate>,
     /// Why each other node does not fit, by the index of its name in the request.
-    pub refused: Vec<(usize, Misfit)>,
+    pub rejected: Vec<(usize, Misfit)>,
     /// The index in the snapshot of each requested name, in the order of the names; [`UNKNOWN_NODE`] if it has none.
-    pub places: Vec<u32>,
+    pub node_indices: Vec<u32>,
 }
 
 impl Shortlist {
     /// The indices in the snapshot of the requested nodes, of those that it has.
-    pub(crate) fn known_places(&self) -> impl Iterator<Item = usize> {
-        self.places
+    pub(crate) fn known_node_indices(&self) -> impl Iterator<Item = usize> {
+        self.node_indices
             .iter()
-            .filter(|place| **place != UNKNOWN_PLACE)
-            .map(|place| *place as usize)
+            .filter(|index| **index != UNKNOWN_PLACE)
+            .map(|index| *index as usize)
     }
 
     /// The rejected nodes by reason: each reason's code, how many nodes it excludes, and the first of them; in order of code.
-    pub fn refused_by_code(&self) -> Vec<RefusedNodes> {
-        let mut all: Vec<RefusedNodes> = Vec::new();
-        for (asked, misfit) in &self.refused {
+    pub fn rejected_by_code(&self) -> Vec<RejectedNodes> {
+        let mut all: Vec<RejectedNodes> = Vec::new();
+        for (query_index, misfit) in &self.rejected {
             let code = misfit.code();
             // There are few: all of tens of thousands of nodes lack the same.
-            match all.iter_mut().find(|known| known.code == code) {
+            match all.iter_mut().find(|group| group.code == code) {
                 Some(known) => known.count += 1,
-                None => all.push(RefusedNodes {
+                None => all.push(RejectedNodes {
                     code,
                     count: 1,
-                    first: *asked,
+                    first_query_index: *query_index,
                     misfit: *misfit,
                 }),
             }
         }
-        all.sort_unstable_by_key(|known| known.code);
+        all.sort_unstable_by_key(|group| group.code);
         all
     }
 }
 
 /// Nodes that are rejected for the same reason.
 #[derive(Debug, Clone, Copy)]
-pub struct RefusedNodes {
+pub struct RejectedNodes {
     pub code: &'static str,
     pub count: u32,
     /// The index of the first node's name in the request; `misfit` is what that node lacks.
-    pub first: usize,
+    pub first_query_index: usize,
     pub misfit: Misfit,
 }
 
@@ -139,7 +139,7 @@ pub struct ScheduleAttempt<'a> {
 
 impl<'a> ScheduleAttempt<'a> {
     /// A first attempt, with the policy's shortlist.
-    pub fn of(
+    pub fn new(
         policy: &'a Policy,
         reserved_placement: Option<&'a (NodeName, Result<GpuSet, Misfit>)>,
         allowance: TenantLimit,
@@ -159,7 +159,7 @@ impl<'a> ScheduleAttempt<'a> {
 
     /// A first attempt of a pod without a reservation, whose tenant has no limit.
     pub fn unreserved(policy: &'a Policy) -> Self {
-        Self::of(policy, None, TenantLimit::default())
+        Self::new(policy, None, TenantLimit::default())
     }
 }
 
@@ -178,13 +178,13 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: ScheduleAttempt<'_>,
 ) -> Shortlist {
-    shortlist_by(snapshot, demand, names, attempt, |place| {
-        score_node(snapshot, place, demand, attempt.policy)
+    shortlist_with(snapshot, demand, names, attempt, |index| {
+        score_node(snapshot, index, demand, attempt.policy)
     })
 }
 
 /// [`shortlist`] with another source of results: `score_node` returns what [`score_node`] returns for the node at an index.
-pub(crate) fn shortlist_by<'a>(
+pub(crate) fn shortlist_with<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,
@@ -193,27 +193,27 @@ pub(crate) fn shortlist_by<'a>(
 ) -> Shortlist {
     let mut list = Shortlist {
         best: Vec::with_capacity(attempt.limit + 1),
-        refused: Vec::with_capacity(names.len()),
-        places: snapshot.places_of(names),
+        rejected: Vec::with_capacity(names.len()),
+        node_indices: snapshot.indices_of(names),
     };
-    if let Some(misfit) = beyond_limit(demand, attempt) {
-        list.refused = (0..list.places.len())
-            .map(|asked| (asked, misfit))
+    if let Some(misfit) = tenant_limit_misfit(demand, attempt) {
+        list.rejected = (0..list.node_indices.len())
+            .map(|query_index| (query_index, misfit))
             .collect();
         return list;
     }
-    let named = NamedPlaces::of(snapshot, attempt);
-    for (asked, place) in list.places.iter().enumerate() {
-        let place = (*place != UNKNOWN_PLACE).then_some(*place as usize);
-        match consider(
+    let attempt_nodes = AttemptNodes::new(snapshot, attempt);
+    for (query_index, index) in list.node_indices.iter().enumerate() {
+        let index = (*index != UNKNOWN_PLACE).then_some(*index as usize);
+        match evaluate_candidate(
             snapshot,
             demand,
-            (asked, place),
-            (attempt, named),
+            (query_index, index),
+            (attempt, attempt_nodes),
             &mut score_node,
         ) {
-            Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
-            Err(misfit) => list.refused.push((asked, misfit)),
+            Ok(candidate) => insert_candidate(&mut list.best, candidate, attempt.limit),
+            Err(misfit) => list.rejected.push((query_index, misfit)),
         }
     }
     // A place that pods were evicted for goes before any other, and a node that just failed goes last.
@@ -240,40 +240,43 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
 
 /// The indices in a snapshot of the nodes that an attempt names.
 #[derive(Clone, Copy)]
-struct NamedPlaces {
+struct AttemptNodes {
     reserved: Option<usize>,
     just_failed: Option<usize>,
 }
 
-impl NamedPlaces {
-    fn of(snapshot: &Snapshot, attempt: ScheduleAttempt<'_>) -> Self {
-        let place_of = |name: &NodeName| snapshot.place_of(name.as_str());
+impl AttemptNodes {
+    fn new(snapshot: &Snapshot, attempt: ScheduleAttempt<'_>) -> Self {
+        let index_of = |name: &NodeName| snapshot.index_of(name.as_str());
         Self {
             reserved: attempt
                 .reserved_placement
-                .and_then(|own| place_of(own.node)),
-            just_failed: attempt.just_failed.and_then(place_of),
+                .and_then(|reserved| index_of(reserved.node)),
+            just_failed: attempt.just_failed.and_then(index_of),
         }
     }
 }
 
 /// The candidate that a node is, or why it is none. The node itself is read only if its score is not enough: the scores of tens of
 /// thousands of nodes lie side by side in memory, the nodes do not.
-fn consider(
+fn evaluate_candidate(
     snapshot: &Snapshot,
     demand: &Demand,
-    (asked, place): (usize, Option<usize>),
-    (attempt, named): (ScheduleAttempt<'_>, NamedPlaces),
+    (query_index, index): (usize, Option<usize>),
+    (attempt, attempt_nodes): (ScheduleAttempt<'_>, AttemptNodes),
     score_node: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
-    let place = place.ok_or(Misfit::UnknownNode)?;
-    let own_here = attempt
+    let index = index.ok_or(Misfit::UnknownNode)?;
+    let reserved_here = attempt
         .reserved_placement
-        .filter(|_| named.reserved == Some(place));
-    let (score, gpus) = match own_here {
-        Some(own) => {
-            let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
-            let (choice, node) = (GpuChoice::of(&evaluation, gpus), &snapshot.nodes()[place]);
+        .filter(|_| attempt_nodes.reserved == Some(index));
+    let (score, gpus) = match reserved_here {
+        Some(reserved) => {
+            let (gpus, evaluation) = (reserved.verdict?, snapshot.evaluate(index, demand));
+            let (choice, node) = (
+                GpuChoice::for_gpus(&evaluation, gpus),
+                &snapshot.nodes()[index],
+            );
             (
                 score(
                     &evaluation,
@@ -285,13 +288,13 @@ fn consider(
                 gpus,
             )
         }
-        None => score_node(place)?,
+        None => score_node(index)?,
     };
-    let is_limited = own_here.is_none() && attempt.allowance != TenantLimit::default();
+    let is_limited = reserved_here.is_none() && attempt.allowance != TenantLimit::default();
     if is_limited
         && !is_allowed(
             attempt.allowance,
-            &snapshot.nodes()[place].gpus,
+            &snapshot.nodes()[index].gpus,
             demand,
             gpus,
         )
@@ -301,11 +304,11 @@ fn consider(
         });
     }
     Ok(Candidate {
-        asked,
-        node: place,
+        query_index,
+        node_index: index,
         gpus,
-        outside_reserved_placement: attempt.reserved_placement.is_some() && own_here.is_none(),
-        just_failed: named.just_failed == Some(place),
+        outside_reserved_placement: attempt.reserved_placement.is_some() && reserved_here.is_none(),
+        just_failed: attempt_nodes.just_failed == Some(index),
         score,
     })
 }
@@ -313,11 +316,11 @@ fn consider(
 /// The GPUs that a demand would get on the node at `place`, and their score.
 pub fn score_node(
     snapshot: &Snapshot,
-    place: usize,
+    index: usize,
     demand: &Demand,
     policy: &Policy,
 ) -> CachedScore {
-    let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
+    let (evaluation, node) = (snapshot.evaluate(index, demand), &snapshot.nodes()[index]);
     let choice = fit_by(&evaluation, node)?;
     Ok((
         score(&evaluation, node, choice, snapshot.start_model(), policy),
@@ -326,7 +329,7 @@ pub fn score_node(
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. A reserved placement is counted already.
-fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit> {
+fn tenant_limit_misfit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit> {
     let milli_gpus = match demand.sharing {
         Sharing::Exclusive => u64::from(demand.gpus) * 1000,
         // At least something; how much depends on the GPU.
@@ -352,14 +355,15 @@ fn score(
 ) -> Score {
     Score {
         contended: choice.contended,
-        cost: parts(evaluation, node, choice, starts, policy).weighted(&policy.scoring.weights),
+        cost: score_parts(evaluation, node, choice, starts, policy)
+            .weighted(&policy.scoring.weights),
         packing_cost: choice.packing_cost,
         engine_load: match evaluation.demand().ask {
-            Ask::Vram => choice.engine_load,
-            Ask::Plugin { .. } => whole_nodes::plugin_least_loaded(node, evaluation.demand()),
-            Ask::Claims => whole_nodes::claims_least_loaded(node, evaluation.demand()),
+            GpuRequest::Vram => choice.engine_load,
+            GpuRequest::Plugin { .. } => whole_nodes::plugin_least_load(node, evaluation.demand()),
+            GpuRequest::Claims => whole_nodes::claims_least_load(node, evaluation.demand()),
         },
-        node_free: if evaluation.demand().ask == Ask::Vram {
+        node_free: if evaluation.demand().ask == GpuRequest::Vram {
             evaluation.gpus().free()
         } else {
             Bytes::ZERO
@@ -368,7 +372,7 @@ fn score(
 }
 
 /// The weighted parts of the score of these GPUs of a node: what speaks against them.
-pub fn parts(
+pub fn score_parts(
     evaluation: &NodeEvaluation<'_>,
     node: &Node,
     choice: GpuChoice,
@@ -377,19 +381,25 @@ pub fn parts(
 ) -> ScoreParts {
     let demand = evaluation.demand();
     match demand.ask {
-        Ask::Plugin { .. } => return whole_nodes::plugin_parts(node, demand, starts, policy),
-        Ask::Claims => return whole_nodes::claims_parts(node, demand, starts, policy),
-        Ask::Vram => {}
+        GpuRequest::Plugin { .. } => {
+            return whole_nodes::plugin_score_parts(node, demand, starts, policy);
+        }
+        GpuRequest::Claims => return whole_nodes::claims_score_parts(node, demand, starts, policy),
+        GpuRequest::Vram => {}
     }
     ScoreParts {
-        packing: evaluation.part(choice.gpus, choice.packing_cost),
-        kv_headroom: choice.engine_load.part(),
+        packing: evaluation.scaled_cost(choice.gpus, choice.packing_cost),
+        kv_headroom: choice.engine_load.score_part(),
         time_to_ready: time_to_ready_part(node, choice.gpus, demand, starts, policy),
-        interference: share_of_one_more(choice.tenants),
-        topology: if choice.apart { WHOLE_PART } else { 0 },
+        interference: crowding_part(choice.residents),
+        topology: if choice.crosses_islands {
+            WHOLE_PART
+        } else {
+            0
+        },
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => {
-                share_of_one_more(node.replicas_of(model))
+                crowding_part(node.replicas_of(model))
             }
             _ => 0,
         },
@@ -399,7 +409,7 @@ pub fn parts(
 /// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
 const READY_STEPS: u32 = 16;
 
-pub(crate) fn share_of_one_more(n: u16) -> u32 {
+pub(crate) fn crowding_part(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
@@ -411,15 +421,17 @@ pub(super) fn time_to_ready_part(
     starts: &StartModel,
     policy: &Policy,
 ) -> u32 {
-    let woken = pack::wake_on(node, gpus, demand, starts, &policy.loading).map(|wake| wake.woken);
-    let ready =
-        woken.or_else(|| ready(node, demand, starts, &policy.loading).map(|found| found.total()));
-    let step = ready.map_or(0, model_tier::step);
+    let woken =
+        pack::estimate_wake(node, gpus, demand, starts, &policy.loading).map(|wake| wake.wake_time);
+    let ready = woken.or_else(|| {
+        estimate_start(node, demand, starts, &policy.loading).map(|found| found.total())
+    });
+    let step = ready.map_or(0, model_tier::duration_bucket);
     (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART)
 }
 
 /// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.
-fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
+fn insert_candidate(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
     if best.len() == limit
         && best
             .last()
@@ -427,8 +439,8 @@ fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
     {
         return;
     }
-    if let Err(place) = best.binary_search_by_key(&candidate.order(), Candidate::order) {
-        best.insert(place, candidate);
+    if let Err(index) = best.binary_search_by_key(&candidate.order(), Candidate::order) {
+        best.insert(index, candidate);
         best.truncate(limit);
     }
 }
@@ -456,14 +468,14 @@ impl EngineLoadCost {
         } else {
             Self::NONE
         };
-        gpus.map(|gpu| Self::of(gpu, demand))
+        gpus.map(|gpu| Self::for_gpu(gpu, demand))
             .min()
             .unwrap_or(unknown)
     }
 
     /// The cost of joining the engines on `gpu`. The fuller of KV cache and queue counts.
     #[inline]
-    pub fn of(gpu: &Gpu, demand: &Demand) -> Self {
+    pub fn for_gpu(gpu: &Gpu, demand: &Demand) -> Self {
         if !has_limits(demand) {
             return Self::NONE;
         }
@@ -479,9 +491,9 @@ impl EngineLoadCost {
             .map(|(kv, limit)| Self::share(kv.get().into(), limit.get().into()))
             .max(long.map(|(queue, limit)| Self::share(queue, limit)))
             .unwrap_or_default();
-        let is_silent =
+        let is_unmeasured =
             full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-        if is_silent || load.partial {
+        if is_unmeasured || load.partial {
             measured.max(Self::UNKNOWN)
         } else {
             measured
@@ -496,7 +508,7 @@ impl EngineLoadCost {
 
     /// What is to be said against the GPU, up to [`WHOLE_PART`]: the square of the share of the limit's upper half that is in
     /// use. Up to half of the limit packing decides, and the exact load only between places that are packed equally well.
-    pub fn part(self) -> u32 {
+    pub fn score_part(self) -> u32 {
         let beyond = u32::from(self.0.saturating_sub(AT_LIMIT / 2));
         beyond.pow(2) / (u32::from(AT_LIMIT / 2).pow(2) / WHOLE_PART)
     }
@@ -504,7 +516,7 @@ impl EngineLoadCost {
     /// The part in eighths. Between GPUs of one node a step outweighs the packing cost; within a step the packing cost decides
     /// first. The first step ends at two thirds of the limit.
     pub fn step(self) -> u8 {
-        (self.part() / STEP) as u8
+        (self.score_part() / STEP) as u8
     }
 }
 
@@ -519,7 +531,7 @@ mod engine_load_cost_tests {
 
     #[test]
     fn the_cost_rises_ever_more_steeply_to_the_limit() {
-        let part = |kv: u32| EngineLoadCost::share(kv, 90).part();
+        let part = |kv: u32| EngineLoadCost::share(kv, 90).score_part();
         assert_eq!(
             [0, 2, 22, 45, 66, 81, 90, 97].map(part),
             [0, 0, 0, 0, 219, 640, 1000, 1000]
@@ -531,12 +543,17 @@ mod engine_load_cost_tests {
             .map(|ten| part(10 * ten + 10) - part(10 * ten))
             .collect();
         assert!(rise.is_sorted(), "{rise:?}");
-        assert!(EngineLoadCost::UNKNOWN.part().abs_diff(WHOLE_PART / 2) <= 1);
-        assert_eq!(EngineLoadCost::share(u32::MAX, 1).part(), WHOLE_PART);
+        assert!(
+            EngineLoadCost::UNKNOWN
+                .score_part()
+                .abs_diff(WHOLE_PART / 2)
+                <= 1
+        );
+        assert_eq!(EngineLoadCost::share(u32::MAX, 1).score_part(), WHOLE_PART);
         assert_eq!(
             [
-                EngineLoadCost::share(0, 0).part(),
-                EngineLoadCost::share(1, 0).part()
+                EngineLoadCost::share(0, 0).score_part(),
+                EngineLoadCost::share(1, 0).score_part()
             ],
             [0, WHOLE_PART]
         );

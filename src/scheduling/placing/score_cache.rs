@@ -15,23 +15,23 @@ use std::ops::RangeInclusive;
 
 /// Results that are kept at most, of all demands together, unless the fewest demands have more: twenty megabytes. That is all
 /// demands on 5,000 nodes: fifty demands that take turns find their results.
-const RESULTS: usize = 320_000;
+const MAX_RESULTS: usize = 320_000;
 /// Demands of which results are kept. A cluster serves a handful of kinds of pods at a time; to look through more than this would
 /// take longer than it saves.
-const DEMANDS: RangeInclusive<usize> = 16..=64;
+const DEMAND_LIMITS: RangeInclusive<usize> = 16..=64;
 
 /// A request about no more nodes than these, such as one about a pod's nominated node, computes what is not remembered, and
 /// remembers nothing: to make room for all nodes would take longer.
-const FEW: usize = 16;
+const FEW_NODES: usize = 16;
 
 /// Demands of which results are made before requests ask for them: until they are in force, they take memory beside the others.
-const BEFOREHAND: usize = 4;
+const PRECOMPUTED_DEMANDS: usize = 4;
 
 /// The cached scores of the demands that came last.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
     /// The latest last.
-    pages: Vec<CachedScores>,
+    entries: Vec<CachedScores>,
 }
 
 /// The result of one demand on each node.
@@ -39,7 +39,7 @@ pub struct ScoreCache {
 pub struct CachedScores {
     key: ScoreKey,
     /// Whether a request has asked for these scores.
-    is_asked_for: bool,
+    is_requested: bool,
     /// The demand that the results are for; `None` while there are none.
     demand: Option<Box<Demand>>,
     /// The node generation that each result was computed from, by the node's index in the snapshot. Empty, as the results are,
@@ -57,59 +57,69 @@ pub(crate) type CachedScore = Result<(Score, GpuSet), Misfit>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ScoreKey {
     /// The snapshot's: nodes have the indices they had.
-    epoch: u64,
-    packing_model: u64,
-    policy: u64,
+    node_list_generation: u64,
+    model_generation: u64,
+    policy_version: u64,
     starts: StartModelKey,
     demand: DemandKey,
 }
 
 impl ScoreKey {
-    fn of(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
+    fn new(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
         Self {
-            epoch: snapshot.epoch(),
-            packing_model: snapshot.packing_model().generation(),
-            policy: policy.version,
+            node_list_generation: snapshot.node_list_generation(),
+            model_generation: snapshot.packing_model().generation(),
+            policy_version: policy.version,
             starts: snapshot.start_model().key_of(demand),
-            demand: DemandKey::of(demand),
+            demand: DemandKey::from_demand(demand),
         }
     }
 
-    fn is_of_the_time_of(&self, other: &Self) -> bool {
-        (self.epoch, self.packing_model, self.policy)
-            == (other.epoch, other.packing_model, other.policy)
+    fn has_same_versions(&self, other: &Self) -> bool {
+        (
+            self.node_list_generation,
+            self.model_generation,
+            self.policy_version,
+        ) == (
+            other.node_list_generation,
+            other.model_generation,
+            other.policy_version,
+        )
     }
 }
 
 impl ScoreCache {
     /// The cached scores of this demand, or none. The caller puts them back; a concurrent request for the same demand gets none.
     pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> CachedScores {
-        let key = ScoreKey::of(snapshot, demand, policy);
+        let key = ScoreKey::new(snapshot, demand, policy);
         // Generations only rise: older results are of no more use.
-        self.pages.retain(|page| page.key.is_of_the_time_of(&key));
-        match self.pages.iter().position(|page| page.key == key) {
-            Some(place) => self.pages.remove(place),
-            None => CachedScores::without_results(key),
+        self.entries
+            .retain(|entry| entry.key.has_same_versions(&key));
+        match self.entries.iter().position(|entry| entry.key == key) {
+            Some(index) => self.entries.remove(index),
+            None => CachedScores::empty(key),
         }
     }
 
     /// Keeps these scores, and forgets those that were used longest ago if there are too many.
-    pub fn put(&mut self, page: CachedScores) {
-        if page.results.is_empty() {
+    pub fn put(&mut self, scores: CachedScores) {
+        if scores.results.is_empty() {
             return;
         }
-        self.pages.retain(|known| known.key != page.key);
-        let most = (RESULTS / page.results.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
-        self.pages.push(page);
-        self.pages.drain(..self.pages.len().saturating_sub(most));
+        self.entries.retain(|entry| entry.key != scores.key);
+        let most = (MAX_RESULTS / scores.results.len().max(1))
+            .clamp(*DEMAND_LIMITS.start(), *DEMAND_LIMITS.end());
+        self.entries.push(scores);
+        self.entries
+            .drain(..self.entries.len().saturating_sub(most));
     }
 
     /// The demands whose results requests have asked for last: those to have results of beforehand.
     pub fn demands(&self) -> Vec<Demand> {
-        let asked_for = self.pages.iter().rev().filter(|page| page.is_asked_for);
-        asked_for
-            .filter_map(|page| page.demand.as_deref().cloned())
-            .take(BEFOREHAND)
+        let requested = self.entries.iter().rev().filter(|entry| entry.is_requested);
+        requested
+            .filter_map(|entry| entry.demand.as_deref().cloned())
+            .take(PRECOMPUTED_DEMANDS)
             .collect()
     }
 
@@ -121,26 +131,26 @@ impl ScoreCache {
         names: impl ExactSizeIterator<Item = &'a str>,
         attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
-        let mut page = self.take(snapshot, demand, attempt.policy);
-        let list = page.shortlist(snapshot, demand, names, attempt);
-        self.put(page);
+        let mut scores = self.take(snapshot, demand, attempt.policy);
+        let list = scores.shortlist(snapshot, demand, names, attempt);
+        self.put(scores);
         list
     }
 
     /// The index of the best of all nodes.
     pub fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
-        let mut page = self.take(snapshot, demand, policy);
-        let best = page.best(snapshot, demand, policy);
-        self.put(page);
+        let mut scores = self.take(snapshot, demand, policy);
+        let best = scores.best(snapshot, demand, policy);
+        self.put(scores);
         best
     }
 }
 
 impl CachedScores {
-    fn without_results(key: ScoreKey) -> Self {
+    fn empty(key: ScoreKey) -> Self {
         Self {
             key,
-            is_asked_for: false,
+            is_requested: false,
             demand: None,
             generations: Vec::new(),
             results: Vec::new(),
@@ -148,16 +158,16 @@ impl CachedScores {
     }
 
     /// The scores of all nodes before a request asks for them, such as those by another packing model before it is in force.
-    pub fn of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
-        let mut page = Self::without_results(ScoreKey::of(snapshot, demand, policy));
-        page.make_room(snapshot, demand);
-        page.look_at_changed(snapshot, demand, policy);
-        page
+    pub fn for_all_nodes(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
+        let mut scores = Self::empty(ScoreKey::new(snapshot, demand, policy));
+        scores.resize(snapshot, demand);
+        scores.refresh_changed(snapshot, demand, policy);
+        scores
     }
 
     /// The scores once the ledger has given their packing model this generation.
-    pub fn by_model(mut self, generation: u64) -> Self {
-        self.key.packing_model = generation;
+    pub fn with_model_generation(mut self, generation: u64) -> Self {
+        self.key.model_generation = generation;
         self
     }
 
@@ -169,25 +179,25 @@ impl CachedScores {
         names: impl ExactSizeIterator<Item = &'a str>,
         attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
-        debug_assert_eq!(self.key, ScoreKey::of(snapshot, demand, attempt.policy));
-        if names.len() > FEW {
-            self.is_asked_for = true;
-            self.make_room(snapshot, demand);
+        debug_assert_eq!(self.key, ScoreKey::new(snapshot, demand, attempt.policy));
+        if names.len() > FEW_NODES {
+            self.is_requested = true;
+            self.resize(snapshot, demand);
         }
-        let result = |place| self.result(snapshot, place, demand, attempt.policy);
-        rank::shortlist_by(snapshot, demand, names, attempt, result)
+        let result = |index| self.result(snapshot, index, demand, attempt.policy);
+        rank::shortlist_with(snapshot, demand, names, attempt, result)
     }
 
     /// The index of the best of all nodes.
     fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
-        self.make_room(snapshot, demand);
-        self.look_at_changed(snapshot, demand, policy);
+        self.resize(snapshot, demand);
+        self.refresh_changed(snapshot, demand, policy);
         let scores = self.results.iter().enumerate();
-        let scores = scores.filter_map(|(place, result)| Some((&result.as_ref().ok()?.0, place)));
-        scores.min().map(|(_, place)| place)
+        let scores = scores.filter_map(|(index, result)| Some((&result.as_ref().ok()?.0, index)));
+        scores.min().map(|(_, index)| index)
     }
 
-    fn make_room(&mut self, snapshot: &Snapshot, demand: &Demand) {
+    fn resize(&mut self, snapshot: &Snapshot, demand: &Demand) {
         let nodes = snapshot.nodes().len();
         self.demand.get_or_insert_with(|| Box::new(demand.clone()));
         self.generations.resize(nodes, NEVER);
@@ -197,32 +207,32 @@ impl CachedScores {
     fn result(
         &mut self,
         snapshot: &Snapshot,
-        place: usize,
+        index: usize,
         demand: &Demand,
         policy: &Policy,
     ) -> CachedScore {
-        match self.generations.get(place) {
-            None => rank::score_node(snapshot, place, demand, policy),
-            Some(generation) if *generation == snapshot.generations()[place] => self.results[place],
+        match self.generations.get(index) {
+            None => rank::score_node(snapshot, index, demand, policy),
+            Some(generation) if *generation == snapshot.generations()[index] => self.results[index],
             Some(_) => {
-                self.look_at(snapshot, place, demand, policy);
-                self.results[place]
+                self.refresh(snapshot, index, demand, policy);
+                self.results[index]
             }
         }
     }
 
     /// Brings the results of all nodes to this snapshot.
-    fn look_at_changed(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) {
-        for (place, generation) in snapshot.generations().iter().enumerate() {
-            if self.generations[place] != *generation {
-                self.look_at(snapshot, place, demand, policy);
+    fn refresh_changed(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) {
+        for (index, generation) in snapshot.generations().iter().enumerate() {
+            if self.generations[index] != *generation {
+                self.refresh(snapshot, index, demand, policy);
             }
         }
     }
 
-    fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
-        self.results[place] = rank::score_node(snapshot, place, demand, policy);
-        self.generations[place] = snapshot.generations()[place];
+    fn refresh(&mut self, snapshot: &Snapshot, index: usize, demand: &Demand, policy: &Policy) {
+        self.results[index] = rank::score_node(snapshot, index, demand, policy);
+        self.generations[index] = snapshot.generations()[index];
     }
 }
 
@@ -244,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_did_not_change_is_not_looked_at_again() {
+    fn an_unchanged_node_keeps_its_cached_score() {
         let (policy, mut snapshot) = (Policy::default(), cluster_of(3));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
         let mut page = ScoreCache::default().take(&snapshot, &demand, &policy);
@@ -266,9 +276,8 @@ mod tests {
     }
 
     #[test]
-    fn scores_that_were_made_beforehand_are_found_and_are_not_made_again_unless_they_are_asked_for()
-    {
-        let (policy, before) = (Policy::default(), cluster_of(FEW as u8 + 1));
+    fn precomputed_scores_are_used_and_count_as_recent_only_once_requested() {
+        let (policy, before) = (Policy::default(), cluster_of(FEW_NODES as u8 + 1));
         let model_of = |generation| Arc::new(PackingModel::default().with_generation(generation));
         let after = before.clone().with_packing_model(model_of(7));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
@@ -284,7 +293,8 @@ mod tests {
         ask(&mut score_cache, &before);
         assert_eq!(score_cache.demands(), std::slice::from_ref(&demand));
         let not_taken = before.clone().with_packing_model(model_of(0));
-        let mut beforehand = CachedScores::of_all(&not_taken, &demand, &policy).by_model(7);
+        let mut beforehand =
+            CachedScores::for_all_nodes(&not_taken, &demand, &policy).with_model_generation(7);
         // A result that the node does not give.
         beforehand.results[0] = Err(Misfit::NoFreshReport);
         score_cache.put(beforehand);
@@ -294,7 +304,7 @@ mod tests {
             "nobody has asked for what was made beforehand"
         );
         assert_eq!(
-            ask(&mut score_cache, &after).refused,
+            ask(&mut score_cache, &after).rejected,
             [(0, Misfit::NoFreshReport)],
             "it is found"
         );
@@ -307,21 +317,21 @@ mod tests {
         let mut score_cache = ScoreCache::default();
         let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
         let mut ask = |size: usize| score_cache.best(&snapshot, &demand(size), &policy);
-        let most = *DEMANDS.end();
+        let most = *DEMAND_LIMITS.end();
         (0..most).for_each(|size| assert_eq!(ask(size), Some(0)));
         ask(0);
         ask(most);
         let is_kept = |size: usize| {
-            let key = ScoreKey::of(&snapshot, &demand(size), &policy);
-            score_cache.pages.iter().any(|page| page.key == key)
+            let key = ScoreKey::new(&snapshot, &demand(size), &policy);
+            score_cache.entries.iter().any(|page| page.key == key)
         };
-        assert_eq!(score_cache.pages.len(), most);
+        assert_eq!(score_cache.entries.len(), most);
         assert!(is_kept(0) && !is_kept(1) && (2..=most).all(is_kept));
     }
 
     #[test]
-    fn a_request_about_few_nodes_reads_what_is_remembered_and_makes_no_room() {
-        let (policy, snapshot) = (Policy::default(), cluster_of(FEW as u8 + 1));
+    fn a_request_for_few_nodes_reads_the_cache_and_does_not_grow_it() {
+        let (policy, snapshot) = (Policy::default(), cluster_of(FEW_NODES as u8 + 1));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
         let names: Vec<&str> = snapshot
             .nodes()
@@ -334,15 +344,15 @@ mod tests {
                 .shortlist(&snapshot, &demand, names.iter().copied(), attempt(&policy))
                 .best;
             (
-                score_cache.pages.first().map(|page| page.results.len()),
+                score_cache.entries.first().map(|page| page.results.len()),
                 best.len(),
             )
         };
-        assert_eq!(ask(&names[..FEW]), (None, 4));
-        assert_eq!(ask(&names), (Some(FEW + 1), 4));
+        assert_eq!(ask(&names[..FEW_NODES]), (None, 4));
+        assert_eq!(ask(&names), (Some(FEW_NODES + 1), 4));
         assert_eq!(
             ask(&names[..1]),
-            (Some(FEW + 1), 1),
+            (Some(FEW_NODES + 1), 1),
             "what is remembered stays"
         );
     }

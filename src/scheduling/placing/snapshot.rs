@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 pub struct Snapshot {
     generation: u64,
     /// Rises when nodes come or go, because that changes their indices.
-    epoch: u64,
+    node_list_generation: u64,
     /// In order of name.
     nodes: PieceList<Node>,
     /// The generation of each node, side by side: the score cache reads nothing else of a node that did not change.
@@ -45,7 +45,7 @@ impl PartialEq for Snapshot {
         let all = |one: &Self| {
             (
                 one.generation,
-                one.epoch,
+                one.node_list_generation,
                 one.packing_model.clone(),
                 one.start_model.clone(),
             )
@@ -72,20 +72,22 @@ pub struct NodeSet {
 
 impl NodeSet {
     /// Whether it can be a set of so many nodes, if none has come or gone since that epoch.
-    pub(crate) fn is_of(&self, epoch: u64, nodes: usize) -> bool {
-        self.epoch != epoch || self.words.len() == nodes.div_ceil(64)
+    pub(crate) fn is_valid_for(&self, node_list_generation: u64, nodes: usize) -> bool {
+        self.epoch != node_list_generation || self.words.len() == nodes.div_ceil(64)
     }
 }
 
 impl Snapshot {
-    pub fn new(generation: u64, epoch: u64, mut nodes: Vec<Node>) -> Self {
+    pub fn new(generation: u64, node_list_generation: u64, mut nodes: Vec<Node>) -> Self {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Self {
             generation,
-            epoch,
+            node_list_generation,
             generations: nodes.iter().map(|node| node.generation).collect(),
             node_summaries: nodes.iter().map(|_| OnceLock::new()).collect(),
-            names: Arc::new(NodeNames::of(nodes.iter().map(|node| node.name.as_str()))),
+            names: Arc::new(NodeNames::from_sorted(
+                nodes.iter().map(|node| node.name.as_str()),
+            )),
             nodes: nodes.into_iter().collect(),
             packing_model: Arc::default(),
             start_model: Arc::default(),
@@ -110,24 +112,24 @@ impl Snapshot {
 
     /// The summary of the node at this index.
     #[inline]
-    pub fn node_summary(&self, place: usize) -> &NodeSummary {
-        self.node_summaries[place].get_or_init(|| {
+    pub fn node_summary(&self, index: usize) -> &NodeSummary {
+        self.node_summaries[index].get_or_init(|| {
             self.packing_model
-                .node_summary(self.nodes[place].node_gpus())
+                .node_summary(self.nodes[index].node_gpus())
         })
     }
 
     /// Summarizes every node now, off the request path.
-    pub fn sum_up(&self) {
-        (0..self.nodes.len()).for_each(|place| {
-            self.node_summary(place);
+    pub fn summarize_nodes(&self) {
+        (0..self.nodes.len()).for_each(|index| {
+            self.node_summary(index);
         });
     }
 
     /// The node at this index, evaluated for this demand.
     #[inline]
-    pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
-        NodeEvaluation::of(&self.packing_model, self.node_summary(place), demand)
+    pub fn evaluate<'a>(&'a self, index: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
+        NodeEvaluation::by_model(&self.packing_model, self.node_summary(index), demand)
     }
 
     pub fn packing_model(&self) -> &PackingModel {
@@ -135,8 +137,8 @@ impl Snapshot {
     }
 
     /// Rises when nodes come or go.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn node_list_generation(&self) -> u64 {
+        self.node_list_generation
     }
 
     /// Rises with every change.
@@ -145,35 +147,35 @@ impl Snapshot {
     }
 
     /// The set of the nodes at these indices.
-    pub fn set_of(&self, places: impl Iterator<Item = usize>) -> NodeSet {
+    pub fn node_set(&self, indices: impl Iterator<Item = usize>) -> NodeSet {
         let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
-        places.for_each(|place| words[place / 64] |= 1 << (place % 64));
+        indices.for_each(|index| words[index / 64] |= 1 << (index % 64));
         NodeSet {
-            epoch: self.epoch,
+            epoch: self.node_list_generation,
             words,
         }
     }
 
     /// The nodes of a set; all of them if nodes have come or gone since it was made.
     pub(crate) fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
-        let is_current = set.epoch == self.epoch;
+        let is_current = set.epoch == self.node_list_generation;
         let is_in =
-            move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
+            move |index: usize| !is_current || set.words[index / 64] >> (index % 64) & 1 == 1;
         self.nodes
             .iter()
             .enumerate()
-            .filter(move |(place, _)| is_in(*place))
+            .filter(move |(index, _)| is_in(*index))
             .map(|(_, node)| node)
     }
 
     /// Whether no node has come or gone since the set was made.
     pub fn is_current(&self, set: &NodeSet) -> bool {
-        set.epoch == self.epoch
+        set.epoch == self.node_list_generation
     }
 
     /// Whether the node at this index is in a set that is current.
-    pub fn contains(&self, set: &NodeSet, place: usize) -> bool {
-        set.words[place / 64] >> (place % 64) & 1 == 1
+    pub fn contains(&self, set: &NodeSet, index: usize) -> bool {
+        set.words[index / 64] >> (index % 64) & 1 == 1
     }
 
     /// In order of name.
@@ -186,21 +188,21 @@ impl Snapshot {
         &self.generations
     }
 
-    pub fn place_of(&self, name: &str) -> Option<usize> {
-        self.names.place_of(name)
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.names.index_of(name)
     }
 
     /// The index of each of these nodes, or [`NO_INDEX`].
-    pub fn places_of<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u32> {
-        self.names.places_of(names)
+    pub fn indices_of<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<u32> {
+        self.names.indices_of(names)
     }
 
     pub fn node(&self, name: &str) -> Option<&Node> {
-        self.place_of(name).map(|place| &self.nodes[place])
+        self.index_of(name).map(|index| &self.nodes[index])
     }
 
     /// The most that any node has of a model; `None` if none knows.
-    pub(crate) fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
+    pub(crate) fn largest_holding(&self, model: &ModelId) -> Option<Bytes> {
         let held = self
             .nodes
             .iter()
@@ -216,7 +218,7 @@ impl Snapshot {
 
     /// Sets a packing model, with the summaries of a copy that has it, as far as the nodes are as they were when it was made.
     /// Returns the summaries that were in force before.
-    pub(crate) fn take_packing_model(
+    pub(crate) fn adopt_packing_model(
         &mut self,
         generation: u64,
         packing_model: Arc<PackingModel>,
@@ -233,8 +235,8 @@ impl Snapshot {
             .iter()
             .zip(&summarized.generations)
             .enumerate();
-        for (place, _) in generations.filter(|(_, (now, then))| now != then) {
-            if let Some(summary) = summaries.get_mut(place) {
+        for (index, _) in generations.filter(|(_, (now, then))| now != then) {
+            if let Some(summary) = summaries.get_mut(index) {
                 *summary = OnceLock::new();
             }
         }
@@ -245,7 +247,7 @@ impl Snapshot {
 
     /// Makes the copies of it useless to [`Snapshot::adopt_packing_model`]: another policy changes nodes without changing their
     /// generation.
-    pub(crate) fn part_from_copies(&mut self) {
+    pub(crate) fn invalidate_copies(&mut self) {
         self.names = Arc::new(NodeNames::clone(&self.names));
     }
 
@@ -260,51 +262,51 @@ impl Snapshot {
     pub(crate) fn update(&mut self, generation: u64, nodes: impl IntoIterator<Item = Node>) {
         self.generation = generation;
         for node in nodes {
-            let place = self
-                .place_of(node.name.as_str())
+            let index = self
+                .index_of(node.name.as_str())
                 .expect("an updated node is in the snapshot");
-            self.replace(place, node);
+            self.replace(index, node);
         }
     }
 
     /// Applies nodes that changed, came, or went; `None` for those that went.
-    pub(crate) fn bring_to<'a>(
+    pub(crate) fn apply_node_changes<'a>(
         &mut self,
         generation: u64,
-        epoch: u64,
+        node_list_generation: u64,
         nodes: impl IntoIterator<Item = (&'a NodeName, Option<Node>)>,
     ) {
-        (self.generation, self.epoch) = (generation, epoch);
-        let mut has_others = false;
+        (self.generation, self.node_list_generation) = (generation, node_list_generation);
+        let mut membership_changed = false;
         for (name, node) in nodes {
-            let found = self.nodes.search(|known| known.name.cmp(name));
-            has_others |= found.is_ok() != node.is_some();
+            let found = self.nodes.search(|node| node.name.cmp(name));
+            membership_changed |= found.is_ok() != node.is_some();
             match (found, node) {
-                (Ok(place), Some(node)) => self.replace(place, node),
-                (Err(place), Some(node)) => {
-                    self.generations.insert(place, node.generation);
-                    self.nodes.insert(place, node);
-                    self.node_summaries.insert(place, OnceLock::new());
+                (Ok(index), Some(node)) => self.replace(index, node),
+                (Err(index), Some(node)) => {
+                    self.generations.insert(index, node.generation);
+                    self.nodes.insert(index, node);
+                    self.node_summaries.insert(index, OnceLock::new());
                 }
-                (Ok(place), None) => {
-                    self.generations.remove(place);
-                    self.nodes.remove(place);
-                    self.node_summaries.remove(place);
+                (Ok(index), None) => {
+                    self.generations.remove(index);
+                    self.nodes.remove(index);
+                    self.node_summaries.remove(index);
                 }
                 (Err(_), None) => {}
             }
         }
-        if has_others {
-            self.names = Arc::new(NodeNames::of(
+        if membership_changed {
+            self.names = Arc::new(NodeNames::from_sorted(
                 self.nodes.iter().map(|node| node.name.as_str()),
             ));
         }
     }
 
-    fn replace(&mut self, place: usize, node: Node) {
-        self.generations[place] = node.generation;
-        *self.nodes.get_mut(place).expect("it has a place") = node;
-        *self.node_summaries.get_mut(place).expect("it has a place") = OnceLock::new();
+    fn replace(&mut self, index: usize, node: Node) {
+        self.generations[index] = node.generation;
+        *self.nodes.get_mut(index).expect("it has a place") = node;
+        *self.node_summaries.get_mut(index).expect("it has a place") = OnceLock::new();
     }
 }
 
@@ -325,7 +327,7 @@ impl Serialize for Snapshot {
 
 impl Demand {
     /// Replaces a short model name by the one that nodes hold, if that is unambiguous.
-    pub fn named_by(&mut self, snapshot: &Snapshot) {
+    pub fn resolve_model_name(&mut self, snapshot: &Snapshot) {
         let Some(model) = self
             .model
             .as_ref()
@@ -333,12 +335,12 @@ impl Demand {
         else {
             return;
         };
-        let marks = model.marks_among();
-        let named = model.among(
+        let marks = model.short_name_bits();
+        let named = model.resolve_among(
             snapshot
                 .nodes
                 .iter()
-                .flat_map(|node| node.holdings.marked(marks)),
+                .flat_map(|node| node.holdings.may_match(marks)),
         );
         if named != model {
             self.model = Some(named.clone());
@@ -347,25 +349,25 @@ impl Demand {
 
     /// Sets the weights of the model of a pod that asks a device plugin, which does not say them, from what nodes hold. Without that
     /// a node that must fetch everything would look as near as one that has it.
-    pub(crate) fn weighed_by(&mut self, snapshot: &Snapshot) {
-        if self.asks_plugin() {
+    pub(crate) fn resolve_weights(&mut self, snapshot: &Snapshot) {
+        if self.is_allocated_externally() {
             self.weights = self
                 .model
                 .as_ref()
-                .and_then(|model| snapshot.heaviest(model));
+                .and_then(|model| snapshot.largest_holding(model));
         }
     }
 }
 
 /// An empty row of the table, and the index of a name that is not there.
-pub const NO_PLACE: u32 = u32::MAX;
+pub const NO_INDEX: u32 = u32::MAX;
 
 /// The lower bits of a row that are the index; the others are bits of the name's hash.
-const PLACE_BITS: u32 = 24;
+const INDEX_BITS: u32 = 24;
 
 /// Names whose rows are read side by side. Rows lie all over a table that is larger than a core's cache; read one after the other,
 /// each would be waited for.
-const AT_ONCE: usize = 32;
+const LOOKUP_BATCH: usize = 32;
 
 #[derive(Debug, Clone, Default)]
 pub struct NodeNames {
@@ -378,21 +380,21 @@ pub struct NodeNames {
 
 /// The row where the search for a name begins, and the tag that its row has beside the index.
 #[derive(Debug, Clone, Copy)]
-struct Hashed {
+struct HashSlot {
     row: usize,
     tag: u32,
 }
 
 impl NodeNames {
     /// The names must be in order, and each there once.
-    pub fn of<'a>(names: impl Iterator<Item = &'a str>) -> Self {
+    pub fn from_sorted<'a>(names: impl Iterator<Item = &'a str>) -> Self {
         let (mut text, mut ends) = (String::new(), Vec::new());
         for name in names {
             text.push_str(name);
             ends.push(offset(text.len()));
         }
         assert!(
-            ends.len() < 1 << PLACE_BITS,
+            ends.len() < 1 << INDEX_BITS,
             "a cluster has less than sixteen million nodes"
         );
         let mut rows = 8;
@@ -402,89 +404,90 @@ impl NodeNames {
         let mut names = Self {
             text,
             ends,
-            rows: vec![NO_PLACE; rows],
+            rows: vec![NO_INDEX; rows],
         };
-        (0..names.ends.len()).for_each(|place| names.enter(place));
+        (0..names.ends.len()).for_each(|index| names.insert(index));
         names
     }
 
     #[inline]
-    pub fn place_of(&self, name: &str) -> Option<usize> {
+    pub fn index_of(&self, name: &str) -> Option<usize> {
         if self.rows.is_empty() {
             return None;
         }
         let hashed = self.hash(name);
-        let place = self.find(name, hashed, self.rows[hashed.row]);
-        (place != NO_PLACE).then_some(place as usize)
+        let index = self.find(name, hashed, self.rows[hashed.row]);
+        (index != NO_INDEX).then_some(index as usize)
     }
 
     /// The index of each of these names, or [`NO_INDEX`].
-    pub fn places_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Vec<u32> {
+    pub fn indices_of<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Vec<u32> {
         if self.rows.is_empty() {
-            return names.map(|_| NO_PLACE).collect();
+            return names.map(|_| NO_INDEX).collect();
         }
-        let mut places = Vec::with_capacity(names.size_hint().0);
-        let mut few: Vec<(&str, Hashed)> = Vec::with_capacity(AT_ONCE);
-        let mut read = [NO_PLACE; AT_ONCE];
+        let mut indices = Vec::with_capacity(names.size_hint().0);
+        let mut batch: Vec<(&str, HashSlot)> = Vec::with_capacity(LOOKUP_BATCH);
+        let mut first_rows = [NO_INDEX; LOOKUP_BATCH];
         loop {
-            few.clear();
-            few.extend(
+            batch.clear();
+            batch.extend(
                 names
                     .by_ref()
-                    .take(AT_ONCE)
+                    .take(LOOKUP_BATCH)
                     .map(|name| (name, self.hash(name))),
             );
-            for (row, (_, hashed)) in read.iter_mut().zip(&few) {
+            for (row, (_, hashed)) in first_rows.iter_mut().zip(&batch) {
                 *row = self.rows[hashed.row];
             }
-            places.extend(
-                few.iter()
-                    .zip(read)
+            indices.extend(
+                batch
+                    .iter()
+                    .zip(first_rows)
                     .map(|((name, hashed), row)| self.find(name, *hashed, row)),
             );
-            if few.len() < AT_ONCE {
-                return places;
+            if batch.len() < LOOKUP_BATCH {
+                return indices;
             }
         }
     }
 
     /// The name's index, or [`NO_INDEX`]; `first` is the content of the row where the search begins.
     #[inline]
-    fn find(&self, name: &str, hashed: Hashed, first: u32) -> u32 {
+    fn find(&self, name: &str, hashed: HashSlot, first: u32) -> u32 {
         let (mut at, mut row) = (hashed.row, first);
-        while row != NO_PLACE {
-            let place = row & ((1 << PLACE_BITS) - 1);
-            if row >> PLACE_BITS == hashed.tag && self.name(place as usize) == name {
-                return place;
+        while row != NO_INDEX {
+            let index = row & ((1 << INDEX_BITS) - 1);
+            if row >> INDEX_BITS == hashed.tag && self.name(index as usize) == name {
+                return index;
             }
             at = (at + 1) & (self.rows.len() - 1);
             row = self.rows[at];
         }
-        NO_PLACE
+        NO_INDEX
     }
 
     #[inline]
-    fn name(&self, place: usize) -> &str {
-        &self.text[self.start(place) as usize..self.ends[place] as usize]
+    fn name(&self, index: usize) -> &str {
+        &self.text[self.start(index) as usize..self.ends[index] as usize]
     }
 
     #[inline]
-    fn start(&self, place: usize) -> u32 {
-        place.checked_sub(1).map_or(0, |before| self.ends[before])
+    fn start(&self, index: usize) -> u32 {
+        index.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    fn enter(&mut self, place: usize) {
-        let Hashed { mut row, tag } = self.hash(self.name(place));
-        while self.rows[row] != NO_PLACE {
+    fn insert(&mut self, index: usize) {
+        let HashSlot { mut row, tag } = self.hash(self.name(index));
+        while self.rows[row] != NO_INDEX {
             row = (row + 1) & (self.rows.len() - 1);
         }
-        self.rows[row] = tag << PLACE_BITS | place as u32;
+        self.rows[row] = tag << INDEX_BITS | index as u32;
     }
 
     #[inline]
-    fn hash(&self, name: &str) -> Hashed {
+    fn hash(&self, name: &str) -> HashSlot {
         let hash = FxBuildHasher.hash_one(name);
-        Hashed {
+        HashSlot {
             row: hash as usize & (self.rows.len() - 1),
             tag: (hash >> (64 - 8)) as u32,
         }
@@ -507,24 +510,24 @@ mod node_names_tests {
             known in prop::collection::btree_set("[ab]{1,9}", 0..200),
             other in "[ab]{0,9}",
         ) {
-            let names = NodeNames::of(known.iter().map(String::as_str));
+            let names = NodeNames::from_sorted(known.iter().map(String::as_str));
             for (place, name) in known.iter().enumerate() {
-                prop_assert_eq!(names.place_of(name), Some(place));
+                prop_assert_eq!(names.index_of(name), Some(place));
             }
-            prop_assert_eq!(names.place_of(&other), known.iter().position(|name| *name == other));
+            prop_assert_eq!(names.index_of(&other), known.iter().position(|name| *name == other));
             let asked: Vec<&str> = known.iter().map(String::as_str).rev().chain([&*other]).collect();
-            let each = asked.iter().map(|name| names.place_of(name).map_or(NO_PLACE, |place| place as u32));
-            prop_assert_eq!(names.places_of(asked.iter().copied()), each.collect::<Vec<_>>());
+            let each = asked.iter().map(|name| names.index_of(name).map_or(NO_INDEX, |place| place as u32));
+            prop_assert_eq!(names.indices_of(asked.iter().copied()), each.collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn without_a_node_no_name_has_a_place() {
-        assert_eq!(NodeNames::default().place_of("a"), None);
-        assert_eq!(NodeNames::of([].into_iter()).place_of("a"), None);
+    fn an_empty_table_finds_no_name() {
+        assert_eq!(NodeNames::default().index_of("a"), None);
+        assert_eq!(NodeNames::from_sorted([].into_iter()).index_of("a"), None);
         assert_eq!(
-            NodeNames::default().places_of(["a"].into_iter()),
-            [NO_PLACE]
+            NodeNames::default().indices_of(["a"].into_iter()),
+            [NO_INDEX]
         );
     }
 }

@@ -8,7 +8,7 @@ use crate::ids::GpuModel;
 use crate::units::{Bytes, Millis};
 use crate::vocabulary::demand::Demand;
 use crate::vocabulary::image::{ImageId, NodeImage};
-use crate::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start};
+use crate::vocabulary::model_tier::{LoadingSpeeds, NodeModel, engine_start_time};
 use crate::vocabulary::node::Node;
 use crate::vocabulary::start_time::{LoadPath, StartFactors, StartKind, StartTime};
 use rustc_hash::FxHashMap;
@@ -100,7 +100,7 @@ pub enum FactorSource {
 }
 
 /// When the pod would answer on the node; `None` if it names no model and the node has its images, as far as that is known.
-pub fn ready(
+pub fn estimate_start(
     node: &Node,
     demand: &Demand,
     starts: &StartModel,
@@ -112,16 +112,16 @@ pub fn ready(
     let mut kind = None;
     if let Some(model) = &demand.model {
         let holding = node.holding(model);
-        prior = engine_start(holding, demand.weights(), speeds);
-        let of = engine_kind(demand.engine, holding);
-        engine_factors = starts.factors(node, of);
-        kind = Some(of);
+        prior = engine_start_time(holding, demand.weights(), speeds);
+        let start_kind = engine_kind(demand.engine, holding);
+        engine_factors = starts.factors(node, start_kind);
+        kind = Some(start_kind);
     } else if missing.count == 0 {
         return None;
     }
     let mut pull_factors = FactorsAndSource::PRIOR;
     if missing.count > 0 {
-        prior.pull = missing.bytes.over(speeds.image_pull);
+        prior.pull = missing.bytes.transfer_time(speeds.image_pull);
         pull_factors = starts.factors(node, StartKind::Pull);
     }
     let time = prior.corrected(&pull_factors.factors, &engine_factors.factors);
@@ -182,11 +182,11 @@ impl StartModel {
             // On GPUs of which nothing is known, the policy's speeds count.
             (StartKind::Engine(..), None) => {}
             (StartKind::Engine(engine, path), Some(gpu)) => {
-                let place = engine as usize;
-                if self.engines.len() <= place {
-                    self.engines.resize(place + 1, LearnedFactors::default());
+                let index = engine as usize;
+                if self.engines.len() <= index {
+                    self.engines.resize(index + 1, LearnedFactors::default());
                 }
-                self.engines[place].set((path, gpu.clone()), factors);
+                self.engines[index].set((path, gpu.clone()), factors);
             }
         }
     }
@@ -203,18 +203,18 @@ impl StartModel {
         kind: StartKind,
         gpu: Option<&GpuModel>,
     ) -> Option<StartFactors> {
-        let known = match kind {
+        let learned = match kind {
             StartKind::Pull => self.pull.factors.first().map(|(_, factors)| factors),
             StartKind::Engine(engine, path) => {
                 let (gpu, engine) = (gpu?, self.engines.get(engine as usize)?);
                 let mut of_gpu = engine
                     .factors
                     .iter()
-                    .filter(|((of, model), _)| *of == path && model == gpu);
+                    .filter(|((learned_path, model), _)| *learned_path == path && model == gpu);
                 of_gpu.next().map(|(_, factors)| factors)
             }
         };
-        known.copied()
+        learned.copied()
     }
 
     /// How long an engine takes to start on a node that has `holding` of its model, without a pull; `weights` is what the model
@@ -228,12 +228,12 @@ impl StartModel {
         speeds: &LoadingSpeeds,
     ) -> StartTime {
         let learned = self.factors(node, engine_kind(engine, holding)).factors;
-        engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
+        engine_start_time(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
     /// How long an engine takes to start on GPUs of that model, as far as the cluster has learned, on a node that is not known
     /// yet.
-    pub(crate) fn usual_start(
+    pub(crate) fn cluster_engine_start(
         &self,
         gpu: Option<&GpuModel>,
         engine: Engine,
@@ -244,7 +244,7 @@ impl StartModel {
         let learned = self
             .cluster_factors(engine_kind(engine, holding), gpu)
             .unwrap_or(StartFactors::PRIOR);
-        engine_start(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
+        engine_start_time(holding, weights, speeds).corrected(&StartFactors::PRIOR, &learned)
     }
 
     /// The sizes of images, to be changed.
@@ -286,7 +286,7 @@ impl StartModel {
         for image in demand
             .images
             .iter()
-            .filter(|image| !node.images.has(**image))
+            .filter(|image| !node.images.contains(**image))
         {
             missing.count += 1;
             match self.images.size_of(*image) {
@@ -314,12 +314,14 @@ impl<K> Default for LearnedFactors<K> {
 
 impl<K: Ord> LearnedFactors<K> {
     fn set(&mut self, key: K, factors: Option<StartFactors>) {
-        let place = self.factors.binary_search_by(|(known, _)| known.cmp(&key));
-        match (place, factors) {
-            (Ok(place), Some(factors)) if self.factors[place].1 == factors => return,
-            (Ok(place), Some(factors)) => self.factors[place].1 = factors,
-            (Ok(place), None) => drop(self.factors.remove(place)),
-            (Err(place), Some(factors)) => self.factors.insert(place, (key, factors)),
+        let position = self
+            .factors
+            .binary_search_by(|(existing, _)| existing.cmp(&key));
+        match (position, factors) {
+            (Ok(index), Some(factors)) if self.factors[index].1 == factors => return,
+            (Ok(index), Some(factors)) => self.factors[index].1 = factors,
+            (Ok(index), None) => drop(self.factors.remove(index)),
+            (Err(index), Some(factors)) => self.factors.insert(index, (key, factors)),
             (Err(_), None) => return,
         }
         self.generation += 1;
@@ -354,7 +356,7 @@ impl ImageSizes {
     ) -> bool {
         let is_larger = |image: &NodeImage| {
             self.size_of(image.image)
-                .is_some_and(|known| known < image.bytes)
+                .is_some_and(|recorded| recorded < image.bytes)
         };
         !before.eq(now.iter().map(|image| image.image)) || now.iter().any(is_larger)
     }
@@ -394,7 +396,10 @@ impl ImageSizes {
 
 /// The kind of start of an engine on a node that has `holding` of its model.
 fn engine_kind(engine: Engine, holding: Option<&NodeModel>) -> StartKind {
-    StartKind::Engine(engine, LoadPath::of(holding.map(|holding| holding.tier)))
+    StartKind::Engine(
+        engine,
+        LoadPath::from_tier(holding.map(|holding| holding.tier)),
+    )
 }
 
 #[cfg(test)]
@@ -408,7 +413,7 @@ mod tests {
     use crate::vocabulary::start_time::TimeFactor;
 
     fn image(reference: &str) -> ImageId {
-        ImageId::of(reference).unwrap()
+        ImageId::from_reference(reference).unwrap()
     }
 
     fn with_images(images: Option<&[&str]>) -> Node {
@@ -416,7 +421,7 @@ mod tests {
         Node {
             images: NodeImageSet::from(images),
             devices: [h100("n", 0)].into(),
-            ..Node::named(node("n"))
+            ..Node::from_name(node("n"))
         }
     }
 
@@ -445,7 +450,7 @@ mod tests {
     }
 
     fn pull(node: &Node, demand: &Demand, starts: &StartModel) -> Millis {
-        ready(node, demand, starts, &LoadingSpeeds::default())
+        estimate_start(node, demand, starts, &LoadingSpeeds::default())
             .unwrap()
             .time
             .pull
@@ -470,7 +475,7 @@ mod tests {
     fn images_that_no_node_lists_count_once_with_the_policys_size() {
         let demand = demand(&["engine", "side", "third"]);
         let starts = starts(&[("side", 1_000_000_000)]);
-        let found = ready(
+        let found = estimate_start(
             &with_images(Some(&[])),
             &demand,
             &starts,
@@ -497,7 +502,7 @@ mod tests {
             ..demand(&["engine"])
         };
         let at = |node: &Node| {
-            ready(node, &demand, &starts, &LoadingSpeeds::default()).map(|e| e.total())
+            estimate_start(node, &demand, &starts, &LoadingSpeeds::default()).map(|e| e.total())
         };
         assert_eq!(at(&with_images(Some(&["engine"]))), None);
         assert_eq!(at(&with_images(Some(&[]))), Some(Millis::seconds(50)));
@@ -519,7 +524,7 @@ mod tests {
             ..plain.clone()
         };
         let of = |node: &Node, demand: &Demand| {
-            let found = ready(node, demand, &starts, &LoadingSpeeds::default()).unwrap();
+            let found = estimate_start(node, demand, &starts, &LoadingSpeeds::default()).unwrap();
             assert_eq!(found.prior.fetch, Millis::seconds(20));
             (found.time.fetch, found.engine_factors.source)
         };

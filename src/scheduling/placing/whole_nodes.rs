@@ -3,22 +3,22 @@
 //! models are near, and whether the GPUs are healthy.
 
 use super::fit::Misfit;
-use super::rank::{EngineLoadCost, ScoreParts, WHOLE_PART, share_of_one_more, time_to_ready_part};
+use super::rank::{EngineLoadCost, ScoreParts, WHOLE_PART, crowding_part, time_to_ready_part};
 use super::start_model::StartModel;
 use crate::policy::Policy;
 use crate::vocabulary::demand::Demand;
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were released.
-pub fn has_devices(
+pub fn check_devices(
     node: &Node,
     resource: &PluginResource,
     asked: u32,
-    leaving: u32,
+    released: u32,
 ) -> Result<(), Misfit> {
-    let share = node.share_of(resource);
+    let share = node.plugin_share_of(resource);
     let allocatable = share.map_or(0, |share| share.allocatable);
     if allocatable == 0 && node.kind == NodeKind::Dra {
         // A DeviceClass may stand for the resource: kube-scheduler has found devices for it, or would not ask.
@@ -27,7 +27,7 @@ pub fn has_devices(
     if allocatable < asked {
         return Err(Misfit::TooFewDevices { allocatable, asked });
     }
-    let used = share.map_or(0, |share| share.used).saturating_sub(leaving);
+    let used = share.map_or(0, |share| share.used).saturating_sub(released);
     let left = allocatable.saturating_sub(used);
     if left < asked {
         Err(Misfit::DevicesInUse {
@@ -42,18 +42,18 @@ pub fn has_devices(
 
 /// The score's parts for a pod that asks for `count` devices of a node. KV headroom is that of the calmest GPU an agent reports,
 /// because the pod may get any; neither good nor bad where no agent does.
-pub fn plugin_parts(
+pub fn plugin_score_parts(
     node: &Node,
     demand: &Demand,
     starts: &StartModel,
     policy: &Policy,
 ) -> ScoreParts {
-    let Ask::Plugin { resource, count } = &demand.ask else {
+    let GpuRequest::Plugin { resource, count } = &demand.ask else {
         return ScoreParts::default();
     };
     ScoreParts {
-        packing: left_over(node, resource, *count),
-        kv_headroom: plugin_least_loaded(node, demand).part(),
+        packing: leftover_part(node, resource, *count),
+        kv_headroom: plugin_least_load(node, demand).score_part(),
         time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
         topology: if *count < 2 || is_one_island(node) {
             0
@@ -62,7 +62,7 @@ pub fn plugin_parts(
         },
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => {
-                share_of_one_more(node.replicas_of(model))
+                crowding_part(node.replicas_of(model))
             }
             _ => 0,
         },
@@ -72,16 +72,16 @@ pub fn plugin_parts(
 }
 
 /// The part of the node's devices that would stay free.
-fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
-    let Some(share) = node.share_of(resource) else {
+fn leftover_part(node: &Node, resource: &PluginResource, count: u32) -> u32 {
+    let Some(share) = node.plugin_share_of(resource) else {
         return 0;
     };
-    let left = u64::from(share.left().saturating_sub(count));
+    let left = u64::from(share.available().saturating_sub(count));
     (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
 }
 
 /// The load of the GPU with the least.
-pub(crate) fn plugin_least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
+pub(crate) fn plugin_least_load(node: &Node, demand: &Demand) -> EngineLoadCost {
     EngineLoadCost::least(node.gpus.iter(), demand)
 }
 
@@ -93,19 +93,19 @@ fn is_one_island(node: &Node) -> bool {
 
 /// The score's parts for a pod with ResourceClaims. KV headroom is that of the calmest healthy GPU: neither good nor bad where no
 /// agent reports, the worst where no GPU is healthy. The packing part is the share of the node's GPUs that are not healthy.
-pub fn claims_parts(
+pub fn claims_score_parts(
     node: &Node,
     demand: &Demand,
     starts: &StartModel,
     policy: &Policy,
 ) -> ScoreParts {
     ScoreParts {
-        packing: unhealthy(node),
-        kv_headroom: kv_headroom(node, demand),
+        packing: unhealthy_part(node),
+        kv_headroom: kv_headroom_part(node, demand),
         time_to_ready: time_to_ready_part(node, GpuSet::EMPTY, demand, starts, policy),
         spread: match &demand.model {
             Some(model) if policy.scoring.weights.spread > 0 => {
-                share_of_one_more(node.replicas_of(model))
+                crowding_part(node.replicas_of(model))
             }
             _ => 0,
         },
@@ -113,27 +113,27 @@ pub fn claims_parts(
     }
 }
 
-fn healthy(node: &Node) -> impl Iterator<Item = &Gpu> {
+fn healthy_gpus(node: &Node) -> impl Iterator<Item = &Gpu> {
     node.gpus.iter().filter(|gpu| gpu.health == Health::Healthy)
 }
 
-fn unhealthy(node: &Node) -> u32 {
-    let (all, healthy) = (node.gpus.len() as u32, healthy(node).count() as u32);
+fn unhealthy_part(node: &Node) -> u32 {
+    let (all, healthy) = (node.gpus.len() as u32, healthy_gpus(node).count() as u32);
     ((all - healthy) * WHOLE_PART).checked_div(all).unwrap_or(0)
 }
 
-fn kv_headroom(node: &Node, demand: &Demand) -> u32 {
-    let has_none = !node.gpus.is_empty() && healthy(node).next().is_none();
+fn kv_headroom_part(node: &Node, demand: &Demand) -> u32 {
+    let has_none = !node.gpus.is_empty() && healthy_gpus(node).next().is_none();
     if has_none {
         WHOLE_PART
     } else {
-        claims_least_loaded(node, demand).part()
+        claims_least_load(node, demand).score_part()
     }
 }
 
 /// The load of the healthy GPU with the least.
-pub(crate) fn claims_least_loaded(node: &Node, demand: &Demand) -> EngineLoadCost {
-    EngineLoadCost::least(healthy(node), demand)
+pub(crate) fn claims_least_load(node: &Node, demand: &Demand) -> EngineLoadCost {
+    EngineLoadCost::least(healthy_gpus(node), demand)
 }
 
 #[cfg(test)]
@@ -145,13 +145,13 @@ mod claims_tests {
     use crate::verbs::observe::ReadingReported;
     use crate::vocabulary::classification::ClassTerms;
     use crate::vocabulary::demand::Sharing;
-    use crate::vocabulary::device_plugin::Ask;
+    use crate::vocabulary::device_plugin::GpuRequest;
     use crate::vocabulary::gpu::Device;
     use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
 
     fn claims() -> Demand {
         Demand {
-            ask: Ask::Claims,
+            ask: GpuRequest::Claims,
             per_gpu: Bytes::ZERO,
             gpus: 0,
             ..demand_of(1, 1, Sharing::Shared, 0)
@@ -159,7 +159,7 @@ mod claims_tests {
     }
 
     fn report(cluster: &mut LedgerCluster, name: &str, kv_cache: u8) {
-        let engine_load = EngineLoad::of(Percent::new(kv_cache), Some(0));
+        let engine_load = EngineLoad::new(Percent::new(kv_cache), Some(0));
         let gpu = GpuReading {
             uuid: gpu_at(name, 0),
             used: None,
@@ -185,25 +185,25 @@ mod claims_tests {
         };
         let list = shortlist(&snapshot, &claims(), names.iter().copied(), attempt);
         assert!(
-            list.refused.is_empty(),
+            list.rejected.is_empty(),
             "fit is kube-scheduler's: {:?}",
-            list.refused
+            list.rejected
         );
         list.best
             .iter()
-            .map(|candidate| names[candidate.asked].to_owned())
+            .map(|candidate| names[candidate.query_index].to_owned())
             .collect()
     }
 
     /// A node without a report counts as a GPU whose engines do not report: a class without limits does not mind.
     #[test]
     fn a_node_without_a_report_costs_only_pods_whose_class_has_limits() {
-        let unreported = Node::named(node("n"));
+        let unreported = Node::from_name(node("n"));
         let limitless = Demand {
             terms: ClassTerms::default(),
             ..claims()
         };
-        for least_loaded in [claims_least_loaded, plugin_least_loaded] {
+        for least_loaded in [claims_least_load, plugin_least_load] {
             assert_eq!(
                 least_loaded(&unreported, &claims()),
                 EngineLoadCost::UNKNOWN

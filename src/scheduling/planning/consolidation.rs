@@ -20,13 +20,13 @@ use crate::vocabulary::demand::Demand;
 use crate::vocabulary::gpu::GpuSet;
 
 /// Nodes whose pods the planner tries to move, the cheapest first. If none of these works out, more rarely would.
-const TRIED: usize = 8;
+const MAX_NODES_TRIED: usize = 8;
 /// Steps that the close examination of one node counts for.
-const LOOK: u64 = 16;
+const NODE_STEPS: u64 = 16;
 
 impl PlanningState<'_> {
     /// The first of the cheapest nodes whose victims all fit elsewhere, reserved on the scratch ledger.
-    pub(super) fn moving(
+    pub(super) fn place_by_moving(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
@@ -37,27 +37,30 @@ impl PlanningState<'_> {
             ..pod.demand.clone()
         };
         let snapshot = self.ledger.snapshot();
-        let preemptor = self.preemptor(pod).moving();
-        let pace = self.pace;
-        let mut looking = self.looking(signature, &snapshot, &demand, &preemptor);
-        let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
+        let preemptor = self.preemptor(pod).with_moved_victims();
+        let step_budget = self.step_budget;
+        let mut finder = self.finder(signature, &snapshot, &demand, &preemptor);
+        let nodes = snapshot
+            .nodes()
+            .iter()
+            .take_while(|_| step_budget.spend_unless_stopped(NODE_STEPS));
         let candidates: Vec<PreemptionCandidate> = nodes
-            .filter_map(|node| looking.candidate(&node.name))
+            .filter_map(|node| finder.candidate(&node.name))
             .collect();
-        let packing_model = |set: &VictimSet, candidate: &PreemptionCandidate| {
+        let gain_of = |set: &VictimSet, candidate: &PreemptionCandidate| {
             gain(&demand, set.gpus, candidate, rules)
         };
         let mut sets: Vec<VictimSet> = candidates
             .iter()
-            .take_while(|_| pace.goes_on(LOOK))
+            .take_while(|_| step_budget.spend_unless_stopped(NODE_STEPS))
             .filter_map(|candidate| {
                 let set = evicting::cheapest_victims(candidate, &demand, BudgetRules::Keep)?;
-                (set.eviction_cost.cost < packing_model(&set, candidate)).then_some(set)
+                (set.eviction_cost.cost < gain_of(&set, candidate)).then_some(set)
             })
             .collect();
         sets.sort_by(|a, b| (a.eviction_cost, &a.node).cmp(&(b.eviction_cost, &b.node)));
         sets.iter()
-            .take(TRIED)
+            .take(MAX_NODES_TRIED)
             .find_map(|set| self.move_all(pod, signature, set))
     }
 
@@ -68,48 +71,49 @@ impl PlanningState<'_> {
         signature: &PodSignature,
         set: &VictimSet,
     ) -> Option<PlannedPlacement> {
-        let place = self.reserve_set_by_moving(pod, signature, set)?;
+        let placement = self.reserve_set_by_moving(pod, signature, set)?;
         if set
             .evicted()
-            .all(|victim| self.settle_elsewhere(pod, victim).is_some())
+            .all(|victim| self.reserve_for_successor(pod, victim).is_some())
         {
-            return Some(place);
+            return Some(placement);
         }
-        self.release_reservation(&place);
+        self.release_reservation(&placement);
         None
     }
 
     /// Finds a place for the pod that the controller will create in place of the victim, and reserves it on the scratch ledger,
     /// so that neither the next pod of the queue nor the next moved pod gets it.
-    fn settle_elsewhere(&mut self, pod: &PendingPod, victim: &PodUid) -> Option<()> {
-        let entry = self.ledger.pod_state(victim)?;
+    fn reserve_for_successor(&mut self, pod: &PendingPod, victim: &PodUid) -> Option<()> {
+        let pod_state = self.ledger.pod_state(victim)?;
         // No controller would recreate it.
-        entry.disruption_info.owner.as_ref()?;
-        let wants = self.kube_filters.movable(victim).cloned();
+        pod_state.disruption_info.owner.as_ref()?;
+        let requirements = self.kube_filters.successor_requirements(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
         let key = PodKey::parse(
-            &entry.key.namespace,
-            &format!("{}-successor", entry.key.name),
+            &pod_state.key.namespace,
+            &format!("{}-successor", pod_state.key.name),
         )
         .ok()?;
         // What is lent is no place for good: it would be evicted a second time.
-        let mut demand = entry.demand.clone();
+        let mut demand = pod_state.demand.clone();
         demand.terms.borrows = false;
         let pending = PendingPod {
             uid: successor.clone(),
             key: key.clone(),
             demand: demand.clone(),
-            way: WaitKind::Gated,
+            wait_kind: WaitKind::Gated,
             since: self.ledger.now(),
             turn: 0,
         };
-        let signature = PodSignature::successor_of(&self.ledger.beside_spare(&demand), wants);
-        let (place, gpus) = self.best_node_for(signature.demand(), &signature)?;
+        let signature =
+            PodSignature::for_successor(&self.ledger.with_spare_rules(&demand), requirements);
+        let (index, gpus) = self.best_node_for(signature.demand(), &signature)?;
         let waiting = ObservedWaiting {
             gate: SchedulingGate::Open,
             ..ObservedWaiting::default()
         };
-        self.ledger.see(PodObservation {
+        self.ledger.observe_pod(PodObservation {
             uid: successor.clone(),
             key,
             demand,
@@ -117,7 +121,7 @@ impl PlanningState<'_> {
             observed: None,
         });
         let snapshot = self.ledger.snapshot();
-        if self.reserve_at(&pending, &snapshot, place, gpus).is_none() {
+        if self.reserve_at(&pending, &snapshot, index, gpus).is_none() {
             self.ledger.release(&successor);
             return None;
         }
@@ -135,33 +139,32 @@ impl PlanningState<'_> {
         signature: &PodSignature,
     ) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
-        let seeing = PlanView {
+        let view = PlanView {
             ledger: &self.ledger,
             snapshot: &snapshot,
         };
-        let question = signature.question(self.kube_filters);
-        let pace = self.pace;
+        let filter_query = signature.filter_query(self.kube_filters);
+        let step_budget = self.step_budget;
         let nodes = self
             .ledger
-            .coming_by_node()
+            .incoming_pods_by_node()
             .enumerate()
-            .take_while(|_| pace.goes_on(1));
-        let gpu_candidates = nodes.filter_map(|(place, (node, coming))| {
-            debug_assert_eq!(node, &snapshot.nodes()[place].name);
-            let beside = AssumedNodeChange {
+            .take_while(|_| step_budget.spend_unless_stopped(1));
+        let fits = nodes.filter_map(|(index, (node, coming))| {
+            debug_assert_eq!(node, &snapshot.nodes()[index].name);
+            let assumed_change = AssumedNodeChange {
                 leaving: &[],
                 coming,
             };
             signature
-                .admits(place, &seeing, question.as_ref(), &beside)
+                .admits(index, &view, filter_query.as_ref(), &assumed_change)
                 .ok()?;
             let (score, gpus) =
-                rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
-            Some((score, place, gpus))
+                rank::score_node(&snapshot, index, demand, self.ledger.policy()).ok()?;
+            Some((score, index, gpus))
         });
-        gpu_candidates
-            .min_by_key(|(score, place, _)| (*score, *place))
-            .map(|(_, place, gpus)| (place, gpus))
+        fits.min_by_key(|(score, index, _)| (*score, *index))
+            .map(|(_, index, gpus)| (index, gpus))
     }
 }
 
@@ -174,7 +177,7 @@ fn gain(
 ) -> u64 {
     let part: u64 = gpus
         .iter()
-        .map(|place| candidate.gpus[place].part_of(demand).milli_gpus)
+        .map(|index| candidate.gpus[index].usage_of(demand).milli_gpus)
         .sum();
     part.saturating_mul(rules.gain.0 / 1000)
 }

@@ -25,52 +25,52 @@ use std::collections::BTreeSet;
 
 /// How long a group that does not declare its size must not have grown before it counts as whole: controllers create the pods of a
 /// group one after the other.
-const SETTLES: Millis = Millis::seconds(2);
+const SETTLE_TIME: Millis = Millis::seconds(2);
 
 /// How many pods of a group have placements, and the eviction limit that kept the next one from one.
 type GroupShortfall = (usize, Option<EvictionLimit>);
 
 /// The pods of a group that are placed on one node, by index, with their GPUs.
-type NodeGpuCandidates = Vec<(usize, GpuSet)>;
+type NodeAssignments = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
-    pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
+    pub(super) fn group_key_of(&self, uid: &PodUid) -> Option<GroupKey> {
         self.ledger
             .pod_state(uid)?
             .disruption_info
-            .placed_with()
+            .placement_group()
             .cloned()
     }
 
     /// The group with which the pod is planned, if it is planned with one.
-    pub(super) fn planned_with(&self, pod: &PendingPod) -> Option<GroupKey> {
-        let key = self.group_of(&pod.uid)?;
-        let is_planned = match pod.way {
+    pub(super) fn planned_group(&self, pod: &PendingPod) -> Option<GroupKey> {
+        let key = self.group_key_of(&pod.uid)?;
+        let is_planned = match pod.wait_kind {
             WaitKind::Gated => true,
-            WaitKind::Refused { .. } | WaitKind::OnItsWay { .. } => {
-                key.kind.is_planned_without_gate() && !self.apart.contains(&key)
+            WaitKind::Refused { .. } | WaitKind::Requeued { .. } => {
+                key.kind.is_planned_without_gate() && !self.planned_pod_by_pod.contains(&key)
             }
         };
         is_planned.then_some(key)
     }
 
     /// The plan for the pending pods of the group; `None` if each is planned by itself.
-    pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> Option<PodResult> {
+    pub(super) fn plan_group(&mut self, key: &GroupKey, reach: PlanReach) -> Option<PodResult> {
         let group = self.ledger.group(key);
-        if self.is_planned_apart(&group) {
-            self.apart.insert(key.clone());
+        if self.is_planned_pod_by_pod(&group) {
+            self.planned_pod_by_pod.insert(key.clone());
             return None;
         }
-        Some(self.whole_group(group, reach))
+        Some(self.plan_whole_group(group, reach))
     }
 
     /// Whether the group's pods are planned one by one. Without the gate a group is planned whole only if it says its size, and its
     /// missing pods are waited for no longer than the policy keeps a pod behind the gate: a leader may have to be ready first.
-    fn is_planned_apart(&self, group: &PodGroup) -> bool {
+    fn is_planned_pod_by_pod(&self, group: &PodGroup) -> bool {
         if group
             .pending
             .iter()
-            .any(|pod| matches!(pod.way, WaitKind::Gated))
+            .any(|pod| matches!(pod.wait_kind, WaitKind::Gated))
         {
             return false;
         }
@@ -83,8 +83,8 @@ impl PlanningState<'_> {
         group.pending.is_empty() || group.size.is_none_or(|size| present < size && has_waited)
     }
 
-    fn whole_group(&mut self, group: PodGroup, reach: PlanReach) -> PodResult {
-        self.done
+    fn plan_whole_group(&mut self, group: PodGroup, reach: PlanReach) -> PodResult {
+        self.processed_members
             .extend(group.pending.iter().map(|pod| pod.uid.clone()));
         let here = group.pending.len() as u32;
         let wanted = match group.size {
@@ -97,7 +97,7 @@ impl PlanningState<'_> {
             .map(|pod| pod.since)
             .max()
             .unwrap_or_default();
-        if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
+        if group.size.is_none() && youngest + SETTLE_TIME > self.ledger.now() {
             return PodResult::Done(Vec::new());
         }
         // A member may have ended and be deleted since: what has begun waits for the others only as long as they may come yet.
@@ -109,11 +109,10 @@ impl PlanningState<'_> {
                 WaitReason::GroupIncomplete { here, wanted },
             ));
         }
-        let is_for_others =
-            self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
-        match self.together(&group.pending, wanted.min(here) as usize, reach) {
-            Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
-            Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
+        let may_evict = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
+        match self.place_group(&group.pending, wanted.min(here) as usize, reach) {
+            Ok(placements) => PodResult::Done(vec![PlanStep::Place(placements)]),
+            Err(_) if reach == PlanReach::Free && may_evict => PodResult::NeedsEvictions,
             Err((placed, limit)) => {
                 let too_large = WaitReason::GroupTooLarge {
                     placed: placed as u32,
@@ -129,145 +128,149 @@ impl PlanningState<'_> {
 
     /// Places for at least `wanted` of the pods. Otherwise how many have places, and the eviction limit that kept the next one
     /// from a place.
-    fn together(
+    fn place_group(
         &mut self,
         pods: &[PendingPod],
         wanted: usize,
         reach: PlanReach,
     ) -> Result<Vec<PlannedPlacement>, GroupShortfall> {
-        let places = match self.ledger.policy().planning.groups.placement {
-            GroupPlacement::OneIsland => self.on_one_island(pods),
-            GroupPlacement::FewestNodes => self.on_fewest_nodes(pods),
+        let placements = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => self.place_on_one_island(pods),
+            GroupPlacement::FewestNodes => self.place_on_fewest_nodes(pods),
             GroupPlacement::Anywhere => Vec::new(),
         };
-        let (places, why) = match self.ledger.policy().planning.groups.placement {
-            GroupPlacement::OneIsland => (places, None),
-            _ => self.anywhere(pods, places, reach),
+        let (placements, why) = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => (placements, None),
+            _ => self.place_anywhere(pods, placements, reach),
         };
-        if places.len() >= wanted {
-            return Ok(places);
+        if placements.len() >= wanted {
+            return Ok(placements);
         }
-        places
+        placements
             .iter()
-            .for_each(|place| self.release_reservation(place));
+            .for_each(|placement| self.release_reservation(placement));
         let limit = match why {
             Some(WaitReason::EvictionLimit(limit)) => Some(limit),
             _ => None,
         };
-        Err((places.len(), limit))
+        Err((placements.len(), limit))
     }
 
     /// Adds places for the pods that have none yet, wherever it is best, by preemption where nothing is free.
-    fn anywhere(
+    fn place_anywhere(
         &mut self,
         pods: &[PendingPod],
-        mut places: Vec<PlannedPlacement>,
+        mut placements: Vec<PlannedPlacement>,
         reach: PlanReach,
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
-        let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
+        let placed: BTreeSet<PodUid> = placements
+            .iter()
+            .map(|placement| placement.uid.clone())
+            .collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
-            match self.place(pod, &signature, reach) {
-                Ok(place) => places.push(place),
+            let signature = PodSignature::new(pod, &self.ledger, self.kube_filters);
+            match self.place_pod(pod, &signature, reach) {
+                Ok(placement) => placements.push(placement),
                 // Equal pods will find nothing either, and a group that lacks one place may lack more.
-                Err(why) => return (places, Some(why)),
+                Err(why) => return (placements, Some(why)),
             }
         }
-        (places, None)
+        (placements, None)
     }
 
     /// Uses the node that takes most of the pods, then the node that takes most of the remaining ones, as long as all pods find
     /// free GPUs.
-    fn on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
-        let mut places = Vec::new();
-        let mut rest: Vec<&PendingPod> = pods.iter().collect();
-        while !rest.is_empty() {
-            let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else {
+    fn place_on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
+        let mut placements = Vec::new();
+        let mut remaining: Vec<&PendingPod> = pods.iter().collect();
+        while !remaining.is_empty() {
+            let Some((node, assignments)) = self.most_on_one_node(&remaining) else {
                 break;
             };
-            let before = places.len();
+            let before = placements.len();
             let snapshot = self.ledger.snapshot();
-            let reserved = gpu_candidates
+            let reserved = assignments
                 .iter()
-                .filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
-            places.extend(reserved);
-            if places.len() == before {
+                .filter_map(|(pod, gpus)| self.reserve_at(remaining[*pod], &snapshot, node, *gpus));
+            placements.extend(reserved);
+            if placements.len() == before {
                 break;
             }
-            let placed: BTreeSet<&PodUid> =
-                places[before..].iter().map(|place| &place.uid).collect();
-            rest.retain(|pod| !placed.contains(&pod.uid));
+            let placed: BTreeSet<&PodUid> = placements[before..]
+                .iter()
+                .map(|placement| &placement.uid)
+                .collect();
+            remaining.retain(|pod| !placed.contains(&pod.uid));
         }
-        places
+        placements
     }
 
     /// The node that takes most of the pods; among equals, the best for the first pod.
-    fn most_on_one_node(&mut self, pods: &[&PendingPod]) -> Option<(usize, NodeGpuCandidates)> {
+    fn most_on_one_node(&mut self, pods: &[&PendingPod]) -> Option<(usize, NodeAssignments)> {
         let snapshot = self.ledger.snapshot();
-        let mut best: Option<(usize, NodeGpuCandidates)> = None;
-        for place in self.free_nodes(pods[0], &snapshot) {
-            if !self.pace.goes_on(pods.len() as u64) {
+        let mut best: Option<(usize, NodeAssignments)> = None;
+        for index in self.free_nodes(pods[0], &snapshot) {
+            if !self.step_budget.spend_unless_stopped(pods.len() as u64) {
                 break;
             }
-            let node = &snapshot.nodes()[place];
-            let gpu_candidates = gpu_candidates(
+            let node = &snapshot.nodes()[index];
+            let assignments = assign_pods(
                 node,
                 &self.ledger,
                 snapshot.packing_model(),
                 pods,
                 GpuSet::ALL,
             );
-            if gpu_candidates.len()
+            if assignments.len()
                 > best
                     .as_ref()
-                    .map_or(0, |(_, gpu_candidates)| gpu_candidates.len())
+                    .map_or(0, |(_, assignments)| assignments.len())
             {
-                best = Some((place, gpu_candidates));
+                best = Some((index, assignments));
             }
         }
         best
     }
 
     /// All pods on one NVLink island of one node.
-    fn on_one_island(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
+    fn place_on_one_island(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
         let pods: Vec<&PendingPod> = pods.iter().collect();
-        for place in self.free_nodes(pods[0], &snapshot) {
-            if !self.pace.goes_on(pods.len() as u64) {
+        for index in self.free_nodes(pods[0], &snapshot) {
+            if !self.step_budget.spend_unless_stopped(pods.len() as u64) {
                 break;
             }
-            let node = &snapshot.nodes()[place];
-            let on = |island| {
-                gpu_candidates(node, &self.ledger, snapshot.packing_model(), &pods, island)
-            };
+            let node = &snapshot.nodes()[index];
+            let assign_on =
+                |island| assign_pods(node, &self.ledger, snapshot.packing_model(), &pods, island);
             let whole = islands(node)
                 .into_iter()
-                .map(on)
+                .map(assign_on)
                 .filter(|chosen| chosen.len() == pods.len());
             // Of equals the first.
             let most_woken = whole.min_by_key(|chosen| Reverse(count_woken(node, &pods, chosen)));
-            let Some(gpu_candidates) = most_woken else {
+            let Some(assignments) = most_woken else {
                 continue;
             };
-            let reserved: Vec<PlannedPlacement> = gpu_candidates
+            let reserved: Vec<PlannedPlacement> = assignments
                 .iter()
-                .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
+                .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, index, *gpus))
                 .collect();
             if reserved.len() == pods.len() {
                 return reserved;
             }
             reserved
                 .iter()
-                .for_each(|place| self.release_reservation(place));
+                .for_each(|placement| self.release_reservation(placement));
         }
         Vec::new()
     }
 
     /// Nodes with a free place for the pod, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
+        let signature = PodSignature::new(pod, &self.ledger, self.kube_filters);
         let ranking = self.ranking(&signature, snapshot);
-        ranking.free().map(|(place, _)| place).collect()
+        ranking.free().map(|(index, _)| index).collect()
     }
 }
 
@@ -282,57 +285,61 @@ fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
 }
 
 /// How many of the pods are placed where they may wake an engine.
-fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeGpuCandidates) -> usize {
+fn count_woken(node: &Node, pods: &[&PendingPod], chosen: &NodeAssignments) -> usize {
     chosen
         .iter()
-        .filter(|(pod, gpus)| node.reusable.on(*gpus, &pods[*pod].demand).is_some())
+        .filter(|(pod, gpus)| node.reusable.best_on(*gpus, &pods[*pod].demand).is_some())
         .count()
 }
 
 /// GPUs of one node for as many of the pods as possible, one after the other. Each takes the engine that it may wake there, and
 /// leaves the GPUs that are kept free.
-fn gpu_candidates(
+fn assign_pods(
     node: &Node,
     ledger: &Ledger,
     packing_model: &PackingModel,
     pods: &[&PendingPod],
     allowed: GpuSet,
-) -> NodeGpuCandidates {
+) -> NodeAssignments {
     let mut gpus = node.gpus.to_vec();
     let mut reusable = node.reusable.clone();
-    let mut free = ledger.free_for_spare();
-    let mut gpu_candidates = NodeGpuCandidates::new();
+    let mut free_spare = ledger.free_for_spare();
+    let mut assignments = NodeAssignments::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
-        let demand = &*ledger.beside(&free, demand);
+        let demand = &*ledger.with_spare_rules_for(&free_spare, demand);
         let node_gpus = NodeGpus {
             gpus: &gpus,
             ..node.node_gpus()
         };
-        let chosen = pack::choose_at(packing_model, node_gpus, demand, &reusable, allowed);
+        let chosen =
+            pack::choose_unsummarized(packing_model, node_gpus, demand, &reusable, allowed);
         let Some(chosen) = chosen else { continue };
-        reusable = reusable.without_one_on(chosen, demand);
-        for place in chosen.iter() {
-            free.discount(std::mem::take(&mut gpus[place].spare));
-            gpus[place].charge(demand.per_gpu, demand.sharing);
-            gpus[place].starting |= demand.terms.engine;
-            gpus[place].excluded_classes = gpus[place]
+        reusable = reusable.without_engine_on(chosen, demand);
+        for index in chosen.iter() {
+            free_spare.remove(std::mem::take(&mut gpus[index].spare));
+            gpus[index].charge(demand.per_gpu, demand.sharing);
+            gpus[index].starting |= demand.terms.engine;
+            gpus[index].excluded_classes = gpus[index]
                 .excluded_classes
-                .with(demand.terms.class_exclusions);
+                .union(demand.terms.class_exclusions);
         }
-        gpu_candidates.push((pod, chosen));
+        assignments.push((pod, chosen));
     }
-    gpu_candidates
+    assignments
 }
 
 /// A node's NVLink islands, in the order of their first GPUs.
 fn islands(node: &Node) -> Vec<GpuSet> {
     let names: BTreeSet<u8> = node.gpus.iter().filter_map(|gpu| gpu.island).collect();
-    let of = |name: u8| {
+    let gpus_of = |name: u8| {
         node.gpus
             .iter()
             .enumerate()
             .filter(move |(_, gpu)| gpu.island == Some(name))
-            .map(|(place, _)| place)
+            .map(|(index, _)| index)
     };
-    names.into_iter().map(|name| of(name).collect()).collect()
+    names
+        .into_iter()
+        .map(|name| gpus_of(name).collect())
+        .collect()
 }

@@ -27,7 +27,7 @@ pub struct LoanEviction {
 pub fn loans_to_end(
     ledger: &Ledger,
     leaving: &BTreeSet<PodUid>,
-    not_now: &BTreeSet<PodUid>,
+    deferred: &BTreeSet<PodUid>,
 ) -> Vec<LoanEviction> {
     // Where each model could be loaded from is looked up once, and only if a pod is evicted at all.
     let preemptor = OnceCell::new();
@@ -38,7 +38,7 @@ pub fn loans_to_end(
             name,
             node_state,
             &preemptor,
-            (leaving, not_now),
+            (leaving, deferred),
             &mut evictions,
         );
     }
@@ -52,10 +52,10 @@ pub fn is_vram_owed(ledger: &Ledger, borrower: &PodUid) -> bool {
         .pod_state(borrower)
         .and_then(PodState::node)
         .and_then(|on| ledger.node_state(on));
-    let is_one = |(.., borrowers): &(usize, Bytes, Vec<&ResidentPod>)| {
+    let has_borrower = |(.., borrowers): &(usize, Bytes, Vec<&ResidentPod>)| {
         borrowers.iter().any(|resident| resident.uid == *borrower)
     };
-    node_state.is_some_and(|node_state| overdrawn(ledger, node_state).iter().any(is_one))
+    node_state.is_some_and(|node_state| overdrawn(ledger, node_state).iter().any(has_borrower))
 }
 
 fn overdrawn<'l>(
@@ -67,9 +67,9 @@ fn overdrawn<'l>(
         !resident.is_leaving
             || ledger
                 .pod_state(&resident.uid)
-                .is_some_and(|pod_state| ledger.stays(pod_state))
+                .is_some_and(|pod_state| ledger.is_staying(pod_state))
     };
-    node_state.overdrawn(stays)
+    node_state.over_allocations(stays)
 }
 
 fn evict_on(
@@ -77,25 +77,25 @@ fn evict_on(
     name: &NodeName,
     node_state: &NodeState,
     preemptor: &OnceCell<Preemptor>,
-    (leaving, not_now): (&BTreeSet<PodUid>, &BTreeSet<PodUid>),
+    (leaving, deferred): (&BTreeSet<PodUid>, &BTreeSet<PodUid>),
     evictions: &mut Vec<LoanEviction>,
 ) {
     let mut chosen: BTreeSet<&PodUid> = BTreeSet::new();
-    for (place, beyond, borrowers) in overdrawn(ledger, node_state) {
-        let is_going = |borrower: &&ResidentPod| {
+    for (index, owed, borrowers) in overdrawn(ledger, node_state) {
+        let is_leaving = |borrower: &&ResidentPod| {
             leaving.contains(&borrower.uid) || chosen.contains(&borrower.uid)
         };
-        let going: Bytes = borrowers
+        let leaving_vram: Bytes = borrowers
             .iter()
             .copied()
-            .filter(is_going)
+            .filter(is_leaving)
             .map(|borrower| borrower.per_gpu)
             .sum();
-        let mut beyond = beyond.minus(going);
-        if beyond == Bytes::ZERO {
+        let mut owed = owed.minus(leaving_vram);
+        if owed == Bytes::ZERO {
             continue;
         }
-        let Some(lender) = node_state.lender_in_need(place) else {
+        let Some(lender) = node_state.pod_in_need(index) else {
             continue;
         };
         let is_early = !lender.is_waking && node_state.is_recalled(&lender.uid);
@@ -105,16 +105,18 @@ fn evict_on(
         else {
             continue;
         };
-        let gpu = &node_state.view().devices[place].uuid;
+        let gpu = &node_state.view().devices[index].uuid;
         // A Binding that is on its way is waited for: then the pod can be evicted.
-        let may_go = |borrower: &&ResidentPod| {
-            borrower.bound.is_some() && !not_now.contains(&borrower.uid) && !is_going(borrower)
+        let is_evictable = |borrower: &&ResidentPod| {
+            borrower.bound_since.is_some()
+                && !deferred.contains(&borrower.uid)
+                && !is_leaving(borrower)
         };
         let preemptor = preemptor.get_or_init(|| ledger.pricing_preemptor());
         let mut candidates: Vec<_> = borrowers
             .iter()
             .copied()
-            .filter(may_go)
+            .filter(is_evictable)
             .filter_map(|borrower| {
                 let cost = ledger.cost_of_leaving(&borrower.uid, node_state, preemptor)?;
                 Some((cost.total(), &borrower.uid, borrower.per_gpu))
@@ -122,7 +124,7 @@ fn evict_on(
             .collect();
         candidates.sort_unstable();
         for (_, uid, per_gpu) in candidates {
-            if beyond == Bytes::ZERO {
+            if owed == Bytes::ZERO {
                 break;
             }
             let Some(pod_state) = ledger
@@ -131,7 +133,7 @@ fn evict_on(
             else {
                 continue;
             };
-            beyond = beyond.minus(per_gpu);
+            owed = owed.minus(per_gpu);
             chosen.insert(uid);
             let (uid, key) = (uid.clone(), pod_state.key.clone());
             evictions.push(LoanEviction {

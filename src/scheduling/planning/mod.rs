@@ -51,7 +51,7 @@ pub enum PlanStep {
     /// Places for one pod, or for a whole group: all are reserved, or none.
     Place(Vec<PlannedPlacement>),
     /// A device plugin has what the pod requests, or only kube-scheduler can judge the node: the scheduler tries the pod again.
-    Wake { uid: PodUid, key: PodKey },
+    Requeue { uid: PodUid, key: PodKey },
     /// There is no place for it now.
     Wait {
         uid: PodUid,
@@ -93,10 +93,12 @@ impl EvictionRight {
 
 impl PlannedPlacement {
     /// Takes the reservation in a ledger, which checks it again.
-    pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
+    pub fn reserve_in(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
         match self.by {
             EvictionRight::Preemption => ledger.reserve(&self.uid, self.reservation.clone()),
-            EvictionRight::Moves => ledger.reserve_by_moving(&self.uid, self.reservation.clone()),
+            EvictionRight::Moves => {
+                ledger.reserve_by_moving_victims(&self.uid, self.reservation.clone())
+            }
         }
     }
 }
@@ -112,11 +114,11 @@ struct PlanView<'a> {
 pub struct Plan {
     pub steps: Vec<PlanStep>,
     /// Pods that were not examined at all, and pods that would need evictions.
-    pub left_over: Vec<PodUid>,
+    pub unreached: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
-    pub reserved: Vec<(ScopeKey, PodUid)>,
+    pub reserved_scopes: Vec<(ScopeKey, PodUid)>,
     /// Steps that the plan took of its budget.
-    pub spent: u64,
+    pub steps_spent: u64,
 }
 
 /// Plans the queue in its order, but for the turns of tenants. `scratch` is a copy of the ledger that the pods wait in.
@@ -132,28 +134,35 @@ pub fn plan_within(
     queue: &[PendingPod],
     bounds: PlanBounds<'_>,
 ) -> Plan {
-    let pace = StepBudget::new(bounds);
-    let mut scratch = PlanningState::new(scratch, kube_filters, &pace);
+    let step_budget = StepBudget::new(bounds);
+    let mut planning_state = PlanningState::new(scratch, kube_filters, &step_budget);
     let mut plan = Plan::default();
     let mut queue: Vec<&PendingPod> = queue.iter().collect();
-    let (mut free, mut evictions) = (bounds.free, bounds.evictions);
+    let (mut free, mut evictions) = (bounds.free_steps, bounds.eviction_steps);
     while !queue.is_empty() {
-        let before = pace.spent();
-        let PassedPods { rest, below } =
-            scratch.pass(&queue, PlanReach::Free, (free, bounds.places), &mut plan);
-        let between = pace.spent();
-        scratch.pass(
-            &rest,
-            PlanReach::Evictions,
-            (evictions, bounds.places),
+        let spent_before = step_budget.spent();
+        let PassedPods {
+            needing_evictions,
+            lower_priority,
+        } = planning_state.run_pass(
+            &queue,
+            PlanReach::Free,
+            (free, bounds.max_placements),
             &mut plan,
         );
-        free = free.saturating_sub(between - before);
-        evictions = evictions.saturating_sub(pace.spent() - between);
-        scratch.is_begun = true;
-        queue = below;
+        let spent_between = step_budget.spent();
+        planning_state.run_pass(
+            &needing_evictions,
+            PlanReach::Evictions,
+            (evictions, bounds.max_placements),
+            &mut plan,
+        );
+        free = free.saturating_sub(spent_between - spent_before);
+        evictions = evictions.saturating_sub(step_budget.spent() - spent_between);
+        planning_state.has_begun = true;
+        queue = lower_priority;
     }
-    plan.spent = pace.spent();
-    plan.reserved = scratch.reserved;
+    plan.steps_spent = step_budget.spent();
+    plan.reserved_scopes = planning_state.reserved_scopes;
     plan
 }

@@ -24,9 +24,9 @@ pub(crate) struct PodSignature {
     /// The demand of any of the pods: only what the key, the tenant, the priority and the right to preempt say of it counts.
     demand: Demand,
     /// The requirements that kube-scheduler's filters check.
-    wants: Option<Arc<Requirements>>,
+    requirements: Option<Arc<Requirements>>,
     /// The nodes that the latest filter request named.
-    asked: Option<Arc<NodeSet>>,
+    named_nodes: Option<Arc<NodeSet>>,
 }
 
 /// How one node suits equal pods.
@@ -36,7 +36,7 @@ pub(crate) enum NodeFit {
     /// The node would fit, but has not enough free now.
     Full(Misfit),
     /// Kube-scheduler's filters reject the node, or the filter request did not name it.
-    Shut,
+    Rejected,
     /// It is unknown what kube-scheduler's filters would answer.
     Unsupported(UnsupportedRule),
 }
@@ -45,32 +45,34 @@ pub(crate) enum NodeFit {
 pub(crate) struct NodeRanking {
     signature: PodSignature,
     /// How each node suits the pods, by its index in the snapshot.
-    gpu_candidates: Vec<NodeFit>,
+    fits: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,
     unsupported: BTreeSet<usize>,
 }
 
 impl PodSignature {
-    pub fn of(pod: &PendingPod, ledger: &Ledger, kube_filters: &FilterSnapshot) -> Self {
-        let asked = match &pod.way {
+    pub fn new(pod: &PendingPod, ledger: &Ledger, kube_filters: &FilterSnapshot) -> Self {
+        let named_nodes = match &pod.wait_kind {
             WaitKind::Gated => None,
-            WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
+            WaitKind::Refused { nodes: asked } | WaitKind::Requeued { nodes: asked } => {
+                asked.clone()
+            }
         };
-        let demand = ledger.beside_spare(&pod.demand);
+        let demand = ledger.with_spare_rules(&pod.demand);
         Self {
-            asked,
-            ..Self::successor_of(&demand, kube_filters.wants(&pod.uid).cloned())
+            named_nodes,
+            ..Self::for_successor(&demand, kube_filters.requirements_of(&pod.uid).cloned())
         }
     }
 
     /// The signature of the pod that its controller creates in place of an evicted one.
-    pub(crate) fn successor_of(demand: &Demand, wants: Option<Arc<Requirements>>) -> Self {
+    pub(crate) fn for_successor(demand: &Demand, requirements: Option<Arc<Requirements>>) -> Self {
         Self {
-            key: DemandKey::of(demand),
+            key: DemandKey::from_demand(demand),
             demand: demand.clone(),
-            wants,
-            asked: None,
+            requirements,
+            named_nodes: None,
         }
     }
 
@@ -83,47 +85,51 @@ impl PodSignature {
                       }: &Demand| (*tenant, *priority, *may_preempt);
         self.key == other.key
             && rights(&self.demand) == rights(&other.demand)
-            && self.wants == other.wants
-            && self.asked == other.asked
+            && self.requirements == other.requirements
+            && self.named_nodes == other.named_nodes
     }
 
     pub fn demand(&self) -> &Demand {
         &self.demand
     }
 
-    pub fn question<'a>(&'a self, kube_filters: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
-        self.wants
+    pub fn filter_query<'a>(&'a self, kube_filters: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
+        self.requirements
             .as_ref()
-            .map(|wants| kube_filters.ask(None, wants))
+            .map(|wants| kube_filters.query(None, wants))
     }
 
     /// Whether the pods may be placed on a node that changes so first. The names of the latest filter request are what the
     /// scheduler itself found; a node may have changed since, so a refusal by our own check wins.
     pub fn admits(
         &self,
-        place: usize,
-        seeing: &PlanView<'_>,
-        question: Option<&FilterQuery<'_>>,
-        beside: &AssumedNodeChange<'_>,
+        index: usize,
+        view: &PlanView<'_>,
+        filter_query: Option<&FilterQuery<'_>>,
+        assumed_change: &AssumedNodeChange<'_>,
     ) -> Result<(), NodeFit> {
-        let node = &seeing.snapshot.nodes()[place];
+        let node = &view.snapshot.nodes()[index];
         // Nodes were added or removed since the pod asked: the names say nothing of these.
-        let asked = self
-            .asked
+        let named_nodes = self
+            .named_nodes
             .as_ref()
-            .filter(|asked| seeing.snapshot.is_current(asked));
-        if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
-            return Err(NodeFit::Shut);
+            .filter(|named| view.snapshot.is_current(named));
+        if named_nodes.is_some_and(|named| !view.snapshot.contains(named, index)) {
+            return Err(NodeFit::Rejected);
         }
-        let verdict = question.map_or(
+        let verdict = filter_query.map_or(
             FilterVerdict::Unsupported(UnsupportedRule::UnknownPod),
-            |question| question.verdict(&node.name, beside),
+            |filter_query| filter_query.verdict(&node.name, assumed_change),
         );
         match verdict {
             FilterVerdict::Accepts => Ok(()),
-            FilterVerdict::Rejects(_) => Err(NodeFit::Shut),
+            FilterVerdict::Rejects(_) => Err(NodeFit::Rejected),
             // The victims may be why the scheduler asked about this node: then the names say nothing of the node without them.
-            FilterVerdict::Unsupported(_) if asked.is_some() && beside.leaving.is_empty() => Ok(()),
+            FilterVerdict::Unsupported(_)
+                if named_nodes.is_some() && assumed_change.leaving.is_empty() =>
+            {
+                Ok(())
+            }
             FilterVerdict::Unsupported(unsupported) => Err(NodeFit::Unsupported(unsupported)),
         }
     }
@@ -133,27 +139,27 @@ impl NodeRanking {
     /// A ranking that is stopped has examined some of the nodes only.
     pub fn new(
         signature: PodSignature,
-        seeing: &PlanView<'_>,
+        view: &PlanView<'_>,
         kube_filters: &FilterSnapshot,
-        pace: &StepBudget<'_>,
+        step_budget: &StepBudget<'_>,
     ) -> Self {
-        let nodes = seeing.snapshot.nodes().len();
+        let nodes = view.snapshot.nodes().len();
         let mut ranking = Self {
             signature: signature.clone(),
-            gpu_candidates: vec![NodeFit::Shut; nodes],
+            fits: vec![NodeFit::Rejected; nodes],
             free: BTreeSet::new(),
             full: BTreeSet::new(),
             unsupported: BTreeSet::new(),
         };
-        let question = signature.question(kube_filters);
-        for (place, (node, coming)) in seeing
+        let filter_query = signature.filter_query(kube_filters);
+        for (index, (node, coming)) in view
             .ledger
-            .coming_by_node()
+            .incoming_pods_by_node()
             .enumerate()
-            .take_while(|_| pace.goes_on(1))
+            .take_while(|_| step_budget.spend_unless_stopped(1))
         {
-            debug_assert_eq!(node, &seeing.snapshot.nodes()[place].name);
-            ranking.look_at(place, coming, seeing, question.as_ref());
+            debug_assert_eq!(node, &view.snapshot.nodes()[index].name);
+            ranking.evaluate_node(index, coming, view, filter_query.as_ref());
         }
         ranking
     }
@@ -163,21 +169,21 @@ impl NodeRanking {
     }
 
     /// Examines again a node that has changed.
-    pub(crate) fn look_again_at(
+    pub(crate) fn refresh_node(
         &mut self,
-        place: usize,
-        seeing: &PlanView<'_>,
+        index: usize,
+        view: &PlanView<'_>,
         kube_filters: &FilterSnapshot,
     ) {
         let signature = self.signature.clone();
-        let coming = seeing
+        let coming = view
             .ledger
-            .coming_to(&seeing.snapshot.nodes()[place].name);
-        self.look_at(
-            place,
+            .incoming_pods(&view.snapshot.nodes()[index].name);
+        self.evaluate_node(
+            index,
             coming,
-            seeing,
-            signature.question(kube_filters).as_ref(),
+            view,
+            signature.filter_query(kube_filters).as_ref(),
         );
     }
 
@@ -185,8 +191,8 @@ impl NodeRanking {
     pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
         self.free
             .iter()
-            .filter_map(|(_, place)| match self.gpu_candidates[*place] {
-                NodeFit::Free(_, gpus) => Some((*place, gpus)),
+            .filter_map(|(_, index)| match self.fits[*index] {
+                NodeFit::Free(_, gpus) => Some((*index, gpus)),
                 _ => None,
             })
     }
@@ -205,59 +211,59 @@ impl NodeRanking {
     }
 
     pub(crate) fn first_full(&self) -> Option<Misfit> {
-        self.full
-            .first()
-            .and_then(|place| match self.gpu_candidates[*place] {
-                NodeFit::Full(misfit) => Some(misfit),
-                _ => None,
-            })
+        self.full.first().and_then(|index| match self.fits[*index] {
+            NodeFit::Full(misfit) => Some(misfit),
+            _ => None,
+        })
     }
 
     pub(crate) fn first_unsupported(&self) -> Option<UnsupportedRule> {
         self.unsupported
             .first()
-            .and_then(|place| match self.gpu_candidates[*place] {
+            .and_then(|index| match self.fits[*index] {
                 NodeFit::Unsupported(unsupported) => Some(unsupported),
                 _ => None,
             })
     }
 
-    fn look_at(
+    fn evaluate_node(
         &mut self,
-        place: usize,
+        index: usize,
         coming: &[PodUid],
-        seeing: &PlanView<'_>,
-        question: Option<&FilterQuery<'_>>,
+        view: &PlanView<'_>,
+        filter_query: Option<&FilterQuery<'_>>,
     ) {
-        match self.gpu_candidates[place] {
-            NodeFit::Free(score, _) => self.free.remove(&(score, place)),
-            NodeFit::Full(_) => self.full.remove(&place),
-            NodeFit::Unsupported(_) => self.unsupported.remove(&place),
-            NodeFit::Shut => false,
+        match self.fits[index] {
+            NodeFit::Free(score, _) => self.free.remove(&(score, index)),
+            NodeFit::Full(_) => self.full.remove(&index),
+            NodeFit::Unsupported(_) => self.unsupported.remove(&index),
+            NodeFit::Rejected => false,
         };
-        let beside = AssumedNodeChange {
+        let assumed_change = AssumedNodeChange {
             leaving: &[],
             coming,
         };
-        let admitted = self.signature.admits(place, seeing, question, &beside);
-        let gpu_candidate = || {
+        let admitted = self
+            .signature
+            .admits(index, view, filter_query, &assumed_change);
+        let score = || {
             rank::score_node(
-                seeing.snapshot,
-                place,
+                view.snapshot,
+                index,
                 &self.signature.demand,
-                seeing.ledger.policy(),
+                view.ledger.policy(),
             )
         };
-        self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {
-            Err(gpu_candidate) => gpu_candidate,
+        self.fits[index] = match admitted.map(|()| score()) {
+            Err(fit) => fit,
             Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),
             Ok(Err(misfit)) => NodeFit::Full(misfit),
         };
-        match self.gpu_candidates[place] {
-            NodeFit::Free(score, _) => self.free.insert((score, place)),
-            NodeFit::Full(_) => self.full.insert(place),
-            NodeFit::Unsupported(_) => self.unsupported.insert(place),
-            NodeFit::Shut => false,
+        match self.fits[index] {
+            NodeFit::Free(score, _) => self.free.insert((score, index)),
+            NodeFit::Full(_) => self.full.insert(index),
+            NodeFit::Unsupported(_) => self.unsupported.insert(index),
+            NodeFit::Rejected => false,
         };
     }
 }

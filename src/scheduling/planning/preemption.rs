@@ -12,7 +12,7 @@ use crate::evicting::{
 };
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{AssumedNodeChange, FilterQuery};
-use crate::ledger::evictions::{EvictionAllowance, EvictionLimit, LargerSets, ScopeKey};
+use crate::ledger::evictions::{EvictionAllowance, EvictionLimit, OversizedSets, ScopeKey};
 use crate::ledger::{Ledger, PendingPod, Preemptor};
 use crate::placing::snapshot::Snapshot;
 use crate::vocabulary::demand::Demand;
@@ -26,11 +26,11 @@ pub(super) struct CandidateCache {
     signature: Option<PodSignature>,
     /// Lower bounds as of the first search for such a pod. Later reservations make no node cheaper.
     cost_bounds: Vec<NodeCostBound>,
-    candidates: KnownCandidates,
+    candidates: ExaminedCandidates,
 }
 
 /// `None` for a node where evicting every pod would not be enough, or that would not accept the pod even then.
-type KnownCandidates = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
+type ExaminedCandidates = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
 
 /// Finds nodes for equal pods without their evictable pods, one by one.
 pub(super) struct CandidateFinder<'l> {
@@ -38,18 +38,18 @@ pub(super) struct CandidateFinder<'l> {
     snapshot: &'l Snapshot,
     signature: &'l PodSignature,
     preemptor: &'l Preemptor,
-    question: Option<FilterQuery<'l>>,
+    filter_query: Option<FilterQuery<'l>>,
     survey: CandidateSurvey<'l>,
 }
 
 /// The candidates for one pod: each node is examined once, and then taken from the cache.
 struct CachedCandidates<'l, 'k> {
-    looking: CandidateFinder<'l>,
+    finder: CandidateFinder<'l>,
     pod: &'l PendingPod,
-    candidates: &'k mut KnownCandidates,
+    cached: &'k mut ExaminedCandidates,
     /// `None`: the current eviction limits do not matter.
     allowance: Option<EvictionAllowance<'l>>,
-    pace: &'l StepBudget<'l>,
+    step_budget: &'l StepBudget<'l>,
 }
 
 /// Why no pod is evicted for another.
@@ -69,10 +69,10 @@ impl CandidateCache {
         self.candidates.remove(node);
     }
 
-    fn is_of(&self, signature: &PodSignature) -> bool {
+    fn is_for(&self, signature: &PodSignature) -> bool {
         self.signature
             .as_ref()
-            .is_some_and(|known| known.is_like(signature))
+            .is_some_and(|other| other.is_like(signature))
     }
 
     /// The cache, without what does not hold for a pod of this signature.
@@ -82,12 +82,12 @@ impl CandidateCache {
         ledger: &Ledger,
         preemptor: &Preemptor,
     ) -> Self {
-        if !self.is_of(signature) {
+        if !self.is_for(signature) {
             let cost_bounds = ledger.cost_bounds(preemptor, signature.demand());
             return Self {
                 signature: Some(signature.clone()),
                 cost_bounds,
-                candidates: KnownCandidates::new(),
+                candidates: ExaminedCandidates::new(),
             };
         }
         // As a tenant's use grows, its pods are spared less, on every node. A cost bound stays below that; a known candidate's
@@ -95,7 +95,7 @@ impl CandidateCache {
         let candidates = if ledger.policy().tenants().is_empty() {
             self.candidates
         } else {
-            KnownCandidates::new()
+            ExaminedCandidates::new()
         };
         Self { candidates, ..self }
     }
@@ -108,55 +108,55 @@ impl CandidateFinder<'_> {
             ledger,
             snapshot,
             signature,
-            question,
+            filter_query,
             ..
         } = self;
-        let seeing = PlanView { ledger, snapshot };
+        let view = PlanView { ledger, snapshot };
         let leaving: Vec<PodUid> = candidate
             .potential_victims
             .iter()
             .chain(&candidate.awaited)
             .map(|resident| resident.uid.clone())
             .collect();
-        let place = snapshot.place_of(node.as_str())?;
-        let coming = ledger.coming_to(node);
-        let beside = AssumedNodeChange {
+        let index = snapshot.index_of(node.as_str())?;
+        let coming = ledger.incoming_pods(node);
+        let assumed_change = AssumedNodeChange {
             leaving: &leaving,
             coming,
         };
         signature
-            .admits(place, &seeing, question.as_ref(), &beside)
+            .admits(index, &view, filter_query.as_ref(), &assumed_change)
             .ok()?;
-        let beside = AssumedNodeChange {
+        let assumed_change = AssumedNodeChange {
             leaving: &[],
             coming,
         };
-        let lack = question
+        let shortfall = filter_query
             .as_ref()
-            .map(|question| question.shortfall(node, &beside));
-        candidate.shortfall.host_resources = lack.unwrap_or_default();
+            .map(|filter_query| filter_query.shortfall(node, &assumed_change));
+        candidate.shortfall.host_resources = shortfall.unwrap_or_default();
         Some(candidate)
     }
 
     /// Whether kube-scheduler's filters accept the pod once the victims are gone. Requests other than CPU and memory are not in
     /// the cost, so that the search does not see them.
     fn is_enough(&self, set: &VictimSet) -> bool {
-        let seeing = PlanView {
+        let view = PlanView {
             ledger: self.ledger,
             snapshot: self.snapshot,
         };
-        let (leaving, coming) = (set.all_victims(), self.ledger.coming_to(&set.node));
-        let beside = AssumedNodeChange {
+        let (leaving, coming) = (set.all_victims(), self.ledger.incoming_pods(&set.node));
+        let assumed_change = AssumedNodeChange {
             leaving: &leaving,
             coming,
         };
-        let admits = |place| {
+        let admits = |index| {
             self.signature
-                .admits(place, &seeing, self.question.as_ref(), &beside)
+                .admits(index, &view, self.filter_query.as_ref(), &assumed_change)
                 .is_ok()
         };
         self.snapshot
-            .place_of(set.node.as_str())
+            .index_of(set.node.as_str())
             .is_some_and(admits)
     }
 }
@@ -164,30 +164,26 @@ impl CandidateFinder<'_> {
 impl CandidateSource for CachedCandidates<'_, '_> {
     type Candidate = Rc<PreemptionCandidate>;
 
-    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
-        let Self {
-            looking,
-            candidates,
-            ..
-        } = self;
-        if let Some(known) = candidates.get_mut(node) {
-            let (floor, candidate) = known.as_mut()?;
-            looking.survey.allow(Rc::make_mut(candidate));
+    fn examine(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
+        let Self { finder, cached, .. } = self;
+        if let Some(examined) = cached.get_mut(node) {
+            let (floor, candidate) = examined.as_mut()?;
+            finder.survey.refresh_budgets(Rc::make_mut(candidate));
             return Some((*floor, Rc::clone(candidate)));
         }
-        let found = looking
+        let examined = finder
             .candidate(node)
-            .and_then(|candidate| evicting::seen(candidate, looking.signature.demand()));
-        let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
-        candidates.insert(node.clone(), found.clone());
-        found
+            .and_then(|candidate| evicting::examined(candidate, finder.signature.demand()));
+        let examined = examined.map(|(floor, candidate)| (floor, Rc::new(candidate)));
+        cached.insert(node.clone(), examined.clone());
+        examined
     }
 
     /// Until a step is undone, reservations only grow and budgets only shrink: a candidate becomes no cheaper. (A search that is
     /// cut short may end with another set for it, because it starts elsewhere.)
-    fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
-        if let Some(known) = self.candidates.get_mut(node) {
-            *known = known
+    fn record_lower_bound(&mut self, node: &NodeName, least: Option<EvictionCost>) {
+        if let Some(examined) = self.cached.get_mut(node) {
+            *examined = examined
                 .take()
                 .zip(least)
                 .map(|((_, candidate), least)| (least, candidate));
@@ -199,18 +195,18 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     }
 
     fn accepts(&mut self, set: &VictimSet) -> bool {
-        let Self { looking, pod, .. } = self;
-        let can_be_held = |reservation: Reservation| {
-            looking
+        let Self { finder, pod, .. } = self;
+        let can_be_reserved = |reservation: Reservation| {
+            finder
                 .ledger
-                .check_reservation(looking.preemptor, &pod.uid, &reservation)
+                .check_reservation(finder.preemptor, &pod.uid, &reservation)
                 .is_ok()
         };
-        looking.is_enough(set) && reservation_for(looking.ledger, set).is_some_and(can_be_held)
+        finder.is_enough(set) && reservation_for(finder.ledger, set).is_some_and(can_be_reserved)
     }
 
-    fn goes_on(&mut self, steps: u32) -> bool {
-        self.pace.goes_on(steps.into())
+    fn may_continue(&mut self, steps: u32) -> bool {
+        self.step_budget.spend_unless_stopped(steps.into())
     }
 }
 
@@ -220,25 +216,27 @@ impl PlanningState<'_> {
     ///
     /// A place for which only the memory of pods that have ended is missing is not reserved: until it is free, a pod of higher
     /// priority may come.
-    pub(super) fn evicting(
+    pub(super) fn place_by_preemption(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
     ) -> Result<PlannedPlacement, NoEviction> {
         let preemptor = self.preemptor(pod);
-        self.know(signature, &preemptor);
-        let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
+        self.prepare_candidate_cache(signature, &preemptor);
+        let reserved = self
+            .ledger
+            .scopes_reserved_for_others(&pod.uid, pod.demand.priority);
         // A set larger than a limit is evicted only if no set within the limit would do.
-        for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
+        for larger in [OversizedSets::Refused, OversizedSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
                 self.search(pod, signature, &preemptor, Some((larger, &reserved)));
             if set.as_ref().is_some_and(|set| self.becomes_free(set)) {
                 return Err(NoEviction::BecomesFree);
             }
-            if let Some(place) =
+            if let Some(placement) =
                 set.and_then(|set| self.reserve_set(pod, &set, EvictionRight::Preemption))
             {
-                return Ok(place);
+                return Ok(placement);
             }
             if !is_limited {
                 return Err(NoEviction::NoVictims(None));
@@ -246,15 +244,15 @@ impl PlanningState<'_> {
         }
         let set = self.search(pod, signature, &preemptor, None).set;
         let set = set.ok_or(NoEviction::NoVictims(None))?;
-        match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
+        match self.ledger.exceeded_limit(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
             None => self
                 .reserve_set(pod, &set, EvictionRight::Preemption)
                 .ok_or(NoEviction::NoVictims(None)),
             Some((scope, limit)) => {
-                if limit.needs_an_empty_minute() {
+                if limit.needs_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
-                    self.reserved.push((scope, pod.uid.clone()));
+                    self.reserved_scopes.push((scope, pod.uid.clone()));
                 }
                 Err(NoEviction::NoVictims(Some(limit)))
             }
@@ -277,21 +275,21 @@ impl PlanningState<'_> {
             .get_or_insert_with(|| self.ledger.nearest_models())
             .clone();
         self.ledger
-            .preemptor_by(&pod.uid, nearest_models)
-            .beside_volumes(self.kube_filters)
+            .preemptor_with_models(&pod.uid, nearest_models)
+            .with_volumes(self.kube_filters)
     }
 
-    fn know(&mut self, signature: &PodSignature, preemptor: &Preemptor) {
-        let known = std::mem::take(&mut self.known);
-        if !known.is_of(signature) {
+    fn prepare_candidate_cache(&mut self, signature: &PodSignature, preemptor: &Preemptor) {
+        let cache = std::mem::take(&mut self.candidate_cache);
+        if !cache.is_for(signature) {
             self.spend_on_all_nodes();
         }
-        self.known = known.for_signature(signature, &self.ledger, preemptor);
+        self.candidate_cache = cache.for_signature(signature, &self.ledger, preemptor);
     }
 
     fn spend_on_all_nodes(&mut self) {
         let nodes = self.ledger.snapshot().nodes().len();
-        self.pace.spend(nodes as u64);
+        self.step_budget.spend(nodes as u64);
     }
 
     /// The cheapest set, or the cheapest of those that may be evicted now.
@@ -300,28 +298,28 @@ impl PlanningState<'_> {
         pod: &PendingPod,
         signature: &PodSignature,
         preemptor: &Preemptor,
-        now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
+        limits: Option<(OversizedSets, &BTreeSet<ScopeKey>)>,
     ) -> VictimSearchResult {
         let snapshot = self.ledger.snapshot();
-        let mut known = std::mem::take(&mut self.known);
+        let mut cache = std::mem::take(&mut self.candidate_cache);
         let candidates = CachedCandidates {
-            looking: self.looking(signature, &snapshot, signature.demand(), preemptor),
+            finder: self.finder(signature, &snapshot, signature.demand(), preemptor),
             pod,
-            candidates: &mut known.candidates,
-            allowance: now
+            cached: &mut cache.candidates,
+            allowance: limits
                 .map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
-            pace: self.pace,
+            step_budget: self.step_budget,
         };
-        let cost_bounds = known.cost_bounds.iter().cloned();
-        let found = evicting::find_among(
+        let cost_bounds = cache.cost_bounds.iter().cloned();
+        let result = evicting::find_among(
             cost_bounds,
             signature.demand(),
             BudgetRules::Keep,
             SearchEffort::default(),
             candidates,
         );
-        self.known = known;
-        found
+        self.candidate_cache = cache;
+        result
     }
 
     /// The place of this set, whose victims are evicted by this right.
@@ -352,21 +350,21 @@ impl PlanningState<'_> {
     ) -> Option<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
         let preemptor = Preemptor::default();
-        self.looking(signature, &snapshot, &pod.demand, &preemptor)
+        self.finder(signature, &snapshot, &pod.demand, &preemptor)
             .is_enough(set)
             .then_some(())?;
         self.reserve_set(pod, set, EvictionRight::Moves)
     }
 
-    pub(super) fn looking<'l>(
+    pub(super) fn finder<'l>(
         &'l self,
         signature: &'l PodSignature,
         snapshot: &'l Snapshot,
         demand: &'l Demand,
         preemptor: &'l Preemptor,
     ) -> CandidateFinder<'l> {
-        let (question, survey) = (
-            signature.question(self.kube_filters),
+        let (filter_query, survey) = (
+            signature.filter_query(self.kube_filters),
             self.ledger.survey(preemptor, demand),
         );
         CandidateFinder {
@@ -374,7 +372,7 @@ impl PlanningState<'_> {
             snapshot,
             signature,
             preemptor,
-            question,
+            filter_query,
             survey,
         }
     }

@@ -33,23 +33,23 @@ pub struct LoansRecalled {
 
 impl RecallWatch {
     /// The lenders whose recall begins or ends now. The caller is expected to bring that into the ledger.
-    pub fn look(&mut self, ledger: &Ledger) -> LoansRecalled {
+    pub fn check(&mut self, ledger: &Ledger) -> LoansRecalled {
         let mut recalls = LoansRecalled::default();
         let planning = &ledger.policy().planning;
         let rules = planning
             .pressure
             .as_ref()
             .filter(|_| planning.lending.reclaim_on_load);
-        let lending = || ledger.nodes_with_lenders();
+        let lenders = || ledger.nodes_with_lenders();
         // By model of a sleeping lender: whether all engines are busy of which it is known.
         let mut models: BTreeMap<&ModelId, Option<bool>> = BTreeMap::new();
         if rules.is_some() {
-            for reading in lending().filter_map(NodeState::believed_reading) {
+            for reading in lenders().filter_map(NodeState::believed_reading) {
                 models.extend(lent_models(reading).map(|(_, model)| (model, None)));
             }
         }
         if let Some(rules) = rules.filter(|_| !models.is_empty()) {
-            self.weigh(ledger, rules, &mut models);
+            self.mark_busy_models(ledger, rules, &mut models);
         }
         let now = ledger.now();
         let busy = models
@@ -63,7 +63,7 @@ impl RecallWatch {
                 )
             })
             .collect();
-        for node in lending() {
+        for node in lenders() {
             // Unknown load neither begins nor ends a recall.
             let Some(reading) = node.believed_reading() else {
                 continue;
@@ -87,7 +87,7 @@ impl RecallWatch {
 
     /// Marks which of these models are busy, by the engines that serve them: of pods on their agent's node, and of namespaces that may
     /// serve the model. Unknown load is neither pressure nor free capacity.
-    fn weigh(
+    fn mark_busy_models(
         &self,
         ledger: &Ledger,
         rules: &PressureRules,
@@ -111,7 +111,7 @@ impl RecallWatch {
                 let pod = ledger
                     .pod_state(&engine.pod)
                     .filter(|_| node.has_resident(&engine.pod));
-                let counts = ledger.policy().autoscaling.counts(&engine.model);
+                let counts = ledger.policy().autoscaling.replica_filter(&engine.model);
                 if !pod.is_some_and(|pod| counts(Some(&pod.key.namespace))) {
                     continue;
                 }
@@ -142,13 +142,13 @@ fn lent_models(reading: &NodeReading) -> impl Iterator<Item = (&PodUid, &ModelId
 /// figure.
 fn load_of(node: &NodeState, gpus: &[GpuUuid]) -> Option<EngineLoad> {
     let view = node.view();
-    let place = |uuid: &GpuUuid| view.devices.iter().position(|device| device.uuid == *uuid);
+    let index_of = |uuid: &GpuUuid| view.devices.iter().position(|device| device.uuid == *uuid);
     let loads = gpus
         .iter()
-        .map(|uuid| Some(view.gpus.get(place(uuid)?)?.engine_load));
+        .map(|uuid| Some(view.gpus.get(index_of(uuid)?)?.engine_load));
     let load = loads
         .collect::<Option<Vec<_>>>()?
         .into_iter()
-        .reduce(EngineLoad::beside)?;
+        .reduce(EngineLoad::combined_with)?;
     (load.occupancy().is_some() || load.queue.is_some()).then_some(load)
 }

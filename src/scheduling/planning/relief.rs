@@ -33,16 +33,16 @@ pub struct ReliefEviction {
 impl PressureWatch {
     /// The pods to evict now, except `not_now`. The caller is expected to evict every pod that is named: the next pod of a GPU is
     /// named only when the eviction has had time to help.
-    pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
+    pub fn check(&mut self, ledger: &Ledger, deferred: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
         let Some(rules) = ledger.policy().planning.pressure else {
             self.pressed.clear();
             return Vec::new();
         };
         let now = ledger.now();
-        let mut still = BTreeMap::new();
+        let mut still_pressed = BTreeMap::new();
         let mut leaving = Vec::new();
         for (name, node) in ledger
-            .node_states()
+            .node_views()
             .filter(|(_, node)| node.freshness == Freshness::Fresh)
         {
             // As they were read: a pressure must last anyway before it counts.
@@ -53,23 +53,32 @@ impl PressureWatch {
                 let Some(observation) = reading.gpu(&device.uuid) else {
                     continue;
                 };
-                let place = (name.clone(), device.uuid.clone());
-                let since = self.pressed.get(&place).copied();
+                let key = (name.clone(), device.uuid.clone());
+                let since = self.pressed.get(&key).copied();
                 if !is_pressed(observation.engine_load, &rules, since.is_some()) {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let there = ledger.pods_on(name, &device.uuid);
+                let residents = ledger.pods_on_gpu(name, &device.uuid);
                 // A pod on several GPUs is named for one of them, and helps all.
-                let is_helped = leaving
+                let is_being_relieved = leaving
                     .iter()
-                    .any(|relief: &ReliefEviction| there.contains(&relief.uid));
-                let relief = (!is_helped && since + rules.evict_after <= now)
-                    .then(|| relieve(ledger, name, &device.uuid, &there, not_now, &leaving))
+                    .any(|relief: &ReliefEviction| residents.contains(&relief.uid));
+                let relief = (!is_being_relieved && since + rules.evict_after <= now)
+                    .then(|| {
+                        cheapest_neighbor(
+                            ledger,
+                            name,
+                            &device.uuid,
+                            &residents,
+                            deferred,
+                            &leaving,
+                        )
+                    })
                     .flatten();
-                still.insert(
-                    place,
-                    if is_helped || relief.is_some() {
+                still_pressed.insert(
+                    key,
+                    if is_being_relieved || relief.is_some() {
                         now
                     } else {
                         since
@@ -79,16 +88,16 @@ impl PressureWatch {
             }
         }
         // A node that is not observed now is not known to be without pressure either.
-        let unseen = |name: &NodeName| {
+        let is_stale = |name: &NodeName| {
             ledger
                 .node(name)
                 .is_some_and(|node| node.freshness == Freshness::Stale)
         };
         let kept = std::mem::take(&mut self.pressed)
             .into_iter()
-            .filter(|((name, _), _)| unseen(name));
-        still.extend(kept);
-        self.pressed = still;
+            .filter(|((name, _), _)| is_stale(name));
+        still_pressed.extend(kept);
+        self.pressed = still_pressed;
         leaving
     }
 }
@@ -129,45 +138,50 @@ pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
         .reading(node)
         .and_then(|reading| reading.gpu(gpu))
         .map(|gpu| gpu.engine_load);
-    let there = ledger.pods_on(node, gpu);
-    let engine = engine_on(ledger, &there).and_then(|engine| ledger.pod_state(&engine));
+    let residents = ledger.pods_on_gpu(node, gpu);
+    let engine = engine_on(ledger, &residents).and_then(|engine| ledger.pod_state(&engine));
     is_fresh
         && load.is_some_and(|load| is_pressed(load, &rules, true))
-        && there.contains(uid)
-        && !there.iter().any(|uid| ledger.leaves_soon(uid))
-        && engine.is_some_and(|engine| ledger.own_keep_reason(pod_state, &engine.demand).is_none())
+        && residents.contains(uid)
+        && !residents.iter().any(|uid| ledger.is_leaving_soon(uid))
+        && engine.is_some_and(|engine| {
+            ledger
+                .intrinsic_keep_reason(pod_state, &engine.demand)
+                .is_none()
+        })
 }
 
 /// The most important engine of these pods.
-fn engine_on(ledger: &Ledger, there: &[PodUid]) -> Option<PodUid> {
-    let serves = |uid: &PodUid| {
-        let entry = ledger.pod_state(uid)?;
-        let class = ledger.policy().class(entry.demand.class);
-        (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
+fn engine_on(ledger: &Ledger, residents: &[PodUid]) -> Option<PodUid> {
+    let engine_priority = |uid: &PodUid| {
+        let pod_state = ledger.pod_state(uid)?;
+        let class = ledger.policy().class(pod_state.demand.class);
+        (class.engine && class.eviction == Preemptibility::Never)
+            .then_some(pod_state.demand.priority)
     };
-    let engines = there
+    let engines = residents
         .iter()
-        .filter_map(|uid| Some((serves(uid)?, Reverse(uid))));
+        .filter_map(|uid| Some((engine_priority(uid)?, Reverse(uid))));
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
 /// The cheapest evictable neighbor of the most important engine on a GPU, of the pods `there`. `leaving` are those that this look
 /// has named already.
-fn relieve(
+fn cheapest_neighbor(
     ledger: &Ledger,
     node: &NodeName,
     gpu: &GpuUuid,
-    there: &[PodUid],
-    not_now: &BTreeSet<PodUid>,
+    residents: &[PodUid],
+    deferred: &BTreeSet<PodUid>,
     leaving: &[ReliefEviction],
 ) -> Option<ReliefEviction> {
-    let engine = &engine_on(ledger, there)?;
+    let engine = &engine_on(ledger, residents)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
-    if there.iter().any(|uid| ledger.leaves_soon(uid)) {
+    if residents.iter().any(|uid| ledger.is_leaving_soon(uid)) {
         return None;
     }
-    let place = ledger
+    let index = ledger
         .node(node)?
         .devices
         .iter()
@@ -177,7 +191,7 @@ fn relieve(
         .pop()?;
     // A group is evicted whole, which costs more than one engine's pressure justifies; and an exhausted budget is not tried. Nothing
     // keeps the VRAM from a replacement: one that can run on this node only would be back at once.
-    let may_go = |resident: &&PotentialVictim| {
+    let is_evictable = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
         let has_left = |budget: &u16| {
             candidate
@@ -185,19 +199,20 @@ fn relieve(
                 .get(usize::from(*budget))
                 .is_some_and(|left| *left > 0)
         };
-        let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
+        let is_allowed = resident.gang.is_none() && !deferred.contains(&resident.uid);
         let is_back = resident.eviction_cost.stranded > 0;
-        may_be_asked && !is_back && candidate.budgets_known && budgets.iter().all(has_left)
+        is_allowed && !is_back && candidate.are_budgets_known && budgets.iter().all(has_left)
     };
-    let here = candidate
+    let neighbors = candidate
         .potential_victims
         .iter()
-        .filter(|one| one.gpus.contains(place))
-        .filter(may_go);
+        .filter(|one| one.gpus.contains(index))
+        .filter(is_evictable);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
     let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();
-    let here = here.filter(|resident| ledger.may_order_after(&ordered, &resident.uid));
-    let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
+    let neighbors =
+        neighbors.filter(|resident| ledger.is_within_eviction_rates_after(&ordered, &resident.uid));
+    let cheapest = neighbors.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;
     let key = |uid: &PodUid| Some(ledger.pod_state(uid)?.key.clone());

@@ -2,7 +2,7 @@
 
 use super::node_ranking::{NodeRanking, PodSignature};
 use super::preemption::{CandidateCache, NoEviction};
-use super::step_budget::{PLACEMENT, POD, StepBudget};
+use super::step_budget::{PLACEMENT_STEPS, POD_STEPS, StepBudget};
 use super::turns::{Rank, Turns, rank};
 use super::{EvictionRight, Plan, PlanStep, PlanView, PlannedPlacement, WaitReason};
 use crate::evicting::EvictionCost;
@@ -21,38 +21,38 @@ use std::sync::Arc;
 
 /// Nodes in all cached rankings together: a ranking of 5,000 nodes takes about half a megabyte. With more distinct demands than
 /// fit, some are ranked again.
-const RANKED: usize = 400_000;
+const MAX_RANKED_NODES: usize = 400_000;
 /// However large the cluster, alternating demands are not ranked each time: a run has steps for ten.
-const LEAST_RANKINGS: usize = 16;
-const MOST_RANKINGS: usize = 256;
+const MIN_RANKINGS: usize = 16;
+const MAX_RANKINGS: usize = 256;
 
 pub(super) struct PlanningState<'a> {
     pub ledger: Ledger,
     pub kube_filters: &'a FilterSnapshot,
-    pub pace: &'a StepBudget<'a>,
+    pub step_budget: &'a StepBudget<'a>,
     /// Rankings by pod signature, the latest first.
     rankings: Vec<NodeRanking>,
-    pub known: CandidateCache,
+    pub candidate_cache: CandidateCache,
     /// Demands for which there is no free place, and why; as of the first such pod. Later reservations only make it harder.
-    full: Vec<(PodSignature, WaitReason)>,
+    no_free_placement: Vec<(PodSignature, WaitReason)>,
     /// The signatures among them for which no eviction helps, or none is allowed now.
     hopeless: Vec<(PodSignature, Option<EvictionLimit>)>,
     /// Demands that would not fit even on nodes with an unknown verdict.
     unfit: Vec<PodSignature>,
     /// Scopes reserved for pods that need a minute without another eviction there.
-    pub reserved: Vec<(ScopeKey, PodUid)>,
+    pub reserved_scopes: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been processed.
-    pub done: BTreeSet<PodUid>,
+    pub processed_members: BTreeSet<PodUid>,
     /// Groups without the gate whose pods are planned one by one.
-    pub apart: BTreeSet<GroupKey>,
+    pub planned_pod_by_pod: BTreeSet<GroupKey>,
     /// Pods that will replace moved ones, by the pod for which those are moved. They have reservations, too.
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
     /// The number of pods that are placed, or requeued for a placement.
-    pub places: usize,
+    pub placement_count: usize,
     /// The first pods of the queue have been looked at: past the bounds no other is.
-    pub is_begun: bool,
+    pub has_begun: bool,
     /// The rank of the first pod that the plan did not reach.
-    passed_over: Option<Rank>,
+    first_unreached: Option<Rank>,
     /// The nearest tier of each model to a GPU: no plan changes that.
     pub nearest_models: Option<NearestModels>,
 }
@@ -70,9 +70,9 @@ pub(super) enum PlanReach {
 #[derive(Default)]
 pub(super) struct PassedPods<'p> {
     /// Pods that need evictions; empty if the pass may evict.
-    pub rest: Vec<&'p PendingPod>,
+    pub needing_evictions: Vec<&'p PendingPod>,
     /// Pods of a lower priority than one that may evict: they are placed after it.
-    pub below: Vec<&'p PendingPod>,
+    pub lower_priority: Vec<&'p PendingPod>,
 }
 
 /// The result of planning one pod, or its group.
@@ -80,7 +80,7 @@ pub(super) enum PodResult {
     /// No step, if the result was given with another member of the group.
     Done(Vec<PlanStep>),
     /// There are no free GPUs for it: the pod is planned again after all others.
-    NeedsOthersToLeave,
+    NeedsEvictions,
 }
 
 impl<'a> PlanningState<'a> {
@@ -88,102 +88,115 @@ impl<'a> PlanningState<'a> {
         Self {
             ledger,
             kube_filters,
-            pace,
+            step_budget: pace,
             rankings: Vec::new(),
-            known: CandidateCache::default(),
-            full: Vec::new(),
+            candidate_cache: CandidateCache::default(),
+            no_free_placement: Vec::new(),
             hopeless: Vec::new(),
             unfit: Vec::new(),
-            reserved: Vec::new(),
-            done: BTreeSet::new(),
-            apart: BTreeSet::new(),
+            reserved_scopes: Vec::new(),
+            processed_members: BTreeSet::new(),
+            planned_pod_by_pod: BTreeSet::new(),
             successors: BTreeMap::new(),
-            places: 0,
-            is_begun: false,
-            passed_over: None,
+            placement_count: 0,
+            has_begun: false,
+            first_unreached: None,
             nearest_models: None,
         }
     }
 
     /// Goes over the pods in their [`Turns`], and adds their steps to the plan. The first pod is looked at in any case; past the
     /// bounds only such as cost little.
-    pub fn pass<'p>(
+    pub fn run_pass<'p>(
         &mut self,
         pods: &[&'p PendingPod],
         reach: PlanReach,
-        (steps, places): (u64, usize),
+        (steps, max_placements): (u64, usize),
         plan: &mut Plan,
     ) -> PassedPods<'p> {
-        let until = self.pace.spent().saturating_add(steps);
+        let step_limit = self.step_budget.spent().saturating_add(steps);
         let PassedPods {
-            mut rest,
-            mut below,
+            mut needing_evictions,
+            mut lower_priority,
         } = PassedPods::default();
-        let (mut turns, mut evicts_from) = (Turns::of(pods, &self.ledger, steps), i32::MIN);
-        let mut is_first = !self.is_begun;
-        while let Some(pod) = turns.next(&self.ledger, self.pace.spent()) {
+        let (mut turns, mut evicts_from) = (Turns::new(pods, &self.ledger, steps), i32::MIN);
+        let mut is_first = !self.has_begun;
+        while let Some(pod) = turns.next(&self.ledger, self.step_budget.spent()) {
             // Where it would go, fewer or cheaper pods may be in the way of the one before it.
             if pod.demand.priority < evicts_from {
-                below.push(pod);
+                lower_priority.push(pod);
                 continue;
             }
-            let signature = PodSignature::of(pod, &self.ledger, self.kube_filters);
-            let (is_forced, is_full) = (std::mem::take(&mut is_first), self.places >= places);
-            let has_steps =
-                || self.pace.spent() < until || self.costs_little(pod, &signature, reach);
+            let signature = PodSignature::new(pod, &self.ledger, self.kube_filters);
+            let (is_forced, is_full) = (
+                std::mem::take(&mut is_first),
+                self.placement_count >= max_placements,
+            );
+            let has_steps = || {
+                self.step_budget.spent() < step_limit
+                    || self.is_cheap_to_place(pod, &signature, reach)
+            };
             // A known result of an equal pod applies to this one, too; that costs the pods before it nothing.
             if !is_forced
                 && (is_full || !has_steps())
                 && !self.is_known_to_wait(pod, &signature, reach)
             {
-                self.passed_over.get_or_insert(rank(pod));
-                plan.left_over.push(pod.uid.clone());
+                self.first_unreached.get_or_insert(rank(pod));
+                plan.unreached.push(pod.uid.clone());
                 continue;
             }
-            match self.look(pod, &signature, reach) {
+            match self.plan_pod_unless_stopped(pod, &signature, reach) {
                 None => {
-                    plan.left_over
-                        .extend([&pod.uid].into_iter().chain(turns.rest()).cloned());
-                    plan.left_over
-                        .extend(below.drain(..).map(|pod| pod.uid.clone()));
+                    plan.unreached
+                        .extend([&pod.uid].into_iter().chain(turns.remaining()).cloned());
+                    plan.unreached
+                        .extend(lower_priority.drain(..).map(|pod| pod.uid.clone()));
                     break;
                 }
                 Some(PodResult::Done(steps)) => plan.steps.extend(steps),
-                Some(PodResult::NeedsOthersToLeave) => {
+                Some(PodResult::NeedsEvictions) => {
                     if self.ledger.may_evict_for(&pod.uid) {
                         evicts_from = evicts_from.max(pod.demand.priority);
                     }
-                    rest.push(pod);
+                    needing_evictions.push(pod);
                 }
             }
         }
-        PassedPods { rest, below }
+        PassedPods {
+            needing_evictions,
+            lower_priority,
+        }
     }
 
     /// The plan for a pod, or for its group; `None` if the plan was stopped meanwhile.
-    fn look(
+    fn plan_pod_unless_stopped(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
         reach: PlanReach,
     ) -> Option<PodResult> {
-        let looked = self
-            .pace
-            .goes_on(POD)
-            .then(|| self.look_at(pod, signature, reach))?;
+        let result = self
+            .step_budget
+            .spend_unless_stopped(POD_STEPS)
+            .then(|| self.plan_pod(pod, signature, reach))?;
         // A stopped search has examined some of the nodes only.
-        self.pace.goes_on(0).then_some(looked)
+        self.step_budget.spend_unless_stopped(0).then_some(result)
     }
 
     /// Whether the nodes are ranked for equal pods, so that a free place costs no look at all of them. Of several kinds of pods a
     /// run ranks the nodes for some, and places all pods of these. None of another priority: one that is passed over may need the
     /// place.
-    fn costs_little(&self, pod: &PendingPod, signature: &PodSignature, reach: PlanReach) -> bool {
+    fn is_cheap_to_place(
+        &self,
+        pod: &PendingPod,
+        signature: &PodSignature,
+        reach: PlanReach,
+    ) -> bool {
         reach == PlanReach::Free
-            && !pod.demand.asks_plugin()
-            && self.group_of(&pod.uid).is_none()
+            && !pod.demand.is_allocated_externally()
+            && self.group_key_of(&pod.uid).is_none()
             && self
-                .passed_over
+                .first_unreached
                 .is_none_or(|passed_over| passed_over == rank(pod))
             && self
                 .rankings
@@ -198,32 +211,35 @@ impl<'a> PlanningState<'a> {
         signature: &PodSignature,
         reach: PlanReach,
     ) -> bool {
-        if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
+        if pod.demand.is_allocated_externally() || self.group_key_of(&pod.uid).is_some() {
             return false;
         }
         let is_supported = |why: &WaitReason| !matches!(why, WaitReason::UnsupportedFilter(_));
         let is_full = self
-            .full
+            .no_free_placement
             .iter()
-            .any(|(known, why)| is_supported(why) && known.is_like(signature));
+            .any(|(other, why)| is_supported(why) && other.is_like(signature));
         let is_hopeless = || {
             self.hopeless
                 .iter()
-                .any(|(known, _)| known.is_like(signature))
+                .any(|(other, _)| other.is_like(signature))
         };
         is_full && (reach == PlanReach::Free || is_hopeless())
     }
 
-    fn look_at(
+    fn plan_pod(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
         reach: PlanReach,
     ) -> PodResult {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        match (pod.demand.asks_plugin(), self.planned_with(pod)) {
+        match (
+            pod.demand.is_allocated_externally(),
+            self.planned_group(pod),
+        ) {
             // The kubelet picks its GPUs: nothing can be reserved, so the pod need not wait behind its gate.
-            (true, _) if matches!(pod.way, WaitKind::Gated) => {
+            (true, _) if matches!(pod.wait_kind, WaitKind::Gated) => {
                 return PodResult::Done(vec![PlanStep::Wait {
                     uid,
                     key,
@@ -231,26 +247,28 @@ impl<'a> PlanningState<'a> {
                 }]);
             }
             (true, _) => {
-                return PodResult::Done(self.devices(pod, signature).into_iter().collect());
+                return PodResult::Done(self.plan_devices(pod, signature).into_iter().collect());
             }
-            (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
+            (false, Some(_))
+                if reach == PlanReach::Free && self.processed_members.contains(&uid) =>
+            {
                 return PodResult::Done(Vec::new());
             }
             (false, Some(group)) => {
-                if let Some(result) = self.group(&group, reach) {
+                if let Some(result) = self.plan_group(&group, reach) {
                     return result;
                 }
             }
             (false, None) => {}
         }
-        let step = match self.place(pod, signature, reach) {
-            Ok(place) => PlanStep::Place(vec![place]),
+        let step = match self.place_pod(pod, signature, reach) {
+            Ok(placement) => PlanStep::Place(vec![placement]),
             // The scheduler evaluates what Stowage does not: it retries where VRAM is free.
             Err(WaitReason::UnsupportedFilter(_)) if self.would_fit_unsupported(pod, signature) => {
-                self.places += 1;
-                PlanStep::Wake { uid, key }
+                self.placement_count += 1;
+                PlanStep::Requeue { uid, key }
             }
-            Err(_) if reach == PlanReach::Free => return PodResult::NeedsOthersToLeave,
+            Err(_) if reach == PlanReach::Free => return PodResult::NeedsEvictions,
             Err(why) => PlanStep::Wait { uid, key, why },
         };
         PodResult::Done(vec![step])
@@ -258,17 +276,17 @@ impl<'a> PlanningState<'a> {
 
     /// Whether a pending pod would fit on a node with an unknown verdict. Later reservations only make it harder.
     fn would_fit_unsupported(&mut self, pod: &PendingPod, signature: &PodSignature) -> bool {
-        let is_unfit = |known: &PodSignature| known.is_like(signature);
-        if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
+        let is_unfit = |other: &PodSignature| other.is_like(signature);
+        if !matches!(pod.wait_kind, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
             return false;
         }
-        let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
+        let (snapshot, step_budget) = (self.ledger.snapshot(), self.step_budget);
         let mut unsupported = self
             .ranking(signature, &snapshot)
             .unsupported()
-            .take_while(|_| pace.goes_on(1));
+            .take_while(|_| step_budget.spend_unless_stopped(1));
         let fits =
-            unsupported.any(|place| fit(&snapshot.nodes()[place], signature.demand()).is_ok());
+            unsupported.any(|index| fit(&snapshot.nodes()[index], signature.demand()).is_ok());
         drop(unsupported);
         if !fits {
             self.unfit.push(signature.clone());
@@ -277,67 +295,72 @@ impl<'a> PlanningState<'a> {
     }
 
     /// A place for one pod, reserved on the scratch ledger; if `reach` allows, pods are evicted for it where nothing is free.
-    pub fn place(
+    pub fn place_pod(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
         reach: PlanReach,
     ) -> Result<PlannedPlacement, WaitReason> {
-        self.free_place(pod, signature).or_else(|why| {
+        self.place_on_free(pod, signature).or_else(|why| {
             if reach == PlanReach::Free || !self.ledger.may_evict_for(&pod.uid) {
                 return Err(why);
             }
-            self.place_of_others(pod, signature)
+            self.place_by_eviction(pod, signature)
                 .map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
         })
     }
 
     /// A place that needs evictions; otherwise the eviction limit that prevents it, if one does.
-    fn place_of_others(
+    fn place_by_eviction(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
-        self.pace.spend(self.hopeless.len() as u64 / 8);
+        self.step_budget.spend(self.hopeless.len() as u64 / 8);
         if let Some((_, limit)) = self
             .hopeless
             .iter()
-            .find(|(known, _)| known.is_like(signature))
+            .find(|(other, _)| other.is_like(signature))
         {
             return Err(*limit);
         }
-        let limit = match self.evicting(pod, signature) {
-            Ok(place) => return Ok(place),
+        let limit = match self.place_by_preemption(pod, signature) {
+            Ok(placement) => return Ok(placement),
             Err(NoEviction::BecomesFree) => return Err(None),
             Err(NoEviction::NoVictims(limit)) => limit,
         };
-        self.moving(pod, signature).ok_or_else(|| {
+        self.place_by_moving(pod, signature).ok_or_else(|| {
             self.hopeless.push((signature.clone(), limit));
             limit
         })
     }
 
     /// The best free place, reserved.
-    fn free_place(
+    fn place_on_free(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
     ) -> Result<PlannedPlacement, WaitReason> {
-        self.pace.spend(self.full.len() as u64 / 8);
-        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(signature)) {
+        self.step_budget
+            .spend(self.no_free_placement.len() as u64 / 8);
+        if let Some((_, why)) = self
+            .no_free_placement
+            .iter()
+            .find(|(other, _)| other.is_like(signature))
+        {
             return Err(*why);
         }
         let snapshot = self.ledger.snapshot();
-        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let allowance = self.ledger.tenant_allowance(&pod.uid, &pod.demand);
         let found = self.best_free(pod, signature, &snapshot, allowance);
-        if let Some(place) =
-            found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus))
+        if let Some(placement) =
+            found.and_then(|(index, gpus)| self.reserve_at(pod, &snapshot, index, gpus))
         {
-            return Ok(place);
+            return Ok(placement);
         }
-        let why = self.why(pod, signature, allowance);
+        let why = self.wait_reason(pod, signature, allowance);
         if found.is_none() {
-            self.full.push((signature.clone(), why));
+            self.no_free_placement.push((signature.clone(), why));
         }
         Err(why)
     }
@@ -350,10 +373,10 @@ impl<'a> PlanningState<'a> {
         snapshot: &Snapshot,
         allowance: TenantLimit,
     ) -> Option<(usize, GpuSet)> {
-        let is_within = |(place, gpus): &(usize, GpuSet)| {
+        let is_within = |(index, gpus): &(usize, GpuSet)| {
             is_allowed(
                 allowance,
-                &snapshot.nodes()[*place].gpus,
+                &snapshot.nodes()[*index].gpus,
                 &pod.demand,
                 *gpus,
             )
@@ -366,10 +389,10 @@ impl<'a> PlanningState<'a> {
         &mut self,
         pod: &PendingPod,
         snapshot: &Snapshot,
-        place: usize,
+        index: usize,
         gpus: GpuSet,
     ) -> Option<PlannedPlacement> {
-        let node = &snapshot.nodes()[place];
+        let node = &snapshot.nodes()[index];
         let reservation = Reservation {
             node: node.name.clone(),
             devices: gpus
@@ -390,86 +413,96 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Takes a placement's reservation on the scratch ledger; `None` if a limit of evictions or the ledger refuses it.
-    pub fn reserve(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
-        if !self.ledger.may_order(&place.reservation.victims) {
+    pub fn reserve(&mut self, placement: PlannedPlacement) -> Option<PlannedPlacement> {
+        if !self
+            .ledger
+            .is_within_eviction_rates(&placement.reservation.victims)
+        {
             return None;
         }
-        place.take(&mut self.ledger).ok()?;
-        self.ledger.note_ordered(&place.reservation.victims);
-        self.pace.spend(PLACEMENT);
-        self.places += 1;
+        placement.reserve_in(&mut self.ledger).ok()?;
+        self.ledger.record_evictions(&placement.reservation.victims);
+        self.step_budget.spend(PLACEMENT_STEPS);
+        self.placement_count += 1;
         // With a group, its members on other nodes are evicted.
-        for victim in place.reservation.victims.iter() {
+        for victim in placement.reservation.victims.iter() {
             let node = self.ledger.pod_state(victim).and_then(PodState::node);
             if let Some(node) = node {
-                self.known.forget_node(node);
+                self.candidate_cache.forget_node(node);
             }
         }
-        self.look_again(&place.reservation.node);
-        Some(place)
+        self.refresh_rankings(&placement.reservation.node);
+        Some(placement)
     }
 
     /// Undoes [`Self::reserve`].
-    pub(crate) fn release_reservation(&mut self, place: &PlannedPlacement) {
-        self.ledger.release_reservation(&place.uid);
-        self.places = self.places.saturating_sub(1);
-        self.ledger.take_back_ordered(&place.reservation.victims);
-        for successor in self.successors.remove(&place.uid).unwrap_or_default() {
+    pub(crate) fn release_reservation(&mut self, placement: &PlannedPlacement) {
+        self.ledger.release_reservation(&placement.uid);
+        self.placement_count = self.placement_count.saturating_sub(1);
+        self.ledger
+            .take_back_evictions(&placement.reservation.victims);
+        for successor in self.successors.remove(&placement.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
             let node = released
                 .as_ref()
                 .and_then(PodState::reservation)
                 .map(|reservation| &reservation.node);
             if let Some(node) = node {
-                self.look_again(node);
+                self.refresh_rankings(node);
             }
         }
-        self.full.clear();
+        self.no_free_placement.clear();
         self.hopeless.clear();
         self.unfit.clear();
-        self.known.forget();
-        self.look_again(&place.reservation.node);
+        self.candidate_cache.forget();
+        self.refresh_rankings(&placement.reservation.node);
     }
 
     /// The nodes in order for equal pods.
     pub fn ranking(&mut self, signature: &PodSignature, snapshot: &Snapshot) -> &NodeRanking {
-        self.pace.spend(self.rankings.len() as u64 / 8);
-        if let Some(known) = self
+        self.step_budget.spend(self.rankings.len() as u64 / 8);
+        if let Some(index) = self
             .rankings
             .iter()
             .position(|ranking| ranking.is_for(signature))
         {
-            return &self.rankings[known];
+            return &self.rankings[index];
         }
-        let seeing = PlanView {
+        let view = PlanView {
             ledger: &self.ledger,
             snapshot,
         };
-        let ranking = NodeRanking::new(signature.clone(), &seeing, self.kube_filters, self.pace);
-        let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
+        let ranking = NodeRanking::new(
+            signature.clone(),
+            &view,
+            self.kube_filters,
+            self.step_budget,
+        );
+        let max_rankings =
+            (MAX_RANKED_NODES / snapshot.nodes().len().max(1)).clamp(MIN_RANKINGS, MAX_RANKINGS);
         self.rankings.insert(0, ranking);
-        self.rankings.truncate(kept);
+        self.rankings.truncate(max_rankings);
         &self.rankings[0]
     }
 
-    fn look_again(&mut self, node: &NodeName) {
-        self.known.forget_node(node);
+    fn refresh_rankings(&mut self, node: &NodeName) {
+        self.candidate_cache.forget_node(node);
         let snapshot = self.ledger.snapshot();
-        let Some(place) = snapshot.place_of(node.as_str()) else {
+        let Some(index) = snapshot.index_of(node.as_str()) else {
             return;
         };
-        let seeing = PlanView {
+        let view = PlanView {
             ledger: &self.ledger,
             snapshot: &snapshot,
         };
-        self.pace.spend(self.rankings.len() as u64);
+        self.step_budget.spend(self.rankings.len() as u64);
         for ranking in &mut self.rankings {
-            ranking.look_again_at(place, &seeing, self.kube_filters);
+            ranking.refresh_node(index, &view, self.kube_filters);
         }
     }
 
     /// Why there is no free place for the pod; the node nearest to fitting gives the reason.
-    fn why(
+    fn wait_reason(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
@@ -494,36 +527,36 @@ impl<'a> PlanningState<'a> {
 
     /// A node whose device plugin has what the pod requests, counted as used on the scratch ledger. No step for a pod that is
     /// being bound.
-    fn devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Option<PlanStep> {
+    fn plan_devices(&mut self, pod: &PendingPod, signature: &PodSignature) -> Option<PlanStep> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        let is_due = matches!(pod.way, WaitKind::Refused { .. });
-        let step = match self.take_devices(pod, signature) {
+        let is_refused = matches!(pod.wait_kind, WaitKind::Refused { .. });
+        let step = match self.assume_devices(pod, signature) {
             Ok(()) => {
-                self.places += usize::from(is_due);
-                PlanStep::Wake { uid, key }
+                self.placement_count += usize::from(is_refused);
+                PlanStep::Requeue { uid, key }
             }
             Err(why) => PlanStep::Wait { uid, key, why },
         };
-        is_due.then_some(step)
+        is_refused.then_some(step)
     }
 
-    fn take_devices(
+    fn assume_devices(
         &mut self,
         pod: &PendingPod,
         signature: &PodSignature,
     ) -> Result<(), WaitReason> {
         let snapshot = self.ledger.snapshot();
-        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let allowance = self.ledger.tenant_allowance(&pod.uid, &pod.demand);
         let found = self.best_free(pod, signature, &snapshot, allowance);
-        let Some((place, _)) = found else {
-            return Err(self.why(pod, signature, allowance));
+        let Some((index, _)) = found else {
+            return Err(self.wait_reason(pod, signature, allowance));
         };
-        let node = snapshot.nodes()[place].name.clone();
+        let node = snapshot.nodes()[index].name.clone();
         drop(snapshot);
         if self.ledger.assume(&pod.uid, &node).is_err() {
             return Err(WaitReason::NoNode);
         }
-        self.look_again(&node);
+        self.refresh_rankings(&node);
         Ok(())
     }
 }

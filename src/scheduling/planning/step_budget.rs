@@ -9,20 +9,20 @@ use std::cell::Cell;
 #[derive(Clone, Copy)]
 pub struct PlanBounds<'a> {
     /// Steps for free GPUs and for pods to requeue; they come first.
-    pub free: u64,
+    pub free_steps: u64,
     /// Steps for evictions.
-    pub evictions: u64,
+    pub eviction_steps: u64,
     /// Pods that are placed, or requeued for a placement.
-    pub places: usize,
+    pub max_placements: usize,
     /// Checked at every node and every candidate. Once it returns true, the plan ends with what it has.
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
 impl PlanBounds<'static> {
     pub const NONE: Self = Self {
-        free: u64::MAX,
-        evictions: u64::MAX,
-        places: usize::MAX,
+        free_steps: u64::MAX,
+        eviction_steps: u64::MAX,
+        max_placements: usize::MAX,
         is_stopped: &|| false,
     };
 }
@@ -31,16 +31,16 @@ impl PlanBounds<'static> {
 /// of a second at 5,000 nodes, however many pods are pending, and in proportion longer with more: there each pod needs more
 /// steps, too.
 pub fn steps_of_run(nodes: usize) -> u64 {
-    STEPS.max(STEPS_PER_NODE * nodes as u64)
+    MIN_STEPS.max(STEPS_PER_NODE * nodes as u64)
 }
 
-const STEPS: u64 = 50_000;
+const MIN_STEPS: u64 = 50_000;
 const STEPS_PER_NODE: u64 = 10;
 
 /// Cost of a placement: the reservation is checked and taken, and its node examined again.
-pub(super) const PLACEMENT: u64 = 150;
+pub(super) const PLACEMENT_STEPS: u64 = 150;
 /// Cost of planning a pod, whatever the result.
-pub(super) const POD: u64 = 2;
+pub(super) const POD_STEPS: u64 = 2;
 
 pub(super) struct StepBudget<'a> {
     bounds: PlanBounds<'a>,
@@ -62,7 +62,7 @@ impl<'a> StepBudget<'a> {
     }
 
     /// Spends these steps, and says whether to continue with the current pod: only a stop ends it, a bound does not.
-    pub fn goes_on(&self, steps: u64) -> bool {
+    pub fn spend_unless_stopped(&self, steps: u64) -> bool {
         self.spend(steps);
         if !self.is_stopped.get() && (self.bounds.is_stopped)() {
             self.is_stopped.set(true);

@@ -4,7 +4,9 @@ use super::*;
 use crate::ids::OwnerUid;
 use crate::kube_filters::{ClusterFilters, Requirements, UnsupportedRule};
 use crate::policy::{Consolidation, GroupPlacement, Policy};
-use crate::testkit::{LedgerCluster, demand_of, gpu_at, node, placed, roomy, steps, uid};
+use crate::testkit::{
+    LedgerCluster, accepting_filters, apply_plan, demand_of, gpu_at, node, plan_steps, uid,
+};
 use crate::units::{Bytes, Millis, Percent};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::disruption_budget::DisruptionBudget;
@@ -42,14 +44,14 @@ impl LedgerCluster {
             disruption_info,
             ..ObservedDisruptionInfo::default()
         };
-        self.gated_with(name, demand, observed);
+        self.add_gated_with(name, demand, observed);
     }
 
     fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
-        self.wait(name, demand);
+        self.add_waiting(name, demand);
         let snapshot = self.snapshot();
-        let asked = snapshot.set_of(asked.iter().map(|name| snapshot.place_of(name).unwrap()));
-        self.ledger_mut().note_refused(&uid(name), Some(asked));
+        let asked = snapshot.node_set(asked.iter().map(|name| snapshot.index_of(name).unwrap()));
+        self.ledger_mut().record_refusal(&uid(name), Some(asked));
     }
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
@@ -76,12 +78,12 @@ impl LedgerCluster {
             disruption_info,
             ..ObservedDisruptionInfo::default()
         };
-        self.run(name, on, demand, Some(Millis::seconds(600)), observed);
+        self.add_running(name, on, demand, Some(Millis::seconds(600)), observed);
     }
 
     /// Each step in words: `a on n`, `a on n after b c`, `a waits: insufficient-vram`.
     fn plan(&mut self) -> Vec<String> {
-        steps(self.ledger_mut(), 64)
+        plan_steps(self.ledger_mut(), 64)
             .into_iter()
             .map(describe)
             .collect()
@@ -110,7 +112,7 @@ fn describe(step: PlanStep) -> String {
     };
     match step {
         PlanStep::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
-        PlanStep::Wake { uid, .. } => format!("{uid} asks again"),
+        PlanStep::Requeue { uid, .. } => format!("{uid} asks again"),
         PlanStep::Wait { uid, why, .. } => format!("{uid} waits: {}", why.code()),
     }
 }
@@ -144,7 +146,7 @@ fn consolidating(gain: Millis) -> Policy {
 fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     for name in ["a", "b", "c"] {
-        cluster.gated(name, job(40));
+        cluster.add_gated(name, job(40));
     }
     assert_eq!(
         cluster.plan(),
@@ -155,9 +157,9 @@ fn gated_pods_are_placed_in_one_run_each_beside_the_earlier_ones() {
 #[test]
 fn a_higher_priority_is_placed_first_whatever_the_arrival_order() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
-    cluster.gated("early", job(60));
-    cluster.pass(5);
-    cluster.gated("late", shared(60, 100));
+    cluster.add_gated("early", job(60));
+    cluster.advance(5);
+    cluster.add_gated("late", shared(60, 100));
     assert_eq!(
         cluster.plan(),
         ["late on n", "early waits: insufficient-vram"]
@@ -175,7 +177,7 @@ fn if_the_nodes_sum_suffices_but_no_gpu_does_only_the_cheapest_pods_are_evicted(
         cluster.plan().is_empty(),
         "the scheduler has its turn first"
     );
-    cluster.pass(2);
+    cluster.advance(2);
     assert_eq!(cluster.plan(), ["serving on n after b"]);
 }
 
@@ -186,7 +188,7 @@ fn no_pod_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
     cluster.bound("dear", "n", 0, job(72));
     cluster.bound("dearest", "n", 0, job(0));
     cluster.refused("serving", shared(50, 100), &["n"]);
-    cluster.pass(2);
+    cluster.advance(2);
     assert_eq!(cluster.plan(), ["serving on n after dear"]);
 }
 
@@ -195,13 +197,13 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("on-n", "n", 0, job(72));
     cluster.bound("on-m", "m", 0, job(72));
-    cluster.gated("serving", shared(50, 100));
+    cluster.add_gated("serving", shared(50, 100));
     let mut view = ClusterFilters::default();
     let wants = Requirements {
         node_selector: [("zone".into(), "a".into())].into(),
         ..Requirements::default()
     };
-    view.set_waiting(uid("serving"), wants);
+    view.set_pending(uid("serving"), wants);
     let machine = |name: &str, zone: &str| crate::kube_filters::FilterNode {
         name: node(name),
         labels: Arc::new([("zone".into(), zone.into())].into()),
@@ -209,14 +211,14 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
         allocatable: Default::default(),
         pods: 110,
     };
-    view.set_machine(machine("n", "b"));
-    view.set_machine(machine("m", "a"));
+    view.set_node(machine("n", "b"));
+    view.set_node(machine("m", "a"));
     assert_eq!(
         cluster.plan_by(&view.snapshot()),
         ["serving on m after on-m"]
     );
-    view.set_machine(machine("m", "b"));
-    cluster.pass(5);
+    view.set_node(machine("m", "b"));
+    cluster.advance(5);
     assert_eq!(
         cluster.plan_by(&view.snapshot()),
         ["serving waits: no-node"]
@@ -226,18 +228,18 @@ fn no_pod_is_evicted_where_the_kube_filters_refuse_with_any_victims() {
 #[test]
 fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
-    cluster.gated("a", shared(50, 100));
+    cluster.add_gated("a", shared(50, 100));
     let mut kube_filters = ClusterFilters::default();
-    let roomy = roomy(cluster.ledger());
+    let roomy = accepting_filters(cluster.ledger());
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
-    kube_filters.set_waiting(
+    kube_filters.set_pending(
         uid("a"),
         Requirements {
             unsupported: Some(UnsupportedRule::TopologySpread),
             ..Requirements::default()
         },
     );
-    kube_filters.set_machine(crate::kube_filters::FilterNode {
+    kube_filters.set_node(crate::kube_filters::FilterNode {
         name: node("n"),
         labels: Arc::default(),
         taints: Arc::new([]),
@@ -254,7 +256,7 @@ fn with_unknown_kube_filters_no_pod_is_evicted_and_none_nominated() {
 fn a_pod_that_may_not_preempt_waits() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
-    cluster.gated(
+    cluster.add_gated(
         "polite",
         Demand {
             may_preempt: false,
@@ -268,10 +270,10 @@ fn a_pod_that_may_not_preempt_waits() {
 fn vram_reserved_for_one_pod_is_not_planned_for_another() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
-    cluster.gated("first", shared(50, 100));
-    assert_eq!(placed(cluster.ledger_mut()), [uid("first")]);
-    cluster.gated("second", shared(50, 100));
-    cluster.pass(1);
+    cluster.add_gated("first", shared(50, 100));
+    assert_eq!(apply_plan(cluster.ledger_mut()), [uid("first")]);
+    cluster.add_gated("second", shared(50, 100));
+    cluster.advance(1);
     assert_eq!(cluster.plan(), ["second waits: insufficient-vram"]);
 }
 
@@ -279,10 +281,10 @@ fn vram_reserved_for_one_pod_is_not_planned_for_another() {
 fn the_same_ledger_gives_the_same_plan() {
     let mut cluster = LedgerCluster::new(&[("n", 2), ("m", 2)]);
     for name in ["a", "b", "c", "d", "e"] {
-        cluster.gated(name, job(50));
+        cluster.add_gated(name, job(50));
     }
-    let once = steps(cluster.ledger_mut(), 64);
-    assert_eq!(steps(cluster.ledger_mut(), 64), once);
+    let once = plan_steps(cluster.ledger_mut(), 64);
+    assert_eq!(plan_steps(cluster.ledger_mut(), 64), once);
     assert_eq!(once.len(), 5);
 }
 
@@ -295,9 +297,9 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
         unsupported: Some(UnsupportedRule::TopologySpread),
         ..Requirements::default()
     };
-    kube_filters.set_waiting(uid("a"), spreads());
+    kube_filters.set_pending(uid("a"), spreads());
     for name in ["n", "m"] {
-        kube_filters.set_machine(crate::kube_filters::FilterNode {
+        kube_filters.set_node(crate::kube_filters::FilterNode {
             name: node(name),
             labels: Arc::default(),
             taints: Arc::new([]),
@@ -305,7 +307,7 @@ fn nodes_named_by_the_scheduler_allow_a_free_placement_and_no_eviction() {
             pods: 110,
         });
     }
-    cluster.pass(2);
+    cluster.advance(2);
     assert_eq!(
         cluster.plan_by(&kube_filters.snapshot()),
         ["a on n"],

@@ -13,31 +13,31 @@ use crate::vocabulary::cluster_share::TenantUsage;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The parts of a run's steps: one tenant spends one part before it is the turn of one that borrows more.
-const PARTS: u64 = 16;
+const TURNS_PER_RUN: u64 = 16;
 
 pub(super) struct Turns<'p> {
-    bands: VecDeque<Band<'p>>,
+    bands: VecDeque<PriorityBand<'p>>,
     /// The capacity of the cluster, if tenants have shares of it.
-    whole: TenantUsage,
+    cluster_capacity: TenantUsage,
     /// Steps that one tenant spends at once.
-    part: u64,
+    steps_per_turn: u64,
     /// Steps spent when the last pod had its turn.
-    before: u64,
+    spent_before: u64,
 }
 
 /// Pods of one priority: those of each tenant, and those without one.
-struct Band<'p> {
+struct PriorityBand<'p> {
     rank: Rank,
-    lines: BTreeMap<LineKey<'p>, Line<'p>>,
+    queues: BTreeMap<TenantQueueKey<'p>, TenantQueue<'p>>,
     /// The queue whose pod had the last turn.
-    last: Option<LineKey<'p>>,
+    last_turn: Option<TenantQueueKey<'p>>,
 }
 
 /// A tenant, or the namespace of pods without one.
-type LineKey<'p> = (Option<TenantId>, &'p str);
+type TenantQueueKey<'p> = (Option<TenantId>, &'p str);
 
 #[derive(Default)]
-struct Line<'p> {
+struct TenantQueue<'p> {
     spent: u64,
     pods: VecDeque<&'p PendingPod>,
 }
@@ -46,40 +46,44 @@ struct Line<'p> {
 pub(super) type Rank = (bool, i32);
 
 pub(super) fn rank(pod: &PendingPod) -> Rank {
-    (pod.is_on_its_way(), pod.demand.priority)
+    (pod.is_requeued(), pod.demand.priority)
 }
 
 impl<'p> Turns<'p> {
     /// `steps` is what may be spent on the pods.
-    pub fn of(queue: &[&'p PendingPod], ledger: &Ledger, steps: u64) -> Self {
-        let mut bands: VecDeque<Band<'_>> = VecDeque::new();
+    pub fn new(queue: &[&'p PendingPod], ledger: &Ledger, steps: u64) -> Self {
+        let mut bands: VecDeque<PriorityBand<'_>> = VecDeque::new();
         for pod in queue {
             let rank = rank(pod);
             if bands.back().is_none_or(|band| band.rank != rank) {
-                bands.push_back(Band {
+                bands.push_back(PriorityBand {
                     rank,
-                    lines: BTreeMap::new(),
-                    last: None,
+                    queues: BTreeMap::new(),
+                    last_turn: None,
                 });
             }
             bands.back_mut().expect("there is one").add(pod);
         }
         Self {
             bands,
-            whole: ledger.whole(),
-            part: (steps / PARTS).max(1),
-            before: 0,
+            cluster_capacity: ledger.cluster_total(),
+            steps_per_turn: (steps / TURNS_PER_RUN).max(1),
+            spent_before: 0,
         }
     }
 
     /// The pod whose turn it is, with what `ledger` has placed and after so many steps.
     pub fn next(&mut self, ledger: &Ledger, spent: u64) -> Option<&'p PendingPod> {
-        let cost = spent - std::mem::replace(&mut self.before, spent);
+        let cost = spent - std::mem::replace(&mut self.spent_before, spent);
         while let Some(band) = self.bands.front_mut() {
-            if let Some(line) = band.last.take().and_then(|last| band.lines.get_mut(&last)) {
+            if let Some(line) = band
+                .last_turn
+                .take()
+                .and_then(|last| band.queues.get_mut(&last))
+            {
                 line.spent += cost;
             }
-            if let Some(pod) = band.next(ledger, self.whole, self.part) {
+            if let Some(pod) = band.next(ledger, self.cluster_capacity, self.steps_per_turn) {
                 return Some(pod);
             }
             self.bands.pop_front();
@@ -88,13 +92,13 @@ impl<'p> Turns<'p> {
     }
 
     /// The pods whose turn has not come.
-    pub fn rest(&self) -> impl Iterator<Item = &'p PodUid> {
-        let lines = self.bands.iter().flat_map(|band| band.lines.values());
+    pub fn remaining(&self) -> impl Iterator<Item = &'p PodUid> {
+        let lines = self.bands.iter().flat_map(|band| band.queues.values());
         lines.flat_map(|line| line.pods.iter().map(|pod| &pod.uid))
     }
 }
 
-impl<'p> Band<'p> {
+impl<'p> PriorityBand<'p> {
     fn add(&mut self, pod: &'p PendingPod) {
         let tenant = pod.demand.tenant;
         let namespace = if tenant.is_none() {
@@ -102,31 +106,36 @@ impl<'p> Band<'p> {
         } else {
             ""
         };
-        self.lines
+        self.queues
             .entry((tenant, namespace))
             .or_default()
             .pods
             .push_back(pod);
     }
 
-    fn next(&mut self, ledger: &Ledger, whole: TenantUsage, part: u64) -> Option<&'p PendingPod> {
-        let turn = |(tenant, _): LineKey<'_>, line: &Line<'_>| {
+    fn next(
+        &mut self,
+        ledger: &Ledger,
+        cluster_capacity: TenantUsage,
+        steps_per_turn: u64,
+    ) -> Option<&'p PendingPod> {
+        let turn = |(tenant, _): TenantQueueKey<'_>, line: &TenantQueue<'_>| {
             let first = line.pods.front()?;
             Some((
-                line.spent / part,
-                ledger.borrowed_share(tenant, whole),
+                line.spent / steps_per_turn,
+                ledger.borrowed_share(tenant, cluster_capacity),
                 first.turn,
             ))
         };
         let lines = self
-            .lines
+            .queues
             .iter_mut()
             .filter_map(|(key, line)| Some((turn(*key, line)?, *key, line)));
         let (_, key, line) = lines.min_by_key(|(turn, ..)| *turn)?;
         let pod = line.pods.pop_front();
-        self.last = Some(key);
+        self.last_turn = Some(key);
         if line.pods.is_empty() {
-            self.lines.remove(&key);
+            self.queues.remove(&key);
         }
         pod
     }

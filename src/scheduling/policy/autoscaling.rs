@@ -1,6 +1,6 @@
 //! How many replicas of a model its load asks for: the targets, the bounds, and how fast the number changes.
 
-use super::selection::{is_pattern, takes};
+use super::selection::{is_pattern, pattern_matches};
 use crate::ids::ModelId;
 use crate::units::{Millis, Percent, setting};
 use schemars::JsonSchema;
@@ -118,34 +118,40 @@ pub struct ModelRules {
 
 impl AutoscalingRules {
     /// The rules of one model.
-    pub fn of(&self, model: &ModelId) -> Self {
+    pub fn for_model(&self, model: &ModelId) -> Self {
         let none = ModelRules::default();
-        let own = self.entry(model).unwrap_or(&none);
+        let overrides = self.model_rules(model).unwrap_or(&none);
         Self {
-            kv_cache: own.kv_cache.unwrap_or(self.kv_cache),
-            waiting: own.waiting.unwrap_or(self.waiting),
-            running: own.running.or(self.running),
-            min_replicas: own.min_replicas.unwrap_or(self.min_replicas),
-            max_replicas: own.max_replicas.unwrap_or(self.max_replicas),
+            kv_cache: overrides.kv_cache.unwrap_or(self.kv_cache),
+            waiting: overrides.waiting.unwrap_or(self.waiting),
+            running: overrides.running.or(self.running),
+            min_replicas: overrides.min_replicas.unwrap_or(self.min_replicas),
+            max_replicas: overrides.max_replicas.unwrap_or(self.max_replicas),
             models: BTreeMap::new(),
             ..*self
         }
     }
 
     /// Whether pods of a namespace are replicas of the model; `None` is a pod whose namespace is unknown.
-    pub fn counts(&self, model: &ModelId) -> impl Fn(Option<&str>) -> bool {
-        let namespaces = self.entry(model).map_or(&[][..], |rules| &rules.namespaces);
+    pub fn replica_filter(&self, model: &ModelId) -> impl Fn(Option<&str>) -> bool {
+        let namespaces = self
+            .model_rules(model)
+            .map_or(&[][..], |rules| &rules.namespaces);
         move |namespace| {
-            let is_named = |name: &str| namespaces.iter().any(|pattern| takes(pattern, name));
+            let is_named = |name: &str| {
+                namespaces
+                    .iter()
+                    .any(|pattern| pattern_matches(pattern, name))
+            };
             namespaces.is_empty() || namespace.is_some_and(is_named)
         }
     }
 
-    fn entry(&self, model: &ModelId) -> Option<&ModelRules> {
+    fn model_rules(&self, model: &ModelId) -> Option<&ModelRules> {
         let patterns = || {
             self.models
                 .iter()
-                .filter(|(pattern, _)| takes(pattern, model.as_str()))
+                .filter(|(pattern, _)| pattern_matches(pattern, model.as_str()))
         };
         let longest = || {
             patterns()
@@ -243,7 +249,7 @@ mod tests {
             waiting: 9,
             ..AutoscalingRules::default()
         };
-        let of = |name: &str| rules.of(&ModelId::parse(name).unwrap());
+        let of = |name: &str| rules.for_model(&ModelId::parse(name).unwrap());
         assert_eq!(of("meta-llama/Llama-3.1-8B").max_replicas, 4);
         assert_eq!(
             of("hf://meta-llama/llama-3.1-8b").max_replicas,

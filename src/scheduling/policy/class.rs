@@ -4,7 +4,7 @@
 use super::Policy;
 use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
-use super::selection::{LabelExpression, NamespaceSelector, has_all, takes};
+use super::selection::{LabelExpression, NamespaceSelector, has_all_labels, pattern_matches};
 use super::window::Window;
 use crate::units::{Millis, Percent, setting};
 use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
@@ -243,7 +243,7 @@ impl PriorityRange {
 /// The condition of a [`Match`] that a pod does not meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unmet {
+pub enum UnmetCondition {
     Sharing,
     Priority,
     PriorityClass,
@@ -259,7 +259,7 @@ pub enum Unmet {
     ExpressionFailed,
 }
 
-impl Unmet {
+impl UnmetCondition {
     /// In a person's words.
     pub fn describe(self) -> &'static str {
         match self {
@@ -281,7 +281,7 @@ impl Unmet {
 
 impl Class {
     /// A class that matches every pod, runs engines with the usual limits, shares with all classes and is never evicted.
-    pub fn named(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
             matches: Match::default(),
@@ -320,7 +320,7 @@ impl Class {
     }
 
     /// Whether its pods may be placed in a pool of that name, or outside all pools, as far as the class says.
-    pub fn may_be_in(&self, pool: Option<&str>) -> bool {
+    pub fn may_be_placed_in(&self, pool: Option<&str>) -> bool {
         self.pools
             .as_ref()
             .is_none_or(|names| pool.is_some_and(|pool| names.iter().any(|name| name == pool)))
@@ -328,7 +328,7 @@ impl Class {
 
     /// The grace period with which a pod is evicted whose own is `own`, from 1 s to the class's maximum. Never 0: the API server
     /// would delete the object at once, and its containers might go on.
-    pub fn grace_period(&self, own: Millis) -> Millis {
+    pub fn eviction_grace_period(&self, own: Millis) -> Millis {
         own.min(self.max_grace_period).max(Millis::seconds(1))
     }
 
@@ -358,45 +358,55 @@ impl Default for StartGate {
 impl Match {
     /// Whether it takes a pod. `is_selected` says whether its `namespaceSelector` takes the pod's namespace.
     pub fn accepts(&self, pod: &ExpressionPod<'_>, is_selected: bool) -> bool {
-        self.unmet_by(pod, is_selected).is_none()
+        self.unmet_condition(pod, is_selected).is_none()
     }
 
     /// The first condition that the pod does not meet; cheap ones are checked first.
-    pub fn unmet_by(&self, subject: &ExpressionPod<'_>, is_selected: bool) -> Option<Unmet> {
-        let pod = subject.traits;
+    pub fn unmet_condition(
+        &self,
+        expression_pod: &ExpressionPod<'_>,
+        is_selected: bool,
+    ) -> Option<UnmetCondition> {
+        let pod = expression_pod.traits;
         let is_met = [
             (
-                Unmet::Sharing,
+                UnmetCondition::Sharing,
                 self.sharing.is_none_or(|sharing| sharing == pod.sharing),
             ),
             (
-                Unmet::Priority,
+                UnmetCondition::Priority,
                 self.priority
                     .as_ref()
                     .is_none_or(|range| range.contains(&pod.priority)),
             ),
             (
-                Unmet::PriorityClass,
-                any_of(&self.priority_classes, &pod.priority_class),
+                UnmetCondition::PriorityClass,
+                is_allowed(&self.priority_classes, &pod.priority_class),
             ),
             (
-                Unmet::Namespace,
+                UnmetCondition::Namespace,
                 self.namespaces.is_empty()
-                    || self.namespaces.iter().any(|one| takes(one, &pod.namespace)),
+                    || self
+                        .namespaces
+                        .iter()
+                        .any(|one| pattern_matches(one, &pod.namespace)),
             ),
             (
-                Unmet::NamespaceSelector,
+                UnmetCondition::NamespaceSelector,
                 self.namespace_selector.is_none() || is_selected,
             ),
-            (Unmet::Labels, has_all(&self.labels, &pod.labels)),
             (
-                Unmet::LabelExpressions,
-                self.match_expressions
-                    .iter()
-                    .all(|expression| expression.holds_in(&pod.labels)),
+                UnmetCondition::Labels,
+                has_all_labels(&self.labels, &pod.labels),
             ),
             (
-                Unmet::Resources,
+                UnmetCondition::LabelExpressions,
+                self.match_expressions
+                    .iter()
+                    .all(|expression| expression.matches(&pod.labels)),
+            ),
+            (
+                UnmetCondition::Resources,
                 self.resources.is_empty()
                     || self
                         .resources
@@ -408,21 +418,23 @@ impl Match {
             .into_iter()
             .find(|(_, met)| !met)
             .map(|(condition, _)| condition);
-        unmet.or_else(|| match self.expression.as_ref()?.holds_for(subject) {
-            Ok(true) => None,
-            Ok(false) => Some(Unmet::Expression),
-            Err(_) => Some(Unmet::ExpressionFailed),
-        })
+        unmet.or_else(
+            || match self.expression.as_ref()?.holds_for(expression_pod) {
+                Ok(true) => None,
+                Ok(false) => Some(UnmetCondition::Expression),
+                Err(_) => Some(UnmetCondition::ExpressionFailed),
+            },
+        )
     }
 }
 
-fn any_of(allowed: &[String], actual: &str) -> bool {
+fn is_allowed(allowed: &[String], actual: &str) -> bool {
     allowed.is_empty() || allowed.iter().any(|one| one == actual)
 }
 
 impl Demand {
-    pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
-        Self::classified(pod, |traits| policy.classify(traits))
+    pub fn from_pod(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
+        Self::from_request(pod, |traits| policy.classify(traits))
     }
 
     /// [`Demand::worst_case_classified`] by a policy.

@@ -67,7 +67,7 @@ pub struct Expression {
 #[error("{message}")]
 pub struct ExpressionError {
     /// Where in the text, in bytes.
-    pub at: Range<usize>,
+    pub span: Range<usize>,
     pub message: String,
     pub help: String,
 }
@@ -87,7 +87,7 @@ impl From<ExpressionError> for Malformed {
             false => error.help,
         };
         Self {
-            at: Some(error.at),
+            span: Some(error.span),
             is,
             help,
         }
@@ -107,23 +107,23 @@ impl Expression {
     pub fn compile(text: &str) -> Result<Self, ExpressionError> {
         if text.len() > LONGEST {
             return Err(ExpressionError {
-                at: LONGEST..text.len(),
+                span: LONGEST..text.len(),
                 message: format!("the expression has {} bytes; {LONGEST} are the most", text.len()),
                 help: "say the simple conditions by namespaces, labels and priorityClasses, or make two classes of it"
                     .into(),
             });
         }
-        if let Some(at) = too_deep(text) {
+        if let Some(at) = too_deeply_nested(text) {
             return Err(ExpressionError {
-                at,
+                span: at,
                 message: format!("it is nested more than {DEEPEST} deep"),
                 help: "make two classes of it, or say the simple conditions by namespaces, labels and priorityClasses".into(),
             });
         }
         // A parser that fails on a text must not take the process with it.
-        let program = catch_unwind(|| ENV.compile(text)).map_err(|_| failed(text))?;
-        let program = program.map_err(|errors| syntax(text, &errors))?;
-        let cost = ExpressionCheck::new(text, &program).whole()?;
+        let program = catch_unwind(|| ENV.compile(text)).map_err(|_| parser_failure(text))?;
+        let program = program.map_err(|errors| syntax_error(text, &errors))?;
+        let cost = ExpressionCheck::new(text, &program).check()?;
         Ok(Self {
             text: text.into(),
             program: Arc::new(program),
@@ -211,7 +211,7 @@ impl<'a> ExpressionPod<'a> {
         let context = self.context.get_or_init(|| {
             cost::is_within_bounds(self.traits).then(|| {
                 let mut context = Context::with_env(ENV.clone());
-                context.add_variable_from_value("pod", value(self.traits));
+                context.add_variable_from_value("pod", pod_value(self.traits));
                 context
             })
         });
@@ -220,7 +220,7 @@ impl<'a> ExpressionPod<'a> {
 }
 
 /// VRAM in MiB: whole numbers that a person can compare.
-fn value(pod: &PodTraits) -> Value {
+fn pod_value(pod: &PodTraits) -> Value {
     let labels = pod
         .labels
         .iter()
@@ -255,7 +255,7 @@ fn value(pod: &PodTraits) -> Value {
     Value::Map(Map { map: Arc::new(map) })
 }
 
-fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
+fn syntax_error(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let (line, column) = first.map_or((1, 1), |error| error.pos);
     let before: usize = text
@@ -284,7 +284,7 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
         false => "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0",
     };
     ExpressionError {
-        at: start..end,
+        span: start..end,
         message: format!("this is not CEL: {message}"),
         help: help.into(),
     }
@@ -292,7 +292,7 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
 
 /// Where a text is nested too deeply to be given to the parser. Brackets inside quotes count like others: no condition needs so
 /// many.
-fn too_deep(text: &str) -> Option<Range<usize>> {
+fn too_deeply_nested(text: &str) -> Option<Range<usize>> {
     let (mut brackets, mut signs, mut choices) = (0usize, 0usize, 0usize);
     for (at, byte) in text.bytes().enumerate() {
         match byte {
@@ -314,9 +314,9 @@ fn too_deep(text: &str) -> Option<Range<usize>> {
 }
 
 /// A parser that panics is a defect of the library; the expression is refused as any other that cannot be read.
-fn failed(text: &str) -> ExpressionError {
+fn parser_failure(text: &str) -> ExpressionError {
     ExpressionError {
-        at: 0..text.len(),
+        span: 0..text.len(),
         message: "this is not CEL: the parser fails on it".into(),
         help: "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0".into(),
     }
@@ -373,10 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_where_it_stands() {
+    fn an_invalid_expression_is_refused_with_the_span_of_its_mistake() {
         let refused = |text: &str| {
             let error = Expression::compile(text).expect_err(text);
-            (text[error.at.clone()].to_owned(), error.message, error.help)
+            (
+                text[error.span.clone()].to_owned(),
+                error.message,
+                error.help,
+            )
         };
         let (at, message, help) = refused("pod.prority > 3");
         assert_eq!(
@@ -479,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn b7_a_text_that_is_multiplied_in_every_loop_is_refused_for_its_size() {
+    fn a_text_that_grows_in_every_loop_is_refused_for_its_size() {
         assert!(Expression::compile(&bomb(4, 2)).is_ok());
         let text = bomb(4, 24);
         assert!(

@@ -23,7 +23,7 @@ pub mod window;
 pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp};
 pub(crate) use class::UnknownLoadRule;
 pub use class::{
-    Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, Unmet,
+    Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, UnmetCondition,
 };
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, OveruseRule, ViolateBudgets};
 pub(crate) use eviction::{KueueRule, PreemptionRules};
@@ -57,7 +57,7 @@ use super::vocabulary::node::NodeKind;
 use super::vocabulary::spare::{MAX_SPARE_RULES, SpareSet};
 use crate::ids::GpuModel;
 use crate::units::{Millis, Percent};
-use namespaces::SelectedNamespaces;
+use namespaces::NamespaceSelections;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -77,20 +77,20 @@ pub struct Policy {
     terms: Vec<ClassTerms>,
     tenants: Vec<Tenant>,
     /// The tenant of each namespace that a tenant lists by name.
-    tenant_of: BTreeMap<String, TenantId>,
+    tenants_by_namespace: BTreeMap<String, TenantId>,
     /// The tenants' patterns of namespace names, in order of tenants.
-    patterns: Vec<(String, TenantId)>,
+    tenant_patterns: Vec<(String, TenantId)>,
     pools: Vec<Pool>,
     /// The classes that may be placed in each pool.
-    admitted: Vec<ClassSet>,
+    classes_by_pool: Vec<ClassSet>,
     /// The classes that may be placed on nodes of no pool.
-    unconfined: ClassSet,
+    classes_outside_pools: ClassSet,
     /// Follows from the labels of namespaces, which are no part of what a policy's files say.
-    selected: SelectedNamespaces,
+    namespace_selections: NamespaceSelections,
     /// The windows that are open now.
     open: BTreeSet<Window>,
     /// The classes that have windows, of which none is open.
-    closed: ClassSet,
+    closed_classes: ClassSet,
 }
 
 /// The first 64 bits of a hash over a policy's settings.
@@ -143,7 +143,7 @@ impl Policy {
                 last: last.name.clone(),
             });
         }
-        all_differ("classes", classes.iter().map(|class| &class.name))?;
+        check_unique("classes", classes.iter().map(|class| &class.name))?;
         let named = classes
             .iter()
             .flat_map(|class| class.shares_with.iter().flatten());
@@ -153,17 +153,20 @@ impl Policy {
         {
             return Err(PolicyError::UnknownClass { name: name.clone() });
         }
-        let terms = classes.iter().map(|class| terms(class, &classes)).collect();
+        let terms = classes
+            .iter()
+            .map(|class| class_terms(class, &classes))
+            .collect();
         let (unconfined, selected) = (
-            ClassSet::ALL.without(kept_out(&classes, None)),
-            SelectedNamespaces::default(),
+            ClassSet::ALL.difference(classes_kept_out(&classes, None)),
+            NamespaceSelections::default(),
         );
         let open = self.open.clone();
         Ok(Self {
             classes,
             terms,
-            unconfined,
-            selected,
+            classes_outside_pools: unconfined,
+            namespace_selections: selected,
             ..self
         }
         .with_open_windows(open))
@@ -184,10 +187,12 @@ impl Policy {
             .iter()
             .enumerate()
             .filter(|(_, class)| is_closed(class));
-        let closed = closed.map(|(place, _)| ClassId::at(place)).collect();
+        let closed = closed
+            .map(|(place, _)| ClassId::from_index(place))
+            .collect();
         Self {
             open,
-            closed,
+            closed_classes: closed,
             ..self
         }
     }
@@ -213,7 +218,7 @@ impl Policy {
 
     /// Whether a class has windows, of which none is open: it takes no pod now.
     pub fn is_closed(&self, class: ClassId) -> bool {
-        self.closed.contains(class)
+        self.closed_classes.contains(class)
     }
 
     /// This policy with other tenants.
@@ -221,14 +226,14 @@ impl Policy {
         if tenants.len() > MAX_TENANTS {
             return Err(PolicyError::TooMany);
         }
-        all_differ("tenants", tenants.iter().map(|tenant| &tenant.name))?;
+        check_unique("tenants", tenants.iter().map(|tenant| &tenant.name))?;
         let (mut tenant_of, mut patterns) = (BTreeMap::new(), Vec::new());
-        for (place, tenant) in tenants.iter().enumerate() {
+        for (index, tenant) in tenants.iter().enumerate() {
             for namespace in &tenant.namespaces {
                 if selection::is_pattern(namespace) {
-                    patterns.push((namespace.clone(), TenantId::at(place)));
+                    patterns.push((namespace.clone(), TenantId::from_index(index)));
                 } else if tenant_of
-                    .insert(namespace.clone(), TenantId::at(place))
+                    .insert(namespace.clone(), TenantId::from_index(index))
                     .is_some()
                 {
                     return Err(PolicyError::SharedNamespace {
@@ -239,9 +244,9 @@ impl Policy {
         }
         Ok(Self {
             tenants,
-            tenant_of,
-            patterns,
-            selected: SelectedNamespaces::default(),
+            tenants_by_namespace: tenant_of,
+            tenant_patterns: patterns,
+            namespace_selections: NamespaceSelections::default(),
             ..self
         })
     }
@@ -251,7 +256,7 @@ impl Policy {
         if pools.len() > MAX_TENANTS {
             return Err(PolicyError::TooMany);
         }
-        all_differ("node pools", pools.iter().map(|pool| &pool.name))?;
+        check_unique("node pools", pools.iter().map(|pool| &pool.name))?;
         let named = self
             .classes
             .iter()
@@ -264,16 +269,16 @@ impl Policy {
         }
         let admitted = pools
             .iter()
-            .map(|pool| self.admitted(pool))
+            .map(|pool| self.classes_admitted_by(pool))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             pools,
-            admitted,
+            classes_by_pool: admitted,
             ..self
         })
     }
 
-    fn admitted(&self, pool: &Pool) -> Result<ClassSet, PolicyError> {
+    fn classes_admitted_by(&self, pool: &Pool) -> Result<ClassSet, PolicyError> {
         let id = |name: &String| {
             self.class_named(name)
                 .ok_or_else(|| PolicyError::UnknownClass { name: name.clone() })
@@ -283,7 +288,7 @@ impl Policy {
             .as_ref()
             .map(|names| names.iter().map(id).collect::<Result<ClassSet, _>>());
         let named = named.transpose()?.unwrap_or(ClassSet::ALL);
-        Ok(named.without(kept_out(&self.classes, Some(&pool.name))))
+        Ok(named.difference(classes_kept_out(&self.classes, Some(&pool.name))))
     }
 
     /// The classes, in the order in which they are tried.
@@ -297,7 +302,7 @@ impl Policy {
     }
 
     /// Whether any class shares no GPU with some other.
-    pub(crate) fn keeps_classes_apart(&self) -> bool {
+    pub(crate) fn has_class_exclusions(&self) -> bool {
         self.terms
             .iter()
             .any(|terms| !terms.class_exclusions.is_empty())
@@ -307,7 +312,7 @@ impl Policy {
         self.classes
             .iter()
             .position(|class| class.name == name)
-            .map(ClassId::at)
+            .map(ClassId::from_index)
     }
 
     pub fn tenants(&self) -> &[Tenant] {
@@ -315,7 +320,7 @@ impl Policy {
     }
 
     pub(crate) fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
-        (0..self.tenants.len()).map(TenantId::at)
+        (0..self.tenants.len()).map(TenantId::from_index)
     }
 
     pub fn pools(&self) -> &[Pool] {
@@ -324,38 +329,45 @@ impl Policy {
 
     /// What a pod is: the first class that matches it and is not closed, and its tenant.
     pub fn classify(&self, pod: &PodTraits) -> Classification {
-        let subject = ExpressionPod::new(pod);
-        let selected = self.selection(&pod.namespace).classes;
+        let expression_pod = ExpressionPod::new(pod);
+        let selected = self.namespace_selection(&pod.namespace).classes;
         let mut classes = self.classes.iter().enumerate();
-        let takes = |(place, class): &(usize, &Class)| {
-            let id = ClassId::at(*place);
-            !self.is_closed(id) && class.matches.accepts(&subject, selected.contains(id))
+        let accepts = |(index, class): &(usize, &Class)| {
+            let id = ClassId::from_index(*index);
+            !self.is_closed(id)
+                && class
+                    .matches
+                    .accepts(&expression_pod, selected.contains(id))
         };
-        let (place, _) = classes
-            .find(takes)
+        let (index, _) = classes
+            .find(accepts)
             .expect("the last class matches every pod, at any time");
         Classification {
-            class: ClassId::at(place),
-            terms: self.terms[place],
+            class: ClassId::from_index(index),
+            terms: self.terms[index],
             tenant: self.tenant_of(&pod.namespace),
             version: self.version,
         }
     }
 
     /// The condition of a class that the pod does not meet.
-    pub fn unmet_by(&self, class: ClassId, pod: &ExpressionPod<'_>) -> Option<Unmet> {
+    pub fn unmet_condition(
+        &self,
+        class: ClassId,
+        pod: &ExpressionPod<'_>,
+    ) -> Option<UnmetCondition> {
         let is_selected = self
-            .selection(&pod.traits.namespace)
+            .namespace_selection(&pod.traits.namespace)
             .classes
             .contains(class);
-        self.class(class).matches.unmet_by(pod, is_selected)
+        self.class(class).matches.unmet_condition(pod, is_selected)
     }
 
     /// The class of that id. Ids are only ever made by [`Policy::classify`]; one that an earlier, longer policy gave out falls to
     /// the last class.
     pub fn class(&self, id: ClassId) -> &Class {
         self.classes
-            .get(id.place())
+            .get(id.index())
             .or(self.classes.last())
             .expect("a policy has a class")
     }
@@ -375,25 +387,25 @@ impl Policy {
 
     /// The tenant of that id; `None` for one of an earlier policy.
     pub fn tenant(&self, id: TenantId) -> Option<&Tenant> {
-        self.tenants.get(id.place())
+        self.tenants.get(id.index())
     }
 
     /// The pool of a node with these labels, the first that selects it, and what may be placed there.
     pub fn admission(&self, labels: &BTreeMap<String, String>) -> PoolAdmission {
         match self.pools.iter().position(|pool| pool.selects(labels)) {
-            Some(place) => PoolAdmission {
-                pool: Some(PoolId(place as u16)),
-                classes: self.admitted[place],
+            Some(index) => PoolAdmission {
+                pool: Some(PoolId(index as u16)),
+                classes: self.classes_by_pool[index],
             },
             None => PoolAdmission {
                 pool: None,
-                classes: self.unconfined,
+                classes: self.classes_outside_pools,
             },
         }
     }
 
     pub fn pool(&self, id: PoolId) -> Option<&Pool> {
-        self.pools.get(id.place())
+        self.pools.get(id.index())
     }
 
     /// Whether pods of higher priority may evict the pods of a class.
@@ -402,18 +414,18 @@ impl Policy {
     }
 
     /// Whether a rule of `planning.spare` holds now.
-    pub(crate) fn holds_now(&self, rule: &SpareRule) -> bool {
+    pub(crate) fn is_in_force(&self, rule: &SpareRule) -> bool {
         rule.when.is_empty() || self.open_window(&rule.when).is_some()
     }
 
     /// The rules of `planning.spare` that are in force now, with their indices.
     pub(crate) fn spare_rules_now(&self) -> impl Iterator<Item = (usize, &SpareRule)> {
         let rules = self.planning.spare.iter().enumerate().take(MAX_SPARE_RULES);
-        rules.filter(|(_, rule)| self.holds_now(rule))
+        rules.filter(|(_, rule)| self.is_in_force(rule))
     }
 
     /// The rules of `planning.spare` in force for which GPUs of that model on nodes of that pool count.
-    pub(crate) fn spare_of(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
+    pub(crate) fn spare_rules_for(&self, pool: Option<PoolId>, model: &GpuModel) -> SpareSet {
         let pool = pool
             .and_then(|id| self.pool(id))
             .map(|pool| pool.name.as_str());
@@ -424,19 +436,19 @@ impl Policy {
     }
 
     /// What allocates a node's GPUs, by the node and by its pool: Stowage only if neither names another.
-    pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
+    pub fn allocator_of(&self, observed: NodeKind, admission: PoolAdmission) -> NodeKind {
         let declared = admission
             .pool
             .and_then(|id| self.pool(id))
             .map(|pool| pool.allocator);
         match declared {
             Some(allocator @ (NodeKind::DevicePlugin | NodeKind::Dra)) => allocator,
-            Some(NodeKind::Stowage) | None => seen,
+            Some(NodeKind::Stowage) | None => observed,
         }
     }
 }
 
-fn all_differ<'a>(
+fn check_unique<'a>(
     what: &'static str,
     names: impl Iterator<Item = &'a String>,
 ) -> Result<(), PolicyError> {
@@ -452,18 +464,20 @@ fn all_differ<'a>(
 }
 
 /// The classes that are kept in other pools than this one; `None` for the nodes of no pool.
-fn kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
+fn classes_kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
     let kept_out = classes
         .iter()
         .enumerate()
-        .filter(|(_, class)| !class.may_be_in(pool));
-    kept_out.map(|(place, _)| ClassId::at(place)).collect()
+        .filter(|(_, class)| !class.may_be_placed_in(pool));
+    kept_out
+        .map(|(place, _)| ClassId::from_index(place))
+        .collect()
 }
 
-fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
-    let class_exclusions = |(place, other): (usize, &Class)| {
+fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
+    let class_exclusions = |(index, other): (usize, &Class)| {
         let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
-        (!both_agree).then_some(ClassId::at(place))
+        (!both_agree).then_some(ClassId::from_index(index))
     };
     ClassTerms {
         engine: class.engine,
@@ -506,23 +520,24 @@ impl Default for Policy {
     /// Right for a new user: a pod that requires exclusive GPUs gets them, a pod of negative priority may be evicted, and every
     /// other pod is a service that is never evicted.
     fn default() -> Self {
-        let bare = Self {
+        let without_classes = Self {
             version: 0,
             digest: Digest::default(),
             settings: Settings::default(),
             classes: Vec::new(),
             terms: Vec::new(),
             tenants: Vec::new(),
-            tenant_of: BTreeMap::new(),
-            patterns: Vec::new(),
+            tenants_by_namespace: BTreeMap::new(),
+            tenant_patterns: Vec::new(),
             pools: Vec::new(),
-            admitted: Vec::new(),
-            unconfined: ClassSet::ALL,
-            selected: SelectedNamespaces::default(),
+            classes_by_pool: Vec::new(),
+            classes_outside_pools: ClassSet::ALL,
+            namespace_selections: NamespaceSelections::default(),
             open: BTreeSet::new(),
-            closed: ClassSet::NONE,
+            closed_classes: ClassSet::NONE,
         };
-        bare.with_classes(built_in_classes())
+        without_classes
+            .with_classes(built_in_classes())
             .expect("the built-in classes are valid")
     }
 }
@@ -537,7 +552,7 @@ pub fn built_in_classes() -> Vec<Class> {
                 ..Match::default()
             },
             limits: ClassLimits::default(),
-            ..Class::named("dedicated")
+            ..Class::new("dedicated")
         },
         Class {
             matches: Match {
@@ -552,7 +567,7 @@ pub fn built_in_classes() -> Vec<Class> {
                 queue: Some(8),
                 ..ClassLimits::default()
             },
-            ..Class::named("opportunistic")
+            ..Class::new("opportunistic")
         },
         Class {
             matches: Match {
@@ -560,9 +575,9 @@ pub fn built_in_classes() -> Vec<Class> {
                 ..Match::default()
             },
             engine: false,
-            ..Class::named("batch")
+            ..Class::new("batch")
         },
-        Class::named("serving"),
+        Class::new("serving"),
     ]
 }
 

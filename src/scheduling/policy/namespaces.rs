@@ -24,16 +24,16 @@ pub struct NamespaceSelection {
 }
 
 /// The label of namespaces whose pods an administrator lets see all GPUs.
-pub const SEES_ALL_GPUS: &str = "stowage.dev/all-gpus";
+pub const ALL_GPUS_LABEL: &str = "stowage.dev/all-gpus";
 /// The namespace that needs no such label.
-pub const SEES_ALL_GPUS_UNLABELLED: &str = "kube-system";
+pub const ALL_GPUS_NAMESPACE: &str = "kube-system";
 
 /// The namespaces that any selector takes, by name.
-pub(crate) type SelectedNamespaces = Arc<BTreeMap<String, NamespaceSelection>>;
+pub(crate) type NamespaceSelections = Arc<BTreeMap<String, NamespaceSelection>>;
 
 impl Policy {
     /// Whether anything in it depends on the labels of namespaces.
-    pub fn reads_namespaces(&self) -> bool {
+    pub fn depends_on_namespace_labels(&self) -> bool {
         self.ungranted == OveruseRule::Evict
             || self
                 .classes()
@@ -46,55 +46,69 @@ impl Policy {
     }
 
     /// This policy, with what its selectors say of these namespaces.
-    pub fn with_namespaces(self, known: &NamespaceLabels) -> Self {
-        let selected = match self.reads_namespaces() {
-            true => known
+    pub fn with_namespace_labels(self, labels: &NamespaceLabels) -> Self {
+        let selected = match self.depends_on_namespace_labels() {
+            true => labels
                 .iter()
-                .map(|(name, labels)| (name.clone(), self.selection_of(Some(labels))))
+                .map(|(name, labels)| (name.clone(), self.select_by_labels(Some(labels))))
                 .collect(),
             false => BTreeMap::new(),
         };
-        let is_taken = |selection: &NamespaceSelection| *selection != NamespaceSelection::default();
+        let is_selected =
+            |selection: &NamespaceSelection| *selection != NamespaceSelection::default();
         let selected: BTreeMap<_, _> = selected
             .into_iter()
-            .filter(|(_, selection)| is_taken(selection))
+            .filter(|(_, selection)| is_selected(selection))
             .collect();
         Self {
-            selected: Arc::new(selected),
+            namespace_selections: Arc::new(selected),
             ..self
         }
     }
 
     /// What its selectors say of a namespace with these labels; unknown labels are taken by none.
-    pub(crate) fn selection_of(&self, labels: Option<&Labels>) -> NamespaceSelection {
+    pub(crate) fn select_by_labels(&self, labels: Option<&Labels>) -> NamespaceSelection {
         let Some(labels) = labels else {
             return NamespaceSelection::default();
         };
-        let is_taken = |selector: &Option<NamespaceSelector>| {
-            selector.as_ref().is_some_and(|one| one.takes(labels))
+        let is_selected = |selector: &Option<NamespaceSelector>| {
+            selector.as_ref().is_some_and(|one| one.matches(labels))
         };
         let classes = self.classes().iter().enumerate();
-        let classes = classes.filter(|(_, class)| is_taken(&class.matches.namespace_selector));
-        let is_its = |tenant: &Tenant| is_taken(&tenant.namespace_selector);
+        let classes = classes.filter(|(_, class)| is_selected(&class.matches.namespace_selector));
+        let is_its = |tenant: &Tenant| is_selected(&tenant.namespace_selector);
         NamespaceSelection {
-            classes: classes.map(|(place, _)| ClassId::at(place)).collect(),
-            tenant: self.tenants().iter().position(is_its).map(TenantId::at),
+            classes: classes
+                .map(|(place, _)| ClassId::from_index(place))
+                .collect(),
+            tenant: self
+                .tenants()
+                .iter()
+                .position(is_its)
+                .map(TenantId::from_index),
         }
     }
 
     /// What its selectors say of every namespace that any takes.
-    pub fn selections(&self) -> &SelectedNamespaces {
-        &self.selected
+    pub fn namespace_selections(&self) -> &NamespaceSelections {
+        &self.namespace_selections
     }
 
     /// What its selectors say of a namespace, by what is known of it.
-    pub fn selection(&self, namespace: &str) -> NamespaceSelection {
-        self.selected.get(namespace).copied().unwrap_or_default()
+    pub fn namespace_selection(&self, namespace: &str) -> NamespaceSelection {
+        self.namespace_selections
+            .get(namespace)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Sets what the selectors say of a namespace. The caller gives the policy another version.
-    pub(crate) fn select(&mut self, namespace: &str, selection: NamespaceSelection) {
-        let selected = Arc::make_mut(&mut self.selected);
+    pub(crate) fn set_namespace_selection(
+        &mut self,
+        namespace: &str,
+        selection: NamespaceSelection,
+    ) {
+        let selected = Arc::make_mut(&mut self.namespace_selections);
         match selection == NamespaceSelection::default() {
             true => selected.remove(namespace),
             false => selected.insert(namespace.to_owned(), selection),
@@ -103,14 +117,14 @@ impl Policy {
 
     /// The tenant of a namespace: by name first, then by patterns and selectors, in order of tenants.
     pub(super) fn tenant_of(&self, namespace: &str) -> Option<TenantId> {
-        let named = self.tenant_of.get(namespace).copied();
+        let named = self.tenants_by_namespace.get(namespace).copied();
         named.or_else(|| {
             let by_pattern = self
-                .patterns
+                .tenant_patterns
                 .iter()
-                .find(|(pattern, _)| super::selection::takes(pattern, namespace));
+                .find(|(pattern, _)| super::selection::pattern_matches(pattern, namespace));
             let by_pattern = by_pattern.map(|(_, tenant)| *tenant);
-            let by_labels = self.selection(namespace).tenant;
+            let by_labels = self.namespace_selection(namespace).tenant;
             by_pattern.into_iter().chain(by_labels).min()
         })
     }

@@ -1,6 +1,6 @@
 //! Which nodes' GPUs are Stowage's to allocate: by what their Node objects show, and by which DRA drivers hand out GPUs.
 
-use super::selection::takes;
+use super::selection::pattern_matches;
 use crate::vocabulary::gpu::Device;
 use crate::vocabulary::node_signs::{NodeSigns, NodeWarning};
 use schemars::JsonSchema;
@@ -31,40 +31,47 @@ impl NodeRules {
         devices: &[Device],
         is_reported: bool,
     ) -> Arc<[NodeWarning]> {
-        let counts = |key: &str| !self.ignored_labels.iter().any(|ignored| ignored == key);
-        let changes = signs.changes.iter().filter(|label| counts(&label.key));
+        let is_counted = |key: &str| !self.ignored_labels.iter().any(|ignored| ignored == key);
+        let changes = signs.changes.iter().filter(|label| is_counted(&label.key));
         let labels = signs
-            .of_labels(devices, is_reported)
+            .label_warning(devices, is_reported)
             .filter(|warning| match warning {
                 NodeWarning::UnreadableLabel { label } | NodeWarning::IgnoredLabel { label } => {
-                    counts(&label.key)
+                    is_counted(&label.key)
                 }
                 _ => true,
             });
         // Without a GPU of its own, a node has nothing that could be handed out twice.
-        let owner = self.owner(signs).filter(|_| !devices.is_empty());
+        let other_allocator = self.other_allocator(signs).filter(|_| !devices.is_empty());
         let changes = changes.map(|label| NodeWarning::GpusChanging {
             label: label.clone(),
         });
-        owner.into_iter().chain(changes).chain(labels).collect()
+        other_allocator
+            .into_iter()
+            .chain(changes)
+            .chain(labels)
+            .collect()
     }
 
     /// The resource by which something else hands out the node's GPUs; if there is none, one of which that is unknown.
-    pub fn owner(&self, signs: &NodeSigns) -> Option<NodeWarning> {
-        let is_in =
-            |patterns: &[String], name: &str| patterns.iter().any(|pattern| takes(pattern, name));
-        let foreign = || {
+    pub fn other_allocator(&self, signs: &NodeSigns) -> Option<NodeWarning> {
+        let is_in = |patterns: &[String], name: &str| {
+            patterns
+                .iter()
+                .any(|pattern| pattern_matches(pattern, name))
+        };
+        let not_harmless = || {
             signs
                 .resources
                 .iter()
                 .filter(|(name, _)| !is_in(&self.harmless_resources, name))
         };
-        let known = foreign().find(|(name, _)| is_in(&self.gpu_resources, name));
-        let known = known.map(|(name, _)| NodeWarning::OtherAllocator {
+        let declared = not_harmless().find(|(name, _)| is_in(&self.gpu_resources, name));
+        let declared = declared.map(|(name, _)| NodeWarning::OtherAllocator {
             resource: name.clone(),
         });
-        let unknown = || foreign().find(|(_, suggests_gpu)| **suggests_gpu);
-        known.or_else(|| {
+        let unknown = || not_harmless().find(|(_, suggests_gpu)| **suggests_gpu);
+        declared.or_else(|| {
             unknown().map(|(name, _)| NodeWarning::UnknownResource {
                 resource: name.clone(),
             })
@@ -142,7 +149,7 @@ mod tests {
     use crate::units::Bytes;
     use crate::vocabulary::node_signs::NodeLabel;
 
-    fn shown(resources: &[&str]) -> NodeSigns {
+    fn signs(resources: &[&str]) -> NodeSigns {
         let resources = resources
             .iter()
             .map(|name| (Arc::from(*name), name.contains("gpu")))
@@ -165,17 +172,17 @@ mod tests {
     #[test]
     fn a_known_allocator_is_named_before_an_unknown_one_and_a_harmless_resource_is_never_named() {
         let rules = NodeRules::default();
-        let both = shown(&[
+        let both = signs(&[
             "example.com/gpu",
             "gpu.intel.com/i915",
             "volcano.sh/vgpu-number",
         ]);
         let resource = "volcano.sh/vgpu-number".into();
         assert_eq!(
-            rules.owner(&both),
+            rules.other_allocator(&both),
             Some(NodeWarning::OtherAllocator { resource })
         );
-        let text = rules.owner(&both).unwrap().to_string();
+        let text = rules.other_allocator(&both).unwrap().to_string();
         assert!(
             text.contains("volcano.sh/vgpu-number") && text.contains("nodes.harmlessResources"),
             "{text}"
@@ -184,7 +191,7 @@ mod tests {
             harmless_resources: vec!["volcano.sh/*".into(), "*.intel.com/*".into()],
             ..NodeRules::default()
         };
-        let text = harmless.owner(&both).unwrap().to_string();
+        let text = harmless.other_allocator(&both).unwrap().to_string();
         assert!(
             text.contains("example.com/gpu") && text.contains("nodes.gpuResources"),
             "{text}"
@@ -194,7 +201,10 @@ mod tests {
             ..harmless
         };
         assert_eq!(
-            known.owner(&shown(&["example.com/fpga"])).unwrap().code(),
+            known
+                .other_allocator(&signs(&["example.com/fpga"]))
+                .unwrap()
+                .code(),
             "other-allocator"
         );
     }
@@ -204,17 +214,17 @@ mod tests {
         let rules = NodeRules::default();
         assert!(
             rules
-                .warnings(&shown(&["amd.com/gpu"]), &[], false)
+                .warnings(&signs(&["amd.com/gpu"]), &[], false)
                 .is_empty()
         );
         assert_eq!(
-            warnings(&rules, &shown(&["amd.com/gpu"]), false),
+            warnings(&rules, &signs(&["amd.com/gpu"]), false),
             ["other-allocator"]
         );
     }
 
     #[test]
-    fn labels_that_say_otherwise_than_nvml_are_told_and_do_not_count() {
+    fn labels_that_contradict_nvml_are_reported_and_do_not_count() {
         let rules = NodeRules::default();
         let labelled = |gpus, memory| NodeSigns {
             labelled: Some((gpus, memory)),

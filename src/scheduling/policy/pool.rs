@@ -26,7 +26,7 @@ pub struct Pool {
 pub struct PoolId(pub(super) u16);
 
 impl PoolId {
-    pub fn place(self) -> usize {
+    pub fn index(self) -> usize {
         self.0.into()
     }
 }
@@ -49,7 +49,7 @@ impl Default for PoolAdmission {
 }
 
 impl Pool {
-    pub fn named(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
             selector: BTreeMap::new(),
@@ -68,7 +68,7 @@ impl Pool {
 
     /// Whether a node's GPUs have the pool's MIG layout. A slice's model ends in its profile, as NVML names it
     /// (`NVIDIA-A100-SXM4-80GB-MIG-3g.40gb`).
-    pub(crate) fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
+    pub(crate) fn has_expected_mig_layout(&self, devices: &[Device]) -> bool {
         let Some(expected) = &self.mig else {
             return true;
         };

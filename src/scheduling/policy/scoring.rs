@@ -100,7 +100,7 @@ impl PartAndWeight {
 
 impl Weights {
     /// Whether nothing is weighed, so that every place is as good as any other.
-    pub fn are_zero(&self) -> bool {
+    pub fn are_all_zero(&self) -> bool {
         ScoreParts::default()
             .with_weights(self)
             .iter()
@@ -177,10 +177,10 @@ impl Default for PackingRules {
         Self {
             policy: PackingPolicy::default(),
             learning: LearningMode::default(),
-            window: WINDOW,
+            window: DEFAULT_DEMAND_WINDOW,
         }
     }
 }
 
 /// Pods that are remembered by default.
-pub const WINDOW: u16 = 2000;
+pub const DEFAULT_DEMAND_WINDOW: u16 = 2000;

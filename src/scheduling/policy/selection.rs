@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Any text, empty or not, in a pattern.
-const ANY: u8 = b'*';
+const WILDCARD: u8 = b'*';
 
 /// Whether a text is a pattern: anything else means itself.
 pub fn is_pattern(text: &str) -> bool {
-    text.as_bytes().contains(&ANY)
+    text.as_bytes().contains(&WILDCARD)
 }
 
 /// Whether a pattern takes a name. `*` takes any text, every other character itself. Linear in the product of the lengths at
@@ -21,53 +21,55 @@ pub fn is_pattern(text: &str) -> bool {
 ///
 /// If `name` is a pattern itself, the answer is whether `pattern` takes all that it takes: no name contains `*`, so that only a
 /// `*` of `pattern` takes one.
-pub fn takes(pattern: &str, name: &str) -> bool {
+pub fn pattern_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
-    let (mut at, mut from) = (0, 0);
+    let (mut pattern_index, mut name_index) = (0, 0);
     // The last `*`, and where in the name the rest of the pattern was tried.
     let mut retry: Option<(usize, usize)> = None;
-    while from < name.len() {
-        match pattern.get(at) {
-            Some(&ANY) => {
-                retry = Some((at, from));
-                at += 1;
+    while name_index < name.len() {
+        match pattern.get(pattern_index) {
+            Some(&WILDCARD) => {
+                retry = Some((pattern_index, name_index));
+                pattern_index += 1;
             }
-            Some(c) if *c == name[from] => (at, from) = (at + 1, from + 1),
+            Some(c) if *c == name[name_index] => {
+                (pattern_index, name_index) = (pattern_index + 1, name_index + 1)
+            }
             _ => match &mut retry {
                 Some((star, tried)) => {
                     *tried += 1;
-                    (at, from) = (*star + 1, *tried);
+                    (pattern_index, name_index) = (*star + 1, *tried);
                 }
                 None => return false,
             },
         }
     }
-    pattern[at..].iter().all(|c| *c == ANY)
+    pattern[pattern_index..].iter().all(|c| *c == WILDCARD)
 }
 
 /// Whether some name is taken by both patterns.
-pub fn may_both_take(a: &str, b: &str) -> bool {
+pub fn patterns_overlap(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     // Whether the first `i` characters of one and the first `j` of the other can take the same text, row by row.
-    let mut above: Vec<bool> = Vec::new();
+    let mut previous_row: Vec<bool> = Vec::new();
     for i in 0..=a.len() {
         let mut row = vec![false; b.len() + 1];
         for j in 0..=b.len() {
-            let (up, left) = (i > 0 && above[j], j > 0 && row[j - 1]);
+            let (up, left) = (i > 0 && previous_row[j], j > 0 && row[j - 1]);
             row[j] = match (
                 i.checked_sub(1).map(|i| a[i]),
                 j.checked_sub(1).map(|j| b[j]),
             ) {
                 (None, None) => true,
                 // It takes nothing, or what the other ends with.
-                (Some(ANY), _) | (_, Some(ANY)) => up || left,
-                (Some(c), Some(d)) => c == d && above[j - 1],
+                (Some(WILDCARD), _) | (_, Some(WILDCARD)) => up || left,
+                (Some(c), Some(d)) => c == d && previous_row[j - 1],
                 _ => false,
             };
         }
-        above = row;
+        previous_row = row;
     }
-    above.last().copied().unwrap_or_default()
+    previous_row.last().copied().unwrap_or_default()
 }
 
 /// A condition on one label.
@@ -98,7 +100,7 @@ pub enum LabelOperator {
 }
 
 impl LabelExpression {
-    pub fn holds_in(&self, labels: &BTreeMap<String, String>) -> bool {
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let value = labels.get(&self.key);
         match self.operator {
             LabelOperator::In => value.is_some_and(|value| self.values.contains(value)),
@@ -148,21 +150,21 @@ pub struct NamespaceSelector {
 }
 
 impl NamespaceSelector {
-    pub fn takes(&self, labels: &BTreeMap<String, String>) -> bool {
-        has_all(&self.match_labels, labels)
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        has_all_labels(&self.match_labels, labels)
             && self
                 .match_expressions
                 .iter()
-                .all(|expression| expression.holds_in(labels))
+                .all(|expression| expression.matches(labels))
     }
 }
 
 /// Whether each of the `required` labels is among `labels`.
-pub(crate) fn has_all(
-    wanted: &BTreeMap<String, String>,
+pub(crate) fn has_all_labels(
+    required: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
 ) -> bool {
-    wanted
+    required
         .iter()
         .all(|(key, value)| labels.get(key) == Some(value))
 }
@@ -202,22 +204,22 @@ mod tests {
     proptest! {
         #[test]
         fn a_pattern_takes_what_trying_every_length_takes(pattern in "[ab*]{0,5}", name in "[ab]{0,6}") {
-            prop_assert_eq!(takes(&pattern, &name), takes_slowly(&pattern, &name));
+            prop_assert_eq!(pattern_matches(&pattern, &name), takes_slowly(&pattern, &name));
         }
 
         #[test]
         fn a_pattern_that_takes_another_takes_all_that_this_takes(wide in "[ab*]{0,4}", narrow in "[ab*]{0,4}") {
             let all = texts();
-            if takes(&wide, &narrow) {
-                prop_assert!(all.iter().all(|text| !takes(&narrow, text) || takes(&wide, text)));
+            if pattern_matches(&wide, &narrow) {
+                prop_assert!(all.iter().all(|text| !pattern_matches(&narrow, text) || pattern_matches(&wide, text)));
             }
         }
 
         #[test]
         fn two_patterns_overlap_if_a_text_is_found_that_both_take(a in "[ab*]{0,3}", b in "[ab*]{0,3}") {
             // Each has two letters at most between its `*`, or three and no `*`: a text of four is enough.
-            let found = texts().iter().any(|text| takes(&a, text) && takes(&b, text));
-            prop_assert_eq!(may_both_take(&a, &b), found);
+            let found = texts().iter().any(|text| pattern_matches(&a, text) && pattern_matches(&b, text));
+            prop_assert_eq!(patterns_overlap(&a, &b), found);
         }
     }
 }

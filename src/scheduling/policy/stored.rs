@@ -56,17 +56,17 @@ impl TryFrom<StoredPolicy> for Policy {
             pools,
             open_windows,
         } = stored;
-        let bare = Self {
+        let settings_only = Self {
             version,
             digest,
             settings,
             ..Self::default()
         };
-        let whole = bare
+        let policy = settings_only
             .with_classes(classes)?
             .with_tenants(tenants)?
             .with_pools(pools)?;
-        Ok(whole.with_open_windows(open_windows))
+        Ok(policy.with_open_windows(open_windows))
     }
 }
 

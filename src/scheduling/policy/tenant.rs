@@ -43,7 +43,7 @@ pub enum Reclaim {
 }
 
 impl Tenant {
-    pub fn named(name: &str, namespaces: &[&str]) -> Self {
+    pub fn new(name: &str, namespaces: &[&str]) -> Self {
         Self {
             name: name.into(),
             namespaces: namespaces
@@ -76,14 +76,14 @@ impl Tenant {
     }
 
     /// The weighted dominant share of what it borrows, in millionths of the capacity of the `cluster`.
-    pub(crate) fn dominant_share(&self, used: TenantUsage, whole: TenantUsage) -> u64 {
+    pub(crate) fn dominant_share(&self, used: TenantUsage, cluster: TenantUsage) -> u64 {
         let borrowed = used.minus(self.guarantee);
         let millionths = |part: u64, whole: u64| match whole {
             0 => 0,
             whole => (u128::from(part) * 1_000_000 / u128::from(whole)) as u64,
         };
-        let dominant = millionths(borrowed.vram.0, whole.vram.0)
-            .max(millionths(borrowed.milli_gpus, whole.milli_gpus));
+        let dominant = millionths(borrowed.vram.0, cluster.vram.0)
+            .max(millionths(borrowed.milli_gpus, cluster.milli_gpus));
         dominant / u64::from(self.weight.max(1))
     }
 }

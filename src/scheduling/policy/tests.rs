@@ -33,7 +33,7 @@ fn a_policy_without_a_last_resort_is_refused() {
     };
     let only_jobs = Class {
         matches,
-        ..Class::named("jobs")
+        ..Class::new("jobs")
     };
     let refused = Policy::default().with_classes(vec![only_jobs]);
     assert_eq!(
@@ -45,10 +45,10 @@ fn a_policy_without_a_last_resort_is_refused() {
 }
 
 #[test]
-fn names_that_lead_nowhere_or_two_ways_are_refused() {
+fn unknown_and_duplicate_names_are_refused() {
     let lonely = Class {
         shares_with: Some(vec!["nobody".into()]),
-        ..Class::named("lonely")
+        ..Class::new("lonely")
     };
     let refused = Policy::default().with_classes(vec![lonely]);
     assert_eq!(
@@ -57,7 +57,7 @@ fn names_that_lead_nowhere_or_two_ways_are_refused() {
             name: "nobody".into()
         })
     );
-    let twins = vec![Class::named("twin"), Class::named("twin")];
+    let twins = vec![Class::new("twin"), Class::new("twin")];
     let refused = Policy::default().with_classes(twins);
     assert_eq!(
         refused,
@@ -66,7 +66,7 @@ fn names_that_lead_nowhere_or_two_ways_are_refused() {
             name: "twin".into()
         })
     );
-    let tenants = vec![Tenant::named("a", &["x"]), Tenant::named("b", &["x"])];
+    let tenants = vec![Tenant::new("a", &["x"]), Tenant::new("b", &["x"])];
     let refused = Policy::default().with_tenants(tenants);
     assert_eq!(
         refused,
@@ -78,20 +78,20 @@ fn names_that_lead_nowhere_or_two_ways_are_refused() {
 
 #[test]
 fn two_classes_share_a_gpu_only_if_both_agree() {
-    let open = Class::named("open");
+    let open = Class::new("open");
     let picky = Class {
         shares_with: Some(vec!["open".into()]),
-        ..Class::named("picky")
+        ..Class::new("picky")
     };
     let alone = Class {
         shares_with: Some(vec![]),
-        ..Class::named("alone")
+        ..Class::new("alone")
     };
     let all = vec![open, picky, alone];
     let class_exclusions = |class: usize, other: usize| {
-        terms(&all[class], &all)
+        class_terms(&all[class], &all)
             .class_exclusions
-            .contains(ClassId::at(other))
+            .contains(ClassId::from_index(other))
     };
     assert_eq!(
         [
@@ -129,7 +129,7 @@ fn headroom_follows_the_longest_part_of_the_models_name() {
         default: percent(10),
         models,
     };
-    let of = |name: &str| headroom.of(&GpuModel::parse(name).unwrap()).get();
+    let of = |name: &str| headroom.percent_for(&GpuModel::parse(name).unwrap()).get();
     assert_eq!(
         [
             of("NVIDIA-A100-SXM4-80GB"),
@@ -141,7 +141,7 @@ fn headroom_follows_the_longest_part_of_the_models_name() {
 }
 
 #[test]
-fn of_two_borrowers_the_one_with_more_of_what_is_scarce_for_its_weight_has_the_larger_share() {
+fn the_dominant_share_grows_with_the_scarcest_borrowed_resource_and_shrinks_with_weight() {
     let whole = TenantUsage {
         vram: crate::units::Bytes::gib(1000),
         milli_gpus: 10_000,
@@ -152,7 +152,7 @@ fn of_two_borrowers_the_one_with_more_of_what_is_scarce_for_its_weight_has_the_l
     };
     let tenant = Tenant {
         guarantee: used(100, 1000),
-        ..Tenant::named("a", &[])
+        ..Tenant::new("a", &[])
     };
     assert_eq!(tenant.dominant_share(used(100, 1000), whole), 0);
     assert_eq!(tenant.dominant_share(used(200, 4000), whole), 300_000);

@@ -11,10 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 /// Minutes of a day.
-pub const DAY: u16 = 24 * 60;
+pub const MINUTES_PER_DAY: u16 = 24 * 60;
 
 /// The names of weekdays, Monday first.
-const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+const WEEKDAY_NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
 /// Hours of a week. It opens on each of its days when the clock of its time zone reaches `from`, and closes when that reaches
 /// `to`; on the next day, if `to` is before `from`.
@@ -140,7 +140,7 @@ impl DayRange {
     /// `mon`, or `fri-mon`, which goes over the end of the week.
     pub fn parse(text: &str) -> Result<Self, Malformed> {
         let day = |name: &str| {
-            NAMES
+            WEEKDAY_NAMES
                 .iter()
                 .position(|known| *known == name)
                 .map(|day| day as u8)
@@ -158,7 +158,10 @@ impl DayRange {
                     .filter(|short| day(short).is_some());
                 let help = match long.filter(|_| !text.contains('-')) {
                     Some(short) => format!("did you mean `{short}`?"),
-                    None => format!("write {}, or a range such as `mon-fri`", NAMES.join(", ")),
+                    None => format!(
+                        "write {}, or a range such as `mon-fri`",
+                        WEEKDAY_NAMES.join(", ")
+                    ),
                 };
                 Malformed::new("no weekday", help)
             })
@@ -172,7 +175,7 @@ impl DayRange {
 
     /// The name of a day, counted from Monday.
     pub fn name_of(day: u8) -> &'static str {
-        NAMES[usize::from(day) % 7]
+        WEEKDAY_NAMES[usize::from(day) % 7]
     }
 }
 
@@ -200,7 +203,7 @@ serde_as_text!(
 
 impl TimeOfDay {
     fn end_of_day() -> Self {
-        Self(DAY)
+        Self(MINUTES_PER_DAY)
     }
 
     /// `06:00`; `24:00` is the end of the day.
@@ -280,7 +283,7 @@ mod tests {
         let minutes = |text: &str| TimeOfDay::parse(text).map(TimeOfDay::minutes);
         assert_eq!(
             (minutes("00:00"), minutes("6:05"), minutes("24:00")),
-            (Ok(0), Ok(365), Ok(DAY))
+            (Ok(0), Ok(365), Ok(MINUTES_PER_DAY))
         );
         for text in [
             "24:01", "25:00", "12:60", "12", "12:5", "12:00:00", "8pm", "+1:00", "-1:00", "",

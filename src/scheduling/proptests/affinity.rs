@@ -1,12 +1,12 @@
 //! Same-GPU affinity against the definition: never without room, and nothing without an engine that may be woken.
 
-use super::choices::{gpu, has_room_by_definition, node};
+use super::choices::{gpu, has_free_vram_by_definition, node};
 use super::demand;
 use crate::ids::ModelId;
 use crate::placing::fit::fit_by;
 use crate::placing::pack;
 use crate::placing::pack::NodeEvaluation;
-use crate::placing::rank::{ready, score_node};
+use crate::placing::rank::{estimate_start, score_node};
 use crate::placing::snapshot::Snapshot;
 use crate::placing::start_model::StartModel;
 use crate::policy::Policy;
@@ -65,17 +65,17 @@ proptest! {
     ) {
         let reusable: ReusableEngineSet = engines.clone().into();
         let evaluation = NodeEvaluation::by_best_fit(&gpus, &demand);
-        let packed = pack::choose_by(&evaluation, GpuSet::ALL);
+        let packed = pack::choose_by_cost(&evaluation, GpuSet::ALL);
         let chosen = pack::choose(&evaluation, &reusable, GpuSet::ALL);
         prop_assert_eq!(chosen.is_some(), packed.is_some(), "an engine that sleeps neither admits nor refuses a pod");
         let Some(chosen) = chosen else { return Ok(()) };
         prop_assert_eq!(chosen.gpus.len(), demand.gpus);
-        prop_assert!(chosen.gpus.iter().all(|place| has_room_by_definition(&gpus[place], &demand)));
+        prop_assert!(chosen.gpus.iter().all(|place| has_free_vram_by_definition(&gpus[place], &demand)));
         let is_open = |engine: &&ReusableEngine| {
             let is_own = engine.model.as_str() == "own" && &*engine.namespace == "default";
             is_own
                 && engine.gpus.len() == demand.gpus
-                && engine.gpus.iter().all(|place| has_room_by_definition(&gpus[place], &demand))
+                && engine.gpus.iter().all(|place| has_free_vram_by_definition(&gpus[place], &demand))
         };
         let open: Vec<&ReusableEngine> = engines.iter().filter(is_open).collect();
         let is_contended = |set: GpuSet| set.iter().any(|place| pack::is_contended(&gpus[place], &demand));
@@ -99,7 +99,7 @@ proptest! {
         demand in own_demand(), gib in 0u64..200
     ) {
         let foreign: Vec<ReusableEngine> =
-            engines.into_iter().filter(|engine| !engine.suits(&demand)).collect();
+            engines.into_iter().filter(|engine| !engine.is_usable_by(&demand)).collect();
         let held = NodeModel { model: model("own"), tier: ModelTier::Disk, bytes: Bytes::gib(gib) };
         let bare = Node { holdings: [held].into_iter().collect(), ..node("n", gpus.clone()) };
         let beside = Node { reusable: foreign.into(), ..bare.clone() };
@@ -110,7 +110,7 @@ proptest! {
         prop_assert_eq!(scored(&beside), scored(&bare));
         let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
         for place in 0..gpus.len() {
-            prop_assert_eq!(pack::wake_on(&beside, GpuSet::one(place), &demand, &starts, &speeds), None);
+            prop_assert_eq!(pack::estimate_wake(&beside, GpuSet::single(place), &demand, &starts, &speeds), None);
         }
     }
 
@@ -122,10 +122,10 @@ proptest! {
         let holdings = on_disk.then_some(held).into_iter().collect();
         let node = Node { holdings, reusable: engines.clone().into(), ..node("n", Vec::new()) };
         let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
-        let start = ready(&node, &demand, &starts, &speeds).unwrap().total();
-        for gpus in engines.iter().map(|engine| engine.gpus).chain([GpuSet::one(0)]) {
-            if let Some(wake) = pack::wake_on(&node, gpus, &demand, &starts, &speeds) {
-                prop_assert!(wake.loaded == start && wake.woken < start, "{:?} against {}", wake, start.0);
+        let start = estimate_start(&node, &demand, &starts, &speeds).unwrap().total();
+        for gpus in engines.iter().map(|engine| engine.gpus).chain([GpuSet::single(0)]) {
+            if let Some(wake) = pack::estimate_wake(&node, gpus, &demand, &starts, &speeds) {
+                prop_assert!(wake.start_time == start && wake.wake_time < start, "{:?} against {}", wake, start.0);
             }
         }
     }

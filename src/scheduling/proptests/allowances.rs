@@ -8,7 +8,7 @@ use crate::planning::{
     Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within,
 };
 use crate::policy::{EvictionRates, Policy, Tenant};
-use crate::testkit::{demand_of, gpu_at, in_namespace, key, roomy, uid, unit_gpu};
+use crate::testkit::{accepting_filters, demand_of, gpu_at, key, uid, unit_gpu, with_namespace};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::node::NodeKind;
@@ -96,7 +96,7 @@ impl AllowanceFixture {
         if world.has_tenants {
             let tenants = NAMESPACES[..2]
                 .iter()
-                .map(|name| Tenant::named(name, &[name]));
+                .map(|name| Tenant::new(name, &[name]));
             policy = policy.with_tenants(tenants.collect()).unwrap();
         }
         let mut ledger = Ledger::new(Arc::new(policy));
@@ -115,7 +115,7 @@ impl AllowanceFixture {
         };
         for (i, (pod, on, g)) in bench.world.residents.clone().iter().enumerate() {
             let on = *on % bench.world.nodes.len();
-            bench.settle(
+            bench.bind(
                 &format!("resident-{i}"),
                 pod,
                 on,
@@ -127,7 +127,7 @@ impl AllowanceFixture {
                 gate: SchedulingGate::Planned,
                 ..ObservedWaiting::default()
             };
-            bench.see(&format!("waits-{i}"), pod, ObservedPhase::Waiting(waiting));
+            bench.observe(&format!("waits-{i}"), pod, ObservedPhase::Waiting(waiting));
         }
         let earlier = bench
             .world
@@ -137,13 +137,13 @@ impl AllowanceFixture {
         bench.earlier = earlier
             .filter(|uid| bench.homes.contains_key(uid))
             .collect();
-        bench.ledger.note_ordered(&bench.earlier);
+        bench.ledger.record_evictions(&bench.earlier);
         bench.ledger.set_now(Moment(10_010_000));
         bench
     }
 
     /// Puts a resident on one GPU, if it fits.
-    fn settle(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
+    fn bind(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
         let pod = RatedPod {
             gpus: 1,
             ..pod.clone()
@@ -154,7 +154,7 @@ impl AllowanceFixture {
         }
         let devices = Some(Arc::from([gpu_at(on, g)]));
         let ran = Some(Millis::seconds(900));
-        self.see(
+        self.observe(
             name,
             &pod,
             ObservedPhase::Bound {
@@ -169,13 +169,13 @@ impl AllowanceFixture {
 
     fn demand(&self, pod: &RatedPod) -> Demand {
         let demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
-        in_namespace(demand, NAMESPACES[pod.namespace], self.ledger.policy())
+        with_namespace(demand, NAMESPACES[pod.namespace], self.ledger.policy())
     }
 
-    fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
+    fn observe(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
         let key = key(name);
         let demand = self.demand(pod);
-        self.ledger.see(PodObservation {
+        self.ledger.observe_pod(PodObservation {
             uid: uid(name),
             key,
             demand,
@@ -186,7 +186,11 @@ impl AllowanceFixture {
 
     fn plan(&mut self) -> Vec<PlanStep> {
         let pending = self.ledger.pending(64);
-        plan(self.ledger.clone(), &roomy(&self.ledger), &pending)
+        plan(
+            self.ledger.clone(),
+            &accepting_filters(&self.ledger),
+            &pending,
+        )
     }
 
     fn scopes_of(&self, victim: &PodUid) -> Vec<CountedScope> {
@@ -280,7 +284,7 @@ impl AllowanceFixture {
         sets
     }
 
-    fn put_into_force(&mut self, steps: &[PlanStep]) -> Vec<PlannedPlacement> {
+    fn apply(&mut self, steps: &[PlanStep]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
         for place in steps.iter().flat_map(|step| {
             if let PlanStep::Place(places) = step {
@@ -290,9 +294,9 @@ impl AllowanceFixture {
             }
         }) {
             place
-                .take(&mut self.ledger)
+                .reserve_in(&mut self.ledger)
                 .expect("what was planned can be held");
-            self.ledger.note_ordered(&place.reservation.victims);
+            self.ledger.record_evictions(&place.reservation.victims);
             places.push(place.clone());
         }
         places
@@ -310,10 +314,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn b1_no_plan_exceeds_a_limit_on_evictions(world in world()) {
+    fn no_plan_exceeds_an_eviction_limit(world in world()) {
         let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
-        let places = bench.put_into_force(&steps);
+        let places = bench.apply(&steps);
         let mut used = bench.count(&bench.earlier);
         for place in &places {
             let set = bench.count(place.reservation.victims.iter());
@@ -323,12 +327,12 @@ proptest! {
     }
 
     #[test]
-    fn b1_no_pod_waits_that_evictions_within_the_limits_would_place_and_reasons_are_true(world in world()) {
+    fn a_pod_waits_only_if_no_evictions_within_the_limits_would_place_it(world in world()) {
         let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
             waits(&steps).map(|(uid, _)| (uid.clone(), bench.sets(uid))).collect();
-        let places = bench.put_into_force(&steps);
+        let places = bench.apply(&steps);
         let evicted = places.iter().flat_map(|place| place.reservation.victims.iter());
         let used = bench.count(bench.earlier.iter().chain(evicted));
         let because = |why: &WaitReason| match why {
@@ -357,12 +361,12 @@ proptest! {
     }
 
     #[test]
-    fn b2_a_plan_that_is_stopped_or_cut_short_is_a_prefix_of_the_whole(world in world(), steps in 1u64..400) {
+    fn an_interrupted_plan_is_a_prefix_of_the_whole_plan(world in world(), steps in 1u64..400) {
         let mut bench = AllowanceFixture::new(world);
-        let (pending, kube_filters) = (bench.ledger.pending(64), roomy(&bench.ledger));
+        let (pending, kube_filters) = (bench.ledger.pending(64), accepting_filters(&bench.ledger));
         let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &kube_filters, &pending, bounds);
         let whole = run(PlanBounds::NONE);
-        prop_assert!(whole.left_over.is_empty());
+        prop_assert!(whole.unreached.is_empty());
         let asked = Cell::new(0);
         let is_stopped = || {
             asked.set(asked.get() + 1);
@@ -372,12 +376,12 @@ proptest! {
         let free = |plan: &Plan| plan.steps.iter().take_while(|step| is_free(step)).count();
         let same = stopped.steps.iter().zip(&whole.steps).take_while(|(a, b)| a == b).count();
         prop_assert!(same == stopped.steps.len(), "{:?} {:?}", stopped, whole);
-        prop_assert_eq!(stopped.steps.len() + stopped.left_over.len(), pending.len());
+        prop_assert_eq!(stopped.steps.len() + stopped.unreached.len(), pending.len());
         prop_assert!(asked.get() <= steps + 2, "it went on for {} looks", asked.get() - steps);
-        let cut = run(PlanBounds { free: steps, evictions: steps, ..PlanBounds::NONE });
-        prop_assert_eq!(cut.steps.len() + cut.left_over.len(), pending.len());
+        let cut = run(PlanBounds { free_steps: steps, eviction_steps: steps, ..PlanBounds::NONE });
+        prop_assert_eq!(cut.steps.len() + cut.unreached.len(), pending.len());
         prop_assert!(!cut.steps.is_empty() && free(&cut) <= free(&whole));
-        prop_assert_eq!(run(PlanBounds { free: steps, evictions: steps, ..PlanBounds::NONE }), cut);
+        prop_assert_eq!(run(PlanBounds { free_steps: steps, eviction_steps: steps, ..PlanBounds::NONE }), cut);
     }
 }
 

@@ -26,7 +26,7 @@ use proptest::prelude::*;
 pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
     let health = prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let engine_load = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
-        .prop_map(|(kv, queue)| EngineLoad::of(kv.and_then(Percent::new), queue));
+        .prop_map(|(kv, queue)| EngineLoad::new(kv.and_then(Percent::new), queue));
     let engine_load = prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => engine_load];
     let rarely = || proptest::bool::weighted(0.2);
     let flags = (
@@ -105,7 +105,7 @@ pub(super) fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     Node {
         gpus: gpus.into(),
         freshness: Freshness::Fresh,
-        ..Node::named(name)
+        ..Node::from_name(name)
     }
 }
 
@@ -117,7 +117,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 }
 
 /// Whether a GPU fits, written again from the definition.
-pub(super) fn has_room_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
+pub(super) fn has_free_vram_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;
@@ -194,7 +194,7 @@ proptest! {
             (contended, !is_together, each)
         };
         let best = subsets(gpus.len(), demand.gpus)
-            .filter(|set| set.iter().all(|g| has_room_by_definition(&gpus[*g], &demand)))
+            .filter(|set| set.iter().all(|g| has_free_vram_by_definition(&gpus[*g], &demand)))
             .min_by_key(cost);
         let chosen = best_fit(&gpus, &demand);
         prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
@@ -206,11 +206,11 @@ proptest! {
     ) {
         let (packing_model, node) = (PackingModel::default(), node("n", gpus.clone()));
         let node_summary = packing_model.node_summary(node.node_gpus());
-        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), NodeEvaluation::of(&packing_model, &node_summary, &demand)];
-        let chosen = pack::choose_by(&alone, GpuSet::ALL);
-        prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
+        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), NodeEvaluation::by_model(&packing_model, &node_summary, &demand)];
+        let chosen = pack::choose_by_cost(&alone, GpuSet::ALL);
+        prop_assert_eq!(chosen, pack::choose_by_cost(&alike, GpuSet::ALL));
         for evaluation in [alone, alike] {
-            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&evaluation, choice.gpus)));
+            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::for_gpus(&evaluation, choice.gpus)));
         }
     }
 
@@ -219,13 +219,13 @@ proptest! {
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let possible = subsets(gpus.len(), demand.gpus)
-            .any(|set| set.iter().all(|g| has_room_by_definition(&gpus[*g], &demand)));
+            .any(|set| set.iter().all(|g| has_free_vram_by_definition(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
             .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
-            .any(|set| set.iter().all(|g| has_room_by_definition(&emptied[*g], &demand)));
+            .any(|set| set.iter().all(|g| has_free_vram_by_definition(&emptied[*g], &demand)));
         match fit(&node("n", gpus.clone()), &demand) {
             Ok(_) => prop_assert!(possible),
             Err(misfit) => {
@@ -270,14 +270,14 @@ proptest! {
         all.sort();
         all.truncate(limit);
         if all.len() > 1 { all.retain(|(just_failed, ..)| !just_failed); }
-        let best: Vec<_> = list.best.iter().map(|c| snapshot.nodes()[c.node].name.clone()).collect();
+        let best: Vec<_> = list.best.iter().map(|c| snapshot.nodes()[c.node_index].name.clone()).collect();
         prop_assert_eq!(best, all.into_iter().map(|(.., name)| name).collect::<Vec<_>>());
 
         // The order in which the scheduler names the nodes changes nothing.
         let mut turned = names.clone();
         turned.rotate_left(seed as usize % names.len());
         let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
-        let gpu_candidates = |list: &crate::placing::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
+        let gpu_candidates = |list: &crate::placing::rank::Shortlist| list.best.iter().map(|c| (c.node_index, c.gpus, c.score)).collect::<Vec<_>>();
         prop_assert_eq!(gpu_candidates(&again), gpu_candidates(&list));
     }
 }
@@ -310,7 +310,7 @@ fn a_refusal_phrase_never_contains_a_figure() {
 #[test]
 fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fail() {
     let gpu = |charged: u64| {
-        let mut gpu = Gpu::of(&unit_gpu(0, 0), &Headroom::all(Percent::default()));
+        let mut gpu = Gpu::from_device(&unit_gpu(0, 0), &Headroom::uniform(Percent::default()));
         gpu.charge(Bytes(charged), Sharing::Shared);
         gpu
     };
@@ -323,7 +323,7 @@ fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fa
     let roomy = NodeName::parse("roomy").unwrap();
     let reserved_placement = ReservedPlacement {
         node: &roomy,
-        verdict: Ok(GpuSet::one(0)),
+        verdict: Ok(GpuSet::single(0)),
     };
     let best = |reserved_placement: Option<ReservedPlacement<'_>>| {
         let attempt = ScheduleAttempt {
@@ -336,7 +336,7 @@ fn a_pods_own_reservation_goes_before_a_better_node_and_one_that_did_not_just_fa
         let list = shortlist(&snapshot, &demand, ["tight", "roomy"].into_iter(), attempt);
         list.best
             .iter()
-            .map(|candidate| snapshot.nodes()[candidate.node].name.to_string())
+            .map(|candidate| snapshot.nodes()[candidate.node_index].name.to_string())
             .collect::<Vec<_>>()
     };
     assert_eq!(best(None), ["tight"]);

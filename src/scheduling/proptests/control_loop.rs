@@ -6,11 +6,11 @@
 //! the gate.
 
 use crate::control_loop::{
-    Act, ControlLoop, ControlPlaneError, EdgeFacts, EvictionOutcome, EvictionTask,
+    ControlLoop, ControlPlaneError, EdgeFacts, EvictionOutcome, EvictionTask, LoopAction,
     NominationChange, PodWrite, ReservationChange, RunEnd, WriteOutcome,
 };
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
-use crate::kube_filters::{Amounts, FilterNode, Requirements};
+use crate::kube_filters::{FilterNode, Requirements, ResourceList};
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::placing::score_cache::ScoreCache;
 use crate::testkit::numbered::{key, node_name, uid};
@@ -40,7 +40,7 @@ enum Step {
     Arrive(u8),
     Tick(u64),
     /// What becomes of the write in progress of this place.
-    Answer(usize, Fate),
+    Answer(usize, WriteFate),
     /// The watch shows the pod as it is.
     Show(u8),
     /// kube-scheduler tries the pod.
@@ -51,7 +51,7 @@ enum Step {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Fate {
+enum WriteFate {
     Lands,
     /// It lands, and the answer is lost.
     LandsUnanswered,
@@ -62,10 +62,10 @@ enum Fate {
 
 fn step() -> impl Strategy<Value = Step> {
     let fate = prop_oneof![
-        8 => Just(Fate::Lands),
-        2 => Just(Fate::LandsUnanswered),
-        2 => Just(Fate::Lost),
-        1 => Just(Fate::Refused),
+        8 => Just(WriteFate::Lands),
+        2 => Just(WriteFate::LandsUnanswered),
+        2 => Just(WriteFate::Lost),
+        1 => Just(WriteFate::Refused),
     ];
     prop_oneof![
         4 => (0..PODS).prop_map(Step::Arrive),
@@ -130,7 +130,7 @@ impl World {
                     name: node_name(node),
                     labels: Arc::default(),
                     taints: Arc::default(),
-                    allocatable: Amounts::default(),
+                    allocatable: ResourceList::default(),
                     pods: 110,
                 }),
                 ..observed
@@ -154,10 +154,10 @@ impl World {
     }
 
     fn cluster(&mut self) -> &mut Cluster {
-        &mut self.control_loop.books
+        &mut self.control_loop.cluster_access
     }
 
-    fn happen(&mut self, step: Step) {
+    fn apply_step(&mut self, step: Step) {
         match step {
             Step::Arrive(pod) => {
                 let is_gated = matches!(pod, 4..7);
@@ -165,7 +165,7 @@ impl World {
                     is_gated,
                     ..StoredPod::default()
                 });
-                self.show(pod);
+                self.watch_pod(pod);
             }
             Step::Tick(millis) => self.tick(millis),
             Step::Answer(place, fate) => {
@@ -174,9 +174,9 @@ impl World {
                     self.answer(write, fate);
                 }
             }
-            Step::Show(pod) => self.show(pod),
+            Step::Show(pod) => self.watch_pod(pod),
             Step::Schedule(pod) => self.schedule(pod),
-            Step::Go(pod) => self.go(pod),
+            Step::Go(pod) => self.delete_pod(pod),
             Step::Lead(leads) => self.lead(leads),
         }
         self.check_gpus();
@@ -206,17 +206,19 @@ impl World {
     }
 
     fn act(&mut self) {
-        while let Some(act) = self.control_loop.next_act() {
+        while let Some(act) = self.control_loop.next_action() {
             let now = self.cluster().ledger().now();
             match act {
-                Act::Write(write) => self.begin(write),
-                Act::Plan(job) => {
+                LoopAction::Write(write) => self.begin(write),
+                LoopAction::Plan(job) => {
                     let ended = RunEnd::Planned(job.run(&|| false));
                     let is_leading = self.is_leading;
-                    self.control_loop.planned(ended, is_leading, now);
+                    self.control_loop.handle_run_end(ended, is_leading, now);
                 }
-                Act::LookForPressure(job) => self.control_loop.found_pressure(Some(job.run())),
-                Act::Event(_) | Act::Note(_) | Act::StopPlanning => {}
+                LoopAction::CheckPressure(job) => {
+                    self.control_loop.handle_pressure(Some(job.run()))
+                }
+                LoopAction::Event(_) | LoopAction::Record(_) | LoopAction::StopPlanning => {}
             }
         }
     }
@@ -232,12 +234,14 @@ impl World {
             self.in_progress.iter().all(is_alone),
             "two at once: {write:?}"
         );
-        let Some(write) = write.clone().begin(self.cluster().ledger()) else {
-            return self.control_loop.written(WriteOutcome::Dropped(write), now);
+        let Some(write) = write.clone().revalidate(self.cluster().ledger()) else {
+            return self
+                .control_loop
+                .handle_write_outcome(WriteOutcome::Dropped(write), now);
         };
         match &write {
             PodWrite::Evict { uid, task, .. } => self.check_eviction(uid, task),
-            PodWrite::LiftGate {
+            PodWrite::RemoveGate {
                 uid, reservation, ..
             } => {
                 // Of a pod that is gone meanwhile nothing is known.
@@ -262,17 +266,18 @@ impl World {
         }
     }
 
-    fn answer(&mut self, write: PodWrite, fate: Fate) {
-        if matches!(fate, Fate::Lands | Fate::LandsUnanswered) {
-            self.land(&write);
+    fn answer(&mut self, write: PodWrite, fate: WriteFate) {
+        if matches!(fate, WriteFate::Lands | WriteFate::LandsUnanswered) {
+            self.commit(&write);
         }
         let now = self.cluster().ledger().now();
         match (fate, write) {
-            (Fate::Lands, write) => self.control_loop.landed(write, now),
-            (Fate::LandsUnanswered | Fate::Lost, write) => {
-                self.control_loop.written(write.broken_off(), now);
+            (WriteFate::Lands, write) => self.control_loop.complete_write(write, now),
+            (WriteFate::LandsUnanswered | WriteFate::Lost, write) => {
+                self.control_loop
+                    .handle_write_outcome(write.into_panicked(), now);
             }
-            (Fate::Refused, write) => self.refuse(write),
+            (WriteFate::Refused, write) => self.refuse(write),
         }
         self.act();
     }
@@ -282,10 +287,10 @@ impl World {
         let written = Err(ControlPlaneError::Refused("no".into()));
         let later = EvictionOutcome::TryLater { after: None };
         self.control_loop
-            .written(write.answered(written, later), now);
+            .handle_write_outcome(write.into_outcome(written, later), now);
     }
 
-    fn land(&mut self, write: &PodWrite) {
+    fn commit(&mut self, write: &PodWrite) {
         let Some(pod) = self.stored.get_mut(&number(write.uid())) else {
             return;
         };
@@ -310,12 +315,12 @@ impl World {
                     pod.is_gated = false;
                 }
             }
-            PodWrite::LiftGate { .. } => pod.is_gated = false,
+            PodWrite::RemoveGate { .. } => pod.is_gated = false,
             PodWrite::Evict { .. } => pod.is_leaving = true,
         }
     }
 
-    fn show(&mut self, pod: u8) {
+    fn watch_pod(&mut self, pod: u8) {
         let Some(stored) = self.stored.get(&pod).cloned() else {
             return;
         };
@@ -363,7 +368,7 @@ impl World {
         if !self.is_leading || !self.stored.get(&pod).is_some_and(waits) {
             return;
         }
-        self.show(pod);
+        self.watch_pod(pod);
         let names: Vec<String> = (0..NODES).map(|node| node_name(node).to_string()).collect();
         let nominated = self.stored[&pod].nominated.clone();
         let cluster = self.cluster();
@@ -380,7 +385,7 @@ impl World {
         };
         let (devices, recorded) = (
             decision.placement.devices.clone(),
-            decision.placement.recorded(),
+            decision.placement.recorded_gpus(),
         );
         self.stored.get_mut(&pod).unwrap().bound = Some((node.clone(), devices));
         self.cluster().apply(BindingWritten {
@@ -388,10 +393,10 @@ impl World {
             node,
             devices: recorded,
         });
-        self.show(pod);
+        self.watch_pod(pod);
     }
 
-    fn go(&mut self, pod: u8) {
+    fn delete_pod(&mut self, pod: u8) {
         if self.stored.get(&pod).is_some_and(|pod| pod.is_leaving) {
             self.stored.remove(&pod);
             self.cluster().apply(PodDeleted(uid(pod)));
@@ -416,12 +421,12 @@ impl World {
         for _ in 0..100 {
             self.tick(1000);
             while let Some(write) = self.in_progress.pop() {
-                self.answer(write, Fate::Lands);
+                self.answer(write, WriteFate::Lands);
             }
             for pod in 0..PODS {
-                self.show(pod);
+                self.watch_pod(pod);
                 self.schedule(pod);
-                self.go(pod);
+                self.delete_pod(pod);
             }
             self.check_gpus();
         }
@@ -433,11 +438,11 @@ impl World {
 
 proptest! {
     #[test]
-    fn the_loop_keeps_its_promises_whatever_becomes_of_its_writes(
+    fn the_control_loop_keeps_its_invariants_whatever_becomes_of_its_writes(
         steps in prop::collection::vec(step(), 1..120)
     ) {
         let mut world = World::new();
-        steps.into_iter().for_each(|step| world.happen(step));
+        steps.into_iter().for_each(|step| world.apply_step(step));
         world.recover();
     }
 }

@@ -16,9 +16,9 @@ use proptest::prelude::*;
 
 /// A GPU of 100 bytes, of which an engine has 40, with its KV cache in use to `kv` and `queue` requests waiting.
 fn gpu(kv: u8, queue: u32) -> Gpu {
-    let mut gpu = Gpu::of(&unit_gpu(0, 0), &Headroom::all(Percent::default()));
+    let mut gpu = Gpu::from_device(&unit_gpu(0, 0), &Headroom::uniform(Percent::default()));
     gpu.charge(Bytes(40), Sharing::Shared);
-    gpu.engine_load = EngineLoad::of(Percent::new(kv), Some(queue));
+    gpu.engine_load = EngineLoad::new(Percent::new(kv), Some(queue));
     gpu
 }
 
@@ -27,7 +27,7 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     Node {
         gpus: gpus.into(),
         freshness: Freshness::Fresh,
-        ..Node::named(name)
+        ..Node::from_name(name)
     }
 }
 
@@ -37,7 +37,7 @@ fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_cache_wins() {
     let (policy, demand) = (Policy::default(), demand_of(10, 1, Sharing::Shared, 0));
     assert_eq!(
         best_fit(&[gpu(66, 0), gpu(2, 0)], &demand),
-        Some(GpuSet::one(1))
+        Some(GpuSet::single(1))
     );
     let snapshot = Snapshot::new(
         1,
@@ -46,7 +46,7 @@ fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_cache_wins() {
     );
     let attempt = ScheduleAttempt::unreserved(&policy);
     let best = shortlist(&snapshot, &demand, ["a", "b"].into_iter(), attempt).best;
-    assert_eq!(best.first().map(|candidate| candidate.node), Some(1));
+    assert_eq!(best.first().map(|candidate| candidate.node_index), Some(1));
 }
 
 /// How near the engines of a GPU are to a limit of a serving pod.
@@ -86,7 +86,7 @@ proptest! {
         let attempt = ScheduleAttempt { limit: loads.len(), ..ScheduleAttempt::unreserved(&policy) };
         let names = snapshot.nodes().iter().map(|node| node.name.as_str());
         let best = shortlist(&snapshot, &demand_of(10, 1, Sharing::Shared, 0), names, attempt).best;
-        let order: Vec<f64> = best.iter().map(|candidate| nearness(loads[candidate.node])).collect();
+        let order: Vec<f64> = best.iter().map(|candidate| nearness(loads[candidate.node_index])).collect();
         prop_assert!(order.len() == loads.len());
         prop_assert!(order.windows(2).all(|pair| pair[0] <= pair[1] + 0.001), "{order:?}");
     }
@@ -99,9 +99,9 @@ proptest! {
         let charged = |mut gpu: Gpu, more: u64| { gpu.charged += Bytes(more); gpu };
         let gpus = [charged(gpu(full, 0), tight), charged(gpu(calm, 0), roomy)];
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        prop_assert_eq!(best_fit(&gpus, &demand), Some(GpuSet::one(1)));
+        prop_assert_eq!(best_fit(&gpus, &demand), Some(GpuSet::single(1)));
         let (snapshot, policy) = (Snapshot::new(1, 1, vec![node("a", vec![gpus[0]]), node("b", vec![gpus[1]])]), Policy::default());
         let best = shortlist(&snapshot, &demand, ["a", "b"].into_iter(), ScheduleAttempt::unreserved(&policy)).best;
-        prop_assert_eq!(best[0].node, 1);
+        prop_assert_eq!(best[0].node_index, 1);
     }
 }

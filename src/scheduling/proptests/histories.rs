@@ -1,6 +1,6 @@
 //! Random histories of a small cluster: no overallocation, a ledger that adds up, free VRAM by the formula, an identical rebuild.
 
-pub(super) mod bench;
+pub(super) mod ledger_history;
 pub(super) mod step;
 
 use crate::audit::ledger::audit;
@@ -15,7 +15,7 @@ use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::device_plugin::PluginShare;
 use crate::vocabulary::gpu::{Gpu, Health};
 use crate::vocabulary::placement::Reservation;
-use bench::LedgerHistory;
+use ledger_history::LedgerHistory;
 use proptest::prelude::*;
 use std::sync::Arc;
 use step::*;
@@ -43,7 +43,7 @@ proptest! {
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
         let demands = demands.map(|(vram, gpus, sharing)| loading(demand_of(vram, gpus, sharing, 0)));
         // Each beside such as differ from it in little.
-        let near = |demand: &Demand| changes.iter().map(|change| change.of(demand)).collect::<Vec<_>>();
+        let near = |demand: &Demand| changes.iter().map(|change| change.apply_to(demand)).collect::<Vec<_>>();
         let demands: Vec<Demand> = demands.iter().flat_map(|demand| [vec![demand.clone()], near(demand)].concat()).collect();
         for step in &steps {
             bench.apply(step);
@@ -52,7 +52,7 @@ proptest! {
             let failed = node_name(1);
             let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             // A snapshot made of the nodes alone has no summaries.
-            let again = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().iter().cloned().collect())
+            let again = Snapshot::new(snapshot.generation(), snapshot.node_list_generation(), snapshot.nodes().iter().cloned().collect())
                 .with_packing_model(Arc::new(snapshot.packing_model().clone()));
             for demand in &demands {
                 let fresh = shortlist(&again, demand, names.into_iter(), attempt);

@@ -82,19 +82,19 @@ proptest! {
     ) {
         let mut world = World::new(lends);
         for step in &steps {
-            world.happens(step);
+            world.apply_step(step);
             world.check(step);
         }
-        world.come_to_rest();
+        world.settle_all();
         let is_down = world.processes.values().any(|process| process.down);
         prop_assert!(!is_down, "an engine that crashed finds its room taken: {:?}", world.processes);
         for engine in 0..ENGINES {
-            world.happens(&Step::Ask(engine));
+            world.apply_step(&Step::Ask(engine));
         }
-        world.come_to_rest();
+        world.settle_all();
         let engines: Vec<u8> = world.processes.keys().copied().filter(|pod| *pod < ENGINES).collect();
         for engine in engines {
-            world.happens(&Step::Wake(engine));
+            world.apply_step(&Step::Wake(engine));
             world.check(&Step::Wake(engine));
             let record = &world.records[&engine];
             prop_assert!(!world.processes[&engine].asleep, "{engine} is not answered: {record:?}");
@@ -106,39 +106,39 @@ proptest! {
 #[test]
 fn an_engine_sleeps_its_vram_is_borrowed_and_given_back_before_it_wakes() {
     let mut world = World::new(true);
-    world.happens(&Step::Bind(0, true));
-    world.happens(&Step::Bind(1, true));
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(0, true));
+    world.apply_step(&Step::Bind(1, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(!world.records.contains_key(&10), "30 B and 40 B are free");
-    world.happens(&Step::Sleep(0));
+    world.apply_step(&Step::Sleep(0));
     world.settle();
     world.settle();
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
-    world.happens(&Step::Bind(11, true));
+    world.apply_step(&Step::Bind(11, true));
     assert!(
         !world.records[&11].borrows && world.records[&11].devices.is_some(),
         "what is free is not lent"
     );
-    world.happens(&Step::Ask(0));
+    world.apply_step(&Step::Ask(0));
     world.watch(0);
     world.plan();
     assert!(
         world.records[&10].leaving && world.writes.is_empty(),
         "it is not told before the room is free"
     );
-    world.happens(&Step::End(10));
+    world.apply_step(&Step::End(10));
     world.settle();
     world.plan();
     assert!(
         world.writes.is_empty(),
         "the driver has not given the memory back"
     );
-    world.happens(&Step::Free(10));
+    world.apply_step(&Step::Free(10));
     world.settle();
     world.plan();
-    world.land();
-    world.happens(&Step::Wake(0));
+    world.commit();
+    world.apply_step(&Step::Wake(0));
     world.check(&Step::Wake(0));
     assert_eq!((world.wakes, world.borrowed, world.woken_over), (1, 1, 0));
 }
@@ -146,19 +146,19 @@ fn an_engine_sleeps_its_vram_is_borrowed_and_given_back_before_it_wakes() {
 #[test]
 fn an_engine_that_wakes_without_asking_is_named_once_and_its_loan_ends() {
     let mut world = World::new(true);
-    world.happens(&Step::Bind(0, true));
-    world.happens(&Step::Bind(1, true));
-    world.happens(&Step::Sleep(0));
+    world.apply_step(&Step::Bind(0, true));
+    world.apply_step(&Step::Bind(1, true));
+    world.apply_step(&Step::Sleep(0));
     world.settle();
     world.settle();
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
     world.processes.get_mut(&0).unwrap().asleep = false;
     world.settle();
     assert_eq!(world.woken_over, 1);
     world.plan();
     assert!(world.records[&10].leaving);
-    world.happens(&Step::Bind(9, true));
+    world.apply_step(&Step::Bind(9, true));
     assert!(!world.records.contains_key(&9), "nothing more is lent");
 }
 
@@ -181,13 +181,13 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
         policy,
         prepared: None,
     });
-    world.happens(&Step::Bind(0, true));
-    world.happens(&Step::Bind(1, true));
+    world.apply_step(&Step::Bind(0, true));
+    world.apply_step(&Step::Bind(1, true));
     let mut evicted = Vec::new();
     let begin = world.cluster.ledger().now();
     while world.cluster.ledger().now().since(begin) < Millis::seconds(4 * 3600) {
         world.processes.get_mut(&0).unwrap().asleep = true;
-        world.happens(&Step::Bind(10, true));
+        world.apply_step(&Step::Bind(10, true));
         world.settle();
         if world.records.contains_key(&10) {
             world.processes.get_mut(&0).unwrap().asleep = false;
@@ -195,8 +195,8 @@ fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
             world.plan();
             world.watch(10);
             assert!(world.records[&10].leaving);
-            world.happens(&Step::End(10));
-            world.happens(&Step::Free(10));
+            world.apply_step(&Step::End(10));
+            world.apply_step(&Step::Free(10));
             evicted.push(world.cluster.ledger().now());
         }
     }
@@ -213,18 +213,18 @@ fn an_engine_that_flaps_costs_its_borrowers_few_evictions_in_an_hour_however_sho
 /// An engine sleeps, another of its model is awake, and pod 10 borrows.
 fn lent_out() -> World {
     let mut world = World::new(true);
-    world.happens(&Step::Bind(0, true));
-    world.happens(&Step::Bind(1, true));
-    world.happens(&Step::Sleep(0));
+    world.apply_step(&Step::Bind(0, true));
+    world.apply_step(&Step::Bind(1, true));
+    world.apply_step(&Step::Sleep(0));
     world.settle();
     world.settle();
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
     world
 }
 
 #[test]
-fn a_full_model_takes_back_what_its_sleeping_engine_lent_and_tells_it_nothing() {
+fn a_loaded_model_reclaims_lent_vram_before_its_sleeping_engine_asks() {
     let mut world = lent_out();
     world.kv_cache = 97;
     world.settle();
@@ -236,22 +236,22 @@ fn a_full_model_takes_back_what_its_sleeping_engine_lent_and_tells_it_nothing() 
         world.records[&10].leaving && world.writes.is_empty(),
         "it has not asked"
     );
-    world.happens(&Step::End(10));
-    world.happens(&Step::Free(10));
+    world.apply_step(&Step::End(10));
+    world.apply_step(&Step::Free(10));
     // Not busy enough to begin, and not idle enough to end.
     world.kv_cache = 85;
     for _ in 0..10 {
         world.settle();
         world.plan();
     }
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(
         !world.records.contains_key(&10),
         "nothing is lent meanwhile"
     );
     assert!(world.writes.is_empty());
     // Its room is free when it asks.
-    world.happens(&Step::Ask(0));
+    world.apply_step(&Step::Ask(0));
     world.watch(0);
     world.plan();
     assert_eq!(world.writes.len(), 1);
@@ -265,21 +265,21 @@ fn an_engine_lends_again_some_time_after_its_model_is_full_no_more() {
         world.settle();
         world.plan();
     }
-    world.happens(&Step::Store);
+    world.apply_step(&Step::Store);
     world.kv_cache = 20;
     world.settle();
     world.plan();
-    world.happens(&Step::End(10));
-    world.happens(&Step::Free(10));
+    world.apply_step(&Step::End(10));
+    world.apply_step(&Step::Free(10));
     world.settle();
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(
         !world.records.contains_key(&10),
         "its next loan begins later than its first"
     );
     world.settle();
     world.settle();
-    world.happens(&Step::Bind(10, true));
+    world.apply_step(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
 }
 
@@ -306,17 +306,17 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
             world.plan();
         }
         if world.records.get(&10).is_some_and(|record| record.leaving) {
-            world.happens(&Step::End(10));
-            world.happens(&Step::Free(10));
+            world.apply_step(&Step::End(10));
+            world.apply_step(&Step::Free(10));
             evicted.push(world.cluster.ledger().now());
         }
-        world.happens(&Step::Bind(10, true));
+        world.apply_step(&Step::Bind(10, true));
     }
     assert_at_most_in_an_hour(6, &evicted);
 }
 
 #[test]
-fn a_policy_without_it_waits_until_the_engine_asks() {
+fn without_reclaim_on_load_vram_is_returned_only_when_the_engine_asks() {
     let mut world = lent_out();
     let mut policy = policy(true);
     policy.planning.lending.reclaim_on_load = false;

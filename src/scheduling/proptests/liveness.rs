@@ -7,7 +7,7 @@
 use crate::ids::PodUid;
 use crate::ledger::{Ledger, RemainingVictim, ReservationStatus};
 use crate::planning::{PlanStep, plan};
-use crate::testkit::{LedgerCluster, demand_of, roomy, uid};
+use crate::testkit::{LedgerCluster, accepting_filters, demand_of, uid};
 use crate::units::{Millis, Moment};
 use crate::verbs::observe::PodDeleted;
 use crate::verbs::wait::{
@@ -28,7 +28,7 @@ const GRACE: Millis = Millis::seconds(30);
 
 /// What a pod does when it is to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Conduct {
+enum VictimBehavior {
     Goes,
     /// The same, and it is being deleted already, with a year to end.
     GoesFromAYear,
@@ -45,14 +45,14 @@ struct Victim {
     name: String,
     node: &'static str,
     gib: u64,
-    conduct: Conduct,
+    conduct: VictimBehavior,
     /// It was told to end.
     told: bool,
     ends: Option<Moment>,
 }
 
-fn bad() -> impl Strategy<Value = Conduct> {
-    use Conduct::{EndsLate, IsNotAnswered, IsRefused, IsRefusedAndChanges, Stays};
+fn misbehaving() -> impl Strategy<Value = VictimBehavior> {
+    use VictimBehavior::{EndsLate, IsNotAnswered, IsRefused, IsRefusedAndChanges, Stays};
     prop::sample::select(vec![
         IsRefused,
         IsRefusedAndChanges,
@@ -65,13 +65,13 @@ fn bad() -> impl Strategy<Value = Conduct> {
 /// Pods that behave on one node, and others there and on the other nodes.
 fn victims() -> impl Strategy<Value = Vec<Victim>> {
     let good = prop::collection::vec((12u64..=24, any::<bool>()), 1..=3);
-    let others = prop::collection::vec((0usize..3, 12u64..=24, bad()), 0..=6);
+    let others = prop::collection::vec((0usize..3, 12u64..=24, misbehaving()), 0..=6);
     (good, others, 0usize..3).prop_map(|(good, others, home)| {
         let goes = |from_a_year| {
             if from_a_year {
-                Conduct::GoesFromAYear
+                VictimBehavior::GoesFromAYear
             } else {
-                Conduct::Goes
+                VictimBehavior::Goes
             }
         };
         let good = good
@@ -97,7 +97,10 @@ fn victims() -> impl Strategy<Value = Vec<Victim>> {
 
 impl Victim {
     fn is_good(&self) -> bool {
-        matches!(self.conduct, Conduct::Goes | Conduct::GoesFromAYear)
+        matches!(
+            self.conduct,
+            VictimBehavior::Goes | VictimBehavior::GoesFromAYear
+        )
     }
 
     fn show(&self, cluster: &mut LedgerCluster, health: PodHealth, grace: Option<Millis>) {
@@ -116,7 +119,7 @@ impl Victim {
         };
         let ran = Millis::seconds(if self.is_good() { 3000 } else { 60 });
         let demand = demand_of(self.gib << 30, 1, Sharing::Shared, -10);
-        cluster.run(&self.name, (self.node, 0), demand, Some(ran), observed);
+        cluster.add_running(&self.name, (self.node, 0), demand, Some(ran), observed);
     }
 }
 
@@ -129,7 +132,7 @@ impl World {
     fn new(victims: Vec<Victim>, needed: u64) -> Self {
         let mut cluster = LedgerCluster::new(&NODES.map(|name| (name, 1)));
         for victim in &victims {
-            let deleted = (victim.conduct == Conduct::GoesFromAYear).then_some(YEAR);
+            let deleted = (victim.conduct == VictimBehavior::GoesFromAYear).then_some(YEAR);
             victim.show(&mut cluster, PodHealth::Ready, deleted);
         }
         // No other room than the victims'.
@@ -141,9 +144,9 @@ impl World {
                 .sum();
             let kept = demand_of((CAPACITY - taken) << 30, 1, Sharing::Shared, 1000);
             let observed = ObservedDisruptionInfo::default();
-            cluster.run(&format!("kept-{name}"), (name, 0), kept, None, observed);
+            cluster.add_running(&format!("kept-{name}"), (name, 0), kept, None, observed);
         }
-        cluster.gated("asks", demand_of(needed << 30, 1, Sharing::Shared, 100));
+        cluster.add_gated("asks", demand_of(needed << 30, 1, Sharing::Shared, 100));
         Self { cluster, victims }
     }
 
@@ -160,14 +163,14 @@ impl World {
     }
 
     /// One second. Answers whether the place is free.
-    fn goes_on(&mut self, second: u64) -> bool {
-        self.cluster.pass(1);
+    fn run_second(&mut self, second: u64) -> bool {
+        self.cluster.advance(1);
         let now = self.cluster.ledger().now();
         for victim in &mut self.victims {
             if victim.ends.is_some_and(|ends| ends <= now) {
                 victim.ends = None;
                 self.cluster.apply(PodDeleted(uid(&victim.name)));
-            } else if victim.conduct == Conduct::IsRefusedAndChanges {
+            } else if victim.conduct == VictimBehavior::IsRefusedAndChanges {
                 let health = if second.is_multiple_of(2) {
                     PodHealth::Ready
                 } else {
@@ -176,7 +179,7 @@ impl World {
                 victim.show(&mut self.cluster, health, None);
             }
         }
-        match self.cluster.ledger().reservation_of(&uid("asks")) {
+        match self.cluster.ledger().reservation_status_of(&uid("asks")) {
             None => self.plan(),
             Some(status) if status.is_free => return true,
             Some(status) => self.evict(&status, now),
@@ -189,7 +192,7 @@ impl World {
         let generation = self.cluster.ledger().generation();
         for step in plan(
             Ledger::clone(self.cluster.ledger()),
-            &roomy(self.cluster.ledger()),
+            &accepting_filters(self.cluster.ledger()),
             &pending,
         ) {
             match step {
@@ -201,7 +204,7 @@ impl World {
                 PlanStep::Wait { uid, .. } => {
                     self.cluster.apply(NoPlacementFound { uid, generation })
                 }
-                PlanStep::Wake { .. } => {}
+                PlanStep::Requeue { .. } => {}
             }
         }
     }
@@ -211,7 +214,7 @@ impl World {
             uid,
             is_leaving,
             is_protected,
-            takes,
+            termination_time: takes,
             ..
         } in &status.remaining
         {
@@ -224,15 +227,15 @@ impl World {
             let victim = self.victims.iter_mut().find(|one| one.name == uid.as_str());
             let victim = victim.expect("only pods of lower priority are victims");
             match victim.conduct {
-                Conduct::IsRefused | Conduct::IsRefusedAndChanges => {
+                VictimBehavior::IsRefused | VictimBehavior::IsRefusedAndChanges => {
                     return self.call_off(uid, "refused");
                 }
-                Conduct::IsNotAnswered => continue,
-                Conduct::Goes | Conduct::GoesFromAYear => {
+                VictimBehavior::IsNotAnswered => continue,
+                VictimBehavior::Goes | VictimBehavior::GoesFromAYear => {
                     victim.ends = Some(now + Millis::seconds(20))
                 }
-                Conduct::EndsLate => victim.ends = Some(now + GRACE.times(10)),
-                Conduct::Stays => {}
+                VictimBehavior::EndsLate => victim.ends = Some(now + GRACE.times(10)),
+                VictimBehavior::Stays => {}
             }
             assert!(
                 !std::mem::replace(&mut victim.told, true),
@@ -256,12 +259,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_preemptor_gets_its_place_whatever_single_victims_do(victims in victims(), needed in 12u64..=48) {
+    fn a_preemptor_is_placed_whatever_single_victims_do(victims in victims(), needed in 12u64..=48) {
         let mut world = World::new(victims, needed);
         let misbehave = world.victims.iter().filter(|one| !one.is_good()).count() as u64;
         let within = 120 * (misbehave + 1) * (misbehave + 1);
         if world.could_be_free(needed) {
-            let is_free = (0..within).any(|second| world.goes_on(second));
+            let is_free = (0..within).any(|second| world.run_second(second));
             prop_assert!(is_free, "no place within {} s: {:?}", within, world.victims);
         }
     }

@@ -55,7 +55,7 @@ pub(super) fn assert_same(one: &mut Ledger, other: &mut Ledger) {
 
 /// The GPUs that a demand gets by best fit, if enough have free VRAM.
 fn best_fit(gpus: &[Gpu], demand: &Demand) -> Option<GpuSet> {
-    pack::choose_by(&NodeEvaluation::by_best_fit(gpus, demand), GpuSet::ALL)
+    pack::choose_by_cost(&NodeEvaluation::by_best_fit(gpus, demand), GpuSet::ALL)
         .map(|choice| choice.gpus)
 }
 
@@ -63,16 +63,16 @@ fn best_fit(gpus: &[Gpu], demand: &Demand) -> Option<GpuSet> {
 pub(super) fn cluster_of(nodes: u8) -> Snapshot {
     let node = |n: u8| {
         let devices: Vec<Device> = (0..4).map(|index| unit_gpu(n, index)).collect();
-        let headroom = Headroom::all(Percent::default());
+        let headroom = Headroom::uniform(Percent::default());
         Node {
             generation: u64::from(n) + 1,
             gpus: devices
                 .iter()
-                .map(|device| Gpu::of(device, &headroom))
+                .map(|device| Gpu::from_device(device, &headroom))
                 .collect(),
             devices: devices.into(),
             freshness: Freshness::Fresh,
-            ..Node::named(NodeName::parse(&format!("n-{n}")).unwrap())
+            ..Node::from_name(NodeName::parse(&format!("n-{n}")).unwrap())
         }
     };
     Snapshot::new(1, 1, (0..nodes).map(node).collect())

@@ -65,7 +65,7 @@ fn label(key: &str) -> NodeLabel {
 
 /// The state of a node that is shown and in force, and what is expected to follow from it.
 #[derive(Default)]
-struct Shown {
+struct ExpectedSigns {
     resources: BTreeSet<usize>,
     changes: BTreeSet<usize>,
     unreadable: bool,
@@ -75,7 +75,7 @@ struct Shown {
     ignores_memory: bool,
 }
 
-impl Shown {
+impl ExpectedSigns {
     fn is_open(&self) -> bool {
         // By default all but the integrated graphics and what has nothing to do with a GPU keep pods away.
         let is_harmless = |place: &usize| match &self.harmless {
@@ -134,9 +134,9 @@ fn labelled() -> Vec<Device> {
         .collect()
 }
 
-fn see(ledger: &mut Ledger, name: &str, gib: u64, state: ObservedPhase) {
+fn observe(ledger: &mut Ledger, name: &str, gib: u64, state: ObservedPhase) {
     let demand = demand_of(gib << 30, 1, Sharing::Shared, 0);
-    ledger.see(PodObservation {
+    ledger.observe_pod(PodObservation {
         uid: uid(name),
         key: key(name),
         demand,
@@ -145,7 +145,7 @@ fn see(ledger: &mut Ledger, name: &str, gib: u64, state: ObservedPhase) {
     });
 }
 
-fn apply(ledger: &mut Ledger, shown: &mut Shown, step: Step) {
+fn apply(ledger: &mut Ledger, shown: &mut ExpectedSigns, step: Step) {
     match step {
         Step::Show {
             resources,
@@ -178,11 +178,11 @@ proptest! {
     fn a_node_of_which_it_is_unknown_whose_its_gpus_are_takes_no_new_pod_and_keeps_its_own(
         steps in prop::collection::vec(step(), 1..12)
     ) {
-        let (mut ledger, mut shown) = (Ledger::new(Arc::new(Policy::default())), Shown::default());
+        let (mut ledger, mut shown) = (Ledger::new(Arc::new(Policy::default())), ExpectedSigns::default());
         ledger.set_node(&node("n"), NodeKind::Stowage, Some(labelled()));
         let devices = Some(Arc::from([GpuUuid::from_index(1)]));
         let bound = ObservedPhase::Bound { node: node("n"), devices, starting: false, ran: None };
-        see(&mut ledger, "bound", 40, bound);
+        observe(&mut ledger, "bound", 40, bound);
         for step in steps {
             apply(&mut ledger, &mut shown, step.clone());
             let (is_open, snapshot) = (shown.is_open(), ledger.snapshot());
@@ -190,7 +190,7 @@ proptest! {
             prop_assert_eq!(fit(view, &demand_of(1 << 30, 1, Sharing::Shared, 0)).is_ok(), is_open, "{:?}", step);
             prop_assert!(view.gpus[1].charged >= Bytes::gib(40), "what is bound stays charged");
             drop(snapshot);
-            see(&mut ledger, "new", 1, ObservedPhase::Waiting(ObservedWaiting::default()));
+            observe(&mut ledger, "new", 1, ObservedPhase::Waiting(ObservedWaiting::default()));
             let assumed = ledger.assume(&uid("new"), &node("n"));
             prop_assert_eq!(matches!(assumed, Ok(AssumeResult::New(_))), is_open, "bind decides as filter does");
             ledger.release(&uid("new"));

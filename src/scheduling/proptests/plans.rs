@@ -4,11 +4,11 @@
 
 use crate::audit::ledger::audit;
 use crate::evicting::{
-    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
+    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, examined,
 };
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{
-    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
+    ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements, ResourceList,
 };
 use crate::ledger::{
     Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
@@ -138,10 +138,10 @@ fn demand(pod: &QueuedPod) -> Demand {
     demand
 }
 
-fn amounts(pod: &QueuedPod) -> Amounts {
-    Amounts {
+fn amounts(pod: &QueuedPod) -> ResourceList {
+    ResourceList {
         cpu: MilliCpu(pod.cpu * 1000),
-        ..Amounts::default()
+        ..ResourceList::default()
     }
 }
 
@@ -187,14 +187,14 @@ impl PlanFixture {
                         .collect(),
                 )
                 .unwrap();
-            view.set_machine(FilterNode {
+            view.set_node(FilterNode {
                 name: node_name(n),
                 labels: Arc::new([("zone".to_owned(), zone_of(n))].into()),
                 taints: Arc::new([]),
-                allocatable: Amounts {
+                allocatable: ResourceList {
                     cpu: MilliCpu(CPU * 1000),
                     memory: Bytes(1),
-                    ..Amounts::default()
+                    ..ResourceList::default()
                 },
                 pods: 100,
             });
@@ -202,7 +202,7 @@ impl PlanFixture {
         ledger.set_budget(crate::vocabulary::disruption_budget::DisruptionBudget {
             namespace: "default".into(),
             name: "covered".into(),
-            selector: Selector::All(vec![Requirement::is("app", "covered")]),
+            selector: Selector::All(vec![Requirement::equals("app", "covered")]),
             allowed: world.allowed,
             unhealthy_may_go: world.unhealthy_may_go,
         });
@@ -212,7 +212,7 @@ impl PlanFixture {
             pods: BTreeMap::new(),
         };
         for (i, (pod, on, gpu)) in world.residents.iter().enumerate() {
-            bench.settle(
+            bench.bind(
                 &format!("resident-{i}"),
                 pod,
                 *on,
@@ -227,14 +227,14 @@ impl PlanFixture {
     }
 
     /// Puts a resident on one GPU, if it fits and CPU is left.
-    fn settle(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
+    fn bind(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
         let pod = QueuedPod {
             gpus: 1,
             ..pod.clone()
         };
         let demand = demand(&pod);
         let view = self.ledger.node(&node_name(on)).unwrap();
-        let used: u64 = self.on(on).map(|other| other.cpu).sum();
+        let used: u64 = self.pods_on(on).map(|other| other.cpu).sum();
         if !view.gpus[gpu as usize].has_free_vram(&demand) || used + pod.cpu > CPU {
             return;
         }
@@ -245,7 +245,7 @@ impl PlanFixture {
             starting: false,
             ran: Some(Millis::seconds(900)),
         };
-        self.see(name, &pod, state);
+        self.observe(name, &pod, state);
         let footprint = NodeFootprint {
             node: node_name(on),
             amounts: amounts(&pod),
@@ -263,7 +263,7 @@ impl PlanFixture {
         } else {
             SchedulingGate::Open
         };
-        self.see(
+        self.observe(
             name,
             pod,
             ObservedPhase::Waiting(ObservedWaiting {
@@ -279,19 +279,19 @@ impl PlanFixture {
             node_selector: zone.into_iter().collect(),
             ..Requirements::default()
         };
-        self.view.set_waiting(uid(name), wants);
+        self.view.set_pending(uid(name), wants);
         if !pod.gated {
-            self.ledger.note_refused(&uid(name), None);
+            self.ledger.record_refusal(&uid(name), None);
         }
     }
 
-    fn see(&mut self, name: &str, pod: &QueuedPod, state: ObservedPhase) {
+    fn observe(&mut self, name: &str, pod: &QueuedPod, state: ObservedPhase) {
         let shown = Some(ObservedDisruptionInfo {
             disruption_info: disruption_info(pod),
             ..ObservedDisruptionInfo::default()
         });
         let key = key(name);
-        self.ledger.see(PodObservation {
+        self.ledger.observe_pod(PodObservation {
             uid: uid(name),
             key,
             demand: demand(pod),
@@ -302,7 +302,7 @@ impl PlanFixture {
     }
 
     /// A resident saves its work, or is deleted.
-    fn tell(&mut self, name: &str, saved: Millis, leaves: bool) {
+    fn set_disruption_info(&mut self, name: &str, saved: Millis, leaves: bool) {
         let Some(entry) = self.ledger.pod_state(&uid(name)) else {
             return;
         };
@@ -324,7 +324,7 @@ impl PlanFixture {
             leaving,
             ..ObservedDisruptionInfo::default()
         };
-        self.ledger.see(PodObservation {
+        self.ledger.observe_pod(PodObservation {
             uid: uid(name),
             key,
             demand,
@@ -334,7 +334,7 @@ impl PlanFixture {
     }
 
     /// Pods that are bound to a node.
-    fn on(&self, n: u8) -> impl Iterator<Item = &QueuedPod> {
+    fn pods_on(&self, n: u8) -> impl Iterator<Item = &QueuedPod> {
         let bound = move |uid: &PodUid| {
             let phase = self.ledger.pod_state(uid).map(|entry| &entry.phase);
             matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node_name(n))
@@ -377,15 +377,15 @@ impl PlanFixture {
             && places
                 .iter()
                 .all(|place| place.reservation.victims.is_empty());
-        if only_free && !is_free && !matches!(step, PlanStep::Wake { .. }) {
+        if only_free && !is_free && !matches!(step, PlanStep::Requeue { .. }) {
             return None;
         }
         for place in places {
-            place.take(&mut self.ledger).unwrap();
-            self.ledger.note_ordered(&place.reservation.victims);
+            place.reserve_in(&mut self.ledger).unwrap();
+            self.ledger.record_evictions(&place.reservation.victims);
         }
         alone
-            .reserved
+            .reserved_scopes
             .into_iter()
             .for_each(|(scope, uid)| self.ledger.reserve_scope(scope, &uid));
         Some(step)
@@ -549,7 +549,7 @@ proptest! {
     ) {
         let mut bench = PlanFixture::new(&world);
         for (n, seconds, leaves) in told {
-            bench.tell(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
+            bench.set_disruption_info(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
         }
         let nodes: Vec<NodeName> = (0..NODES).map(node_name).collect();
         let waiting = bench.pods.keys().filter(|uid| bench.ledger.pod_state(uid).unwrap().node().is_none());
@@ -564,7 +564,7 @@ proptest! {
                 }
             }
             let mut survey = bench.ledger.survey(&preemptor, demand);
-            let look = |node: &NodeName| seen(survey.candidate(node)?, demand);
+            let look = |node: &NodeName| examined(survey.candidate(node)?, demand);
             let lazily = cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
             prop_assert_eq!(lazily, cheapest(&candidates, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
         }

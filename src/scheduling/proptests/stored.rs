@@ -1,7 +1,7 @@
 //! A ledger that is stored and loaded is the one that it was: it exports the same state, shows the same snapshot, and gives the
 //! same answers from then on.
 
-use super::histories::bench::LedgerHistory;
+use super::histories::ledger_history::LedgerHistory;
 use super::histories::step::{LedgerStep, key, node_name, step, uid};
 use super::{assert_same, stored_and_loaded};
 use crate::ids::{LeaderEpoch, PodUid};
@@ -89,10 +89,11 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
         PlannerStep::Refuse(pod, node) => {
             let snapshot = ledger.snapshot();
             let asked = node.map(|node| {
-                snapshot
-                    .set_of((0..snapshot.nodes().len()).filter(|place| *place != usize::from(node)))
+                snapshot.node_set(
+                    (0..snapshot.nodes().len()).filter(|place| *place != usize::from(node)),
+                )
             });
-            ledger.note_refused(&uid(pod), asked);
+            ledger.record_refusal(&uid(pod), asked);
         }
         PlannerStep::Gate(pod, gate) => show(
             ledger,
@@ -127,23 +128,23 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
             ledger.put_back(pending.iter().take(1));
             return format!("{pending:?} of {}", ledger.pending_count());
         }
-        PlannerStep::Wake(pod) => ledger.note_woken(&uid(pod)),
-        PlannerStep::NoPlacement(pod) => ledger.note_no_placement(&uid(pod), ledger.generation()),
-        PlannerStep::FailedEviction(pod) => ledger.note_failed_eviction(&uid(pod)),
+        PlannerStep::Wake(pod) => ledger.record_requeue(&uid(pod)),
+        PlannerStep::NoPlacement(pod) => ledger.record_no_placement(&uid(pod), ledger.generation()),
+        PlannerStep::FailedEviction(pod) => ledger.record_failed_eviction(&uid(pod)),
         PlannerStep::Evict(pod) => {
             let victims = [uid(pod)];
             let limit = ledger.eviction_limit(&victims);
-            ledger.note_ordered(&victims);
-            ledger.note_evicted(&uid(pod));
+            ledger.record_evictions(&victims);
+            ledger.record_owner_eviction(&uid(pod));
             return format!(
                 "{limit:?} {} {}",
-                ledger.evictions_of(&owner()),
+                ledger.recent_evictions_of(&owner()),
                 ledger.may_evict_for(&uid(pod))
             );
         }
         PlannerStep::ReserveScope(pod, node) => {
             ledger.reserve_scope(ScopeKey::Node(node_name(node)), &uid(pod));
-            return format!("{:?}", ledger.reserved_from(&uid(0), 0));
+            return format!("{:?}", ledger.scopes_reserved_for_others(&uid(0), 0));
         }
         PlannerStep::Budget(number, allowed) => {
             let (namespace, name) = ("default".into(), format!("budget-{number}"));
@@ -160,7 +161,7 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
         PlannerStep::Lead(false) => ledger.stop_leading(),
         PlannerStep::Attempt(pod) => return format!("{:?}", ledger.begin_attempt(&uid(pod))),
     }
-    format!("{:?}", ledger.reservation_status())
+    format!("{:?}", ledger.reservation_statuses())
 }
 
 fn owner() -> crate::ids::OwnerUid {
@@ -182,7 +183,7 @@ fn show(
         reservation,
         ..waiting
     });
-    ledger.see(PodObservation {
+    ledger.observe_pod(PodObservation {
         uid: uid(pod),
         key: key(pod),
         demand,
@@ -217,8 +218,8 @@ fn a_state_is_loaded_only_if_everything_that_it_names_is_there() {
     history.apply(&LedgerStep::Arrive(1, 10, 1, super::Sharing::Shared, 0));
     history.apply(&LedgerStep::Offer(1, 0));
     let ledger = &mut history.ledger;
-    let all = ledger.snapshot().set_of(0..3);
-    ledger.note_refused(&uid(1), Some(all));
+    let all = ledger.snapshot().node_set(0..3);
+    ledger.record_refusal(&uid(1), Some(all));
     let stored = serde_json::to_value(ledger.export()).unwrap();
     let load = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut stored = stored.clone();

@@ -11,7 +11,7 @@ use crate::ledger::{
 };
 use crate::policy::{Borrowing, Class, Match, Policy, Pool, Preemptibility, Reclaim, Tenant};
 use crate::testkit::numbered::{key, node_name, uid};
-use crate::testkit::{demand_of, in_namespace, unit_gpu};
+use crate::testkit::{demand_of, unit_gpu, with_namespace};
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
@@ -86,12 +86,12 @@ fn policy(n: usize) -> Policy {
         engine: false,
         shares_with: shares_with.map(|names| names.iter().map(|&name| name.into()).collect()),
         min_runtime: Millis::seconds(min_runtime),
-        ..Class::named(name)
+        ..Class::new(name)
     };
     let others = Class {
         engine: false,
         eviction: Preemptibility::ForHigherPriority,
-        ..Class::named("others")
+        ..Class::new("others")
     };
     let classes = match n {
         0 => vec![
@@ -111,7 +111,7 @@ fn policy(n: usize) -> Policy {
             vram: limit,
             milli_gpus: None,
         },
-        ..Tenant::named(name, &[name])
+        ..Tenant::new(name, &[name])
     };
     let tenants = match n {
         0 => vec![
@@ -141,7 +141,7 @@ fn policy(n: usize) -> Policy {
     let pool = Pool {
         selector: [("of".to_owned(), "red".to_owned())].into(),
         classes: (n == 0).then(|| vec!["red".into()]),
-        ..Pool::named("red")
+        ..Pool::new("red")
     };
     let policy = Policy::default()
         .with_classes(classes)
@@ -152,7 +152,7 @@ fn policy(n: usize) -> Policy {
 }
 
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
-    in_namespace(
+    with_namespace(
         demand_of(vram, 1, sharing, priority),
         NAMESPACES[namespace],
         policy,
@@ -208,7 +208,7 @@ impl TenantFixture {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = key(pod);
                     let state = ObservedPhase::Waiting(ObservedWaiting::default());
-                    self.ledger.see(PodObservation {
+                    self.ledger.observe_pod(PodObservation {
                         uid: uid(pod),
                         key,
                         demand,
@@ -252,7 +252,7 @@ impl TenantFixture {
                         ran,
                     };
                     let (key, demand) = (entry.key.clone(), entry.demand.clone());
-                    self.ledger.see(PodObservation {
+                    self.ledger.observe_pod(PodObservation {
                         uid: uid(pod),
                         key,
                         demand,
@@ -400,7 +400,7 @@ impl TenantFixture {
             }
             let lives_on_guarantee = guaranteed.contains(&potential.uid);
             assert_eq!(
-                potential.standing == QuotaStatus::Guaranteed,
+                potential.quota_status == QuotaStatus::Guaranteed,
                 lives_on_guarantee
             );
         }
@@ -461,7 +461,7 @@ impl TenantFixture {
         for (id, tenant) in policy.tenant_ids().zip(policy.tenants()) {
             let (vram, milli_gpus) = self.sum_of(tenant);
             assert_eq!(
-                self.ledger.used_by(id),
+                self.ledger.tenant_usage(id),
                 TenantUsage {
                     vram: Bytes(vram),
                     milli_gpus
@@ -474,7 +474,7 @@ impl TenantFixture {
         if let Some((preemptor, _)) = known.first_key_value() {
             let claim = self.ledger.preemptor(preemptor);
             for (uid, entry) in &known {
-                let status = self.ledger.quota_status(uid, entry, claim.tenancy());
+                let status = self.ledger.quota_status(uid, entry, claim.tenant_shares());
                 assert_eq!(
                     status == QuotaStatus::Guaranteed,
                     guaranteed.contains(*uid),
@@ -499,7 +499,7 @@ impl TenantFixture {
         for (uid, entry) in self.ledger.pod_states() {
             if let PodPhase::Bound(bound) = &entry.phase {
                 let mut demand = entry.demand.clone();
-                demand.take(policy.classify(&demand.traits));
+                demand.reclassify(policy.classify(&demand.traits));
                 let (node, devices) = (bound.node.clone(), bound.devices.clone());
                 let state = ObservedPhase::Bound {
                     node,
@@ -507,7 +507,7 @@ impl TenantFixture {
                     starting: false,
                     ran: None,
                 };
-                fresh.see(PodObservation {
+                fresh.observe_pod(PodObservation {
                     uid: uid.clone(),
                     key: entry.key.clone(),
                     demand,
@@ -541,7 +541,7 @@ impl TenantFixture {
         };
         assert_eq!(shown(&mut self.ledger), shown(&mut fresh));
         for id in policy.tenant_ids() {
-            assert_eq!(self.ledger.used_by(id), fresh.used_by(id));
+            assert_eq!(self.ledger.tenant_usage(id), fresh.tenant_usage(id));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::ledger::{DeviceSlice, PodState, PublishedDevices};
 use crate::planning::loans_to_end;
 use crate::policy::{Class, Match, Policy, Preemptibility, SleepingRule, SpareRule};
 use crate::testkit::numbered::{node_name, uid};
-use crate::testkit::{classified, demand_of, unit_gpu};
+use crate::testkit::{demand_of, reclassified, unit_gpu};
 use crate::units::{Bytes, Millis};
 use crate::verbs::observe::PodDeleted;
 use crate::verbs::observe::{SliceDeleted, SliceObserved};
@@ -81,7 +81,7 @@ fn policy(lends: bool, spare: bool) -> Policy {
         reusable: true,
         sleeping,
         eviction,
-        ..Class::named(name)
+        ..Class::new(name)
     };
     let sleeping = if lends {
         SleepingRule::Lend
@@ -98,7 +98,7 @@ fn policy(lends: bool, spare: bool) -> Policy {
         ),
         Class {
             engine: false,
-            ..Class::named("others")
+            ..Class::new("others")
         },
     ];
     let mut policy = Policy::default().with_classes(classes).unwrap();
@@ -138,7 +138,7 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
         ..PodTraits::default()
     };
     let model = pod.is_multiple_of(2).then(|| ModelId::parse("m").unwrap());
-    classified(
+    reclassified(
         Demand {
             model,
             ..demand_of(vram, gpus, sharing, priority)
@@ -151,7 +151,7 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
 type Gpu = (NodeName, GpuUuid);
 
 impl World {
-    fn happens(&mut self, step: &Step) {
+    fn apply_step(&mut self, step: &Step) {
         match *step {
             Step::Filter(pod) => self.filter(pod),
             Step::Bind(pod, node, is_answered) => self.bind(pod, node, is_answered),
@@ -196,7 +196,7 @@ impl World {
                     prepared: None,
                 });
             }
-            Step::Pass(millis) => self.pass(millis),
+            Step::Pass(millis) => self.advance(millis),
             Step::Store => self.store(),
         }
     }
@@ -246,7 +246,7 @@ impl World {
     }
 
     /// Bound pods, with what each takes of that GPU.
-    fn on(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
+    fn charged_on(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
         let here = |state: &PodState| {
             state.node() == Some(node)
                 && state.devices().is_some_and(|devices| devices.contains(gpu))
@@ -258,7 +258,7 @@ impl World {
     }
 
     /// The reservations that keep that GPU, with what each wants of it.
-    fn kept(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
+    fn reserved_on(&self, (node, gpu): &Gpu) -> Vec<(u8, PodState, u64)> {
         let known = (0..PODS).filter_map(|pod| Some((pod, self.pod(pod)?)));
         let keeps = |state: &PodState| {
             let now = self.cluster.ledger().now();
@@ -294,10 +294,10 @@ impl World {
                 .policy()
                 .telemetry
                 .margin
-                .of(Bytes(100));
+                .share_of(Bytes(100));
             !(0..NODES).any(|node| self.published.contains(&node) && node_name(node) == gpu.0)
-                && self.on(gpu).is_empty()
-                && self.kept(gpu).is_empty()
+                && self.charged_on(gpu).is_empty()
+                && self.reserved_on(gpu).is_empty()
                 && node.gpus[place].unaccounted_vram <= margin
         };
         Self::gpus().filter(is_free).collect()
@@ -330,7 +330,7 @@ impl World {
                     pod < 7 && self.seen_asleep.contains(&pod) && !state.borrows(),
                 )
             };
-            let here = self.on(&(node.clone(), gpu.clone()));
+            let here = self.charged_on(&(node.clone(), gpu.clone()));
             // A reservation uses nothing yet, and an engine that woke without asking may have filled its GPU beyond its capacity.
             if !here.iter().any(|(other, ..)| *other == pod) {
                 continue;
@@ -343,7 +343,7 @@ impl World {
     fn check(&self, after: &Step) {
         assert_eq!(audit(self.cluster.ledger()), [], "after {after:?}");
         for gpu in Self::gpus() {
-            let here = self.on(&gpu);
+            let here = self.charged_on(&gpu);
             let own: u64 = here
                 .iter()
                 .filter(|(_, state, _)| !state.borrows())
@@ -355,7 +355,7 @@ impl World {
             );
             // A pod that cannot borrow finds what is kept for it once its victims are gone.
             for (pod, state, vram) in self
-                .kept(&gpu)
+                .reserved_on(&gpu)
                 .iter()
                 .filter(|(pod, ..)| *pod < 4 || *pod > 10)
             {
@@ -377,10 +377,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn nothing_is_promised_twice_whatever_comes_together(steps in prop::collection::vec(step(), 1..80)) {
+    fn no_vram_is_allocated_twice_under_any_combination_of_events(steps in prop::collection::vec(step(), 1..80)) {
         let mut world = World::new();
         for step in &steps {
-            world.happens(step);
+            world.apply_step(step);
             world.check(step);
         }
         world.store();
@@ -397,11 +397,11 @@ proptest! {
 fn what_is_reserved_for_a_pod_that_cannot_borrow_is_not_lent() {
     for is_reserved in [false, true] {
         let mut world = World::new();
-        world.happens(&Step::Bind(0, 0, true));
-        world.happens(&Step::Bind(1, 0, true));
-        world.happens(&Step::Report(0, true));
+        world.apply_step(&Step::Bind(0, 0, true));
+        world.apply_step(&Step::Bind(1, 0, true));
+        world.apply_step(&Step::Report(0, true));
         if is_reserved {
-            world.happens(&Step::Plan(11));
+            world.apply_step(&Step::Plan(11));
             let reservation = world.pod(11).unwrap().reservation().cloned().unwrap();
             assert_eq!(
                 reservation.devices,
@@ -409,10 +409,10 @@ fn what_is_reserved_for_a_pod_that_cannot_borrow_is_not_lent() {
                 "30 B are free"
             );
         }
-        world.happens(&Step::Bind(7, 0, true));
+        world.apply_step(&Step::Bind(7, 0, true));
         world.check(&Step::Store);
         assert_eq!(world.borrowed, usize::from(!is_reserved));
-        world.happens(&Step::Bind(11, 0, true));
+        world.apply_step(&Step::Bind(11, 0, true));
         assert!(world.pod(11).unwrap().node().is_some());
     }
 }

@@ -7,7 +7,7 @@ use crate::evicting::{
 };
 use crate::ids::{NodeName, PodUid};
 use crate::ledger::{
-    PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, settle_class_exclusions,
+    PodEvictionCost, PotentialVictim, QuotaStatus, TenantQuota, recompute_class_exclusions,
 };
 use crate::testkit::demand_of;
 use crate::testkit::random::Random;
@@ -54,7 +54,7 @@ enum VictimKind {
 }
 
 #[derive(Debug, Clone)]
-struct Card {
+struct GpuState {
     capacity: u64,
     unaccounted_for: u64,
     busy: bool,
@@ -64,7 +64,7 @@ struct Card {
 
 #[derive(Debug)]
 struct VictimCluster {
-    nodes: Vec<Vec<Card>>,
+    nodes: Vec<Vec<GpuState>>,
     pods: Vec<OraclePod>,
     /// By budget: how many disruptions it allows.
     budgets: Vec<u64>,
@@ -84,7 +84,7 @@ impl VictimDice {
         self.0.below(n as usize) as u64
     }
 
-    fn one_in(&mut self, n: u64) -> bool {
+    fn with_chance_one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
@@ -95,20 +95,22 @@ const USED: u64 = 500;
 impl VictimCluster {
     fn new(seed: u64) -> Self {
         let mut dice = VictimDice(Random::seeded(seed, 0));
-        let sharing = if dice.one_in(5) {
+        let sharing = if dice.with_chance_one_in(5) {
             Sharing::Exclusive
         } else {
             Sharing::Shared
         };
-        let gpus = 1 + u32::from(dice.one_in(3));
+        let gpus = 1 + u32::from(dice.with_chance_one_in(3));
         let demand = demand_of(10 + dice.below(60), gpus, sharing, 5);
-        let nodes: Vec<Vec<Card>> = (0..1 + dice.below(3))
+        let nodes: Vec<Vec<GpuState>> = (0..1 + dice.below(3))
             .map(|_| (0..1 + dice.below(3)).map(|_| card(&mut dice)).collect())
             .collect();
         let budgets: Vec<u64> = (0..dice.below(3)).map(|_| dice.below(3)).collect();
         let missing = nodes.iter().map(|_| missing(&mut dice)).collect();
-        let left = dice.one_in(4).then(|| dice.below(120) as i64 - 20);
-        let budgets_known = !dice.one_in(20);
+        let left = dice
+            .with_chance_one_in(4)
+            .then(|| dice.below(120) as i64 - 20);
+        let budgets_known = !dice.with_chance_one_in(20);
         let mut world = Self {
             nodes,
             pods: Vec::new(),
@@ -132,18 +134,20 @@ impl VictimCluster {
             1 => VictimKind::LeavesAnyway,
             _ => VictimKind::MayLeave,
         };
-        let is_far = way == VictimKind::MayLeave && dice.one_in(10);
-        let budgets = (0..self.budgets.len()).filter(|_| dice.one_in(3)).collect();
-        let alone = dice.one_in(8);
+        let is_far = way == VictimKind::MayLeave && dice.with_chance_one_in(10);
+        let budgets = (0..self.budgets.len())
+            .filter(|_| dice.with_chance_one_in(3))
+            .collect();
+        let alone = dice.with_chance_one_in(8);
         // Few sizes and costs, so that there are equals.
         let pod = OraclePod {
             name: format!("pod-{n}"),
             node: (!is_far).then_some(node),
-            gpus: (0..1 + u64::from(dice.one_in(4)))
+            gpus: (0..1 + u64::from(dice.with_chance_one_in(4)))
                 .map(|_| dice.below(cards) as usize)
                 .collect(),
             bytes: 5 + 5 * dice.below(8),
-            beyond: if dice.one_in(4) && !alone {
+            beyond: if dice.with_chance_one_in(4) && !alone {
                 dice.below(10)
             } else {
                 0
@@ -153,16 +157,16 @@ impl VictimCluster {
             priority: -(dice.below(3) as i32) - 1,
             cost: dice.below(6),
             deletion_cost: dice.below(2) as i32,
-            stranded: dice.one_in(3),
-            spared: (!dice.one_in(4)).then(|| dice.below(2) as u32),
+            stranded: dice.with_chance_one_in(3),
+            spared: (!dice.with_chance_one_in(4)).then(|| dice.below(2) as u32),
             budgets,
-            group: (way == VictimKind::MayLeave && (is_far || dice.one_in(3)))
+            group: (way == VictimKind::MayLeave && (is_far || dice.with_chance_one_in(3)))
                 .then(|| dice.below(2) as usize),
-            own_tenant: dice.one_in(2),
-            class_exclusions: dice.one_in(8),
+            own_tenant: dice.with_chance_one_in(2),
+            class_exclusions: dice.with_chance_one_in(8),
             way,
         };
-        if is_far || pod.gpus.iter().all(|g| self.has_place(node, *g, &pod)) {
+        if is_far || pod.gpus.iter().all(|g| self.fits_on(node, *g, &pod)) {
             self.pods.push(pod);
         }
     }
@@ -173,7 +177,7 @@ impl VictimCluster {
             .filter(move |pod| pod.node == Some(node) && pod.gpus.contains(&gpu))
     }
 
-    fn has_place(&self, node: usize, gpu: usize, pod: &OraclePod) -> bool {
+    fn fits_on(&self, node: usize, gpu: usize, pod: &OraclePod) -> bool {
         let card = &self.nodes[node][gpu];
         let used: u64 = self
             .on(node, gpu)
@@ -225,8 +229,8 @@ impl VictimCluster {
             gangs: groups.iter().map(|group| self.gang(*group, node)).collect(),
             class_exclusions: class_exclusions.collect(),
             budgets: self.budgets.iter().map(|allowed| *allowed as u32).collect(),
-            budgets_known: self.budgets_known,
-            tenant: self.tenant(),
+            are_budgets_known: self.budgets_known,
+            tenant_quota: self.tenant(),
             shortfall: Shortfall {
                 vram: Bytes(vram),
                 host_resources: HostResources {
@@ -240,12 +244,12 @@ impl VictimCluster {
                 self.gpus(node),
             )
         };
-        settle_class_exclusions(&candidate.class_exclusions, &mut candidate.gpus, |_| false);
+        recompute_class_exclusions(&candidate.class_exclusions, &mut candidate.gpus, |_| false);
         candidate
     }
 
     fn gpus(&self, node: usize) -> Vec<Gpu> {
-        let gpu = |(place, card): (usize, &Card)| {
+        let gpu = |(place, card): (usize, &GpuState)| {
             let mut gpu = Gpu {
                 capacity: Bytes(card.capacity),
                 charged: Bytes::ZERO,
@@ -256,7 +260,7 @@ impl VictimCluster {
                 lendable: Bytes::ZERO,
                 lends_below: 0,
                 engine_load: if card.busy {
-                    EngineLoad::of(Percent::new(99), Some(99))
+                    EngineLoad::new(Percent::new(99), Some(99))
                 } else {
                     EngineLoad::NONE
                 },
@@ -323,12 +327,10 @@ impl VictimCluster {
                 ..PodEvictionCost::default()
             },
             deletion_cost: pod.deletion_cost,
-            standing: pod
-                .spared
-                .map_or(QuotaStatus::Guaranteed, |spared| QuotaStatus::Borrowed {
-                    spared,
-                }),
-            given_back: TenantUsage {
+            quota_status: pod.spared.map_or(QuotaStatus::Guaranteed, |spared| {
+                QuotaStatus::Borrowed { spared }
+            }),
+            returned_quota: TenantUsage {
                 vram: Bytes(gives_back(pod)),
                 milli_gpus: 0,
             },
@@ -369,7 +371,7 @@ impl VictimCluster {
     // ---- what the oracle makes of it ----
 
     /// All pods that are evicted if this pod of a node is.
-    fn with(&self, pod: &OraclePod) -> Vec<&OraclePod> {
+    fn evicted_together_with(&self, pod: &OraclePod) -> Vec<&OraclePod> {
         match pod.group {
             Some(_) => self
                 .pods
@@ -413,7 +415,10 @@ impl VictimCluster {
         rules: BudgetRules,
     ) -> Option<EvictionCost> {
         let mut all: BTreeMap<&str, &OraclePod> = BTreeMap::new();
-        for pod in chosen.iter().flat_map(|pod| self.with(pod)) {
+        for pod in chosen
+            .iter()
+            .flat_map(|pod| self.evicted_together_with(pod))
+        {
             all.insert(&pod.name, pod);
         }
         // A set that leaves out a member of its own group is counted as the set with it.
@@ -463,7 +468,7 @@ impl VictimCluster {
             return false;
         }
         let gpu_candidates: Vec<u64> = (0..self.nodes[node].len())
-            .filter_map(|g| self.seat(node, g, gone))
+            .filter_map(|g| self.vram_if_gpu_fits(node, g, gone))
             .collect();
         let wanted = self.demand.gpus as usize;
         // The use of the tenant's limit differs from GPU to GPU only for a pod that takes a GPU whole.
@@ -478,7 +483,12 @@ impl VictimCluster {
     }
 
     /// What the pod would use of a GPU, if it fits there without these pods.
-    fn seat(&self, node: usize, gpu: usize, gone: &BTreeMap<&str, &OraclePod>) -> Option<u64> {
+    fn vram_if_gpu_fits(
+        &self,
+        node: usize,
+        gpu: usize,
+        gone: &BTreeMap<&str, &OraclePod>,
+    ) -> Option<u64> {
         let card = &self.nodes[node][gpu];
         let rest: Vec<&OraclePod> = self
             .on(node, gpu)
@@ -502,20 +512,32 @@ impl VictimCluster {
     }
 }
 
-fn card(dice: &mut VictimDice) -> Card {
-    Card {
-        capacity: if dice.one_in(4) { 60 } else { 72 },
-        unaccounted_for: if dice.one_in(5) { dice.below(40) } else { 0 },
-        busy: dice.one_in(10),
-        starting: dice.one_in(10),
-        lost: dice.one_in(12),
+fn card(dice: &mut VictimDice) -> GpuState {
+    GpuState {
+        capacity: if dice.with_chance_one_in(4) { 60 } else { 72 },
+        unaccounted_for: if dice.with_chance_one_in(5) {
+            dice.below(40)
+        } else {
+            0
+        },
+        busy: dice.with_chance_one_in(10),
+        starting: dice.with_chance_one_in(10),
+        lost: dice.with_chance_one_in(12),
     }
 }
 
 fn missing(dice: &mut VictimDice) -> (u64, u64, u32) {
-    let vram = if dice.one_in(4) { dice.below(60) } else { 0 };
-    let cpu = if dice.one_in(4) { dice.below(4) } else { 0 };
-    (vram, cpu, u32::from(dice.one_in(12)))
+    let vram = if dice.with_chance_one_in(4) {
+        dice.below(60)
+    } else {
+        0
+    };
+    let cpu = if dice.with_chance_one_in(4) {
+        dice.below(4)
+    } else {
+        0
+    };
+    (vram, cpu, u32::from(dice.with_chance_one_in(12)))
 }
 
 fn sharing(pod: &OraclePod) -> Sharing {
@@ -591,7 +613,7 @@ fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimS
             .all(|pod| pod.way == VictimKind::LeavesAnyway && pod.node == Some(node))
     );
     for pod in all.values() {
-        let together = world.with(pod);
+        let together = world.evicted_together_with(pod);
         assert!(
             together
                 .iter()
@@ -671,7 +693,7 @@ fn a_search_that_is_cut_short_is_marked_as_inexact() {
         let world = VictimCluster::new(seed);
         let effort = SearchEffort {
             per_node: 3,
-            in_all: 5,
+            per_search: 5,
         };
         let Some(set) = cheapest(
             &world.candidates(),

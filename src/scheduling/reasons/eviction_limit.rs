@@ -34,7 +34,7 @@ pub enum LimitedBecause {
 
 impl EvictionLimit {
     /// Whether it must wait for a minute without other evictions: the set is larger than the limit.
-    pub(crate) fn needs_an_empty_minute(&self) -> bool {
+    pub(crate) fn needs_empty_minute(&self) -> bool {
         self.because == LimitedBecause::SetIsLarger
     }
 }

@@ -13,19 +13,19 @@ use crate::vocabulary::node_reading::EngineLoad;
 pub(crate) struct Lift {
     /// The effort, by the role that has to act: see the efforts of all remedies.
     pub effort: u8,
-    pub names: Named,
+    pub names: PodsToName,
     /// The node and the demand without it; `None` where it is no obstacle.
     pub apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
     /// What to do, and which GPUs fit then.
-    pub action: fn(&LiftedPlace<'_>) -> String,
+    pub action: fn(&FitWithoutReason<'_>) -> String,
 }
 
 impl Lift {
     pub(super) const fn new(
         effort: u8,
-        names: Named,
+        names: PodsToName,
         apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
-        action: fn(&LiftedPlace<'_>) -> String,
+        action: fn(&FitWithoutReason<'_>) -> String,
     ) -> Self {
         Self {
             effort,
@@ -38,7 +38,7 @@ impl Lift {
 
 /// The pods on the GPUs that the action names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named {
+pub enum PodsToName {
     Nobody,
     Residents,
     /// Pods whose classes do not share a GPU with the class of the pod.
@@ -47,7 +47,7 @@ pub enum Named {
 
 /// Where the pod fits without the reason.
 #[derive(Debug)]
-pub(crate) struct LiftedPlace<'a> {
+pub(crate) struct FitWithoutReason<'a> {
     pub node: &'a NodeName,
     /// `node GPUs 0 and 1`.
     pub gpus: &'a str,
@@ -62,7 +62,7 @@ pub(crate) struct LiftedPlace<'a> {
     pub state: &'static str,
 }
 
-pub(crate) fn lifted_from_gpus(
+pub(crate) fn without_gpu_reason(
     node: &Node,
     demand: &Demand,
     edit: fn(&mut Gpu),
@@ -81,19 +81,19 @@ pub(crate) fn lifted_from_gpus(
 }
 
 /// A copy of node and demand, edited, if the reason `is_obstacle` there.
-pub(crate) fn lifted_if(
-    stands: bool,
+pub(crate) fn without_reason_if(
+    is_obstacle: bool,
     node: &Node,
     demand: &Demand,
     edit: fn(&mut Node, &mut Demand),
 ) -> Option<(Node, Demand)> {
-    let mut lifted = stands.then(|| (node.clone(), demand.clone()))?;
-    edit(&mut lifted.0, &mut lifted.1);
-    Some(lifted)
+    let mut changed = is_obstacle.then(|| (node.clone(), demand.clone()))?;
+    edit(&mut changed.0, &mut changed.1);
+    Some(changed)
 }
 
 /// Removes all pods and reservations from a GPU.
-pub(super) fn empty(gpu: &mut Gpu) {
+pub(super) fn remove_pods(gpu: &mut Gpu) {
     *gpu = Gpu {
         charged: Bytes::ZERO,
         softly_reserved: Bytes::ZERO,

@@ -13,9 +13,9 @@ mod words;
 
 pub use eviction_limit::EvictionLimit;
 pub(crate) use eviction_limit::{EvictionScope, LimitedBecause};
-pub use lift::Named;
-pub(crate) use lift::{Lift, LiftedPlace, lifted_from_gpus, lifted_if};
-pub use words::list;
+pub use lift::PodsToName;
+pub(crate) use lift::{FitWithoutReason, Lift, without_gpu_reason, without_reason_if};
+pub use words::list_names;
 
 use super::kube_filters::UnsupportedRule;
 use super::vocabulary::classification::ClassSet;
@@ -24,10 +24,13 @@ use super::vocabulary::gpu::Health;
 use super::vocabulary::spare::SpareSet;
 use crate::coded::coded;
 use crate::ids::NodeName;
-use crate::units::{Bytes, Millis, Percent, are, have, plural};
+use crate::units::{Bytes, Millis, Percent, has_or_have, is_or_are, plural};
 use declaration::reasons;
 use serde::{Deserialize, Serialize};
-use words::{each_of, in_pool, left_of, matching, none_healthy, opens, pods_have, state};
+use words::{
+    each_of, health_text, in_pool, nodes_matching, none_healthy, pods_have, start_gate_text,
+    tenant_limit_text,
+};
 
 /// Texts that are answered where a node does not fit. Without figures: the scheduler writes the text into the pod's condition, and a text
 /// that changed with the free VRAM would requeue the pod each time (1,415 filter calls in 10 s were measured).
@@ -35,24 +38,24 @@ use words::{each_of, in_pool, left_of, matching, none_healthy, opens, pods_have,
 pub struct NodeAnswers {
     pub filter: &'static str,
     /// The answer of `bind`, if the reason came up after `filter` had accepted the node.
-    pub conflict: &'static str,
+    pub bind: &'static str,
     /// The advice of `plan capacity`.
     pub plan: &'static str,
     /// Whether more nodes of the kind help in such a plan.
-    pub by_count: bool,
+    pub more_nodes_help: bool,
 }
 
 const fn answers(filter: &'static str, conflict: &'static str) -> NodeAnswers {
     NodeAnswers {
         filter,
-        conflict,
+        bind: conflict,
         plan: "give more nodes",
-        by_count: false,
+        more_nodes_help: false,
     }
 }
 
-const fn now(conflict: &'static str) -> NodeAnswers {
-    answers(NOW, conflict)
+const fn temporary(conflict: &'static str) -> NodeAnswers {
+    answers(NO_GPU_NOW, conflict)
 }
 
 impl NodeAnswers {
@@ -63,7 +66,7 @@ impl NodeAnswers {
     const fn or_more_nodes(self, plan: &'static str) -> Self {
         Self {
             plan,
-            by_count: true,
+            more_nodes_help: true,
             ..self
         }
     }
@@ -92,14 +95,14 @@ impl WaitReason {
 
 /// The one phrase of all temporary reasons: the scheduler counts nodes by phrase, and a count that changed would requeue the pod
 /// as a figure would.
-const NOW: &str = "no GPU can take the pod now";
-const TAKEN: &str = "conflict: another pod took the GPU in the meantime";
-const REPORTED: &str = "conflict: what the node's agent reports has changed";
+const NO_GPU_NOW: &str = "no GPU can take the pod now";
+const GPU_TAKEN: &str = "conflict: another pod took the GPU in the meantime";
+const REPORT_CHANGED: &str = "conflict: what the node's agent reports has changed";
 const GPUS_CHANGED: &str = "conflict: the node's GPUs have changed";
 const POOL_CHANGED: &str = "conflict: the node's pool has changed";
 const LIMIT_REACHED: &str = "conflict: the tenant's limit was reached";
 
-const OTHER_ALLOCATOR: &str =
+const USE_OTHER_ALLOCATOR: &str =
     "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool";
 const RAISE_LIMIT: &str = "raise the limit of its tenant in the policy, or give more nodes where the limit is a share of the cluster";
 
@@ -117,7 +120,7 @@ reasons! {
     }
     DevicePluginNode = "device-plugin-node" {
         node "a device plugin allocates this node's GPUs (nvidia.com/* is allocatable there); remove the plugin from the node to let Stowage place pods there"
-            => answers("a device plugin allocates the node's GPUs", "conflict: a device plugin allocates the node's GPUs").in_plan(OTHER_ALLOCATOR);
+            => answers("a device plugin allocates the node's GPUs", "conflict: a device plugin allocates the node's GPUs").in_plan(USE_OTHER_ALLOCATOR);
     }
     StowageNode = "stowage-node" {
         node "Stowage allocates this node's GPUs, and the pod requests devices of a device plugin; request stowage.dev/vram, or return the node to the plugin"
@@ -125,7 +128,7 @@ reasons! {
     }
     DraNode = "dra-node" {
         node "a DRA driver publishes this node's GPUs as ResourceSlices, and kube-scheduler allocates them to claims; remove the driver from the node to let Stowage place pods there"
-            => answers("a DRA driver allocates the node's GPUs", "conflict: a DRA driver allocates the node's GPUs").in_plan(OTHER_ALLOCATOR);
+            => answers("a DRA driver allocates the node's GPUs", "conflict: a DRA driver allocates the node's GPUs").in_plan(USE_OTHER_ALLOCATOR);
     }
     TooFewDevices = "too-few-devices" {
         node { allocatable: u32, asked: u32 }
@@ -134,8 +137,8 @@ reasons! {
     }
     DevicesInUse = "devices-in-use" {
         node { left: u32, allocatable: u32, asked: u32 }
-            "the pod requests {} of the device plugin; of the node's {allocatable} {left} {} free", plural(*asked, "device"), are(*left)
-            => answers("the device plugin has no GPU left on the node now", TAKEN);
+            "the pod requests {} of the device plugin; of the node's {allocatable} {left} {} free", plural(*asked, "device"), is_or_are(*left)
+            => answers("the device plugin has no GPU left on the node now", GPU_TAKEN);
     }
     NoGpus = "no-gpus" {
         node "the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels"
@@ -144,12 +147,12 @@ reasons! {
     NoHealthyGpu = "no-healthy-gpu" {
         node { gpus: u32 } "{}", none_healthy(*gpus)
             => answers("no healthy GPU", GPUS_CHANGED);
-        lift Lift::new(16, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.health = Health::Healthy),
+        lift Lift::new(16, PodsToName::Nobody, |node, demand| without_gpu_reason(node, demand, |gpu| gpu.health = Health::Healthy),
             |at| format!("{} is {}; once healthy, the pod fits", at.gpus, at.state));
     }
     // The GPU accepts no pods.
     Unhealthy = "unhealthy" {
-        gpu { health: Health } "it is {}", state(*health) => 7;
+        gpu { health: Health } "it is {}", health_text(*health) => 7;
     }
     TooFewGpus = "too-few-gpus" {
         node { usable: u32, asked: u32 }
@@ -172,25 +175,25 @@ reasons! {
     }
     NoFreshReport = "no-fresh-report" {
         node "the node's agent has not reported recently, and the policy refuses such nodes (telemetry.expired); is the agent running?"
-            => now(REPORTED);
+            => temporary(REPORT_CHANGED);
     }
     Occupied = "occupied" {
         node { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes }
             "the pod requests {per_gpu} on {}; VRAM in use by processes of no known pod leaves that much on {}, {most} at most", each_of(*asked), plural(*large_enough, "GPU")
-            => now(REPORTED);
+            => temporary(REPORT_CHANGED);
     }
     // Two engines that start at once break each other.
     EngineStarting = "engine-starting" {
         node { starting: u32, asked: u32 }
             "an engine is starting on {} that the pod could use, and only one may start on a GPU at a time; the pod requests {asked}", plural(*starting, "GPU")
-            => now("conflict: another engine began to start");
+            => temporary("conflict: another engine began to start");
         gpu { by: Vec<String>, opens_in_millis: Option<Millis> }
-            "{} an engine that is starting there{}", pods_have(by), opens(*opens_in_millis) => 1;
+            "{} an engine that is starting there{}", pods_have(by), start_gate_text(*opens_in_millis) => 1;
     }
     EnginesBusy = "engines-busy" {
         node { busy: u32, asked: u32, kv_cache: Percent, queue: u32 }
             "the engines on {} that the pod could use are busier than its class allows (KV cache {kv_cache}, {queue} waiting on the least busy); the pod requests {asked}", plural(*busy, "GPU")
-            => now(REPORTED);
+            => temporary(REPORT_CHANGED);
     }
     // The engines' KV cache is fuller than the pod's class allows.
     KvCacheFull = "kv-cache-full" {
@@ -204,8 +207,8 @@ reasons! {
     }
     NoEmptyGpu = "no-empty-gpu" {
         node { empty: u32, asked: u32 } "the pod requests {} exclusively; {empty} on this node are empty", plural(*asked, "GPU")
-            => now(TAKEN);
-        lift Lift::new(17, Named::Residents, |node, demand| lifted_from_gpus(node, demand, lift::empty),
+            => temporary(GPU_TAKEN);
+        lift Lift::new(17, PodsToName::Residents, |node, demand| without_gpu_reason(node, demand, lift::remove_pods),
             |at| format!("wait until {} left {}: empty, {}", pods_have(at.by), at.gpus, if at.are_several { "they fit" } else { "it fits" }));
     }
     // A resident pod has the GPU exclusively.
@@ -219,24 +222,24 @@ reasons! {
     // Too little is free.
     InsufficientVram = "insufficient-vram" {
         node { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes }
-            "the pod requests {per_gpu} on {}; {} of this node {} that much free, the most is {most_free}", each_of(*asked), plural(*fitting, "GPU"), have(*fitting)
-            => now(TAKEN);
+            "the pod requests {per_gpu} on {}; {} of this node {} that much free, the most is {most_free}", each_of(*asked), plural(*fitting, "GPU"), has_or_have(*fitting)
+            => temporary(GPU_TAKEN);
         gpu { needs_bytes: Bytes, free_bytes: Bytes, short_bytes: Bytes } "needs {needs_bytes}, {free_bytes} free: {short_bytes} short" => 4;
-        pod { nodes: u32, nearest: Misfit } "{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", matching(*nodes)
+        pod { nodes: u32, nearest: Misfit } "{} the pod's constraints, and none has enough free GPUs; on one of them {nearest}", nodes_matching(*nodes)
             => Some(format!("no node that matches the pod's constraints can take it: {}", nearest.phrase()));
     }
     ClassNotAdmitted = "class-not-admitted" {
         node "the node's pool does not admit the pod's class; see nodePools in the policy"
             => answers("the node's pool does not admit the pod's class", POOL_CHANGED);
-        lift Lift::new(13, Named::Nobody,
-            |node, demand| lifted_if(!demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
+        lift Lift::new(13, PodsToName::Nobody,
+            |node, demand| without_reason_if(!demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
             |at| format!("admit class {} to {} (nodePools[].classes in the policy): {} then", at.class, in_pool(at.pool), at.fits));
     }
     ClassKeptInPools = "class-kept-in-pools" {
         node "the pod's class is kept in node pools, and this node is in none of them; see `pools` of the class in the policy"
             => answers("the node is in no pool of the pod's class", POOL_CHANGED);
-        lift Lift::new(13, Named::Nobody,
-            |node, demand| lifted_if(demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
+        lift Lift::new(13, PodsToName::Nobody,
+            |node, demand| without_reason_if(demand.terms.confined && !node.classes.contains(demand.class), node, demand, |node, _| node.classes = ClassSet::ALL),
             |at| match at.pool {
                 Some(pool) => format!("add node pool {pool} to `pools` of class {} in the policy: {} then", at.class, at.fits),
                 None => format!("add {} to a node pool that class {} is kept in in the policy: {} then", at.node, at.class, at.fits),
@@ -244,38 +247,38 @@ reasons! {
     }
     MigLayoutMismatch = "mig-layout-mismatch" {
         node "the node's GPUs do not have the MIG layout of its pool; see nodePools in the policy"
-            => now(POOL_CHANGED);
-        lift Lift::new(15, Named::Nobody, |node, demand| lifted_if(node.miscut, node, demand, |node, _| node.miscut = false),
+            => temporary(POOL_CHANGED);
+        lift Lift::new(15, PodsToName::Nobody, |node, demand| without_reason_if(node.miscut, node, demand, |node, _| node.miscut = false),
             |at| format!("partition the GPUs of {} as {} expects, or change its `mig` in the policy: {} then", at.node, in_pool(at.pool), at.fits));
     }
     // The resident pods' classes share no GPU with the pod's class, or the pod's class with theirs.
     ClassExcluded = "class-excluded" {
         node { usable: u32, excluded_classes: u32, asked: u32 }
             "on {excluded_classes} of {} with enough free VRAM are pods whose classes share no GPU with the pod's; the pod requests {asked}", plural(*usable, "GPU")
-            => now(TAKEN);
+            => temporary(GPU_TAKEN);
         gpu { by: Vec<String> } "{} a class that shares no GPU with the pod's", pods_have(by) => 6;
-        lift Lift::new(12, Named::Excluding, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.excluded_classes = ClassSet::NONE),
+        lift Lift::new(12, PodsToName::Excluding, |node, demand| without_gpu_reason(node, demand, |gpu| gpu.excluded_classes = ClassSet::NONE),
             |at| format!(
                 "let class {} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until those pods have terminated: {} then",
-                at.class, list(at.by), at.fits
+                at.class, list_names(at.by), at.fits
             ));
     }
     TenantLimit = "tenant-limit" {
-        node { vram: Bytes, left: TenantLimit } "the pod requests {vram}, and its tenant's limit leaves {}", left_of(*left)
+        node { vram: Bytes, left: TenantLimit } "the pod requests {vram}, and its tenant's limit leaves {}", tenant_limit_text(*left)
             => answers("the limit of the pod's tenant is reached", LIMIT_REACHED).or_more_nodes(RAISE_LIMIT);
         pod { vram: Bytes } "the pod requests {vram}, and its tenant has reached its limit" => None;
     }
     TenantLimitOnNode = "tenant-limit-on-node" {
-        node { left: TenantLimit } "on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", left_of(*left)
-            => now(LIMIT_REACHED).or_more_nodes(RAISE_LIMIT);
+        node { left: TenantLimit } "on this node's GPUs the pod would use more than the {} that its tenant's limit leaves", tenant_limit_text(*left)
+            => temporary(LIMIT_REACHED).or_more_nodes(RAISE_LIMIT);
     }
     // One of the last free GPUs, which the policy keeps from the pod's class.
     KeptSpare = "spare" {
         node { kept: u32, asked: u32 }
-            "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), are(*kept)
-            => now(TAKEN).or_more_nodes("planning.spare keeps the last free GPUs from preemptible pods: give more nodes, or keep fewer");
+            "{} with enough free VRAM {} among the last free ones, which the policy keeps from preemptible classes (planning.spare); the pod requests {asked}", plural(*kept, "GPU"), is_or_are(*kept)
+            => temporary(GPU_TAKEN).or_more_nodes("planning.spare keeps the last free GPUs from preemptible pods: give more nodes, or keep fewer");
         gpu "it is one of the last free GPUs, which planning.spare keeps from preemptible classes" => 4;
-        lift Lift::new(14, Named::Nobody, |node, demand| lifted_if(!demand.kept.is_empty(), node, demand, |_, demand| demand.kept = SpareSet::NONE),
+        lift Lift::new(14, PodsToName::Nobody, |node, demand| without_reason_if(!demand.kept.is_empty(), node, demand, |_, demand| demand.kept = SpareSet::NONE),
             |at| format!("wait until more GPUs are free, or keep fewer of them from class {} (planning.spare in the policy): {} then", at.class, at.fits));
     }
     VictimsLeaving = "victims-leaving" {
@@ -285,17 +288,17 @@ reasons! {
     // The node's GPUs are not alike, and the pod names GPUs by labels.
     OtherGpus = "other-gpus" {
         node { wanted: u32, asked: u32 }
-            "the pod requests {} such as its node selector or node affinity names by labels; of this node's unlike GPUs {wanted} {}", plural(*asked, "GPU"), are(*wanted)
+            "the pod requests {} such as its node selector or node affinity names by labels; of this node's unlike GPUs {wanted} {}", plural(*asked, "GPU"), is_or_are(*wanted)
             => answers("too few GPUs such as the pod names on the node", GPUS_CHANGED);
         gpu "the pod's node selector or node affinity names other GPUs" => 8;
     }
     // Its compute mode lets one process use the GPU.
     ExclusiveProcess = "exclusive-process" {
         node { gpus: u32, asked: u32 }
-            "{} of this node {} in compute mode exclusive-process, which takes only a pod that requests a GPU exclusively; the pod requests {asked}, shared", plural(*gpus, "GPU"), are(*gpus)
+            "{} of this node {} in compute mode exclusive-process, which takes only a pod that requests a GPU exclusively; the pod requests {asked}, shared", plural(*gpus, "GPU"), is_or_are(*gpus)
             => answers("no GPU of the node may be shared", GPUS_CHANGED);
         gpu "its compute mode is exclusive-process: it takes only a pod that requests it exclusively" => 7;
-        lift Lift::new(13, Named::Nobody, |node, demand| lifted_from_gpus(node, demand, |gpu| gpu.exclusive_process = false),
+        lift Lift::new(13, PodsToName::Nobody, |node, demand| without_gpu_reason(node, demand, |gpu| gpu.exclusive_process = false),
             |at| format!("set the compute mode of {} to default (nvidia-smi -c DEFAULT): {} then", at.gpus, at.fits));
     }
     // Which resource or label it is, the node's warning says.
@@ -308,7 +311,7 @@ reasons! {
             => answers("it is unknown who hands out the node's GPUs", "conflict: it is unknown who hands out the node's GPUs");
     }
     GpusChanging = "gpus-changing" {
-        node "a label says that the node's GPUs or their driver are being changed" => now(GPUS_CHANGED);
+        node "a label says that the node's GPUs or their driver are being changed" => temporary(GPUS_CHANGED);
     }
     UnreadableLabel = "unreadable-label" {
         node "a label of the node's GPUs cannot be right, and no agent has reported them"
@@ -318,10 +321,10 @@ reasons! {
     UnknownLoad = "unknown-load" {
         node { unknown: u32, asked: u32 }
             "the load of the engines on {} that the pod could use is unknown, and its class joins no such engines (limits.unknownLoad); the pod requests {asked}", plural(*unknown, "GPU")
-            => now(REPORTED);
+            => temporary(REPORT_CHANGED);
         gpu "an engine on it, or a pod that may be one, does not say how busy it is, and the pod's class joins no such engines" => 3;
-        lift Lift::new(12, Named::Residents,
-            |node, demand| lifted_if(node.gpus.iter().any(|gpu| demand.terms.refuses(gpu.engine_load)), node, demand, |_, demand| demand.terms.refuses_unknown_load = false),
+        lift Lift::new(12, PodsToName::Residents,
+            |node, demand| without_reason_if(node.gpus.iter().any(|gpu| demand.terms.rejects_unknown(gpu.engine_load)), node, demand, |_, demand| demand.terms.refuses_unknown_load = false),
             |at| format!(
                 "say where {} the metrics of its engine (stowage.dev/metrics-port), or let class {} join engines whose load is unknown (limits.unknownLoad in the policy): {} then",
                 pods_have(at.by), at.class, at.fits
@@ -372,7 +375,7 @@ reasons! {
         bind { node: NodeName } "an earlier Binding of this pod to {node} is not settled yet" => "conflict: an earlier binding is not settled";
     }
     NoLongerFits = "no-longer-fits" {
-        bind [misfit.code()] (misfit: Misfit) "the node no longer fits: {misfit}" => misfit.entry().conflict;
+        bind [misfit.code()] (misfit: Misfit) "the node no longer fits: {misfit}" => misfit.entry().bind;
     }
     VictimGone = "victim-gone" {
         bind "a victim is gone" => "conflict: a victim has terminated";

@@ -60,7 +60,7 @@ fn a_conflict_says_what_the_node_lacks() {
 
 /// After a force deletion on a node that was gone, for one: its containers run on, and no grant is theirs.
 #[test]
-fn vram_that_no_pod_has_is_said_to_be_of_processes_of_no_pod() {
+fn unaccounted_vram_is_attributed_to_processes_of_no_pod() {
     let (per_gpu, most) = (Bytes::gib(20), Bytes::gib(5));
     let occupied = Misfit::Occupied {
         per_gpu,

@@ -1,22 +1,22 @@
 //! Parts of the sentences of reasons.
 
-use crate::units::{Millis, length, plural};
+use crate::units::{Millis, human_duration, plural};
 use crate::vocabulary::cluster_share::TenantLimit;
 use crate::vocabulary::gpu::Health;
 
 /// The greatest number of pods that a sentence names.
-const NAMED: usize = 3;
+const MAX_NAMED_PODS: usize = 3;
 
 /// `a, b and 2 more`; "another pod", if the ledger does not know the pods.
-pub fn list(names: &[String]) -> String {
+pub fn list_names(names: &[String]) -> String {
     match names {
         [] => "another pod".into(),
         [one] => one.clone(),
-        _ if names.len() > NAMED => {
+        _ if names.len() > MAX_NAMED_PODS => {
             format!(
                 "{} and {} more",
-                names[..NAMED].join(", "),
-                names.len() - NAMED
+                names[..MAX_NAMED_PODS].join(", "),
+                names.len() - MAX_NAMED_PODS
             )
         }
         [first @ .., last] => format!("{} and {last}", first.join(", ")),
@@ -28,7 +28,7 @@ pub(super) fn pods_have(names: &[String]) -> String {
     let are_several = names.len() > 1 || names.iter().any(|name| name.ends_with("pods of others"));
     format!(
         "{} {}",
-        list(names),
+        list_names(names),
         if are_several { "have" } else { "has" }
     )
 }
@@ -48,20 +48,20 @@ pub(super) fn none_healthy(gpus: u32) -> String {
     }
 }
 
-pub(super) fn state(health: Health) -> &'static str {
+pub(super) fn health_text(health: Health) -> &'static str {
     match health {
         Health::Lost => "lost",
         Health::Draining | Health::Healthy => "draining and takes no more pods",
     }
 }
 
-pub(super) fn opens(gate: Option<Millis>) -> String {
+pub(super) fn start_gate_text(gate: Option<Millis>) -> String {
     gate.map_or(String::new(), |left| {
-        format!("; its start gate opens in at most {}", length(left))
+        format!("; its start gate opens in at most {}", human_duration(left))
     })
 }
 
-pub(super) fn matching(nodes: u32) -> String {
+pub(super) fn nodes_matching(nodes: u32) -> String {
     format!(
         "{} {}",
         plural(nodes, "node"),
@@ -74,7 +74,7 @@ pub(super) fn in_pool(pool: Option<&str>) -> String {
 }
 
 /// `2.0 GiB of VRAM and 0.500 GPUs`.
-pub(super) fn left_of(limit: TenantLimit) -> String {
+pub(super) fn tenant_limit_text(limit: TenantLimit) -> String {
     let vram = limit.vram.map(|vram| format!("{vram} of VRAM"));
     let gpus = limit
         .milli_gpus

@@ -5,11 +5,11 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 /// Below so many values it is not looked which of them are still in use.
-const FEW: usize = 1024;
+const MIN_TIDY_SIZE: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Interner<T: ?Sized> {
-    known: FxHashSet<Arc<T>>,
+    values: FxHashSet<Arc<T>>,
     /// With so many values those that nobody else has are forgotten: twice as many as were in use then, so that each new one pays
     /// a constant share of that.
     tidy_at: usize,
@@ -18,8 +18,8 @@ pub(crate) struct Interner<T: ?Sized> {
 impl<T: ?Sized> Default for Interner<T> {
     fn default() -> Self {
         Self {
-            known: FxHashSet::default(),
-            tidy_at: FEW,
+            values: FxHashSet::default(),
+            tidy_at: MIN_TIDY_SIZE,
         }
     }
 }
@@ -27,7 +27,7 @@ impl<T: ?Sized> Default for Interner<T> {
 impl<T: ?Sized> Clone for Interner<T> {
     fn clone(&self) -> Self {
         Self {
-            known: self.known.clone(),
+            values: self.values.clone(),
             tidy_at: self.tidy_at,
         }
     }
@@ -36,24 +36,24 @@ impl<T: ?Sized> Clone for Interner<T> {
 impl<T: Eq + Hash + ?Sized> Interner<T> {
     /// Puts the known value in place of one that is equal.
     pub fn share(&mut self, value: &mut Arc<T>) {
-        match self.known.get(value) {
-            Some(known) => *value = known.clone(),
+        match self.values.get(value) {
+            Some(interned) => *value = interned.clone(),
             None => {
-                self.tidy();
-                self.known.insert(value.clone());
+                self.drop_unused();
+                self.values.insert(value.clone());
             }
         }
     }
 
-    fn tidy(&mut self) {
-        if self.known.len() < self.tidy_at {
+    fn drop_unused(&mut self) {
+        if self.values.len() < self.tidy_at {
             return;
         }
-        self.known = std::mem::take(&mut self.known)
+        self.values = std::mem::take(&mut self.values)
             .into_iter()
             .filter(|value| Arc::strong_count(value) > 1)
             .collect();
-        self.tidy_at = FEW.max(2 * self.known.len());
+        self.tidy_at = MIN_TIDY_SIZE.max(2 * self.values.len());
     }
 }
 
@@ -72,8 +72,8 @@ mod tests {
         let (one, other) = (shared("a"), shared("a"));
         assert!(Arc::ptr_eq(&one, &other));
         let kept: Vec<Arc<str>> = (0..10).map(|n| shared(&n.to_string())).collect();
-        (0..10 * FEW).for_each(|n| drop(shared(&format!("gone-{n}"))));
+        (0..10 * MIN_TIDY_SIZE).for_each(|n| drop(shared(&format!("gone-{n}"))));
         assert!(kept.iter().all(|value| Arc::ptr_eq(value, &shared(value))));
-        assert!(interner.known.len() <= FEW);
+        assert!(interner.values.len() <= MIN_TIDY_SIZE);
     }
 }

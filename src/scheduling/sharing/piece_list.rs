@@ -7,7 +7,7 @@ use std::ops::Index;
 use std::sync::Arc;
 
 /// Elements in a piece at most. Tens of thousands of nodes are some hundreds of pieces, and a piece is copied in microseconds.
-const MOST: usize = 128;
+const MAX_PIECE_LEN: usize = 128;
 
 #[derive(Debug, Clone)]
 pub struct PieceList<T> {
@@ -38,8 +38,8 @@ impl<T> PieceList<T> {
     }
 
     pub fn get(&self, index: usize) -> Option<&T> {
-        let (piece, place) = self.find(index)?;
-        self.pieces[piece].get(place)
+        let (piece, offset) = self.locate(index)?;
+        self.pieces[piece].get(offset)
     }
 
     pub fn iter(&self) -> Iter<'_, T> {
@@ -60,8 +60,8 @@ impl<T> PieceList<T> {
         };
         let found = self.pieces[piece].binary_search_by(order);
         found
-            .map(|place| self.starts[piece] + place)
-            .map_err(|place| self.starts[piece] + place)
+            .map(|offset| self.starts[piece] + offset)
+            .map_err(|offset| self.starts[piece] + offset)
     }
 
     /// The elements of pieces that another list does not share, each with its index.
@@ -70,13 +70,13 @@ impl<T> PieceList<T> {
         other: &'a Self,
     ) -> impl Iterator<Item = (usize, &'a T)> {
         let theirs: BTreeSet<*const Vec<T>> = other.pieces.iter().map(Arc::as_ptr).collect();
-        let own = self.pieces.iter().zip(&self.starts);
-        let own = own.filter(move |(piece, _)| !theirs.contains(&Arc::as_ptr(piece)));
+        let own_pieces = self.pieces.iter().zip(&self.starts);
+        let own = own_pieces.filter(move |(piece, _)| !theirs.contains(&Arc::as_ptr(piece)));
         own.flat_map(|(piece, start)| (*start..).zip(piece.iter()))
     }
 
     /// The piece of an element, and its place there.
-    fn find(&self, index: usize) -> Option<(usize, usize)> {
+    fn locate(&self, index: usize) -> Option<(usize, usize)> {
         let piece = self
             .starts
             .partition_point(|start| *start <= index)
@@ -84,7 +84,7 @@ impl<T> PieceList<T> {
         Some((piece, index - self.starts[piece]))
     }
 
-    fn count(&mut self, from: usize) {
+    fn recount(&mut self, from: usize) {
         self.starts.truncate(from);
         let mut next = from
             .checked_sub(1)
@@ -99,10 +99,10 @@ impl<T> PieceList<T> {
 
 impl<T: Clone> PieceList<T> {
     pub fn get_mut(&mut self, index: usize) -> Option<&mut T> {
-        let (piece, place) = self.find(index)?;
+        let (piece, offset) = self.locate(index)?;
         // An element that is not there needs no copy of a piece.
-        (place < self.pieces[piece].len())
-            .then(|| &mut Arc::make_mut(&mut self.pieces[piece])[place])
+        (offset < self.pieces[piece].len())
+            .then(|| &mut Arc::make_mut(&mut self.pieces[piece])[offset])
     }
 
     /// Inserts an element before the one that has this index.
@@ -113,39 +113,39 @@ impl<T: Clone> PieceList<T> {
             self.len
         );
         // At the boundary of two pieces, to the end of the first.
-        let Some((piece, place)) = self
-            .find(index.saturating_sub(1))
-            .map(|(piece, place)| (piece, if index == 0 { 0 } else { place + 1 }))
+        let Some((piece, offset)) = self
+            .locate(index.saturating_sub(1))
+            .map(|(piece, offset)| (piece, if index == 0 { 0 } else { offset + 1 }))
         else {
             self.pieces.push(Arc::new(vec![element]));
-            return self.count(0);
+            return self.recount(0);
         };
         let elements = Arc::make_mut(&mut self.pieces[piece]);
-        if elements.len() < MOST {
-            elements.insert(place, element);
-        } else if place == MOST {
+        if elements.len() < MAX_PIECE_LEN {
+            elements.insert(offset, element);
+        } else if offset == MAX_PIECE_LEN {
             // What comes in order fills its pieces.
             self.pieces.insert(piece + 1, Arc::new(vec![element]));
         } else {
-            let mut rest = elements.split_off(MOST / 2);
-            match place.checked_sub(MOST / 2) {
-                Some(place) => rest.insert(place, element),
-                None => elements.insert(place, element),
+            let mut upper = elements.split_off(MAX_PIECE_LEN / 2);
+            match offset.checked_sub(MAX_PIECE_LEN / 2) {
+                Some(offset) => upper.insert(offset, element),
+                None => elements.insert(offset, element),
             }
-            self.pieces.insert(piece + 1, Arc::new(rest));
+            self.pieces.insert(piece + 1, Arc::new(upper));
         }
-        self.count(piece);
+        self.recount(piece);
     }
 
     /// Takes out the element at this index.
     pub fn remove(&mut self, index: usize) -> T {
-        let (piece, place) = self.find(index).expect("the list has an element there");
+        let (piece, offset) = self.locate(index).expect("the list has an element there");
         let elements = Arc::make_mut(&mut self.pieces[piece]);
-        let removed = elements.remove(place);
+        let removed = elements.remove(offset);
         if elements.is_empty() {
             self.pieces.remove(piece);
         }
-        self.count(piece);
+        self.recount(piece);
         removed
     }
 }
@@ -204,9 +204,9 @@ impl<T> FromIterator<T> for PieceList<T> {
         let mut list = Self::default();
         while elements.peek().is_some() {
             list.pieces
-                .push(Arc::new(elements.by_ref().take(MOST).collect()));
+                .push(Arc::new(elements.by_ref().take(MAX_PIECE_LEN).collect()));
         }
-        list.count(0);
+        list.recount(0);
         list
     }
 }
@@ -264,7 +264,7 @@ mod tests {
             prop_assert!(list.iter().eq(&plain) && list.iter().len() == plain.len());
             prop_assert!((0..plain.len()).all(|index| list[index] == plain[index]));
             prop_assert_eq!((list.len(), list.get(plain.len())), (plain.len(), None));
-            prop_assert!(list.pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= MOST));
+            prop_assert!(list.pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= MAX_PIECE_LEN));
             prop_assert!(copy.iter().eq(&before), "the copy has not changed");
         }
 
@@ -282,21 +282,28 @@ mod tests {
     #[test]
     fn what_comes_in_order_fills_its_pieces_and_a_change_copies_one() {
         let mut list = PieceList::default();
-        (0..10 * MOST).for_each(|index| list.insert(index, index));
+        (0..10 * MAX_PIECE_LEN).for_each(|index| list.insert(index, index));
         assert_eq!(list.pieces.len(), 10);
         let copy = list.clone();
-        *list.get_mut(3 * MOST + 5).unwrap() = 0;
-        assert!(list.get_mut(10 * MOST).is_none());
+        *list.get_mut(3 * MAX_PIECE_LEN + 5).unwrap() = 0;
+        assert!(list.get_mut(10 * MAX_PIECE_LEN).is_none());
         let shared = list
             .pieces
             .iter()
             .zip(&copy.pieces)
             .filter(|(a, b)| Arc::ptr_eq(a, b))
             .count();
-        assert_eq!((shared, copy[3 * MOST + 5]), (9, 3 * MOST + 5));
+        assert_eq!(
+            (shared, copy[3 * MAX_PIECE_LEN + 5]),
+            (9, 3 * MAX_PIECE_LEN + 5)
+        );
         let unshared = copy
             .unshared_with(&list)
-            .map(|(place, element)| (place, *element));
-        assert!(unshared.eq((3 * MOST..4 * MOST).zip(3 * MOST..4 * MOST)));
+            .map(|(offset, element)| (offset, *element));
+        assert!(
+            unshared
+                .eq((3 * MAX_PIECE_LEN..4 * MAX_PIECE_LEN)
+                    .zip(3 * MAX_PIECE_LEN..4 * MAX_PIECE_LEN))
+        );
     }
 }

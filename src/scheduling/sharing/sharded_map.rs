@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// which has some hundreds of a million pods: microseconds each.
 const GROUPS: usize = 64;
 /// Shards in each group.
-const SHARDS: usize = 64;
+const SHARDS_PER_GROUP: usize = 64;
 
 type Shard<K, V> = Arc<FxHashMap<K, V>>;
 type Group<K, V> = Arc<[Shard<K, V>]>;
@@ -23,7 +23,7 @@ pub(crate) struct ShardedMap<K, V> {
 
 impl<K, V> Default for ShardedMap<K, V> {
     fn default() -> Self {
-        let empty: Group<K, V> = vec![Shard::default(); SHARDS].into();
+        let empty: Group<K, V> = vec![Shard::default(); SHARDS_PER_GROUP].into();
         Self {
             groups: vec![empty.clone(); GROUPS].into(),
             empty,
@@ -93,7 +93,7 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
         clippy::disallowed_methods,
         reason = "the name says that there is no order"
     )]
-    pub(crate) fn in_no_order(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub(crate) fn iter_unordered(&self) -> impl Iterator<Item = (&K, &V)> {
         let filled = self
             .groups
             .iter()
@@ -144,12 +144,12 @@ impl<K: Clone + Eq + Hash, V: Clone> ShardedMap<K, V> {
     }
 
     fn shard<Q: Hash + ?Sized>(&self, key: &Q) -> &Shard<K, V> {
-        let (group, shard) = place_of(key);
+        let (group, shard) = shard_index(key);
         &self.groups[group][shard]
     }
 
     fn shard_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut FxHashMap<K, V> {
-        let (group, shard) = place_of(key);
+        let (group, shard) = shard_index(key);
         Arc::make_mut(&mut Arc::make_mut(&mut self.groups[group])[shard])
     }
 }
@@ -165,9 +165,9 @@ impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for ShardedMap<K, V> {
 }
 
 /// The group and shard of a key, by bits of the hash that the shard itself does not go by.
-fn place_of<Q: Hash + ?Sized>(key: &Q) -> (usize, usize) {
+fn shard_index<Q: Hash + ?Sized>(key: &Q) -> (usize, usize) {
     let bits = (FxBuildHasher.hash_one(key) >> 40) as usize;
-    (bits / SHARDS % GROUPS, bits % SHARDS)
+    (bits / SHARDS_PER_GROUP % GROUPS, bits % SHARDS_PER_GROUP)
 }
 
 #[cfg(test)]
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(seen(&map), [Some(5007), Some(8), Some(9), Some(2)]);
         assert_eq!(seen(&copy), [Some(7), Some(5008), None, None]);
         assert_eq!(
-            (map.in_no_order().count(), copy.in_no_order().count()),
+            (map.iter_unordered().count(), copy.iter_unordered().count()),
             (1001, 999)
         );
     }
@@ -222,9 +222,9 @@ mod tests {
                 .count()
         };
         assert!(map.get_mut(&uid(5000)).is_none() && map.remove(&uid(5000)).is_none());
-        assert_eq!(shared(&map), GROUPS * SHARDS);
+        assert_eq!(shared(&map), GROUPS * SHARDS_PER_GROUP);
         *map.get_mut(&uid(7)).unwrap() += 1;
-        assert_eq!(shared(&map), GROUPS * SHARDS - 1);
+        assert_eq!(shared(&map), GROUPS * SHARDS_PER_GROUP - 1);
         let changed: Vec<_> = map
             .unshared_with(&copy)
             .filter(|(uid, n)| copy.get(*uid) != Some(n))

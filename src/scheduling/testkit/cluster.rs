@@ -25,11 +25,11 @@ pub struct LedgerCluster(Cluster);
 impl LedgerCluster {
     /// 80 GiB GPUs under the default policy, which leaves 72 GiB of each: of each node its name and their number.
     pub fn new(nodes: &[(&str, u32)]) -> Self {
-        Self::by(Policy::default(), nodes)
+        Self::with_policy_and_nodes(Policy::default(), nodes)
     }
 
     /// A cluster of nodes with 80 GiB GPUs under this policy. The GPUs of a node form two NVLink islands.
-    pub fn by(policy: Policy, nodes: &[(&str, u32)]) -> Self {
+    pub fn with_policy_and_nodes(policy: Policy, nodes: &[(&str, u32)]) -> Self {
         nodes
             .iter()
             .fold(Self::empty(policy), |cluster, (name, gpus)| {
@@ -82,7 +82,7 @@ impl LedgerCluster {
     }
 
     /// A pending pod.
-    pub fn wait(&mut self, name: &str, demand: Demand) {
+    pub fn add_waiting(&mut self, name: &str, demand: Demand) {
         let waiting = ObservedPhase::Waiting(ObservedWaiting::default());
         self.observe(
             name,
@@ -93,11 +93,11 @@ impl LedgerCluster {
     }
 
     /// A pod under the planner's scheduling gate.
-    pub fn gated(&mut self, name: &str, demand: Demand) {
-        self.gated_with(name, demand, ObservedDisruptionInfo::default());
+    pub fn add_gated(&mut self, name: &str, demand: Demand) {
+        self.add_gated_with(name, demand, ObservedDisruptionInfo::default());
     }
 
-    pub fn gated_with(&mut self, name: &str, demand: Demand, observed: ObservedDisruptionInfo) {
+    pub fn add_gated_with(&mut self, name: &str, demand: Demand, observed: ObservedDisruptionInfo) {
         let waiting = ObservedWaiting {
             gate: SchedulingGate::Planned,
             ..ObservedWaiting::default()
@@ -111,7 +111,7 @@ impl LedgerCluster {
     }
 
     /// A pod on one of the testkit's GPUs that has been ready for so long; `None` if that is unknown.
-    pub fn run(
+    pub fn add_running(
         &mut self,
         name: &str,
         (on, gpu): (&str, u32),
@@ -130,7 +130,7 @@ impl LedgerCluster {
     }
 
     /// Advances the clock, and applies what expires. Returns the pods whose reservations ended.
-    pub fn pass(&mut self, seconds: u64) -> Vec<PodUid> {
+    pub fn advance(&mut self, seconds: u64) -> Vec<PodUid> {
         let now = self.ledger().now() + Millis::seconds(seconds);
         self.apply(Tick {
             now,

@@ -5,7 +5,7 @@ use crate::policy::Policy;
 use crate::units::{Bytes, Millis};
 use crate::vocabulary::classification::{Classification, PodTraits};
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
         version,
     } = Policy::default().classify(&traits);
     Demand {
-        ask: Ask::Vram,
+        ask: GpuRequest::Vram,
         per_gpu: Bytes(per_gpu),
         gpus,
         sharing,
@@ -49,8 +49,8 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
 }
 
 /// The demand with these traits, as the policy classifies it.
-pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
-    demand.take(policy.classify(&traits));
+pub fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
+    demand.reclassify(policy.classify(&traits));
     Demand {
         traits: Arc::new(traits),
         ..demand
@@ -58,10 +58,10 @@ pub fn classified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Dem
 }
 
 /// The demand of a pod of that namespace, as the policy classifies it.
-pub fn in_namespace(demand: Demand, namespace: &str, policy: &Policy) -> Demand {
+pub fn with_namespace(demand: Demand, namespace: &str, policy: &Policy) -> Demand {
     let traits = PodTraits {
         namespace: namespace.into(),
         ..(*demand.traits).clone()
     };
-    classified(demand, traits, policy)
+    reclassified(demand, traits, policy)
 }

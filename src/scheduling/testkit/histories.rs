@@ -3,9 +3,9 @@
 mod recorded_cluster;
 
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
-use crate::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumePlace};
+use crate::kube_filters::volumes::{ClaimBinding, VolumeClaim, VolumeTopology};
 use crate::kube_filters::{
-    Amounts, FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject,
+    FilterNode, NodeFootprint, Requirements, ResourceList, StorageKind, StorageObject,
 };
 use crate::ledger::{DeviceSlice, DeviceUuids, Ledger, PreparedPolicy, PublishedDevices};
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodPhase, StartProgress};
@@ -18,13 +18,13 @@ use crate::policy::{
 };
 use crate::testkit::numbered::{key, node_name, uid};
 use crate::testkit::random::Random;
-use crate::testkit::{demand_of, lending, unit_gpu};
+use crate::testkit::{demand_of, lending_policy, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingRead, BindingStage, PodRead, SettlingAsked,
 };
-use crate::verbs::filter::{FilterAsked, decided, filter};
+use crate::verbs::filter::{FilterAsked, decision_of, filter};
 use crate::verbs::namespaces::{
     NamespaceChange, NamespaceDeleted, NamespaceObserved, NamespacesListed, NamespacesPrepared,
 };
@@ -36,7 +36,7 @@ use crate::verbs::observe::{SliceDeleted, SliceObserved};
 use crate::verbs::observe::{StorageDeleted, StorageObserved};
 use crate::verbs::preempt::{
     LeftToPlanner, OfferedNode, PreemptAsked, PreemptDecided, PreemptDecision, preempt,
-    preempt_in_full,
+    preempt_examining_all,
 };
 use crate::verbs::prioritize::{PrioritizeAsked, prioritize};
 use crate::verbs::request::VerbRequest;
@@ -98,7 +98,7 @@ fn labelled(label: u8) -> Arc<Labels> {
 }
 
 /// A policy under which the pods of a namespace are what its labels say.
-fn selecting() -> Policy {
+fn policy_with_namespace_selectors() -> Policy {
     let selector = |label: &str| NamespaceSelector {
         match_labels: [("team".into(), label.into())].into(),
         ..Default::default()
@@ -110,7 +110,7 @@ fn selecting() -> Policy {
         },
         eviction,
         shares_with: Some(Vec::new()),
-        ..Class::named(&format!("own-{label}"))
+        ..Class::new(&format!("own-{label}"))
     };
     let mut classes = vec![
         own("1", Preemptibility::ForHigherPriority),
@@ -119,7 +119,7 @@ fn selecting() -> Policy {
     classes.extend(built_in_classes());
     let tenant = Tenant {
         namespace_selector: Some(selector("1")),
-        ..Tenant::named("one", &[])
+        ..Tenant::new("one", &[])
     };
     Policy::default()
         .with_classes(classes)
@@ -130,7 +130,7 @@ fn selecting() -> Policy {
 
 impl OutsideEvent {
     /// The event that a random word chooses: over all words, each kind of event comes with all its values.
-    pub fn drawn(word: u64) -> Self {
+    pub fn from_word(word: u64) -> Self {
         let mut random = Random::seeded(word, 0);
         let mut below = |bound: u8| u8::try_from(random.below(bound.into())).expect("below a u8");
         let (kind, pod, node) = (below(50), below(8), below(3));
@@ -188,14 +188,14 @@ fn sleeping(node: u8, index: u32) -> EngineReading {
 }
 
 fn image(n: u8) -> ImageId {
-    ImageId::of(&format!("engine:{n}")).unwrap()
+    ImageId::from_reference(&format!("engine:{n}")).unwrap()
 }
 
 /// The inputs, as text, of a cluster under [`lending_policy()`] to which the events that these words choose were applied.
-pub fn taken_inputs(words: &[u64]) -> Vec<String> {
-    let mut recorded = RecordedCluster::of_three_nodes();
+pub fn recorded_inputs(words: &[u64]) -> Vec<String> {
+    let mut recorded = RecordedCluster::with_three_nodes();
     words
         .iter()
-        .for_each(|word| recorded.happens(&OutsideEvent::drawn(*word)));
+        .for_each(|word| recorded.apply_event(&OutsideEvent::from_word(*word)));
     recorded.inputs
 }

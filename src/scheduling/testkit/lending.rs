@@ -8,7 +8,7 @@ use crate::verbs::observe::ReadingReported;
 use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 
 /// The default policy, whose serving pods lend as soon as three reports show them asleep.
-pub fn lending() -> Policy {
+pub fn lending_policy() -> Policy {
     let classes = built_in_classes()
         .into_iter()
         .map(|class| match class.name.as_str() {
@@ -27,7 +27,7 @@ impl LedgerCluster {
     /// A second later, the agent of a node with one GPU reports so many GiB in use there: by these pods, and beside them. The
     /// engines of some of them sleep.
     pub fn report_use(&mut self, on: &str, used: &[(&str, u64)], beside: u64, asleep: &[&str]) {
-        self.pass(1);
+        self.advance(1);
         let mut attributed: Vec<_> = used
             .iter()
             .map(|(pod, gib)| (uid(pod), Bytes::gib(*gib)))
@@ -57,7 +57,7 @@ impl LedgerCluster {
     }
 
     /// Three reports show that the engine sleeps on the node's one GPU, and uses 4 GiB.
-    pub fn fall_asleep(&mut self, engine: &str, on: &str) {
+    pub fn report_engine_asleep(&mut self, engine: &str, on: &str) {
         (0..3).for_each(|_| self.report_use(on, &[(engine, 4)], 0, &[engine]));
     }
 }

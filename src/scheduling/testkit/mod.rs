@@ -14,8 +14,8 @@ pub mod oracle;
 pub mod random;
 
 pub use cluster::{LedgerCluster, START};
-pub use demands::{classified, demand_of, in_namespace};
-pub use filters::{placed, roomy, steps, steps_beside};
+pub use demands::{demand_of, reclassified, with_namespace};
+pub use filters::{accepting_filters, apply_plan, plan_steps, steps_with_filters};
 pub use gpus::{gpu_pair, h100, unit_gpu, whole_gpu};
-pub use lending::lending;
+pub use lending::lending_policy;
 pub use names::{gpu, gpu_at, key, node, numbered, uid};

@@ -6,7 +6,9 @@
 //! Nothing here reads a ledger, or shares arithmetic with one.
 
 use super::gpus::whole_gpu;
-use crate::audit::conflicts::{AuditedPod, GpuClaim, GpuConflict, Grant, NodePods, Since, check};
+use crate::audit::conflicts::{
+    AuditedPod, BindTimes, GpuShare, Grant, NodePods, OverAllocation, find_over_allocations,
+};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
@@ -51,9 +53,9 @@ pub struct VictimFacts {
 
 /// An invariant that a decision breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BrokenPromise {
+pub enum BrokenInvariant {
     #[error("{0}")]
-    Gpu(GpuConflict),
+    Gpu(OverAllocation),
     #[error("{pod} is granted {granted} of {gpu} on {node}, which has less")]
     GrantedTooMuch {
         pod: PodUid,
@@ -87,7 +89,7 @@ pub enum BrokenPromise {
 
 impl Oracle {
     /// A node has these GPUs, and so much of each may be allocated.
-    pub fn show_node(&mut self, node: &NodeName, gpus: impl IntoIterator<Item = (GpuUuid, Bytes)>) {
+    pub fn set_node(&mut self, node: &NodeName, gpus: impl IntoIterator<Item = (GpuUuid, Bytes)>) {
         let gpus = gpus.into_iter().zip(0..);
         let gpus = gpus.map(|((uuid, bytes), index)| whole_gpu(uuid, index, bytes));
         self.nodes.entry(node.clone()).or_default().gpus = gpus.collect();
@@ -100,7 +102,7 @@ impl Oracle {
         node: &NodeName,
         gpus: &[GpuUuid],
         granted: Granted,
-    ) -> Vec<BrokenPromise> {
+    ) -> Vec<BrokenInvariant> {
         let Granted {
             gpus: asked,
             per_gpu,
@@ -112,17 +114,17 @@ impl Oracle {
         let mut broken = Vec::new();
         if u32::try_from(got) != Ok(asked) {
             let pod = pod.clone();
-            broken.push(BrokenPromise::OtherCount { pod, asked, got });
+            broken.push(BrokenInvariant::OtherCount { pod, asked, got });
         }
         let grant = Grant {
             per_gpu,
             sharing,
             fraction: MemoryFraction::default(),
-            started: true,
-            leaving: false,
+            has_started: true,
+            is_leaving: false,
             is_static: false,
             borrows,
-            since: Since::default(),
+            bind_times: BindTimes::default(),
         };
         let bound = AuditedPod {
             key: PodKey {
@@ -131,25 +133,28 @@ impl Oracle {
             },
             node: node.clone(),
             gpus: gpus.into(),
-            part: GpuClaim::Bound(grant),
+            share: GpuShare::Bound(grant),
         };
-        broken.extend(self.see(pod, bound));
+        broken.extend(self.observe(pod, bound));
         broken
     }
 
     /// Records a bound pod as its object shows it; returns the invariants that it breaks.
-    pub fn see(&mut self, pod: &PodUid, bound: AuditedPod) -> Vec<BrokenPromise> {
+    pub fn observe(&mut self, pod: &PodUid, bound: AuditedPod) -> Vec<BrokenInvariant> {
         let node = bound.node.clone();
         let is_moved = |place: &(&NodeName, &[GpuUuid])| *place != (&node, &*bound.gpus);
-        let before = self.place_of(pod).filter(is_moved);
-        let twice = before.map(|(node, _)| BrokenPromise::BoundTwice {
+        let before = self.placement_of(pod).filter(is_moved);
+        let twice = before.map(|(node, _)| BrokenInvariant::BoundTwice {
             pod: pod.clone(),
             node: node.clone(),
         });
         self.end(pod);
         let known = self.nodes.entry(node.clone()).or_default();
         known.pods.insert(pod.clone(), bound);
-        let broken = twice.into_iter().chain(known.broken(&node)).collect();
+        let broken = twice
+            .into_iter()
+            .chain(known.broken_on_node(&node))
+            .collect();
         self.of.insert(pod.clone(), node);
         broken
     }
@@ -162,38 +167,40 @@ impl Oracle {
         }
     }
 
-    pub fn place_of(&self, pod: &PodUid) -> Option<(&NodeName, &[GpuUuid])> {
+    pub fn placement_of(&self, pod: &PodUid) -> Option<(&NodeName, &[GpuUuid])> {
         let node = self.of.get(pod)?;
         Some((node, &*self.nodes.get(node)?.pods.get(pod)?.gpus))
     }
 
     /// All that is broken, in order of node.
-    pub fn broken(&self) -> Vec<BrokenPromise> {
+    pub fn broken_invariants(&self) -> Vec<BrokenInvariant> {
         let nodes = self.nodes.iter();
-        nodes.flat_map(|(name, node)| node.broken(name)).collect()
+        nodes
+            .flat_map(|(name, node)| node.broken_on_node(name))
+            .collect()
     }
 }
 
 impl KnownNode {
-    fn broken(&self, name: &NodeName) -> Vec<BrokenPromise> {
+    fn broken_on_node(&self, name: &NodeName) -> Vec<BrokenInvariant> {
         let node = || name.clone();
         if self.gpus.is_empty() {
             let pods = self.pods.keys().cloned();
             return pods
-                .map(|pod| BrokenPromise::NoSuchNode { pod, node: node() })
+                .map(|pod| BrokenInvariant::NoSuchNode { pod, node: node() })
                 .collect();
         }
-        let found = check(&self.gpus, &self.pods, Moment::default());
+        let found = find_over_allocations(&self.gpus, &self.pods, Moment::default());
         let conflicts = found
             .into_iter()
-            .map(|found| BrokenPromise::Gpu(found.on(name)));
+            .map(|found| BrokenInvariant::Gpu(found.at_node(name)));
         // The audit does not know what an exclusive pod could be granted at most.
         let beyond = self.pods.iter().flat_map(|(pod, bound)| {
             let granted = bound.grant().map_or(Bytes::ZERO, |grant| grant.per_gpu);
             let is_beyond =
                 move |gpu: &&Device| bound.gpus.contains(&gpu.uuid) && granted > gpu.total;
             let gpus = self.gpus.iter().filter(is_beyond);
-            gpus.map(move |gpu| BrokenPromise::GrantedTooMuch {
+            gpus.map(move |gpu| BrokenInvariant::GrantedTooMuch {
                 pod: pod.clone(),
                 node: node(),
                 gpu: gpu.uuid.clone(),
@@ -211,7 +218,7 @@ impl VictimFacts {
         victim: &PodUid,
         preemptor: &PodUid,
         above: i32,
-    ) -> Result<(), BrokenPromise> {
+    ) -> Result<(), BrokenInvariant> {
         let why = if !self.is_preemptible {
             "is of a class that is not preemptible"
         } else if self.priority >= above {
@@ -221,7 +228,7 @@ impl VictimFacts {
         } else {
             return Ok(());
         };
-        Err(BrokenPromise::WrongVictim {
+        Err(BrokenInvariant::WrongVictim {
             victim: victim.clone(),
             priority: self.priority,
             preemptor: preemptor.clone(),
@@ -236,11 +243,11 @@ pub fn check_budget(
     preemptor: &PodUid,
     evicted: usize,
     allowed: usize,
-) -> Result<(), BrokenPromise> {
+) -> Result<(), BrokenInvariant> {
     let preemptor = preemptor.clone();
     (evicted <= allowed)
         .then_some(())
-        .ok_or(BrokenPromise::OverBudget {
+        .ok_or(BrokenInvariant::OverBudget {
             preemptor,
             evicted,
             allowed,
@@ -264,16 +271,16 @@ mod tests {
     fn oracle() -> Oracle {
         let mut oracle = Oracle::default();
         let gpus = ["GPU-a", "GPU-b"].map(|uuid| (gpu(uuid), Bytes::gib(72)));
-        oracle.show_node(&node("n"), gpus);
+        oracle.set_node(&node("n"), gpus);
         oracle
     }
 
-    fn texts(broken: &[BrokenPromise]) -> Vec<String> {
+    fn texts(broken: &[BrokenInvariant]) -> Vec<String> {
         broken.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn a_gpu_has_what_it_has_and_what_ends_is_free_again() {
+    fn a_gpu_is_never_over_allocated_and_ended_pods_free_their_vram() {
         let mut oracle = oracle();
         let mut bind =
             |pod: &str, gib| oracle.bind(&uid(pod), &node("n"), &[gpu("GPU-a")], shared(gib));
@@ -283,9 +290,9 @@ mod tests {
             panic!("one GPU is beyond what it has");
         };
         assert!(broken.to_string().contains("GPU-a"), "{broken}");
-        assert_eq!(oracle.broken().len(), 1);
+        assert_eq!(oracle.broken_invariants().len(), 1);
         oracle.end(&uid("one"));
-        assert_eq!(oracle.broken(), []);
+        assert_eq!(oracle.broken_invariants(), []);
     }
 
     #[test]
@@ -323,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_as_many_gpus_as_it_asks_for_that_are_there_in_one_place() {
+    fn a_pod_is_bound_once_to_the_number_of_existing_gpus_it_requests() {
         let (mut oracle, pod) = (oracle(), uid("one"));
         let mut bind =
             |on: &str, gpus: &[GpuUuid]| texts(&oracle.bind(&pod, &node(on), gpus, shared(1)));

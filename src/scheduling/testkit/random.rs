@@ -16,18 +16,18 @@ impl Random {
     /// The dice for one purpose of a run. Each purpose has its own, so that drawing more numbers for one changes nothing for the
     /// others.
     pub fn seeded(seed: u64, purpose: u64) -> Self {
-        Self(mixed(seed).wrapping_add(mixed(purpose.wrapping_add(STEP))))
+        Self(mix(seed).wrapping_add(mix(purpose.wrapping_add(STEP))))
     }
 
-    pub fn word(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
-        mixed(self.0)
+        mix(self.0)
     }
 
     /// One of `0..bound`; 0 for a bound of 0. The high part of a product, so that no division is needed; the bias is less than
     /// one in 2⁴⁰ for any list that fits memory.
     pub fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.word()) * bound as u128) >> 64) as usize
+        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
     /// Every order as likely as any other (Fisher and Yates).
@@ -38,24 +38,24 @@ impl Random {
     }
 
     /// Evenly from 0 up to, but not, 1: as many steps as a `f64` has there.
-    pub fn share(&mut self) -> f64 {
-        (self.word() >> 11) as f64 / (1u64 << 53) as f64
+    pub fn unit_interval(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// The time until the next of events that come by chance, one every `mean`: exponential, rounded to whole milliseconds.
-    pub fn gap(&mut self, mean: f64) -> Millis {
-        Millis((-(1.0 - self.share()).ln() * mean).round() as u64)
+    pub fn exponential(&mut self, mean: f64) -> Millis {
+        Millis((-(1.0 - self.unit_interval()).ln() * mean).round() as u64)
     }
 
     /// From `least` to `most`, each factor as likely as any other.
     pub fn log_uniform(&mut self, least: Millis, most: Millis) -> Millis {
         let (least, most) = (least.0 as f64, most.0 as f64);
-        Millis((least * (most / least).powf(self.share())).round() as u64)
+        Millis((least * (most / least).powf(self.unit_interval())).round() as u64)
     }
 }
 
 /// The SplitMix64 finalizer: a bijection of 64-bit words.
-pub fn mixed(word: u64) -> u64 {
+pub fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn the_numbers_are_those_of_the_paper_s_reference() {
         let mut random = Random(1_234_567);
-        let first: Vec<u64> = (0..3).map(|_| random.word()).collect();
+        let first: Vec<u64> = (0..3).map(|_| random.next_u64()).collect();
         assert_eq!(
             first,
             [
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn purposes_of_one_seed_and_seeds_of_one_purpose_roll_apart() {
-        let first = |seed, purpose| Random::seeded(seed, purpose).word();
+        let first = |seed, purpose| Random::seeded(seed, purpose).next_u64();
         assert_eq!(first(42, 0), first(42, 0));
         assert_ne!(first(42, 0), first(42, 1));
         assert_ne!(first(42, 0), first(43, 0));
@@ -91,7 +91,10 @@ mod tests {
     #[test]
     fn gaps_have_their_mean_and_factors_are_even() {
         let mut random = Random::seeded(42, 0);
-        let mean = (0..20_000).map(|_| random.gap(5000.0).0).sum::<u64>() / 20_000;
+        let mean = (0..20_000)
+            .map(|_| random.exponential(5000.0).0)
+            .sum::<u64>()
+            / 20_000;
         assert!((4900..5100).contains(&mean), "{mean}");
         let (least, most) = (Millis(100), Millis(10_000));
         let drawn: Vec<u64> = (0..20_000)

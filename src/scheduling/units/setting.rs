@@ -103,26 +103,26 @@ macro_rules! with_quantity {
 
 serde_as_text!(
     [const MAX: u8] Percentage<MAX>, "Percentage",
-    |text: &str| text::percent(text, MAX).map(Self),
+    |text: &str| text::parse_percent(text, MAX).map(Self),
     |percent: &Self| format!("{}%", percent.0.get()),
     {"type": "string", "format": "percent", "formatMaximum": format!("{MAX}%"), "pattern": "^[0-9]{1,3} ?%$"}
 );
 serde_as_text!(
     [] Duration, "Duration",
-    |text: &str| text::duration(text).map(Self),
-    |duration: &Self| text::duration_text(duration.0),
+    |text: &str| text::parse_duration(text).map(Self),
+    |duration: &Self| text::format_duration(duration.0),
     {"type": "string", "format": "duration", "pattern": "^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$|^0$"}
 );
 serde_as_text!(
     [] MemoryQuantity, "Quantity",
-    |text: &str| text::quantity(text).map(Self),
-    |quantity: &Self| text::quantity_text(quantity.0),
+    |text: &str| text::parse_quantity(text).map(Self),
+    |quantity: &Self| text::format_quantity(quantity.0),
     {"type": ["string", "integer"], "format": "quantity"}
 );
 serde_as_text!(
     [] Speed, "Speed",
-    |text: &str| text::speed(text).map(Self),
-    |speed: &Self| text::speed_text(speed.0),
+    |text: &str| text::parse_speed(text).map(Self),
+    |speed: &Self| text::format_speed(speed.0),
     {"type": "string", "format": "speed", "pattern": "^[0-9.]+([kMGT]i?)?B/s$"}
 );
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 #[error("{is}: {help}")]
 pub struct Malformed {
     /// The affected bytes of the text, if not all.
-    pub at: Option<Range<usize>>,
+    pub span: Option<Range<usize>>,
     /// The problem, as the end of "`…` is …"; for a CEL expression a whole sentence.
     pub is: String,
     /// The fix.
@@ -21,7 +21,7 @@ pub struct Malformed {
 impl Malformed {
     pub fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
         Self {
-            at: None,
+            span: None,
             is: is.into(),
             help: help.into(),
         }
@@ -29,7 +29,7 @@ impl Malformed {
 }
 
 /// A year: longer than any intended wait, and safe to add up.
-const LONGEST: Millis = Millis::seconds(365 * 24 * 3600);
+const MAX_DURATION: Millis = Millis::seconds(365 * 24 * 3600);
 
 /// Largest unit first, which is the order they are written in.
 const TIME_UNITS: [(&str, u64); 5] = [
@@ -41,16 +41,16 @@ const TIME_UNITS: [(&str, u64); 5] = [
 ];
 
 /// Whole per cent: `10%`.
-pub fn percent(text: &str, at_most: u8) -> Result<Percent, Malformed> {
+pub fn parse_percent(text: &str, at_most: u8) -> Result<Percent, Malformed> {
     let range = format!("write a whole number from 0% to {at_most}%");
     let Some(number) = text.strip_suffix('%') else {
-        return Err(match is_whole(text) {
+        return Err(match is_digits(text) {
             true => Malformed::new("a number without a `%`", format!("did you mean `{text}%`?")),
             false => Malformed::new("not a percentage", format!("{range}, such as `10%`")),
         });
     };
     let number = number.trim_end();
-    if !is_whole(number) {
+    if !is_digits(number) {
         return Err(Malformed::new("not a whole percentage", range));
     }
     let value = number
@@ -62,14 +62,14 @@ pub fn percent(text: &str, at_most: u8) -> Result<Percent, Malformed> {
 }
 
 /// Whole numbers with units, the largest first: `1h30m`, `500ms`.
-pub fn duration(text: &str) -> Result<Millis, Malformed> {
+pub fn parse_duration(text: &str) -> Result<Millis, Malformed> {
     let malformed = || {
         Malformed::new(
             "not a duration",
             "write whole numbers with ms, s, m, h or d, such as `30s` or `1h30m`",
         )
     };
-    if is_whole(text) && text != "0" {
+    if is_digits(text) && text != "0" {
         return Err(Malformed::new(
             "a number without a unit",
             format!("did you mean `{text}s`?"),
@@ -90,7 +90,7 @@ pub fn duration(text: &str) -> Result<Millis, Malformed> {
         let (_, millis) = units
             .find(|(name, _)| *name == unit)
             .ok_or_else(malformed)?;
-        let number = if is_whole(number) {
+        let number = if is_digits(number) {
             number.parse().unwrap_or(u64::MAX)
         } else {
             return Err(malformed());
@@ -100,7 +100,7 @@ pub fn duration(text: &str) -> Result<Millis, Malformed> {
     }
     match text.is_empty() {
         true => Err(malformed()),
-        false if Millis(total) > LONGEST => {
+        false if Millis(total) > MAX_DURATION => {
             Err(Malformed::new("longer than a year", "write at most `365d`"))
         }
         false => Ok(Millis(total)),
@@ -108,7 +108,7 @@ pub fn duration(text: &str) -> Result<Millis, Malformed> {
 }
 
 /// Memory as Kubernetes writes it.
-pub fn quantity(text: &str) -> Result<Bytes, Malformed> {
+pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
     Bytes::parse_quantity(text).map_err(|error| match error {
         QuantityError::Malformed => Malformed::new("not an amount of memory", quantity_help(text)),
         QuantityError::Negative => Malformed::new("less than nothing", "write 0 or more"),
@@ -144,7 +144,7 @@ fn quantity_help(text: &str) -> String {
 }
 
 /// Bytes a second, in decimal or binary units: `3GB/s`, `3GiB/s`, `1.5GB/s`.
-pub fn speed(text: &str) -> Result<Bytes, Malformed> {
+pub fn parse_speed(text: &str) -> Result<Bytes, Malformed> {
     let malformed = || {
         Malformed::new(
             "not a speed",
@@ -174,12 +174,12 @@ pub fn speed(text: &str) -> Result<Bytes, Malformed> {
     }
 }
 
-fn is_whole(text: &str) -> bool {
+fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Renders what [`parse_duration`] parses.
-pub fn duration_text(length: Millis) -> String {
+pub fn format_duration(length: Millis) -> String {
     let mut left = length.0;
     // Days are parsed but not rendered: 36 hours are clearer than a day and a half.
     let parts: String = TIME_UNITS[1..]
@@ -194,8 +194,8 @@ pub fn duration_text(length: Millis) -> String {
 }
 
 /// Renders what [`parse_quantity`] parses: in the largest binary unit that leaves a whole number.
-pub fn quantity_text(amount: Bytes) -> String {
-    with_unit(
+pub fn format_quantity(amount: Bytes) -> String {
+    format_with_unit(
         amount.0,
         [
             ("Ti", 1 << 40),
@@ -207,18 +207,18 @@ pub fn quantity_text(amount: Bytes) -> String {
 }
 
 /// Renders what [`parse_speed`] parses: in decimal units if they fit, as in data sheets.
-pub fn speed_text(speed: Bytes) -> String {
+pub fn format_speed(speed: Bytes) -> String {
     let decimal = [("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)];
     let binary = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
     let text = if speed.0.is_multiple_of(1_000_000) {
-        with_unit(speed.0, decimal)
+        format_with_unit(speed.0, decimal)
     } else {
-        with_unit(speed.0, binary)
+        format_with_unit(speed.0, binary)
     };
     format!("{text}B/s")
 }
 
-fn with_unit<const N: usize>(n: u64, units: [(&str, u64); N]) -> String {
+fn format_with_unit<const N: usize>(n: u64, units: [(&str, u64); N]) -> String {
     let unit = units
         .into_iter()
         .find(|(_, size)| n > 0 && n.is_multiple_of(*size));
@@ -242,7 +242,7 @@ mod tests {
             ("2d", 172_800_000),
             ("0", 0),
         ] {
-            assert_eq!(duration(text), Ok(Millis(millis)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Millis(millis)), "{text}");
         }
         for text in [
             "",
@@ -257,37 +257,53 @@ mod tests {
             "400d",
             "99999999999999999999h",
         ] {
-            assert!(duration(text).is_err(), "{text}");
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn what_people_write_instead_gets_the_right_hint() {
-        assert_eq!(percent("10", 90).unwrap_err().help, "did you mean `10%`?");
-        assert_eq!(percent("95%", 90).unwrap_err().is, "more than 90%");
-        assert_eq!(duration("30").unwrap_err().help, "did you mean `30s`?");
+        assert_eq!(
+            parse_percent("10", 90).unwrap_err().help,
+            "did you mean `10%`?"
+        );
+        assert_eq!(parse_percent("95%", 90).unwrap_err().is, "more than 90%");
+        assert_eq!(
+            parse_duration("30").unwrap_err().help,
+            "did you mean `30s`?"
+        );
         for text in ["40GB", "40 GiB", "40gi", "40g"] {
             assert!(
-                quantity(text).unwrap_err().help.starts_with("write `40Gi`"),
+                parse_quantity(text)
+                    .unwrap_err()
+                    .help
+                    .starts_with("write `40Gi`"),
                 "{text}"
             );
         }
-        assert_eq!(speed("3GB").unwrap_err().help, "did you mean `3GB/s`?");
-        assert_eq!(speed("8Gbit/s").unwrap_err().is, "in bits");
-        assert!(speed("0GB/s").is_err() && speed("3G/s").is_err() && speed("3eB/s").is_err());
+        assert_eq!(
+            parse_speed("3GB").unwrap_err().help,
+            "did you mean `3GB/s`?"
+        );
+        assert_eq!(parse_speed("8Gbit/s").unwrap_err().is, "in bits");
+        assert!(
+            parse_speed("0GB/s").is_err()
+                && parse_speed("3G/s").is_err()
+                && parse_speed("3eB/s").is_err()
+        );
     }
 
     proptest! {
         #[test]
         fn what_is_written_reads_back(n in 0u64..31_536_000_000, bytes: u64) {
-            prop_assert_eq!(duration(&duration_text(Millis(n))), Ok(Millis(n)));
-            prop_assert_eq!(quantity(&quantity_text(Bytes(bytes))), Ok(Bytes(bytes)));
-            prop_assert_eq!(speed(&speed_text(Bytes(bytes.max(1)))), Ok(Bytes(bytes.max(1))));
+            prop_assert_eq!(parse_duration(&format_duration(Millis(n))), Ok(Millis(n)));
+            prop_assert_eq!(parse_quantity(&format_quantity(Bytes(bytes))), Ok(Bytes(bytes)));
+            prop_assert_eq!(parse_speed(&format_speed(Bytes(bytes.max(1)))), Ok(Bytes(bytes.max(1))));
         }
 
         #[test]
         fn no_text_makes_a_reader_panic(text in "\\PC{0,24}|[0-9.%a-zA-Z/ ]{0,12}") {
-            let _ = (percent(&text, 90), duration(&text), quantity(&text), speed(&text));
+            let _ = (parse_percent(&text, 90), parse_duration(&text), parse_quantity(&text), parse_speed(&text));
         }
     }
 }

@@ -36,17 +36,17 @@ impl Cluster {
         let list = filter::filter(&view, names, &mut cached);
         scores.put(cached);
         let Some(best) = list.best.first() else {
-            self.apply(filter::refused(&view, &list));
+            self.apply(filter::refusal_of(&view, &list));
             return None;
         };
-        self.apply(filter::offered(&view, best));
-        Some(view.snapshot.nodes()[best.node].name.clone())
+        self.apply(filter::offer_of(&view, best));
+        Some(view.snapshot.nodes()[best.node_index].name.clone())
     }
 
     /// The decision of a bind request for the pod on the node; `None` if it does not fit, or is bound. The Binding is still
     /// to be written.
     pub fn allocate(&mut self, uid: &PodUid, node: &NodeName) -> Option<BindDecision> {
-        let asked = BindAsked::of(self.ledger(), uid, node)?;
+        let asked = BindAsked::for_pod(self.ledger(), uid, node)?;
         match self.apply(asked) {
             Ok(BindAnswer::Write(decision)) => Some(decision),
             Ok(BindAnswer::AlreadyBound) | Err(_) => None,

@@ -34,9 +34,9 @@ pub struct BindDecision {
     /// The GPUs are allocated by this request, not by an earlier one whose Binding may still be written.
     pub is_new: bool,
     /// An engine of its model sleeps on its GPUs that it may wake.
-    pub wakes: bool,
+    pub wakes_engine: bool,
     /// Time since the pod was first refused, or first seen behind the planner's gate; zero if it never was.
-    pub unplaced: Millis,
+    pub unplaced_time: Millis,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum BindAnswer {
 
 impl BindAsked {
     /// The request for a pod of the ledger; `None` if it is not there.
-    pub fn of(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
+    pub fn for_pod(ledger: &Ledger, uid: &PodUid, node: &NodeName) -> Option<Self> {
         let key = ledger.pod_state(uid)?.key.clone();
         Some(Self {
             uid: uid.clone(),
@@ -71,14 +71,17 @@ impl Change for BindAsked {
             .filter(|pod| pod.key == self.key);
         let pod = pod.ok_or(AssumeConflict::UnknownPod)?;
         let policy = ledger.policy();
-        if policy.mode == Mode::Shadow && pod.node().is_none() && !pod.demand.asks_plugin() {
+        if policy.mode == Mode::Shadow
+            && pod.node().is_none()
+            && !pod.demand.is_allocated_externally()
+        {
             return Err(AssumeConflict::InShadow);
         }
         let now = ledger.now();
         let (demand, policy) = (pod.demand.clone(), policy.digest);
         let is_reserved = pod.reservation().is_some();
         let shows_reservation = ledger.may_show_reservation(&self.uid);
-        let unplaced = pod
+        let unplaced_time = pod
             .unplaced_since()
             .map_or(Millis::default(), |since| now.since(since));
         let (placement, is_new) = match ledger.assume(&self.uid, &self.node)? {
@@ -86,7 +89,7 @@ impl Change for BindAsked {
             AssumeResult::New(placement) => (placement, true),
             AssumeResult::InFlight(placement) => (placement, false),
         };
-        let wakes = ledger.wakes_an_engine(&self.uid);
+        let wakes_engine = ledger.has_wakeable_engine(&self.uid);
         let epoch = ledger.leader().cloned();
         let decision = BindDecision {
             placement,
@@ -96,10 +99,10 @@ impl Change for BindAsked {
             policy,
             epoch,
             is_new,
-            wakes,
-            unplaced,
+            wakes_engine,
+            unplaced_time,
         };
-        cluster.bindings.begin(&self.uid);
+        cluster.bindings.begin_write(&self.uid);
         Ok(BindAnswer::Write(decision))
     }
 }

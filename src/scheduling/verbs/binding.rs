@@ -142,7 +142,7 @@ impl Change for BindingAnswered {
         } = self;
         let now = cluster.ledger.now();
         let is_open = matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown);
-        cluster.bindings.end(&uid, now, is_open);
+        cluster.bindings.end_write(&uid, now, is_open);
         match (answer, stage) {
             (BindingAnswer::Written, _) => {
                 let borrows = !placement.borrowed_from.is_empty();
@@ -150,20 +150,20 @@ impl Change for BindingAnswered {
                     &uid,
                     &placement,
                     &placement.node,
-                    placement.recorded(),
+                    placement.recorded_gpus(),
                     borrows,
                 );
-                cluster.bindings.none_may_land(&uid);
+                cluster.bindings.clear_pending_writes(&uid);
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
-                match is_new && !cluster.forget_if_landed(&uid, now, latest_landing) {
+                match is_new && !cluster.forget_if_no_write_may_commit(&uid, now, latest_landing) {
                     true => BindingStep::Settle,
                     false => BindingStep::Failed(AssumeConflict::Refused),
                 }
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
-                cluster.forget_if_landed(&uid, now, latest_landing);
+                cluster.forget_if_no_write_may_commit(&uid, now, latest_landing);
                 cluster.pause_or_end(&uid, &placement)
             }
             (BindingAnswer::Conflict, BindingStage::Request { .. }) => BindingStep::Read,
@@ -190,7 +190,7 @@ impl Change for BindingRead {
             return cluster.end_loop(&uid, &placement, stage, BindingStep::Over);
         }
         if matches!(pod, PodRead::Bound { .. } | PodRead::Gone) {
-            cluster.bindings.none_may_land(&uid);
+            cluster.bindings.clear_pending_writes(&uid);
         }
         match (pod, stage) {
             (PodRead::Gone, _) => {
@@ -221,13 +221,15 @@ impl Change for BindingRead {
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
             (PodRead::Unbound, BindingStage::Settling) if !cluster.may_be_written(&uid) => {
                 let is_of_another_epoch = cluster.epoch_of(&uid) != cluster.ledger.leader();
-                if cluster.forget_if_landed(&uid, asked, latest_landing) && is_of_another_epoch {
-                    cluster.ledger.review_reservation(&uid);
+                if cluster.forget_if_no_write_may_commit(&uid, asked, latest_landing)
+                    && is_of_another_epoch
+                {
+                    cluster.ledger.revalidate_reservation(&uid);
                 }
                 cluster.pause_or_end(&uid, &placement)
             }
             (PodRead::Unbound, BindingStage::Settling) => {
-                cluster.bindings.begin(&uid);
+                cluster.bindings.begin_write(&uid);
                 BindingStep::Write
             }
         }
@@ -237,7 +239,7 @@ impl Change for BindingRead {
 changes! { cluster,
     /// The first step; `None` if a loop runs for the placement.
     SettlingAsked { uid, placement } -> Option<BindingStep> {
-        let begins = cluster.bindings.settle(&uid, &placement);
+        let begins = cluster.bindings.begin_settling(&uid, &placement);
         begins.then(|| BindingStep::Pause(cluster.bindings.next_pause(&uid)))
     }
     BindingWritten { uid, node, devices } -> () { cluster.ledger.confirm(&uid, &node, devices) }
@@ -246,13 +248,18 @@ changes! { cluster,
 
 impl Cluster {
     /// The pod is pending again, unless one of its Bindings could still land then. Returns whether none could.
-    fn forget_if_landed(&mut self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
-        let have_landed = self.bindings.have_landed(uid, then, latest_landing);
-        if have_landed {
+    fn forget_if_no_write_may_commit(
+        &mut self,
+        uid: &PodUid,
+        then: Moment,
+        latest_landing: Millis,
+    ) -> bool {
+        let no_write_may_commit = self.bindings.no_write_may_commit(uid, then, latest_landing);
+        if no_write_may_commit {
             self.ledger.forget(uid);
-            self.bindings.none_may_land(uid);
+            self.bindings.clear_pending_writes(uid);
         }
-        have_landed
+        no_write_may_commit
     }
 
     fn pause_or_end(&mut self, uid: &PodUid, placement: &Placement) -> BindingStep {
@@ -273,9 +280,9 @@ impl Cluster {
         if stage == BindingStage::Settling {
             let is_assumed_anew = self.ledger.pod_state(uid).is_some_and(PodState::is_assumed);
             if !is_assumed_anew {
-                self.bindings.none_may_land(uid);
+                self.bindings.clear_pending_writes(uid);
             }
-            self.bindings.settled(uid, placement);
+            self.bindings.end_settling(uid, placement);
         }
         last
     }
@@ -295,7 +302,7 @@ impl Cluster {
             .pod_state(uid)
             .is_some_and(|pod| pod.is_unwatched);
         if !is_unwatched || self.is_assumed(uid, placement) {
-            self.ledger.confirm_loan(uid, node, devices, borrows);
+            self.ledger.confirm_with_loan(uid, node, devices, borrows);
         }
     }
 

@@ -46,26 +46,28 @@ pub fn filter<'a>(
 
 /// The input that records a filter answer. With one node in it kube-scheduler skips prioritize, so the soft reservation
 /// is made here; with more, prioritize makes it.
-pub fn decided(view: &DecisionView, list: &Shortlist) -> Option<FilterDecided> {
+pub fn decision_of(view: &DecisionView, list: &Shortlist) -> Option<FilterDecided> {
     match list.best[..] {
-        [] => Some(refused(view, list)),
-        [only] => Some(offered(view, &only)),
+        [] => Some(refusal_of(view, list)),
+        [only] => Some(offer_of(view, &only)),
         _ => None,
     }
 }
 
 /// None of the named nodes fits.
-pub fn refused(view: &DecisionView, list: &Shortlist) -> FilterDecided {
-    let asked = view.snapshot.set_of(list.known_places());
+pub fn refusal_of(view: &DecisionView, list: &Shortlist) -> FilterDecided {
+    let named_nodes = view.snapshot.node_set(list.known_node_indices());
     FilterDecided {
         uid: view.request.uid.clone(),
-        answer: FilterAnswer::Refused { asked: Some(asked) },
+        answer: FilterAnswer::Refused {
+            asked: Some(named_nodes),
+        },
     }
 }
 
 /// The candidate's GPUs are softly reserved.
-pub fn offered(view: &DecisionView, candidate: &Candidate) -> FilterDecided {
-    let node = &view.snapshot.nodes()[candidate.node];
+pub fn offer_of(view: &DecisionView, candidate: &Candidate) -> FilterDecided {
+    let node = &view.snapshot.nodes()[candidate.node_index];
     let answer = FilterAnswer::Offered {
         node: node.name.clone(),
         devices: node.uuids(candidate.gpus),
@@ -81,7 +83,7 @@ impl Change for FilterAsked {
 
     fn apply_to(self, cluster: &mut Cluster) -> DecisionView {
         let Self(request) = self;
-        request.enter(&mut cluster.ledger);
+        request.record_in(&mut cluster.ledger);
         let (tries, just_failed) = cluster.ledger.begin_attempt(&request.uid);
         DecisionView {
             tries,
@@ -97,9 +99,9 @@ impl Change for FilterDecided {
     fn apply_to(self, cluster: &mut Cluster) {
         match self.answer {
             FilterAnswer::Offered { node, devices } => {
-                cluster.ledger.offer(&self.uid, &node, &devices)
+                cluster.ledger.reserve_softly(&self.uid, &node, &devices)
             }
-            FilterAnswer::Refused { asked } => cluster.ledger.note_refused(&self.uid, asked),
+            FilterAnswer::Refused { asked } => cluster.ledger.record_refusal(&self.uid, asked),
         }
     }
 }

@@ -83,7 +83,7 @@ impl Input {
         let beyond: usize = match self {
             Self::PreemptAsked(asked) => offered(&asked.offered),
             Self::NarrowAsked(asked) => offered(&asked.offered),
-            Self::ReadingReported(reported) => reported.reading.bytes(),
+            Self::ReadingReported(reported) => reported.reading.approximate_bytes(),
             _ => 0,
         };
         SMALL + beyond

@@ -71,7 +71,7 @@ impl Cluster {
 
     /// An empty cluster under the same policy, of which no namespace is known, with the Bindings that may still land.
     pub fn emptied(&self) -> Self {
-        let policy = Policy::clone(self.ledger.policy()).with_namespaces(&Default::default());
+        let policy = Policy::clone(self.ledger.policy()).with_namespace_labels(&Default::default());
         let ledger = self.ledger.emptied(Arc::new(policy));
         Self {
             ledger,
@@ -97,7 +97,7 @@ impl Cluster {
 
     /// Pods with a Binding whose result is unknown.
     pub fn unsettled_bindings(&self) -> usize {
-        self.bindings.unsettled()
+        self.bindings.unsettled_count()
     }
 
     /// The cluster as kube-scheduler's default filters see it.

@@ -28,7 +28,7 @@ pub struct NamespaceDeleted(pub String);
 /// now; it has another version then.
 pub trait NamespaceChange: Change<Output = Option<RetiredPolicy>> {
     /// The labels that are others than those known.
-    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits;
+    fn edits(&self, current: &NamespaceLabels) -> NamespaceEdits;
 }
 
 /// A change of namespaces, prepared beside the lock. It is recorded as the change itself.
@@ -69,29 +69,29 @@ impl<C: NamespaceChange> Change for NamespacesPrepared<C> {
     fn apply_to(self, cluster: &mut Cluster) -> Option<RetiredPolicy> {
         let taken = self
             .prepared
-            .and_then(|prepared| cluster.ledger.take_labels(prepared));
+            .and_then(|prepared| cluster.ledger.install_labels(prepared));
         taken.or_else(|| self.change.apply_to(cluster))
     }
 }
 
 impl NamespaceChange for NamespacesListed {
-    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
-        let gone = known
+    fn edits(&self, current: &NamespaceLabels) -> NamespaceEdits {
+        let gone = current
             .keys()
             .filter(|name| !self.0.contains_key(*name))
             .map(|name| (name.clone(), None));
         let others = self
             .0
             .iter()
-            .filter(|(name, labels)| known.get(*name) != Some(labels));
+            .filter(|(name, labels)| current.get(*name) != Some(labels));
         gone.chain(others.map(|(name, labels)| (name.clone(), Some(labels.clone()))))
             .collect()
     }
 }
 
 impl NamespaceChange for NamespaceObserved {
-    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
-        let is_another = known.get(&self.name) != Some(&self.labels);
+    fn edits(&self, current: &NamespaceLabels) -> NamespaceEdits {
+        let is_another = current.get(&self.name) != Some(&self.labels);
         is_another
             .then(|| (self.name.clone(), Some(self.labels.clone())))
             .into_iter()
@@ -100,8 +100,8 @@ impl NamespaceChange for NamespaceObserved {
 }
 
 impl NamespaceChange for NamespaceDeleted {
-    fn edits(&self, known: &NamespaceLabels) -> NamespaceEdits {
-        known
+    fn edits(&self, current: &NamespaceLabels) -> NamespaceEdits {
+        current
             .contains_key(&self.0)
             .then(|| (self.0.clone(), None))
             .into_iter()

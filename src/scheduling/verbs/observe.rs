@@ -6,7 +6,7 @@ use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject};
 use crate::ledger::{
-    DeviceSlice, DevicesRefused, NewlyPublished, PodObservation, PodWarning, StartProgress,
+    DeviceReportError, DeviceSlice, NewlyPublished, PodObservation, PodWarning, StartProgress,
     TimedStart,
 };
 use crate::units::Bytes;
@@ -172,12 +172,12 @@ impl Change for NodeObserved {
         ledger.set_node(&self.name, self.kind, self.labelled);
         ledger.set_plugin_devices(&self.name, self.plugin_devices);
         ledger.set_signs(&self.name, self.signs);
-        ledger.share_labels(&self.name, self.labels);
+        ledger.set_shared_labels(&self.name, self.labels);
         ledger.set_advertised(&self.name, self.advertised);
         if let Some(machine) = self.machine {
-            ledger.set_takes_new_pods(&self.name, machine.takes_new_pods());
-            cluster.kube_filters.set_machine(machine);
-            cluster.settle_free_host(&self.name);
+            ledger.set_takes_new_pods(&self.name, machine.accepts_new_pods());
+            cluster.kube_filters.set_node(machine);
+            cluster.update_free_host(&self.name);
         }
     }
 }
@@ -185,20 +185,20 @@ impl Change for NodeObserved {
 changes! { cluster,
     NodeDeleted(name) -> () {
         cluster.ledger.remove_node(&name);
-        cluster.kube_filters.remove_machine(&name);
+        cluster.kube_filters.remove_node(&name);
     }
-    PodObserved(observation) -> PodWarning { cluster.ledger.see(observation) }
+    PodObserved(observation) -> PodWarning { cluster.ledger.observe_pod(observation) }
     PlacelessMemberObserved { uid, member } -> () { cluster.ledger.set_placeless_member(&uid, member) }
     PodDeleted(uid) -> () {
         cluster.ledger.release(&uid);
         let before = cluster.kube_filters.node_of(&uid).cloned();
         cluster.kube_filters.remove_pod(&uid);
-        before.iter().for_each(|node| cluster.settle_free_host(node));
+        before.iter().for_each(|node| cluster.update_free_host(node));
     }
     PodReleased(uid) -> () { drop(cluster.ledger.release(&uid)) }
-    ReservationGone(uid) -> () { cluster.ledger.forget_observed_reservation(&uid) }
+    ReservationGone(uid) -> () { cluster.ledger.forget_ended_reservation(&uid) }
     /// How many GPUs the node has that it did not have before.
-    DevicesReported { node, devices, are_all } -> Result<usize, DevicesRefused> {
+    DevicesReported { node, devices, are_all } -> Result<usize, DeviceReportError> {
         match are_all {
             true => cluster.ledger.report_all_devices(&node, devices),
             false => cluster.ledger.report_devices(&node, devices),
@@ -232,12 +232,12 @@ impl Change for FilterPodObserved {
                 let node = footprint.node.clone();
                 cluster.kube_filters.set_pod(uid.clone(), footprint);
                 if let Some(wants) = successor {
-                    cluster.kube_filters.set_movable(uid.clone(), wants);
+                    cluster.kube_filters.set_successor(uid.clone(), wants);
                 }
                 Some(node)
             }
             FilterPod::Waiting(wants) => {
-                cluster.kube_filters.set_waiting(uid, wants);
+                cluster.kube_filters.set_pending(uid, wants);
                 None
             }
             FilterPod::Irrelevant => {
@@ -245,11 +245,11 @@ impl Change for FilterPodObserved {
                 None
             }
         };
-        after.iter().for_each(|node| cluster.settle_free_host(node));
+        after.iter().for_each(|node| cluster.update_free_host(node));
         before
             .iter()
             .filter(|node| Some(*node) != after.as_ref())
-            .for_each(|node| cluster.settle_free_host(node));
+            .for_each(|node| cluster.update_free_host(node));
     }
 }
 
@@ -260,19 +260,19 @@ impl Change for ReadingReported {
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let Self { node, mut reading } = self;
         // The ledger does not have them, and an agent is believed of its own node only.
-        let is_here = |over: &OverGrant| {
+        let is_on_node = |over: &OverGrant| {
             over.ungranted.is_none() || cluster.kube_filters.node_of(&over.pod) == Some(&node)
         };
-        if !reading.over_grant.iter().all(is_here) {
-            Arc::make_mut(&mut reading).over_grant.retain(is_here);
+        if !reading.over_grant.iter().all(is_on_node) {
+            Arc::make_mut(&mut reading).over_grant.retain(is_on_node);
         }
-        cluster.ledger.read(&node, reading)
+        cluster.ledger.take_reading(&node, reading)
     }
 }
 
 impl Cluster {
     /// Brings what the filters know of a node's CPU and memory, and of claims there, to the ledger.
-    fn settle_free_host(&mut self, node: &NodeName) {
+    fn update_free_host(&mut self, node: &NodeName) {
         let free_host = self.kube_filters.free_host(node);
         self.ledger.set_free_host(node, free_host);
         self.ledger

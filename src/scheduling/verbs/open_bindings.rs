@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, BuildHasherDefault};
 
 /// Pauses between two reads of one pod: the first and the longest.
-const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
+const READ_PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
 
 /// Records of assumed pods, so no more than there are assumed pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,12 +35,12 @@ struct OpenBinding {
 
 impl OpenBindings {
     /// A Binding of the pod is about to be written.
-    pub fn begin(&mut self, uid: &PodUid) {
+    pub fn begin_write(&mut self, uid: &PodUid) {
         self.open.entry(uid.clone()).or_default().under_way += 1;
     }
 
     /// A write has been answered or has timed out by now; `is_open` if it may have been written all the same.
-    pub fn end(&mut self, uid: &PodUid, now: Moment, is_open: bool) {
+    pub fn end_write(&mut self, uid: &PodUid, now: Moment, is_open: bool) {
         let Some(record) = self.open.get_mut(uid) else {
             return;
         };
@@ -52,7 +52,12 @@ impl OpenBindings {
     }
 
     /// Whether none of the pod's Bindings could be committed any more at `then`.
-    pub(crate) fn have_landed(&self, uid: &PodUid, then: Moment, latest_landing: Millis) -> bool {
+    pub(crate) fn no_write_may_commit(
+        &self,
+        uid: &PodUid,
+        then: Moment,
+        latest_landing: Millis,
+    ) -> bool {
         self.open.get(uid).is_none_or(|record| {
             record.under_way == 0
                 && record
@@ -62,7 +67,7 @@ impl OpenBindings {
     }
 
     /// Returns whether to start a settling loop: there is one for each placement.
-    pub fn settle(&mut self, uid: &PodUid, placement: &Placement) -> bool {
+    pub fn begin_settling(&mut self, uid: &PodUid, placement: &Placement) -> bool {
         let record = self.open.entry(uid.clone()).or_default();
         let begins = !record.settling.contains(placement);
         if begins {
@@ -82,7 +87,7 @@ impl OpenBindings {
 
     /// None of the pod's Bindings can land any more: it is bound, or gone, or their time is over. A settling loop sees that with
     /// its next read.
-    pub(crate) fn none_may_land(&mut self, uid: &PodUid) {
+    pub(crate) fn clear_pending_writes(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {
             record.may_land = None;
         }
@@ -90,7 +95,7 @@ impl OpenBindings {
     }
 
     /// The settling loop of this placement has ended.
-    pub fn settled(&mut self, uid: &PodUid, placement: &Placement) {
+    pub fn end_settling(&mut self, uid: &PodUid, placement: &Placement) {
         if let Some(record) = self.open.get_mut(uid) {
             record.settling.retain(|settling| settling != placement);
             record.reads = 0;
@@ -99,7 +104,7 @@ impl OpenBindings {
     }
 
     /// Pods with an unsettled Binding.
-    pub fn unsettled(&self) -> usize {
+    pub fn unsettled_count(&self) -> usize {
         self.open.len()
     }
 
@@ -116,7 +121,7 @@ impl OpenBindings {
 /// The pause before the `nth` read of the pod. It grows with each read and differs between pods, so that Bindings left open by
 /// the same outage are not read at the same moment.
 fn pause(uid: &PodUid, nth: u32) -> Millis {
-    let (first, longest) = PAUSES;
+    let (first, longest) = READ_PAUSES;
     let full = Millis((first.0 << nth.min(16)).min(longest.0));
     let jitter = BuildHasherDefault::<rustc_hash::FxHasher>::default().hash_one((uid, nth));
     Millis(full.0 / 2 + jitter % (full.0 / 2 + 1))
@@ -134,64 +139,64 @@ mod tests {
     }
 
     fn on(name: &str) -> Placement {
-        Placement::by_plugin(node(name))
+        Placement::from_plugin(node(name))
     }
 
     #[test]
-    fn b9_one_loop_settles_a_placement_however_many_binds_were_left_open() {
+    fn one_loop_settles_a_placement_however_many_binds_were_left_open() {
         let mut bindings = OpenBindings::default();
         let pod = uid("a");
         for second in 0..10 {
-            bindings.begin(&pod);
-            bindings.end(&pod, at(second), true);
-            assert_eq!(bindings.settle(&pod, &on("n")), second == 0);
+            bindings.begin_write(&pod);
+            bindings.end_write(&pod, at(second), true);
+            assert_eq!(bindings.begin_settling(&pod, &on("n")), second == 0);
         }
         assert!(
-            bindings.settle(&uid("b"), &on("n")),
+            bindings.begin_settling(&uid("b"), &on("n")),
             "another pod has a loop of its own"
         );
         assert!(
-            bindings.settle(&pod, &on("m")),
+            bindings.begin_settling(&pod, &on("m")),
             "another placement has one, too"
         );
-        bindings.settled(&pod, &on("n"));
-        assert!(!bindings.settle(&pod, &on("m")), "it runs still");
-        bindings.settled(&pod, &on("m"));
-        bindings.settled(&uid("b"), &on("n"));
+        bindings.end_settling(&pod, &on("n"));
+        assert!(!bindings.begin_settling(&pod, &on("m")), "it runs still");
+        bindings.end_settling(&pod, &on("m"));
+        bindings.end_settling(&uid("b"), &on("n"));
         assert!(
-            !bindings.have_landed(&pod, at(10), LANDING),
+            !bindings.no_write_may_commit(&pod, at(10), LANDING),
             "no loop's end says that nothing may land"
         );
-        bindings.none_may_land(&pod);
+        bindings.clear_pending_writes(&pod);
         assert_eq!(
-            bindings.unsettled(),
+            bindings.unsettled_count(),
             0,
             "nothing is kept of what is settled"
         );
     }
 
     #[test]
-    fn b9_nothing_is_forgotten_while_another_write_is_under_way_or_may_land() {
+    fn nothing_is_forgotten_while_another_write_is_in_progress_or_may_commit() {
         let mut bindings = OpenBindings::default();
         let pod = uid("a");
-        bindings.begin(&pod);
-        bindings.end(&pod, at(0), true);
-        assert!(!bindings.have_landed(&pod, at(16), LANDING));
-        assert!(bindings.have_landed(&pod, at(17), LANDING));
-        bindings.begin(&pod);
+        bindings.begin_write(&pod);
+        bindings.end_write(&pod, at(0), true);
+        assert!(!bindings.no_write_may_commit(&pod, at(16), LANDING));
+        assert!(bindings.no_write_may_commit(&pod, at(17), LANDING));
+        bindings.begin_write(&pod);
         assert!(
-            !bindings.have_landed(&pod, at(17), LANDING),
+            !bindings.no_write_may_commit(&pod, at(17), LANDING),
             "a second one is under way"
         );
-        bindings.begin(&pod);
-        bindings.end(&pod, at(17), false);
+        bindings.begin_write(&pod);
+        bindings.end_write(&pod, at(17), false);
         assert!(
-            !bindings.have_landed(&pod, at(60), LANDING),
+            !bindings.no_write_may_commit(&pod, at(60), LANDING),
             "one of two is answered"
         );
-        bindings.end(&pod, at(17), true);
-        assert!(!bindings.have_landed(&pod, at(33), LANDING));
-        assert!(bindings.have_landed(&pod, at(34), LANDING));
+        bindings.end_write(&pod, at(17), true);
+        assert!(!bindings.no_write_may_commit(&pod, at(33), LANDING));
+        assert!(bindings.no_write_may_commit(&pod, at(34), LANDING));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Grace period assumed for pods that request no VRAM; they are not in the ledger. Kubernetes' default.
-const OTHERS_GRACE: Millis = Millis::seconds(30);
+const UNKNOWN_POD_GRACE: Millis = Millis::seconds(30);
 
 /// A node on which kube-scheduler could preempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub struct PreemptAsked {
 #[derive(Debug, Clone)]
 pub struct PreemptView {
     uid: PodUid,
-    wants: Requirements,
+    requirements: Requirements,
     offered: Vec<OfferedNode>,
     ledger: Box<Ledger>,
     kube_filters: FilterSnapshot,
@@ -82,7 +82,7 @@ pub enum PreemptDecision {
     Evict {
         victims: VictimSet,
         /// Victims that request no VRAM.
-        others: Vec<String>,
+        victims_without_vram: Vec<String>,
     },
     /// On no node may enough pods be evicted.
     NoCandidate,
@@ -119,7 +119,7 @@ pub enum NotReserved {
     #[error("the node or a GPU of it is gone")]
     NodeGone,
     #[error("the node changed while victims were chosen: {0}")]
-    Conflict(#[from] AssumeConflict),
+    AssumeFailed(#[from] AssumeConflict),
 }
 
 /// Preemption led to no eviction; the planner tries to place the pod. If the sum of every node is too small kube-scheduler never
@@ -134,7 +134,7 @@ enum VictimChoice {
     Any,
     /// All that kube-scheduler would evict, and the rest of their groups. It knows what Stowage chooses no victims by: ports,
     /// other resources than CPU and memory, how many pods a node may have.
-    KubeSchedulers,
+    Proposed,
 }
 
 /// The offered nodes, of which only those are examined that could be cheapest; and the state that they are assessed by.
@@ -143,7 +143,7 @@ struct OfferedCandidates<'a> {
     /// The demand of the preempting pod.
     demand: &'a Demand,
     /// That demand beside GPUs that are kept free.
-    searched: &'a Demand,
+    demand_beside_spare: &'a Demand,
     /// The survey of all offered nodes, so that what they have in common is read once.
     survey: CandidateSurvey<'a>,
     /// CPU, memory and other resources that it requests besides GPUs.
@@ -151,15 +151,15 @@ struct OfferedCandidates<'a> {
     offered: BTreeMap<NodeName, OfferedNode>,
     choice: VictimChoice,
     /// The nodes that were examined, with their candidates.
-    known: BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>,
+    examined: BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>,
     /// The victims that kube-scheduler proposes and that request no VRAM, by node: their CPU or memory is needed.
-    others: BTreeMap<NodeName, Vec<String>>,
+    victims_without_vram: BTreeMap<NodeName, Vec<String>>,
 }
 
 /// The decision: least eviction cost, then node name. Sets that violate no disruption budget come first; others are allowed only
 /// if the policy permits it.
 pub fn preempt(view: PreemptView) -> PreemptDecision {
-    decide(view, |candidates, preemptor, searched| {
+    choose_victims(view, |candidates, preemptor, searched| {
         candidates
             .ledger
             .cost_bounds_on(candidates.offered.keys(), preemptor, searched)
@@ -168,25 +168,25 @@ pub fn preempt(view: PreemptView) -> PreemptDecision {
 
 /// [`preempt`] with every offered node examined.
 #[cfg(any(test, feature = "testkit"))]
-pub(crate) fn preempt_in_full(view: PreemptView) -> PreemptDecision {
-    decide(view, |candidates, _, _| {
-        let nothing_known = |node: &NodeName| NodeCostBound {
+pub(crate) fn preempt_examining_all(view: PreemptView) -> PreemptDecision {
+    choose_victims(view, |candidates, _, _| {
+        let zero_bound = |node: &NodeName| NodeCostBound {
             floor: EvictionCost::default(),
             node: node.clone(),
             least_evicted: 0,
         };
-        candidates.offered.keys().map(nothing_known).collect()
+        candidates.offered.keys().map(zero_bound).collect()
     })
 }
 
 /// `bounds` says what the eviction cost on each offered node is at least.
-fn decide(
+fn choose_victims(
     view: PreemptView,
     bounds: impl FnOnce(&OfferedCandidates<'_>, &Preemptor, &Demand) -> Vec<NodeCostBound>,
 ) -> PreemptDecision {
     let PreemptView {
         uid,
-        wants,
+        requirements,
         offered,
         ledger,
         kube_filters,
@@ -194,55 +194,61 @@ fn decide(
     let Some(PodState { demand, .. }) = ledger.pod_state(&uid) else {
         return PreemptDecision::NoCandidate;
     };
-    let preemptor = ledger.preemptor(&uid).beside_volumes(&kube_filters);
-    let query = kube_filters.ask(None, &wants);
-    let searched = ledger.beside_spare(demand);
+    let preemptor = ledger.preemptor(&uid).with_volumes(&kube_filters);
+    let query = kube_filters.query(None, &requirements);
+    let demand_beside_spare = ledger.with_spare_rules(demand);
     let offered = offered
         .into_iter()
         .filter_map(|node| Some((NodeName::parse(&node.node).ok()?, node)));
     let mut candidates = OfferedCandidates {
         ledger: &ledger,
         demand,
-        searched: &searched,
+        demand_beside_spare: &demand_beside_spare,
         // kube-scheduler evicts pods of one node.
-        survey: ledger.survey(&preemptor, demand).of_one_node(),
+        survey: ledger.survey(&preemptor, demand).on_one_node(),
         query,
         offered: offered.collect(),
         choice: VictimChoice::Any,
-        known: BTreeMap::new(),
-        others: BTreeMap::new(),
+        examined: BTreeMap::new(),
+        victims_without_vram: BTreeMap::new(),
     };
-    let cost_bounds = bounds(&candidates, &preemptor, &searched);
-    let mut by = |choice, rules| {
-        candidates.choose(choice);
+    let cost_bounds = bounds(&candidates, &preemptor, &demand_beside_spare);
+    let mut search = |choice, rules| {
+        candidates.set_choice(choice);
         let bounds = cost_bounds.iter().cloned();
         evicting::cheapest_among(
             bounds,
-            &searched,
+            &demand_beside_spare,
             rules,
             SearchEffort::default(),
             &mut candidates,
         )
     };
-    let mut within =
-        |rules| by(VictimChoice::Any, rules).or_else(|| by(VictimChoice::KubeSchedulers, rules));
+    let mut search_within =
+        |rules| search(VictimChoice::Any, rules).or_else(|| search(VictimChoice::Proposed, rules));
     let found = match ledger.policy().preemption.violate_budgets {
-        ViolateBudgets::Never => within(BudgetRules::Keep),
+        ViolateBudgets::Never => search_within(BudgetRules::Keep),
         ViolateBudgets::WhenNothingElse => {
-            within(BudgetRules::Keep).or_else(|| within(BudgetRules::Violate))
+            search_within(BudgetRules::Keep).or_else(|| search_within(BudgetRules::Violate))
         }
     };
     let Some(mut victims) = found else {
         return PreemptDecision::NoCandidate;
     };
-    let others = candidates.others.remove(&victims.node).unwrap_or_default();
-    if victims.victims.is_empty() && others.is_empty() && victims.awaited.is_empty() {
+    let victims_without_vram = candidates
+        .victims_without_vram
+        .remove(&victims.node)
+        .unwrap_or_default();
+    if victims.victims.is_empty() && victims_without_vram.is_empty() && victims.awaited.is_empty() {
         return PreemptDecision::FitsNow;
     }
-    if !others.is_empty() {
-        victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
+    if !victims_without_vram.is_empty() {
+        victims.longest_grace = victims.longest_grace.max(UNKNOWN_POD_GRACE);
     }
-    PreemptDecision::Evict { victims, others }
+    PreemptDecision::Evict {
+        victims,
+        victims_without_vram,
+    }
 }
 
 impl Change for PreemptAsked {
@@ -260,12 +266,12 @@ impl Change for PreemptAsked {
             kube_filters,
             ..
         } = cluster;
-        request.come_under(ledger.policy());
-        request.enter(ledger);
+        request.reclassify_by(ledger.policy());
+        request.record_in(ledger);
         if ledger.reserved_placement(&request.uid).is_some() {
             return None;
         }
-        ledger.note_offered_to_preempt(&request.uid, offered.len());
+        ledger.record_preempt_query(&request.uid, offered.len());
         // The planner makes room for the whole group, or none: kube-scheduler would do so for one pod after the other.
         let offered = if ledger.is_planned_with_group(&request.uid) {
             Vec::new()
@@ -275,7 +281,7 @@ impl Change for PreemptAsked {
         let (ledger, kube_filters) = (Box::new(ledger.scratch()), kube_filters.snapshot());
         let view = PreemptView {
             uid: request.uid.clone(),
-            wants,
+            requirements: wants,
             offered,
             ledger,
             kube_filters,
@@ -287,58 +293,66 @@ impl Change for PreemptAsked {
 impl CandidateSource for &mut OfferedCandidates<'_> {
     type Candidate = Rc<PreemptionCandidate>;
 
-    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
-        if let Some(known) = self.known.get(node) {
-            return known.clone();
+    fn examine(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
+        if let Some(examined) = self.examined.get(node) {
+            return examined.clone();
         }
-        let found = self
+        let examined = self
             .candidate(node)
-            .and_then(|candidate| evicting::seen(candidate, self.searched));
-        let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
-        self.known.insert(node.clone(), found.clone());
-        found
+            .and_then(|candidate| evicting::examined(candidate, self.demand_beside_spare));
+        let examined = examined.map(|(floor, candidate)| (floor, Rc::new(candidate)));
+        self.examined.insert(node.clone(), examined.clone());
+        examined
     }
 
     /// Whether kube-scheduler's own filters accept the pod once the victims are gone, as far as is known here.
     fn accepts(&mut self, set: &VictimSet) -> bool {
-        let others = self.others.get(&set.node).into_iter().flatten();
-        let leaving: Vec<PodUid> = set.all_victims().into_iter().chain(pods(others)).collect();
+        let others = self
+            .victims_without_vram
+            .get(&set.node)
+            .into_iter()
+            .flatten();
+        let leaving: Vec<PodUid> = set
+            .all_victims()
+            .into_iter()
+            .chain(parse_uids(others))
+            .collect();
         match self.verdict(&set.node, &leaving) {
             FilterVerdict::Accepts | FilterVerdict::Rejects(FilterReason::UnknownNode) => true,
             // kube-scheduler asks because it would evict pods there. Nothing says that it would not have to.
             FilterVerdict::Unsupported(_) => !leaving.is_empty(),
             // If its own victims would not do either, it knows something that is not known here.
             FilterVerdict::Rejects(_) => {
-                let own: Vec<PodUid> = pods(
+                let proposed: Vec<PodUid> = parse_uids(
                     self.offered
                         .get(&set.node)
                         .into_iter()
                         .flat_map(|node| &node.victims),
                 )
                 .collect();
-                self.verdict(&set.node, &own) != FilterVerdict::Accepts
+                self.verdict(&set.node, &proposed) != FilterVerdict::Accepts
             }
         }
     }
 }
 
-fn pods<'u>(uids: impl Iterator<Item = &'u String>) -> impl Iterator<Item = PodUid> {
+fn parse_uids<'u>(uids: impl Iterator<Item = &'u String>) -> impl Iterator<Item = PodUid> {
     uids.filter_map(|uid| PodUid::parse(uid).ok())
 }
 
 impl OfferedCandidates<'_> {
     /// The verdict of kube-scheduler's own filters on the node once these pods are gone.
     fn verdict(&self, node: &NodeName, leaving: &[PodUid]) -> FilterVerdict {
-        let coming = self.ledger.coming_to(node);
+        let coming = self.ledger.incoming_pods(node);
         self.query
             .verdict(node, &AssumedNodeChange { leaving, coming })
     }
 
     /// Sets the choice, and forgets what was examined for another one.
-    fn choose(&mut self, choice: VictimChoice) {
+    fn set_choice(&mut self, choice: VictimChoice) {
         self.choice = choice;
-        self.known.clear();
-        self.others.clear();
+        self.examined.clear();
+        self.victims_without_vram.clear();
     }
 
     fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
@@ -357,24 +371,24 @@ impl OfferedCandidates<'_> {
         }
         let mut candidate = survey.candidate(node)?;
         let mut residents = Vec::new();
-        let mut others = Vec::new();
+        let mut victims_without_vram = Vec::new();
         for victim in &offered.victims {
             let uid = PodUid::parse(victim).ok()?;
-            match ledger.resident_on(&uid, node) {
+            match ledger.potential_victim_on(&uid, node) {
                 Some(resident) => residents.push(resident),
                 // What its eviction would free, and whether it is allowed, is unknown: skip this node.
                 None if ledger.pod_state(&uid).is_some() => return None,
-                None => others.push(victim.clone()),
+                None => victims_without_vram.push(victim.clone()),
             }
         }
-        let mut shortfall = Shortfall::of(residents.iter());
+        let mut shortfall = Shortfall::from_victims(residents.iter());
         match self.choice {
             VictimChoice::Any => {
                 // At most what the node falls short by: what kube-scheduler's victims free beyond that is not needed.
-                let missing = demand.vram().minus(ledger.sum_left_on(node));
+                let missing = demand.vram().minus(ledger.remaining_capacity_on(node));
                 shortfall.vram = shortfall.vram.min(missing);
-                let coming = ledger.coming_to(node);
-                let lack = query.shortfall(
+                let coming = ledger.incoming_pods(node);
+                let missing_host = query.shortfall(
                     node,
                     &AssumedNodeChange {
                         leaving: &[],
@@ -383,35 +397,36 @@ impl OfferedCandidates<'_> {
                 );
                 let HostResources { cpu, memory } = shortfall.host_resources;
                 shortfall.host_resources = HostResources {
-                    cpu: cpu.min(lack.cpu),
-                    memory: memory.min(lack.memory),
+                    cpu: cpu.min(missing_host.cpu),
+                    memory: memory.min(missing_host.memory),
                 };
             }
             // What all of them free: none stays. With one of a group, all of it leaves.
-            VictimChoice::KubeSchedulers => {
-                let is_one =
+            VictimChoice::Proposed => {
+                let in_proposal =
                     |victim: &PotentialVictim| residents.iter().any(|one| one.uid == victim.uid);
-                let own = candidate
+                let proposed = candidate
                     .potential_victims
                     .iter()
-                    .filter(|victim| is_one(victim));
-                let gangs: BTreeSet<u16> = own.filter_map(|victim| victim.gang).collect();
+                    .filter(|victim| in_proposal(victim));
+                let gangs: BTreeSet<u16> = proposed.filter_map(|victim| victim.gang).collect();
                 let leaves_with_one = |gang: u16| gangs.contains(&gang);
-                candidate
-                    .potential_victims
-                    .retain(|victim| is_one(victim) || victim.gang.is_some_and(leaves_with_one));
+                candidate.potential_victims.retain(|victim| {
+                    in_proposal(victim) || victim.gang.is_some_and(leaves_with_one)
+                });
             }
         }
         candidate.shortfall = shortfall;
         // Whatever kube-scheduler's victims must free, and none that Stowage knows frees, the chosen victims must free.
-        let known = known_violations(&candidate, &residents);
+        let violations = known_violations(&candidate, &residents);
         candidate.violations = u32::try_from(offered.pdb_violations)
             .unwrap_or(0)
-            .saturating_sub(known);
-        if others.is_empty() {
+            .saturating_sub(violations);
+        if victims_without_vram.is_empty() {
             candidate.violations = 0;
         }
-        self.others.insert(node.clone(), others);
+        self.victims_without_vram
+            .insert(node.clone(), victims_without_vram);
         Some(candidate)
     }
 }
@@ -451,7 +466,7 @@ impl Change for PreemptDecided {
         }
         let leaving = victims.all_victims();
         // One limit for all evictions; within it the planner may find another node.
-        if !ledger.may_order(&leaving) {
+        if !ledger.is_within_eviction_rates(&leaving) {
             return Err(NotReserved::EvictionRates);
         }
         // kube-scheduler deletes the victims whatever their budgets say.
@@ -470,11 +485,11 @@ impl Change for PreemptDecided {
             deadline: ledger.now() + victims.longest_grace + policy.preemption.reservation_slack,
         };
         ledger.reserve(&uid, reservation.clone())?;
-        ledger.note_ordered(&leaving);
+        ledger.record_evictions(&leaving);
         victims
             .victims
             .iter()
-            .for_each(|victim| ledger.note_evicted(victim));
+            .for_each(|victim| ledger.record_owner_eviction(victim));
         Ok(ReservationMade {
             reservation,
             policy: policy.digest,
@@ -489,9 +504,9 @@ impl Change for LeftToPlanner {
         if cluster
             .ledger
             .pod_state(&self.0)
-            .is_some_and(|pod| pod.refused().is_none())
+            .is_some_and(|pod| pod.refusal().is_none())
         {
-            cluster.ledger.note_refused(&self.0, None);
+            cluster.ledger.record_refusal(&self.0, None);
         }
     }
 }

@@ -24,7 +24,7 @@ pub struct NarrowAsked {
 #[derive(Debug, Clone)]
 pub struct NarrowedCandidates {
     /// Index of the best candidate among those that were offered.
-    pub chosen: Option<usize>,
+    pub chosen_index: Option<usize>,
     /// Why there is none; empty if there is one.
     pub code: &'static str,
     pub policy: Arc<Policy>,
@@ -37,47 +37,48 @@ impl Change for NarrowAsked {
     fn apply_to(self, cluster: &mut Cluster) -> NarrowedCandidates {
         let Self { request, offered } = self;
         let ledger = &mut cluster.ledger;
-        request.enter(ledger);
+        request.record_in(ledger);
         let policy = ledger.policy().clone();
-        let refused = |code| NarrowedCandidates {
-            chosen: None,
+        let no_choice = |code| NarrowedCandidates {
+            chosen_index: None,
             code,
             policy: policy.clone(),
         };
         if !request.demand.may_preempt {
-            return refused("preemption-policy-never");
+            return no_choice("preemption-policy-never");
         }
         if ledger.reserved_placement(&request.uid).is_some() {
-            return refused("already-placed");
+            return no_choice("already-placed");
         }
         let preemptor = ledger
             .preemptor(&request.uid)
-            .beside_volumes(&cluster.kube_filters.snapshot());
-        let bends = policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
-        let awaited = ledger
-            .narrowed_node(&request.uid)
+            .with_volumes(&cluster.kube_filters.snapshot());
+        let may_violate_budgets =
+            policy.preemption.violate_budgets == ViolateBudgets::WhenNothingElse;
+        let emptied_node = ledger
+            .scheduler_eviction_node(&request.uid)
             .filter(|_| policy.mode == Mode::Enforce);
         let allowed = offered.iter().enumerate().filter(|(_, node)| {
-            (bends || node.pdb_violations == 0)
-                && awaited.is_none_or(|awaited| awaited.as_str() == node.node)
+            (may_violate_budgets || node.pdb_violations == 0)
+                && emptied_node.is_none_or(|awaited| awaited.as_str() == node.node)
         });
-        let candidates = allowed.filter_map(|(place, offered)| {
+        let candidates = allowed.filter_map(|(index, offered)| {
             let (node, victims) = parsed(offered)?;
             let eviction_cost = ledger.eviction_cost_of(&preemptor, &node, &victims)?;
-            Some((offered.pdb_violations, eviction_cost, node, place, victims))
+            Some((offered.pdb_violations, eviction_cost, node, index, victims))
         });
-        let Some((.., node, place, victims)) = candidates.min() else {
-            return refused(match awaited {
+        let Some((.., node, index, victims)) = candidates.min() else {
+            return no_choice(match emptied_node {
                 Some(_) => "victims-leaving",
                 None => "no-candidate",
             });
         };
         // In shadow mode kube-scheduler makes its own choice.
         if policy.mode == Mode::Enforce {
-            ledger.note_narrowed(&request.uid, node, victims);
+            ledger.record_scheduler_evictions(&request.uid, node, victims);
         }
         NarrowedCandidates {
-            chosen: Some(place),
+            chosen_index: Some(index),
             code: "",
             policy,
         }

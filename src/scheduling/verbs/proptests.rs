@@ -6,12 +6,12 @@ use crate::audit::ledger::audit;
 use crate::explaining::fleet::Fleet;
 use crate::explaining::fleet::history::FleetSums;
 use crate::testkit::histories::{OutsideEvent, RecordedCluster};
-use crate::testkit::lending;
+use crate::testkit::lending_policy;
 use proptest::prelude::*;
 use std::sync::Arc;
 
 fn event() -> impl Strategy<Value = OutsideEvent> {
-    any::<u64>().prop_map(OutsideEvent::drawn)
+    any::<u64>().prop_map(OutsideEvent::from_word)
 }
 
 proptest! {
@@ -21,15 +21,15 @@ proptest! {
     fn inputs_that_are_stored_and_applied_again_lead_to_the_same_state(
         events in prop::collection::vec(event(), 1..80),
     ) {
-        let mut recorded = RecordedCluster::of_three_nodes();
-        events.iter().for_each(|event| recorded.happens(event));
-        let mut again = Cluster::new(Arc::new(lending()));
+        let mut recorded = RecordedCluster::with_three_nodes();
+        events.iter().for_each(|event| recorded.apply_event(event));
+        let mut again = Cluster::new(Arc::new(lending_policy()));
         for input in &recorded.inputs {
             again.apply(serde_json::from_str::<Input>(input).unwrap());
         }
         prop_assert_eq!(audit(recorded.cluster.ledger()), []);
-        prop_assert_eq!(FleetSums::of_ledger(recorded.cluster.ledger()), FleetSums::of(&Fleet::of(recorded.cluster.ledger(), 0)));
-        prop_assert_eq!(recorded.state(), RecordedCluster::of(again).state());
+        prop_assert_eq!(FleetSums::from_ledger(recorded.cluster.ledger()), FleetSums::from_fleet(&Fleet::from_ledger(recorded.cluster.ledger(), 0)));
+        prop_assert_eq!(recorded.state(), RecordedCluster::from_cluster(again).state());
     }
 
     #[test]
@@ -37,17 +37,17 @@ proptest! {
         before in prop::collection::vec(event(), 1..60),
         after in prop::collection::vec(event(), 1..40),
     ) {
-        let mut stored = RecordedCluster::of_three_nodes();
-        before.iter().for_each(|event| stored.happens(event));
+        let mut stored = RecordedCluster::with_three_nodes();
+        before.iter().for_each(|event| stored.apply_event(event));
         let text = stored.state().to_string();
         let state: ClusterState = serde_json::from_str(&text).unwrap();
-        let mut loaded = RecordedCluster::of(Cluster::load(state).unwrap());
-        loaded.go_on_as(&stored);
+        let mut loaded = RecordedCluster::from_cluster(Cluster::load(state).unwrap());
+        loaded.continue_from(&stored);
         prop_assert_eq!(stored.state(), loaded.state());
         stored.decisions.clear();
         for event in &after {
-            stored.happens(event);
-            loaded.happens(event);
+            stored.apply_event(event);
+            loaded.apply_event(event);
             prop_assert_eq!(&stored.decisions, &loaded.decisions, "after {:?}", event);
         }
         prop_assert_eq!(stored.state(), loaded.state());
@@ -56,8 +56,8 @@ proptest! {
 
 #[test]
 fn histories_bind_and_evict_pods() {
-    let mut recorded = RecordedCluster::of_three_nodes();
-    (0..12_000).for_each(|word| recorded.happens(&OutsideEvent::drawn(word)));
+    let mut recorded = RecordedCluster::with_three_nodes();
+    (0..12_000).for_each(|word| recorded.apply_event(&OutsideEvent::from_word(word)));
     let count = |begin: &str| {
         let texts = recorded.decisions.iter();
         texts.filter(|text| text.starts_with(begin)).count()

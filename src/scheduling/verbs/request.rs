@@ -49,7 +49,7 @@ pub struct DecisionView {
 
 impl VerbRequest {
     /// Adds the pod to the ledger. If the policy has changed since the pod was read, classifies the pod by the new one.
-    pub(super) fn enter(&self, ledger: &mut Ledger) {
+    pub(super) fn record_in(&self, ledger: &mut Ledger) {
         let observation = PodObservation {
             uid: self.uid.clone(),
             key: self.key.clone(),
@@ -58,13 +58,13 @@ impl VerbRequest {
             // That is for what the watch shows.
             observed: None,
         };
-        ledger.see_request(observation, self.disruption.as_ref());
+        ledger.observe_request(observation, self.disruption.as_ref());
     }
 
     /// Classifies the pod by `policy` if it was classified by another one.
-    pub(super) fn come_under(&mut self, policy: &Policy) {
+    pub(super) fn reclassify_by(&mut self, policy: &Policy) {
         if self.demand.classified_by != policy.version {
-            self.demand.take(policy.classify(&self.demand.traits));
+            self.demand.reclassify(policy.classify(&self.demand.traits));
         }
     }
 }
@@ -74,15 +74,15 @@ impl DecisionView {
     pub fn take(cluster: &mut Cluster, mut request: VerbRequest) -> Self {
         let ledger = &mut cluster.ledger;
         let policy = ledger.policy().clone();
-        request.come_under(&policy);
+        request.reclassify_by(&policy);
         let snapshot = ledger.snapshot();
-        request.demand.named_by(&snapshot);
-        request.demand.weighed_by(&snapshot);
+        request.demand.resolve_model_name(&snapshot);
+        request.demand.resolve_weights(&snapshot);
         request.demand = ledger.as_borrower(&request.uid, request.demand);
-        request.demand.kept = ledger.kept_from(&request.demand);
+        request.demand.kept = ledger.spare_rules_against(&request.demand);
         Self {
             reserved_placement: ledger.reserved_placement(&request.uid),
-            allowance: ledger.allowance(&request.uid, &request.demand),
+            allowance: ledger.tenant_allowance(&request.uid, &request.demand),
             snapshot,
             policy,
             tries: 0,
@@ -93,7 +93,7 @@ impl DecisionView {
 
     /// The scheduling attempt with the policy's shortlist, doubled for each earlier attempt that did not lead to a bind.
     pub fn attempt(&self) -> ScheduleAttempt<'_> {
-        let first = ScheduleAttempt::of(
+        let first = ScheduleAttempt::new(
             &self.policy,
             self.reserved_placement.as_ref(),
             self.allowance,

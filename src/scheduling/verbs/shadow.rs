@@ -3,7 +3,7 @@
 //! The verbs decide as always. No pod is allocated GPUs, reserved for, evicted or requeued, and no soft reservation steers other
 //! pods; the ledger keeps the decision for comparison with the pod's bind.
 
-use super::filter::{FilterDecided, offered, refused};
+use super::filter::{FilterDecided, offer_of, refusal_of};
 use super::input::changes;
 use super::preempt_device_plugin::NarrowedCandidates;
 use super::request::{DecisionView, VerbRequest};
@@ -12,7 +12,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::ledger::{Ledger, PodPhase};
 use crate::placing::rank::Shortlist;
 use crate::policy::{Digest, Mode};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use serde::{Deserialize, Serialize};
 
 labels! {
@@ -39,9 +39,9 @@ labels! {
 
 /// The node that the latest filter decision would have chosen for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedBind {
     pub policy: Digest,
-    first: ExpectedNode,
+    node: ExpectedNode,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,25 +57,25 @@ pub struct LetThrough(pub VerbRequest);
 
 impl ShadowOutcome {
     /// Whether the pod would have been treated differently.
-    pub fn is_news(self) -> bool {
+    pub fn is_difference(self) -> bool {
         !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
     }
 
     /// The outcome of a filter decision. A pod that requests VRAM is refused: without Stowage's allocation it would get none.
-    pub fn of_filter(view: &DecisionView, list: &Shortlist) -> Self {
+    pub fn for_filter(view: &DecisionView, list: &Shortlist) -> Self {
         match (
             &view.request.demand.ask,
             list.best.is_empty(),
-            list.refused.is_empty(),
+            list.rejected.is_empty(),
         ) {
-            (Ask::Vram, ..) => Self::Refused,
+            (GpuRequest::Vram, ..) => Self::Refused,
             (_, true, _) => Self::WouldReject,
             (_, _, true) => Self::Same,
             _ => Self::Different,
         }
     }
 
-    pub fn of_prioritize(list: &Shortlist) -> Self {
+    pub fn for_prioritize(list: &Shortlist) -> Self {
         if list.best.is_empty() {
             Self::WouldReject
         } else {
@@ -84,13 +84,13 @@ impl ShadowOutcome {
     }
 
     /// The outcome of a choice among `offered` candidates.
-    pub fn of_preempt(
+    pub fn for_preempt(
         request: &VerbRequest,
         narrowed: &NarrowedCandidates,
         offered: usize,
     ) -> Self {
-        match (&request.demand.ask, narrowed.chosen) {
-            (Ask::Vram, _) => Self::Refused,
+        match (&request.demand.ask, narrowed.chosen_index) {
+            (GpuRequest::Vram, _) => Self::Refused,
             (_, None) => Self::WouldNotPreempt,
             (_, Some(_)) if offered == 1 => Self::Same,
             (_, Some(_)) => Self::WouldNarrow,
@@ -98,27 +98,27 @@ impl ShadowOutcome {
     }
 }
 
-impl Expected {
+impl ExpectedBind {
     /// `None` unless the pod is about to be bound in shadow mode.
-    pub fn of(ledger: &Ledger, uid: &PodUid) -> Option<Self> {
+    pub fn for_pod(ledger: &Ledger, uid: &PodUid) -> Option<Self> {
         let policy = ledger.policy();
         let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else {
             return None;
         };
-        let first = match (&waiting.offered, &waiting.refused) {
+        let node = match (&waiting.offered, &waiting.refused) {
             (Some(node), _) => ExpectedNode::Node(node.clone()),
             (None, Some(_)) => ExpectedNode::None,
             (None, None) => ExpectedNode::NotAsked,
         };
         (policy.mode == Mode::Shadow).then_some(Self {
             policy: policy.digest,
-            first,
+            node,
         })
     }
 
     /// Compares it with kube-scheduler's node; the expected node, if there is one.
     pub fn compare(&self, bound_to: &NodeName) -> (ShadowOutcome, Option<&NodeName>) {
-        match &self.first {
+        match &self.node {
             ExpectedNode::Node(first) if first == bound_to => (ShadowOutcome::Same, Some(first)),
             ExpectedNode::Node(first) => (ShadowOutcome::Different, Some(first)),
             ExpectedNode::None => (ShadowOutcome::WouldReject, None),
@@ -129,15 +129,15 @@ impl Expected {
 
 /// The input that records a filter decision. If a pod that requests VRAM is refused, and the policy changes to
 /// enforcing, nothing else would requeue it.
-pub fn decided(view: &DecisionView, list: &Shortlist) -> FilterDecided {
+pub fn decision_of(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     match list
         .best
         .first()
-        .filter(|_| view.request.demand.ask != Ask::Vram)
+        .filter(|_| view.request.demand.ask != GpuRequest::Vram)
     {
-        Some(first) => offered(view, first),
-        None => refused(view, list),
+        Some(first) => offer_of(view, first),
+        None => refusal_of(view, list),
     }
 }
 
-changes! { cluster, LetThrough(request) -> () { request.enter(&mut cluster.ledger) } }
+changes! { cluster, LetThrough(request) -> () { request.record_in(&mut cluster.ledger) } }

@@ -34,7 +34,7 @@ impl Cluster {
 
     pub fn copy(&self) -> ClusterCopy {
         ClusterCopy {
-            ledger: self.ledger.to_read(),
+            ledger: self.ledger.read_copy(),
             kube_filters: self.kube_filters.snapshot(),
             bindings: self.bindings.clone(),
         }
@@ -50,7 +50,7 @@ impl Cluster {
         } = state;
         Ok(Self {
             ledger: Ledger::load(policy, ledger)?,
-            kube_filters: ClusterFilters::load(kube_filters),
+            kube_filters: ClusterFilters::from_state(kube_filters),
             bindings,
         })
     }

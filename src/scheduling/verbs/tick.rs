@@ -2,7 +2,7 @@
 
 use super::input::changes;
 use crate::ids::{LeaderEpoch, PodUid};
-use crate::ledger::{Expired, OveruseStep, PreparedPolicy, RetiredPolicy};
+use crate::ledger::{ExpiryResult, OveruseStep, PreparedPolicy, RetiredPolicy};
 use crate::placing::learned::PackingModel;
 use crate::placing::snapshot::{RetiredSummaries, Snapshot};
 use crate::policy::Policy;
@@ -77,20 +77,20 @@ changes! { cluster,
         cluster.ledger.expire_except_reservations(now);
         Vec::new()
     }
-    PartOfTick { now, is_leading } -> Expired { cluster.ledger.expire_few(now, is_leading) }
+    PartOfTick { now, is_leading } -> ExpiryResult { cluster.ledger.expire_few(now, is_leading) }
     /// All of it counts as done.
-    TakeOveruse {} -> Vec<OveruseStep> { cluster.ledger.take_overuse() }
+    TakeOveruse {} -> Vec<OveruseStep> { cluster.ledger.take_overuse_steps() }
     LeadershipBegan(epoch) -> () { cluster.ledger.begin_leading(epoch) }
     LeadershipEnded {} -> () { cluster.ledger.stop_leading() }
     /// To be dropped beside the lock.
     PolicySet { policy, prepared } -> RetiredPolicy {
         match prepared {
-            Some(prepared) => cluster.ledger.take_policy(prepared),
+            Some(prepared) => cluster.ledger.install_policy(prepared),
             None => cluster.ledger.set_policy(policy),
         }
     }
     /// To be dropped beside the lock.
-    PackingModelPrepared(snapshot) -> RetiredSummaries { cluster.ledger.take_packing_model(snapshot) }
+    PackingModelPrepared(snapshot) -> RetiredSummaries { cluster.ledger.install_packing_model(snapshot) }
     PackingModelLearned(model) -> () { cluster.ledger.set_packing_model(model) }
 }
 
@@ -102,15 +102,15 @@ mod tests {
     use crate::vocabulary::demand::Sharing;
 
     #[test]
-    fn the_parts_of_a_tick_do_what_it_does_and_none_does_much() {
+    fn partial_ticks_together_expire_what_one_tick_does_and_each_expires_little() {
         const PODS: usize = 40;
         let mut cluster = LedgerCluster::new(&[("a", 8)]);
         for n in 0..PODS {
             let name = format!("p-{n}");
-            cluster.wait(&name, demand_of(1 << 30, 1, Sharing::Shared, 0));
+            cluster.add_waiting(&name, demand_of(1 << 30, 1, Sharing::Shared, 0));
             cluster
                 .ledger
-                .offer(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
+                .reserve_softly(&uid(&name), &node("a"), &[gpu_at("a", n as u32 % 8)]);
         }
         let softly_reserved = |ledger: &Ledger| {
             let pods = ledger.pods_in_no_order();

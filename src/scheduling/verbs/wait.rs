@@ -51,7 +51,7 @@ pub enum StepRefusal {
     #[error("the policy moves no pods any more")]
     ConsolidationOff,
     #[error("{0}")]
-    Conflict(#[from] AssumeConflict),
+    AssumeFailed(#[from] AssumeConflict),
 }
 
 /// A previous leader or process may have refused every pending pod. Recordings of earlier builds have it in place of
@@ -110,10 +110,10 @@ pub struct EvictionRefused {
 impl EvictionRefused {
     /// An eviction that was refused with this message, cut to what a person reads: a webhook writes what it likes.
     pub fn new(uid: PodUid, why: &str) -> Self {
-        const LONGEST: usize = 256;
+        const MAX_MESSAGE_BYTES: usize = 256;
         Self {
             uid,
-            why: why[..why.floor_char_boundary(LONGEST)].into(),
+            why: why[..why.floor_char_boundary(MAX_MESSAGE_BYTES)].into(),
         }
     }
 }
@@ -132,19 +132,19 @@ pub struct ScopeReserved {
 changes! { cluster,
     TakePending { limit } -> Vec<PendingPod> { cluster.ledger.pending(limit) }
     PutBack(pods) -> () { cluster.ledger.put_back(&pods) }
-    PodRequeued(uid) -> () { cluster.ledger.note_woken(&uid) }
-    NoPlacementFound { uid, generation } -> () { cluster.ledger.note_no_placement(&uid, generation) }
-    AllMayBeRefused {} -> () { cluster.ledger.suppose_all_refused() }
-    MayBeRefused { pods, then } -> () { pods.iter().for_each(|uid| cluster.ledger.suppose_refused(uid, then)) }
+    PodRequeued(uid) -> () { cluster.ledger.record_requeue(&uid) }
+    NoPlacementFound { uid, generation } -> () { cluster.ledger.record_no_placement(&uid, generation) }
+    AllMayBeRefused {} -> () { cluster.ledger.presume_all_refused() }
+    MayBeRefused { pods, then } -> () { pods.iter().for_each(|uid| cluster.ledger.presume_refused(uid, then)) }
     Reserve { uid, reservation } -> Result<(), AssumeConflict> { cluster.ledger.reserve(&uid, reservation) }
     ReleaseReservation(uid) -> () { cluster.ledger.release_reservation(&uid) }
     ExtendReservation { uid, until } -> () { cluster.ledger.extend_reservation(&uid, until) }
     TakeUnknownReservations {} -> BTreeSet<PodUid> { cluster.ledger.take_unknown_reservations() }
-    EvictionsOrdered(pods) -> () { cluster.ledger.note_ordered(&pods) }
-    EvictionsNotMade(pods) -> () { cluster.ledger.take_back_ordered(&pods) }
-    PodEvicted(uid) -> () { cluster.ledger.note_evicted(&uid) }
-    EvictionRefused { uid, why } -> () { cluster.ledger.note_eviction_refused(&uid, &why) }
-    EvictionFailed(uid) -> () { cluster.ledger.note_failed_eviction(&uid) }
+    EvictionsOrdered(pods) -> () { cluster.ledger.record_evictions(&pods) }
+    EvictionsNotMade(pods) -> () { cluster.ledger.take_back_evictions(&pods) }
+    PodEvicted(uid) -> () { cluster.ledger.record_owner_eviction(&uid) }
+    EvictionRefused { uid, why } -> () { cluster.ledger.record_eviction_refusal(&uid, &why) }
+    EvictionFailed(uid) -> () { cluster.ledger.record_failed_eviction(&uid) }
     ScopeReserved { scope, uid } -> () { cluster.ledger.reserve_scope(scope, &uid) }
     LoansRecalled { end, begin } -> () {
         cluster.ledger.set_recalled(&end, false);
@@ -159,29 +159,31 @@ impl Change for ReservePlaces {
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let Self { places, generation } = self;
         let ledger = &mut cluster.ledger;
-        let may_take = may_take(ledger, &places).map_err(|refusal| (0, refusal));
-        let taken = may_take.and_then(|()| take_all(ledger, &places));
-        match taken {
+        let checked = check_step(ledger, &places).map_err(|refusal| (0, refusal));
+        let result = checked.and_then(|()| reserve_all(ledger, &places));
+        match result {
             Ok(()) => places
                 .iter()
-                .for_each(|place| ledger.note_ordered(&place.reservation.victims)),
+                .for_each(|placement| ledger.record_evictions(&placement.reservation.victims)),
             Err(_) => places
                 .iter()
-                .for_each(|place| ledger.note_no_placement(&place.uid, generation)),
+                .for_each(|placement| ledger.record_no_placement(&placement.uid, generation)),
         }
-        taken
+        result
     }
 }
 
 /// Whether the policy in force lets the victims of a step be evicted: all together, as they were planned.
-fn may_take(ledger: &Ledger, places: &[PlannedPlacement]) -> Result<(), StepRefusal> {
-    let is_moving = places.iter().any(|place| place.by == EvictionRight::Moves);
+fn check_step(ledger: &Ledger, placements: &[PlannedPlacement]) -> Result<(), StepRefusal> {
+    let is_moving = placements
+        .iter()
+        .any(|placement| placement.by == EvictionRight::Moves);
     if is_moving && ledger.policy().planning.consolidation.is_none() {
         return Err(StepRefusal::ConsolidationOff);
     }
-    let victims: BTreeSet<&PodUid> = places
+    let victims: BTreeSet<&PodUid> = placements
         .iter()
-        .flat_map(|place| place.reservation.victims.iter())
+        .flat_map(|placement| placement.reservation.victims.iter())
         .collect();
     let victims: Vec<PodUid> = victims.into_iter().cloned().collect();
     ledger
@@ -190,13 +192,16 @@ fn may_take(ledger: &Ledger, places: &[PlannedPlacement]) -> Result<(), StepRefu
 }
 
 /// Takes all placements, or none.
-fn take_all(ledger: &mut Ledger, places: &[PlannedPlacement]) -> Result<(), (usize, StepRefusal)> {
-    for (index, place) in places.iter().enumerate() {
-        if let Err(conflict) = place.take(ledger) {
-            places[..index]
+fn reserve_all(
+    ledger: &mut Ledger,
+    placements: &[PlannedPlacement],
+) -> Result<(), (usize, StepRefusal)> {
+    for (index, placement) in placements.iter().enumerate() {
+        if let Err(reason) = placement.reserve_in(ledger) {
+            placements[..index]
                 .iter()
                 .for_each(|reserved| ledger.release_reservation(&reserved.uid));
-            return Err((index, conflict.into()));
+            return Err((index, reason.into()));
         }
     }
     Ok(())

@@ -86,20 +86,20 @@ pub struct ClassTerms {
 impl ClassTerms {
     /// Whether engines on a GPU are busier than these terms allow, or do not say how busy they are where the terms do not allow
     /// that.
-    pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
-        above(engine_load.occupancy(), self.kv_cache_limit)
-            || above(engine_load.queue, self.queue_limit)
-            || self.refuses(engine_load)
+    pub fn is_exceeded_by(&self, engine_load: EngineLoad) -> bool {
+        exceeds(engine_load.occupancy(), self.kv_cache_limit)
+            || exceeds(engine_load.queue, self.queue_limit)
+            || self.rejects_unknown(engine_load)
     }
 
     /// Whether these terms refuse a load because it is not known. One that is too old to count is the policy's `telemetry` to
     /// judge.
-    pub fn refuses(&self, engine_load: EngineLoad) -> bool {
+    pub fn rejects_unknown(&self, engine_load: EngineLoad) -> bool {
         self.refuses_unknown_load && engine_load.partial
     }
 }
 
-fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
+fn exceeds<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
     measured
         .zip(limit)
         .is_some_and(|(measured, limit)| measured > limit)
@@ -124,23 +124,23 @@ pub struct ClassSet(#[serde(with = "super::bits")] u64);
 impl TryFrom<u8> for ClassId {
     type Error = NoSuchClass;
 
-    fn try_from(place: u8) -> Result<Self, NoSuchClass> {
-        if usize::from(place) < MAX_CLASSES {
-            Ok(Self(place))
+    fn try_from(index: u8) -> Result<Self, NoSuchClass> {
+        if usize::from(index) < MAX_CLASSES {
+            Ok(Self(index))
         } else {
-            Err(NoSuchClass(place))
+            Err(NoSuchClass(index))
         }
     }
 }
 
 impl ClassId {
     /// The class at this index of its policy, of which there are at most [`MAX_CLASSES`].
-    pub fn at(place: usize) -> Self {
-        debug_assert!(place < MAX_CLASSES);
-        Self(place as u8)
+    pub fn from_index(index: usize) -> Self {
+        debug_assert!(index < MAX_CLASSES);
+        Self(index as u8)
     }
 
-    pub fn place(self) -> usize {
+    pub fn index(self) -> usize {
         self.0.into()
     }
 }
@@ -153,11 +153,11 @@ impl ClassSet {
         self.0 >> class.0 & 1 == 1
     }
 
-    pub fn with(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    pub fn without(self, other: Self) -> Self {
+    pub fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
@@ -178,12 +178,12 @@ pub struct TenantId(u16);
 
 impl TenantId {
     /// The tenant at this index of its policy, of which there are at most [`MAX_TENANTS`].
-    pub fn at(place: usize) -> Self {
-        debug_assert!(place < MAX_TENANTS);
-        Self(place as u16)
+    pub fn from_index(index: usize) -> Self {
+        debug_assert!(index < MAX_TENANTS);
+        Self(index as u16)
     }
 
-    pub fn place(self) -> usize {
+    pub fn index(self) -> usize {
         self.0.into()
     }
 }

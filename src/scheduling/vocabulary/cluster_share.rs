@@ -27,7 +27,7 @@ impl TenantUsage {
     }
 
     /// The larger of either.
-    pub fn most(self, other: Self) -> Self {
+    pub fn max_of_each(self, other: Self) -> Self {
         Self {
             vram: self.vram.max(other.vram),
             milli_gpus: self.milli_gpus.max(other.milli_gpus),
@@ -69,7 +69,7 @@ impl TenantLimit {
     }
 
     /// What of the limit remains beside `used`.
-    pub fn left(self, used: TenantUsage) -> Self {
+    pub fn remaining(self, used: TenantUsage) -> Self {
         Self {
             vram: self.vram.map(|limit| limit.minus(used.vram)),
             milli_gpus: self

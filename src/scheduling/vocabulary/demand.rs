@@ -10,14 +10,15 @@ mod requested;
 
 pub(crate) use key::DemandKey;
 pub use request_error::RequestError;
-pub use requested::{AskingContainer, DEFAULT_GRACE, together};
+pub use requested::{DEFAULT_GRACE_PERIOD, VramContainer, total_pod_request};
 use requested::{
-    RequestedGpus, asking, gpus_of, host_resources_of, kv_cache_of, sharing_of, traits, vram_of,
+    RequestedGpus, parse_gpu_count, parse_kv_cache, parse_sharing, pod_traits,
+    total_host_resources, total_vram, vram_containers,
 };
 
 use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
-use super::device_plugin::Ask;
-use super::gpu_wish::GpuWish;
+use super::device_plugin::GpuRequest;
+use super::gpu_wish::GpuSelector;
 use super::image::ImageId;
 use super::is_default;
 use super::spare::SpareSet;
@@ -37,10 +38,10 @@ pub const MAX_GPUS: u32 = 64;
 pub const MAX_ANNOTATIONS: usize = 256 << 10;
 
 /// The longest grace period that counts, and that a class may give: Kubernetes lets a pod's owner ask for any.
-pub const LONGEST_GRACE: Millis = Millis::seconds(3600);
+pub const MAX_GRACE_PERIOD: Millis = Millis::seconds(3600);
 
 /// The longest grace period of a pod that may borrow: an engine that wakes waits no longer for its VRAM.
-pub const LONGEST_WAIT: Millis = Millis::seconds(600);
+pub const MAX_BORROWER_GRACE_PERIOD: Millis = Millis::seconds(600);
 
 /// A pod's manifest, as far as placing it is concerned, in its own words.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +84,7 @@ pub struct ContainerRequest<'a> {
 pub enum PluginAmount<'a> {
     #[default]
     None,
-    Of {
+    One {
         resource: &'a str,
         amount: &'a str,
     },
@@ -117,7 +118,7 @@ pub enum Sharing {
 /// What one pod asks for, understood, and what the policy makes of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
-    pub ask: Ask,
+    pub ask: GpuRequest,
     /// VRAM on each of its GPUs; none, if a device plugin hands them out.
     pub per_gpu: Bytes,
     /// Over how many GPUs of one node, 1 to [`MAX_GPUS`]; of a device plugin, as many as it asks for.
@@ -153,9 +154,9 @@ pub struct Demand {
     pub models: Arc<[GpuModel]>,
     /// What it asks of its GPUs by labels of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wish: Option<Arc<GpuWish>>,
+    pub wish: Option<Arc<GpuSelector>>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
-    pub containers: Arc<[AskingContainer]>,
+    pub containers: Arc<[VramContainer]>,
     /// The images of its containers, in order, each once.
     #[serde(default, skip_serializing_if = "is_default")]
     pub images: Arc<[ImageId]>,
@@ -165,7 +166,9 @@ pub struct Demand {
 }
 
 fn readable_model(pod: &PodRequest<'_>) -> Option<ModelId> {
-    ModelId::parse_named(pod.model?).ok().flatten()
+    ModelId::parse_unless_generic_path(pod.model?)
+        .ok()
+        .flatten()
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
@@ -177,41 +180,45 @@ pub struct HostResources {
 
 impl Demand {
     /// The demand of a pod that can be understood; `classify` says its class and tenant.
-    pub fn classified(
+    pub fn from_request(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Result<Self, RequestError> {
-        let shown = sharing_of(pod.exclusive)?;
-        let requested = RequestedGpus::of(pod, shown)?;
+        let sharing = parse_sharing(pod.exclusive)?;
+        let requested = RequestedGpus::from_pod(pod, sharing)?;
         let RequestedGpus {
             vram,
             gpus,
             kv_cache,
             ..
         } = requested;
-        let model = pod.model.map(ModelId::parse_named).transpose()?.flatten();
-        let host_resources = host_resources_of(pod.containers);
+        let model = pod
+            .model
+            .map(ModelId::parse_unless_generic_path)
+            .transpose()?
+            .flatten();
+        let host_resources = total_host_resources(pod.containers);
         let traits = PodTraits {
             gpus,
             vram,
             kv_cache: kv_cache.unwrap_or_default(),
-            ..traits(pod, shown)
+            ..pod_traits(pod, sharing)
         };
         Ok(Self {
             model,
             host_resources,
-            ..Self::for_gpus(requested, pod, traits, classify)
+            ..Self::from_requested_gpus(requested, pod, traits, classify)
         })
     }
 
     /// The demand of a pod whose devices kube-scheduler allocates for its ResourceClaims: no VRAM and no GPUs. A model's name that
     /// cannot be read counts as none.
-    pub fn of_claims(
+    pub fn from_claims(
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Self {
         let requested = RequestedGpus {
-            ask: Ask::Claims,
+            ask: GpuRequest::Claims,
             vram: Bytes::ZERO,
             gpus: 0,
             sharing: Sharing::Shared,
@@ -220,7 +227,7 @@ impl Demand {
         let model = readable_model(pod);
         Self {
             model,
-            ..Self::for_gpus(requested, pod, traits(pod, Sharing::Shared), classify)
+            ..Self::from_requested_gpus(requested, pod, pod_traits(pod, Sharing::Shared), classify)
         }
     }
 
@@ -232,20 +239,20 @@ impl Demand {
         pod: &PodRequest<'_>,
         classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Self {
-        let vram = vram_of(pod.containers).unwrap_or_default();
+        let vram = total_vram(pod.containers).unwrap_or_default();
         let requested = RequestedGpus {
-            kv_cache: kv_cache_of(pod.kv_cache, vram).unwrap_or_default(),
+            kv_cache: parse_kv_cache(pod.kv_cache, vram).unwrap_or_default(),
             ..RequestedGpus::worst_case(pod)
         };
         let traits = PodTraits {
-            gpus: gpus_of(pod.gpus).unwrap_or(1),
+            gpus: parse_gpu_count(pod.gpus).unwrap_or(1),
             vram,
             kv_cache: requested.kv_cache.unwrap_or_default(),
-            ..traits(pod, sharing_of(pod.exclusive).unwrap_or(Sharing::Shared))
+            ..pod_traits(pod, parse_sharing(pod.exclusive).unwrap_or(Sharing::Shared))
         };
         let model = readable_model(pod);
-        let host_resources = host_resources_of(pod.containers);
-        let demand = Self::for_gpus(requested, pod, traits, classify);
+        let host_resources = total_host_resources(pod.containers);
+        let demand = Self::from_requested_gpus(requested, pod, traits, classify);
         Self {
             model,
             host_resources,
@@ -255,7 +262,7 @@ impl Demand {
     }
 
     /// The demand of a pod without a model, CPU and memory.
-    fn for_gpus(
+    fn from_requested_gpus(
         RequestedGpus {
             ask,
             vram,
@@ -294,14 +301,14 @@ impl Demand {
             kept: SpareSet::NONE,
             models: Arc::default(),
             wish: None,
-            containers: asking(pod.containers),
+            containers: vram_containers(pod.containers),
             images: Arc::default(),
             engine: Engine::default(),
         }
     }
 
     /// Replaces class, terms and tenant by those that another policy gives the pod.
-    pub fn take(&mut self, classification: Classification) {
+    pub fn reclassify(&mut self, classification: Classification) {
         let Classification {
             class,
             terms,
@@ -318,7 +325,7 @@ impl Demand {
     }
 
     /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.
-    pub(crate) fn requests_the_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_request(&self, other: &Self) -> bool {
         self == other
             || *self
                 == Self {
@@ -329,8 +336,8 @@ impl Demand {
     }
 
     /// Whether something other than Stowage allocates its GPUs: a device plugin, or kube-scheduler for its ResourceClaims.
-    pub fn asks_plugin(&self) -> bool {
-        self.ask != Ask::Vram
+    pub fn is_allocated_externally(&self) -> bool {
+        self.ask != GpuRequest::Vram
     }
 
     /// VRAM over all its GPUs.
@@ -377,7 +384,7 @@ mod tests {
             resources: &BTreeSet::new(),
         };
         edit(&mut pod);
-        Demand::of(&PodRequest { containers, ..pod }, &Policy::default())
+        Demand::from_pod(&PodRequest { containers, ..pod }, &Policy::default())
     }
 
     #[test]
@@ -436,7 +443,7 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_refused_with_its_reason() {
         let main = |vram| [container(ContainerRole::Main, vram)];
-        let one = PluginAmount::Of {
+        let one = PluginAmount::One {
             resource: "nvidia.com/gpu",
             amount: "1",
         };
@@ -530,7 +537,7 @@ mod tests {
         amount: &'static str,
     ) -> ContainerRequest<'static> {
         ContainerRequest {
-            plugin: PluginAmount::Of { resource, amount },
+            plugin: PluginAmount::One { resource, amount },
             ..container(role, None)
         }
     }
@@ -558,7 +565,7 @@ mod tests {
         );
         let demand = asked.unwrap();
         let resource = PluginResource::parse("nvidia.com/mig-3g.40gb").unwrap();
-        assert_eq!(demand.ask, Ask::Plugin { resource, count: 2 });
+        assert_eq!(demand.ask, GpuRequest::Plugin { resource, count: 2 });
         assert_eq!(
             (demand.vram(), demand.gpus, demand.sharing),
             (Bytes::ZERO, 2, Sharing::Exclusive)

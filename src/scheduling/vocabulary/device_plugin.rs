@@ -21,14 +21,14 @@ pub type PluginDevices = BTreeMap<PluginResource, u32>;
 #[error(
     "{0:?} is no GPU of a device plugin: nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-* are"
 )]
-pub struct NoPluginResource(String);
+pub struct NotAPluginResource(String);
 
 impl PluginResource {
     pub fn parse(name: &str) -> Option<Self> {
-        Self::is_one(name).then(|| Self(name.into()))
+        Self::is_plugin_resource(name).then(|| Self(name.into()))
     }
 
-    pub fn is_one(name: &str) -> bool {
+    pub fn is_plugin_resource(name: &str) -> bool {
         matches!(name, "nvidia.com/gpu" | "nvidia.com/gpu.shared")
             || name.starts_with("nvidia.com/mig-")
     }
@@ -39,10 +39,10 @@ impl PluginResource {
 }
 
 impl TryFrom<String> for PluginResource {
-    type Error = NoPluginResource;
+    type Error = NotAPluginResource;
 
     fn try_from(name: String) -> Result<Self, Self::Error> {
-        Self::parse(&name).ok_or(NoPluginResource(name))
+        Self::parse(&name).ok_or(NotAPluginResource(name))
     }
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for PluginResource {
 /// From what a pod requests its GPUs: Stowage, a device plugin or ResourceClaims.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum GpuRequest {
     /// `stowage.dev/vram`: Stowage picks the GPUs.
     #[default]
     Vram,
@@ -78,12 +78,12 @@ pub struct PluginShare {
 }
 
 impl PluginShare {
-    pub fn left(&self) -> u32 {
+    pub fn available(&self) -> u32 {
         self.allocatable.saturating_sub(self.used)
     }
 
     /// The shares of a node that offers these devices and whose pods use those, in order of resource.
-    pub fn all(allocatable: &PluginDevices, used: &PluginDevices) -> Vec<Self> {
+    pub fn for_node(allocatable: &PluginDevices, used: &PluginDevices) -> Vec<Self> {
         let resources: BTreeSet<&PluginResource> = allocatable.keys().chain(used.keys()).collect();
         let count =
             |of: &PluginDevices, resource: &PluginResource| of.get(resource).copied().unwrap_or(0);

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_budget_covers_what_it_selects_in_its_own_namespace_only() {
-        let budget = budget(Selector::All(vec![Requirement::is("app", "chat")]));
+        let budget = budget(Selector::All(vec![Requirement::equals("app", "chat")]));
         assert!(budget.covers(&pod("serving", "chat")));
         assert!(!budget.covers(&pod("serving", "batch")));
         assert!(!budget.covers(&pod("other", "chat")));

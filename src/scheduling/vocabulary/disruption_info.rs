@@ -12,10 +12,10 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Wall clocks that differ by less than this are one clock: a stamp of the next minute was written now.
-const SAME_CLOCK: Millis = Millis::seconds(60);
+const CLOCK_SKEW_TOLERANCE: Millis = Millis::seconds(60);
 
 /// Moments that are computed from wall time waver by some milliseconds each time they are read.
-const SAME_MOMENT: Millis = Millis::seconds(1);
+const MOMENT_TOLERANCE: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -134,7 +134,7 @@ impl GroupKind {
     }
 
     /// Whether its pods are placed as a whole. Those of a Workload start one by one, inside the quota that it has.
-    pub(crate) fn is_placed_whole(self) -> bool {
+    pub(crate) fn is_placed_together(self) -> bool {
         self != Self::KueueWorkload
     }
 
@@ -223,7 +223,11 @@ impl ObservedDisruptionInfo {
 
 impl ObservedDisruptionInfo {
     /// What a pod would have to show at `now` to have this disruption info.
-    pub fn of(disruption_info: &DisruptionInfo, leaving: Option<Moment>, now: Moment) -> Self {
+    pub fn from_disruption_info(
+        disruption_info: &DisruptionInfo,
+        leaving: Option<Moment>,
+        now: Moment,
+    ) -> Self {
         let stamp = match disruption_info.checkpoint {
             Checkpoint::Never => CheckpointAge::None,
             Checkpoint::At(moment) => CheckpointAge::Ago(now.since(moment)),
@@ -247,23 +251,23 @@ impl ObservedDisruptionInfo {
 impl CheckpointAge {
     /// Whether it is further ahead than clocks differ.
     pub(crate) fn is_ahead(self) -> bool {
-        matches!(self, Self::Ahead(by) if by > SAME_CLOCK)
+        matches!(self, Self::Ahead(by) if by > CLOCK_SKEW_TOLERANCE)
     }
 }
 
 impl PodDeletion {
     /// When its grace ends.
-    pub fn by(self, now: Moment) -> Moment {
+    pub fn deadline(self, now: Moment) -> Moment {
         now.before(self.asked_ago) + self.grace
     }
 }
 
 impl DisruptionInfo {
     /// The group with which the pod is placed, if it has one.
-    pub fn placed_with(&self) -> Option<&GroupKey> {
+    pub fn placement_group(&self) -> Option<&GroupKey> {
         self.group
             .as_ref()
-            .filter(|group| group.kind.is_placed_whole())
+            .filter(|group| group.kind.is_placed_together())
     }
 
     /// Whether an eviction would free nothing, whatever its object says of its deletion.
@@ -272,9 +276,9 @@ impl DisruptionInfo {
     }
 
     /// Whether it says the same as `other`, but for the wavering of clocks.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn is_nearly_equal(&self, other: &Self) -> bool {
         let is_near = match (self.checkpoint, other.checkpoint) {
-            (Checkpoint::At(a), Checkpoint::At(b)) => a.since(b).max(b.since(a)) < SAME_MOMENT,
+            (Checkpoint::At(a), Checkpoint::At(b)) => a.since(b).max(b.since(a)) < MOMENT_TOLERANCE,
             (one, other) => one == other,
         };
         is_near
@@ -315,13 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stake_that_is_read_again_is_the_same_and_a_new_checkpoint_is_not() {
+    fn disruption_info_read_again_is_nearly_equal_and_a_new_checkpoint_is_not() {
         let first = shown(CheckpointAge::Ago(Millis(5_000))).at(Moment(100_000));
         let again = shown(CheckpointAge::Ago(Millis(6_003))).at(Moment(101_000));
         let newer = shown(CheckpointAge::Ago(Millis(1_000))).at(Moment(101_000));
-        assert!(first.is_like(&again) && again.is_like(&first));
-        assert!(!first.is_like(&newer));
-        assert!(!first.is_like(&DisruptionInfo {
+        assert!(first.is_nearly_equal(&again) && again.is_nearly_equal(&first));
+        assert!(!first.is_nearly_equal(&newer));
+        assert!(!first.is_nearly_equal(&DisruptionInfo {
             do_not_disrupt: true,
             ..first.clone()
         }));

@@ -6,7 +6,7 @@
 
 use super::demand::Demand;
 use super::gpu::GpuSet;
-use super::model_tier::mark;
+use super::model_tier::bloom_bit;
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ pub enum SleepLevel {
 
 impl SleepLevel {
     /// The level that an agent reports. One that this version does not know may have dropped the weights.
-    pub fn of(level: Option<u8>) -> Self {
+    pub fn from_reported(level: Option<u8>) -> Self {
         if level == Some(1) {
             Self::WeightsOffloaded
         } else {
@@ -71,18 +71,18 @@ pub struct EngineReading {
 
 impl EngineReading {
     /// Gives it the names that an earlier reading of the same engine has, so that equal names are in memory once.
-    pub fn rename(&mut self, known: &Self) {
-        if self.pod == known.pod {
-            self.pod = known.pod.clone();
+    pub fn share_names_with(&mut self, earlier: &Self) {
+        if self.pod == earlier.pod {
+            self.pod = earlier.pod.clone();
         }
-        if self.model == known.model {
-            self.model = known.model.clone();
+        if self.model == earlier.model {
+            self.model = earlier.model.clone();
         }
-        if self.gpus == known.gpus {
-            self.gpus = known.gpus.clone();
+        if self.gpus == earlier.gpus {
+            self.gpus = earlier.gpus.clone();
         }
-        if self.reusable_in == known.reusable_in {
-            self.reusable_in.clone_from(&known.reusable_in);
+        if self.reusable_in == earlier.reusable_in {
+            self.reusable_in.clone_from(&earlier.reusable_in);
         }
     }
 }
@@ -100,7 +100,7 @@ pub struct ReusableEngine {
 impl ReusableEngine {
     /// Whether a pod with this demand may wake it, wherever there is room. An engine over two GPUs serves no pod that asks for
     /// one.
-    pub fn suits(&self, demand: &Demand) -> bool {
+    pub fn is_usable_by(&self, demand: &Demand) -> bool {
         demand.model.as_ref() == Some(&self.model)
             && self.gpus.len() == demand.gpus
             && *self.namespace == *demand.traits.namespace
@@ -112,44 +112,44 @@ impl ReusableEngine {
 #[serde(from = "Vec<ReusableEngine>")]
 pub struct ReusableEngineSet {
     /// A bit for each model, as in [`NodeModelSet`](super::model_tier::NodeModelSet).
-    marks: u64,
+    model_bits: u64,
     list: Arc<[ReusableEngine]>,
 }
 
 impl ReusableEngineSet {
     /// The engines that a pod with this demand may wake. A pod that asks a device plugin gets a GPU of the kubelet's choice.
-    pub(crate) fn suiting<'a>(
+    pub(crate) fn usable_by<'a>(
         &'a self,
         demand: &'a Demand,
     ) -> impl Iterator<Item = &'a ReusableEngine> {
         let is_marked = demand
             .model
             .as_ref()
-            .is_some_and(|model| self.marks & mark(model) != 0);
-        let list = if is_marked && !demand.asks_plugin() {
+            .is_some_and(|model| self.model_bits & bloom_bit(model) != 0);
+        let list = if is_marked && !demand.is_allocated_externally() {
             &*self.list
         } else {
             &[]
         };
-        list.iter().filter(|engine| engine.suits(demand))
+        list.iter().filter(|engine| engine.is_usable_by(demand))
     }
 
     /// The one that sleeps least deep of those that a pod with this demand may wake on exactly these GPUs.
-    pub fn on<'a>(&'a self, gpus: GpuSet, demand: &'a Demand) -> Option<&'a ReusableEngine> {
-        self.suiting(demand)
+    pub fn best_on<'a>(&'a self, gpus: GpuSet, demand: &'a Demand) -> Option<&'a ReusableEngine> {
+        self.usable_by(demand)
             .filter(|engine| engine.gpus == gpus)
             .min_by_key(|engine| engine.level)
     }
 
     /// This set without the engine that a pod with this demand wakes on these GPUs, if it wakes one.
-    pub(crate) fn without_one_on(self, gpus: GpuSet, demand: &Demand) -> Self {
+    pub(crate) fn without_engine_on(self, gpus: GpuSet, demand: &Demand) -> Self {
         let woken = self
-            .on(gpus, demand)
+            .best_on(gpus, demand)
             .and_then(|woken| self.list.iter().position(|one| one == woken));
         let Some(woken) = woken else { return self };
-        let mut rest = self.list.to_vec();
-        rest.remove(woken);
-        rest.into()
+        let mut remaining = self.list.to_vec();
+        remaining.remove(woken);
+        remaining.into()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -161,7 +161,7 @@ impl ReusableEngineSet {
     }
 
     /// This set, if it has these engines; else a new one. What decisions read again and again stays where it is.
-    pub(crate) fn kept_or_new(&self, engines: Vec<ReusableEngine>) -> Self {
+    pub(crate) fn reuse_or_replace(&self, engines: Vec<ReusableEngine>) -> Self {
         if *self.list == *engines {
             self.clone()
         } else {
@@ -173,9 +173,9 @@ impl ReusableEngineSet {
 impl From<Vec<ReusableEngine>> for ReusableEngineSet {
     fn from(list: Vec<ReusableEngine>) -> Self {
         Self {
-            marks: list
+            model_bits: list
                 .iter()
-                .fold(0, |marks, engine| marks | mark(&engine.model)),
+                .fold(0, |marks, engine| marks | bloom_bit(&engine.model)),
             list: list.into(),
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         let namespace: Arc<str> = demand.traits.namespace.as_str().into();
         let own = ReusableEngine {
             namespace: namespace.clone(),
-            ..engine("m", GpuSet::one(3), SleepLevel::WeightsOffloaded)
+            ..engine("m", GpuSet::single(3), SleepLevel::WeightsOffloaded)
         };
         let deeper = ReusableEngine {
             level: SleepLevel::WeightsDiscarded,
@@ -237,24 +237,24 @@ mod tests {
             .chain([deeper, own.clone()])
             .collect::<Vec<_>>()
             .into();
-        assert_eq!(set.suiting(&demand).count(), 2);
+        assert_eq!(set.usable_by(&demand).count(), 2);
         assert_eq!(
-            set.on(GpuSet::one(3), &demand),
+            set.best_on(GpuSet::single(3), &demand),
             Some(&own),
             "the one that sleeps least deep"
         );
-        assert_eq!(set.on(GpuSet::one(2), &demand), None);
+        assert_eq!(set.best_on(GpuSet::single(2), &demand), None);
         let nameless = Demand {
             model: None,
             ..demand
         };
-        assert_eq!(set.suiting(&nameless).count(), 0);
+        assert_eq!(set.usable_by(&nameless).count(), 0);
     }
 
     #[test]
     fn a_level_that_is_not_known_counts_as_one_that_dropped_the_weights() {
         let levels = [None, Some(0), Some(1), Some(2), Some(255)]
-            .map(|level| SleepLevel::of(level).number());
+            .map(|level| SleepLevel::from_reported(level).number());
         assert_eq!(levels, [2, 2, 1, 2, 2]);
     }
 }

@@ -39,7 +39,7 @@ impl Device {
     pub fn capacity(&self, headroom: &Headroom) -> Bytes {
         self.total
             .minus(self.reserved)
-            .minus(headroom.of(&self.model).of(self.total))
+            .minus(headroom.percent_for(&self.model).share_of(self.total))
     }
 }
 
@@ -90,7 +90,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    pub fn of(device: &Device, headroom: &Headroom) -> Self {
+    pub fn from_device(device: &Device, headroom: &Headroom) -> Self {
         Self {
             capacity: device.capacity(headroom),
             charged: Bytes::ZERO,
@@ -122,16 +122,16 @@ impl Gpu {
     }
 
     /// Whether it is one of those that the pod asks for by labels.
-    pub(crate) fn is_wanted_by(&self, demand: &Demand) -> bool {
+    pub(crate) fn matches_selector_of(&self, demand: &Demand) -> bool {
         demand
             .wish
             .as_ref()
-            .is_none_or(|wish| wish.takes(self.traits))
+            .is_none_or(|wish| wish.matches(self.traits))
     }
 
     /// Whether it is one of the last free GPUs, which the demand's class may not take.
-    pub(crate) fn is_kept_from(&self, demand: &Demand) -> bool {
-        self.spare.meets(demand.kept)
+    pub(crate) fn is_kept_spare_from(&self, demand: &Demand) -> bool {
+        self.spare.intersects(demand.kept)
     }
 
     pub fn free(&self) -> Bytes {
@@ -154,7 +154,7 @@ impl Gpu {
     }
 
     /// VRAM that would be free if every pod left: capacity − unaccounted VRAM.
-    pub fn most(&self) -> Bytes {
+    pub fn free_without_pods(&self) -> Bytes {
         self.capacity.minus(self.unaccounted_vram)
     }
 
@@ -167,7 +167,7 @@ impl Gpu {
     }
 
     /// What a pod with this demand adds to its tenant's usage if it runs on this GPU.
-    pub fn part_of(&self, demand: &Demand) -> TenantUsage {
+    pub fn usage_of(&self, demand: &Demand) -> TenantUsage {
         let vram = self.charge_for(demand.per_gpu, demand.sharing);
         let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
         TenantUsage {
@@ -195,19 +195,19 @@ impl Gpu {
     pub fn can_take(&self, demand: &Demand) -> bool {
         self.has_free_vram(demand)
             && self.admits(demand)
-            && !self.is_kept_from(demand)
-            && self.is_wanted_by(demand)
+            && !self.is_kept_spare_from(demand)
+            && self.matches_selector_of(demand)
     }
 
     /// Whether its compute mode lets such a pod run there.
-    pub(crate) fn lets_share(&self, sharing: Sharing) -> bool {
+    pub(crate) fn compute_mode_allows(&self, sharing: Sharing) -> bool {
         !self.exclusive_process || sharing == Sharing::Exclusive
     }
 
     /// Whether there is VRAM for such a pod.
     pub(crate) fn has_free_vram(&self, demand: &Demand) -> bool {
         self.health == Health::Healthy
-            && self.lets_share(demand.sharing)
+            && self.compute_mode_allows(demand.sharing)
             && !self.exclusive
             && (demand.sharing == Sharing::Shared || self.tenants == 0)
             && demand.per_gpu <= self.free_for(demand)
@@ -218,7 +218,7 @@ impl Gpu {
         let would_disturb = demand.terms.engine && self.starting;
         !would_disturb
             && !self.excluded_classes.contains(demand.class)
-            && !demand.terms.exceeded_by(self.engine_load)
+            && !demand.terms.is_exceeded_by(self.engine_load)
     }
 
     /// Whether the demand would still fit if every soft reservation became a bound pod.
@@ -254,29 +254,29 @@ impl GpuSet {
         }
     }
 
-    pub fn one(place: usize) -> Self {
-        Self(1 << place)
+    pub fn single(index: usize) -> Self {
+        Self(1 << index)
     }
 
-    pub fn contains(self, place: usize) -> bool {
-        self.0 >> place & 1 == 1
+    pub fn contains(self, index: usize) -> bool {
+        self.0 >> index & 1 == 1
     }
 
-    pub fn insert(&mut self, place: usize) {
-        self.0 |= 1 << place;
+    pub fn insert(&mut self, index: usize) {
+        self.0 |= 1 << index;
     }
 
-    pub fn meets(self, other: Self) -> bool {
-        !self.and(other).is_empty()
+    pub fn intersects(self, other: Self) -> bool {
+        !self.intersection(other).is_empty()
     }
 
     /// The GPUs that are in both sets.
-    pub fn and(self, other: Self) -> Self {
+    pub fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
     /// The GPUs that are in this set only.
-    pub fn without(self, other: Self) -> Self {
+    pub fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
@@ -295,21 +295,21 @@ impl GpuSet {
 
     /// The indices in it, lowest first.
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        let mut rest = self.0;
+        let mut remaining = self.0;
         std::iter::from_fn(move || {
-            let place = rest.trailing_zeros() as usize;
-            (rest != 0).then(|| {
-                rest &= rest - 1;
-                place
+            let index = remaining.trailing_zeros() as usize;
+            (remaining != 0).then(|| {
+                remaining &= remaining - 1;
+                index
             })
         })
     }
 }
 
 impl FromIterator<usize> for GpuSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(places: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
         let mut set = Self::EMPTY;
-        places.into_iter().for_each(|place| set.insert(place));
+        indices.into_iter().for_each(|index| set.insert(index));
         set
     }
 }
@@ -341,8 +341,8 @@ mod tests {
             (3, true, false)
         );
         assert_eq!(
-            [set.lowest(), set.without(GpuSet::one(0)).lowest()],
-            [GpuSet::one(0), GpuSet::one(5)]
+            [set.lowest(), set.difference(GpuSet::single(0)).lowest()],
+            [GpuSet::single(0), GpuSet::single(5)]
         );
         assert_eq!(GpuSet::EMPTY.lowest(), GpuSet::EMPTY);
         assert_eq!(GpuSet::first(64).len(), 64);

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 const PRODUCT: &str = "nvidia.com/gpu.product";
 const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
 const FAMILY: &str = "nvidia.com/gpu.family";
-const MAJOR: &str = "nvidia.com/gpu.compute.major";
-const MINOR: &str = "nvidia.com/gpu.compute.minor";
+const COMPUTE_MAJOR: &str = "nvidia.com/gpu.compute.major";
+const COMPUTE_MINOR: &str = "nvidia.com/gpu.compute.minor";
 /// Prefix of the labels of a MIG profile: `nvidia.com/mig-1g.10gb.count`.
-const SLICES: &str = "nvidia.com/mig-";
+const MIG_LABEL_PREFIX: &str = "nvidia.com/mig-";
 
 /// Architectures as GPU feature discovery names them, with CUDA's compute capability and words of their products.
 const FAMILIES: [(&str, u8, u8, &str); 10] = [
@@ -32,7 +32,7 @@ const FAMILIES: [(&str, u8, u8, &str); 10] = [
 
 /// Terms of which a GPU must match one, each with what it requires of GPUs. Other labels are of the whole node: they are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct GpuWish(Vec<Vec<Requirement>>);
+pub struct GpuSelector(Vec<Vec<Requirement>>);
 
 /// What GPU feature discovery would say of one GPU, if those of its node are not alike; nothing otherwise. Small: texts are
 /// compared by their hashes.
@@ -46,48 +46,48 @@ pub struct GpuTraits {
     family: Option<u8>,
 }
 
-impl GpuWish {
+impl GpuSelector {
     /// The selector of node-selector terms, of which a node must match one; `None` if one of them requires nothing of GPUs.
-    pub fn of(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Option<Self> {
-        let is_of_gpus = |one: &Requirement| {
-            [PRODUCT, MEMORY_MIB, FAMILY, MAJOR, MINOR].contains(&&*one.key)
-                || one.key.starts_with(SLICES)
+    pub fn from_terms(terms: impl IntoIterator<Item = Vec<Requirement>>) -> Option<Self> {
+        let is_gpu_label = |one: &Requirement| {
+            [PRODUCT, MEMORY_MIB, FAMILY, COMPUTE_MAJOR, COMPUTE_MINOR].contains(&&*one.key)
+                || one.key.starts_with(MIG_LABEL_PREFIX)
         };
-        let of_gpus = |term: Vec<Requirement>| -> Vec<Requirement> {
-            term.into_iter().filter(is_of_gpus).collect()
+        let gpu_requirements = |term: Vec<Requirement>| -> Vec<Requirement> {
+            term.into_iter().filter(is_gpu_label).collect()
         };
-        let terms: Vec<Vec<Requirement>> = terms.into_iter().map(of_gpus).collect();
+        let terms: Vec<Vec<Requirement>> = terms.into_iter().map(gpu_requirements).collect();
         (!terms.is_empty() && terms.iter().all(|term| !term.is_empty())).then_some(Self(terms))
     }
 
     /// Whether a GPU is one of those that are asked for, as far as it is known.
-    pub fn takes(&self, gpu: GpuTraits) -> bool {
+    pub fn matches(&self, gpu: GpuTraits) -> bool {
         gpu == GpuTraits::default()
             || self
                 .0
                 .iter()
-                .any(|term| term.iter().all(|one| gpu.meets(one)))
+                .any(|term| term.iter().all(|one| gpu.satisfies(one)))
     }
 }
 
 impl GpuTraits {
     /// Sets each GPU's traits, if the node's GPUs are not alike.
-    pub(crate) fn tell_apart(devices: &[Device], gpus: &mut [Gpu]) {
+    pub(crate) fn assign_if_unlike(devices: &[Device], gpus: &mut [Gpu]) {
         if devices
             .windows(2)
             .any(|two| (&two[0].model, two[0].total) != (&two[1].model, two[1].total))
         {
             let traits = devices
                 .iter()
-                .map(|device| Self::of(device.model.as_str(), device.total));
+                .map(|device| Self::from_device(device.model.as_str(), device.total));
             gpus.iter_mut()
                 .zip(traits)
                 .for_each(|(gpu, traits)| gpu.traits = traits);
         }
     }
 
-    fn of(model: &str, total: Bytes) -> Self {
-        let (product, profile) = named(model);
+    fn from_device(model: &str, total: Bytes) -> Self {
+        let (product, profile) = parse_product(model);
         let mut words = model.split(['-', ' ', '_']);
         let family = words.find_map(|word| {
             let is_one =
@@ -102,7 +102,7 @@ impl GpuTraits {
         }
     }
 
-    fn meets(&self, Requirement { key, rule }: &Requirement) -> bool {
+    fn satisfies(&self, Requirement { key, rule }: &Requirement) -> bool {
         let family = self.family.map(|place| FAMILIES[usize::from(place)]);
         let is = |number: u32| rule.holds_for(Some(&number.to_string()));
         match (key.as_str(), rule) {
@@ -110,11 +110,11 @@ impl GpuTraits {
             (PRODUCT, Rule::NotIn(names)) => !names.iter().any(|name| self.is_product(name)),
             (MEMORY_MIB, _) => is(self.mib),
             (FAMILY, _) => family.is_none_or(|(name, ..)| rule.holds_for(Some(name))),
-            (MAJOR, _) => family.is_none_or(|(_, major, ..)| is(major.into())),
-            (MINOR, _) => family.is_none_or(|(_, _, minor, _)| is(minor.into())),
+            (COMPUTE_MAJOR, _) => family.is_none_or(|(_, major, ..)| is(major.into())),
+            (COMPUTE_MINOR, _) => family.is_none_or(|(_, _, minor, _)| is(minor.into())),
             // How many the node has, and how large they are, is the node's to say.
             _ => key
-                .strip_prefix(SLICES)
+                .strip_prefix(MIG_LABEL_PREFIX)
                 .and_then(|rest| rest.rsplit_once('.'))
                 .is_none_or(|(profile, _)| {
                     (self.profile == Some(hash(profile))) != (*rule == Rule::DoesNotExist)
@@ -125,13 +125,13 @@ impl GpuTraits {
     /// A slice is of its GPU's product.
     fn is_product(&self, name: &str) -> bool {
         // GPU feature discovery adds that where GPUs are shared by time.
-        let (product, profile) = named(name.strip_suffix("-SHARED").unwrap_or(name));
+        let (product, profile) = parse_product(name.strip_suffix("-SHARED").unwrap_or(name));
         product == self.product && (profile.is_none() || profile == self.profile)
     }
 }
 
 /// The product, and the MIG profile of a slice.
-fn named(name: &str) -> (u32, Option<u32>) {
+fn parse_product(name: &str) -> (u32, Option<u32>) {
     let (product, profile) = name
         .split_once("-MIG-")
         .map_or((name, None), |(whole, cut)| (whole, Some(cut)));
@@ -154,15 +154,15 @@ mod tests {
     const A100: &str = "NVIDIA-A100-SXM4-80GB";
 
     fn traits(model: &str, mib: u64) -> GpuTraits {
-        GpuTraits::of(model, Bytes::mib(mib))
+        GpuTraits::from_device(model, Bytes::mib(mib))
     }
 
-    fn wish(rules: &[(&str, &str, &[&str])]) -> GpuWish {
+    fn selector(rules: &[(&str, &str, &[&str])]) -> GpuSelector {
         let rule = |(key, operator, values): &(&str, &str, &[&str])| {
             let values: Vec<String> = values.iter().map(ToString::to_string).collect();
             Requirement::parse(&format!("nvidia.com/{key}"), operator, &values).unwrap()
         };
-        GpuWish::of([rules.iter().map(rule).collect()]).unwrap()
+        GpuSelector::from_terms([rules.iter().map(rule).collect()]).unwrap()
     }
 
     #[test]
@@ -197,9 +197,9 @@ mod tests {
             ("gpu.compute.minor", "Gt", &["5"], false, true),
             ("mig-1g.10gb.count", "Gt", &["0"], false, false),
         ] {
-            let wish = wish(&[(key, operator, values)]);
+            let wish = selector(&[(key, operator, values)]);
             assert_eq!(
-                (wish.takes(a100), wish.takes(rtx)),
+                (wish.matches(a100), wish.matches(rtx)),
                 (of_a100, of_rtx),
                 "{key} {operator} {values:?}"
             );
@@ -212,10 +212,13 @@ mod tests {
             traits(A100, 81_920),
             traits("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9_728),
         );
-        let takes = |wish: GpuWish| (wish.takes(whole), wish.takes(slice));
-        assert_eq!(takes(wish(&[("gpu.product", "In", &[A100])])), (true, true));
+        let takes = |wish: GpuSelector| (wish.matches(whole), wish.matches(slice));
         assert_eq!(
-            takes(wish(&[(
+            takes(selector(&[("gpu.product", "In", &[A100])])),
+            (true, true)
+        );
+        assert_eq!(
+            takes(selector(&[(
                 "gpu.product",
                 "In",
                 &["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"]
@@ -223,7 +226,7 @@ mod tests {
             (false, true)
         );
         assert_eq!(
-            takes(wish(&[(
+            takes(selector(&[(
                 "gpu.product",
                 "In",
                 &["NVIDIA-A100-SXM4-80GB-MIG-2g.20gb"]
@@ -231,15 +234,15 @@ mod tests {
             (false, false)
         );
         assert_eq!(
-            takes(wish(&[("mig-1g.10gb.count", "Gt", &["0"])])),
+            takes(selector(&[("mig-1g.10gb.count", "Gt", &["0"])])),
             (false, true)
         );
         assert_eq!(
-            takes(wish(&[("mig-2g.20gb.product", "Exists", &[])])),
+            takes(selector(&[("mig-2g.20gb.product", "Exists", &[])])),
             (false, false)
         );
         assert_eq!(
-            takes(wish(&[("mig-1g.10gb.count", "DoesNotExist", &[])])),
+            takes(selector(&[("mig-1g.10gb.count", "DoesNotExist", &[])])),
             (true, false)
         );
     }
@@ -247,28 +250,31 @@ mod tests {
     #[test]
     fn what_is_not_known_of_a_gpu_is_not_held_against_it() {
         let odd = traits("Some-New-Accelerator", 100_000);
-        assert!(wish(&[("gpu.family", "In", &["ampere"])]).takes(odd));
-        assert!(!wish(&[("gpu.product", "In", &[A100])]).takes(odd));
+        assert!(selector(&[("gpu.family", "In", &["ampere"])]).matches(odd));
+        assert!(!selector(&[("gpu.product", "In", &[A100])]).matches(odd));
         let nothing = GpuTraits::default();
         assert!(
-            wish(&[("gpu.product", "In", &[A100])]).takes(nothing),
+            selector(&[("gpu.product", "In", &[A100])]).matches(nothing),
             "its node's GPUs are alike"
         );
     }
 
     #[test]
     fn one_term_is_enough_and_one_without_gpus_asks_for_none() {
-        let is = |key: &str, value: &str| Requirement::is(key, value);
+        let is = |key: &str, value: &str| Requirement::equals(key, value);
         let product = || is("nvidia.com/gpu.product", A100);
         let (zone, size) = (
             is("topology.kubernetes.io/zone", "a"),
             is("nvidia.com/gpu.memory", "24564"),
         );
-        assert_eq!(GpuWish::of([vec![product()], vec![zone.clone()]]), None);
-        assert_eq!(GpuWish::of([vec![zone.clone()]]), None);
-        assert_eq!(GpuWish::of([]), None);
-        let either = GpuWish::of([vec![product(), zone], vec![size]]).unwrap();
-        assert!(either.takes(traits(A100, 81_920)) && either.takes(traits("L4", 24_564)));
-        assert!(!either.takes(traits("L4", 23_034)));
+        assert_eq!(
+            GpuSelector::from_terms([vec![product()], vec![zone.clone()]]),
+            None
+        );
+        assert_eq!(GpuSelector::from_terms([vec![zone.clone()]]), None);
+        assert_eq!(GpuSelector::from_terms([]), None);
+        let either = GpuSelector::from_terms([vec![product(), zone], vec![size]]).unwrap();
+        assert!(either.matches(traits(A100, 81_920)) && either.matches(traits("L4", 24_564)));
+        assert!(!either.matches(traits("L4", 23_034)));
     }
 }

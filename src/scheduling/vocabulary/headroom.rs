@@ -48,19 +48,19 @@ fn render_models<S: Serializer>(
 impl Default for Headroom {
     /// The usual advice is 10 to 15 %.
     fn default() -> Self {
-        Self::all(const { Percent::new(10).unwrap() })
+        Self::uniform(const { Percent::new(10).unwrap() })
     }
 }
 
 impl Headroom {
-    pub fn all(percent: Percent) -> Self {
+    pub fn uniform(percent: Percent) -> Self {
         Self {
             default: percent,
             models: BTreeMap::new(),
         }
     }
 
-    pub fn of(&self, model: &GpuModel) -> Percent {
+    pub fn percent_for(&self, model: &GpuModel) -> Percent {
         if self.models.is_empty() {
             return self.default;
         }

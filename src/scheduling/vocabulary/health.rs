@@ -74,7 +74,7 @@ pub struct AnswerAges {
 
 impl AnswerState {
     /// The state after one more answer.
-    pub fn after(self, is_harmless: bool, now: Moment) -> Self {
+    pub fn next(self, is_harmless: bool, now: Moment) -> Self {
         match (self, is_harmless) {
             (Self::Failing { .. }, true) => Self::Recovered { since: now },
             (Self::Steady | Self::Recovered { .. }, false) => Self::Failing { since: now },
@@ -130,7 +130,7 @@ mod tests {
         let mut state = AnswerState::default();
         let health = |(second, answer): (u64, char)| {
             let now = Moment::default() + Millis::seconds(second);
-            state = state.after(answer == '.', now);
+            state = state.next(answer == '.', now);
             match state.ages(now).health(LOST_AFTER) {
                 Health::Healthy => 'h',
                 Health::Draining => 'd',
@@ -180,7 +180,7 @@ mod tests {
             let (mut state, mut now, mut history) = (AnswerState::default(), Moment::default(), Vec::new());
             for (is_harmless, pause) in answers {
                 now = now + Millis(pause);
-                state = state.after(is_harmless, now);
+                state = state.next(is_harmless, now);
                 history.push((is_harmless, now));
                 let health = state.ages(now).health(lost_after);
                 let well = history.iter().rev().take_while(|(is_harmless, _)| *is_harmless).last();

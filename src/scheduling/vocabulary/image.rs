@@ -28,7 +28,7 @@ impl ImageId {
     /// The image of a reference such as `vllm/vllm-openai` or `ghcr.io/org/image:tag`; `None` if it is empty. A short name means
     /// what a container runtime makes of it: the registry `docker.io`, the tag `latest`. Beside a digest a tag means nothing, and
     /// a node lists such an image by its digest.
-    pub fn of(reference: &str) -> Option<Self> {
+    pub fn from_reference(reference: &str) -> Option<Self> {
         let reference = reference.trim();
         if reference.is_empty() {
             return None;
@@ -38,11 +38,11 @@ impl ImageId {
             .map_or((reference, None), |(name, digest)| (name, Some(digest)));
         let (first, rest) = name.split_once('/').unwrap_or(("", name));
         let is_registry = first == "localhost" || first.contains(['.', ':']);
-        let mut hash = Fnv::default();
+        let mut hash = Fnv1a::default();
         if !is_registry {
-            hash.text(DEFAULT_REGISTRY).text("/");
+            hash.write(DEFAULT_REGISTRY).write("/");
             if first.is_empty() {
-                hash.text(DEFAULT_USER).text("/");
+                hash.write(DEFAULT_USER).write("/");
             }
         }
         // A colon before the last slash is that of a port.
@@ -52,27 +52,27 @@ impl ImageId {
             .map(|colon| name.len() - rest.len() + colon);
         match (digest, tag) {
             (Some(digest), tag) => hash
-                .text(&name[..tag.unwrap_or(name.len())])
-                .text("@")
-                .text(digest),
-            (None, Some(_)) => hash.text(name),
-            (None, None) => hash.text(name).text(":latest"),
+                .write(&name[..tag.unwrap_or(name.len())])
+                .write("@")
+                .write(digest),
+            (None, Some(_)) => hash.write(name),
+            (None, None) => hash.write(name).write(":latest"),
         };
         Some(Self(hash.0))
     }
 }
 
 /// FNV-1a of 64 bits: the same in every process and every version, because inputs are stored with it.
-struct Fnv(u64);
+struct Fnv1a(u64);
 
-impl Default for Fnv {
+impl Default for Fnv1a {
     fn default() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
 }
 
-impl Fnv {
-    fn text(&mut self, text: &str) -> &mut Self {
+impl Fnv1a {
+    fn write(&mut self, text: &str) -> &mut Self {
         for byte in text.bytes() {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -105,7 +105,7 @@ pub fn largest_images(mut images: Vec<NodeImage>) -> Vec<NodeImage> {
 #[serde(from = "Option<Vec<ImageId>>")]
 pub struct NodeImageSet {
     /// A bit for each image. Most nodes lack the image that a decision asks for, and there the list is not read.
-    marks: u64,
+    image_bits: u64,
     /// In order; `None` if the node lists none, so that nothing is known.
     list: Option<Arc<[ImageId]>>,
 }
@@ -116,8 +116,8 @@ impl NodeImageSet {
         self.list.is_some()
     }
 
-    pub fn has(&self, image: ImageId) -> bool {
-        self.marks & mark(image) != 0
+    pub fn contains(&self, image: ImageId) -> bool {
+        self.image_bits & bloom_bit(image) != 0
             && self
                 .list
                 .as_ref()
@@ -139,8 +139,11 @@ impl From<Option<Vec<ImageId>>> for NodeImageSet {
         let marks = list
             .iter()
             .flat_map(|list| list.iter())
-            .fold(0, |marks, image| marks | mark(*image));
-        Self { marks, list }
+            .fold(0, |marks, image| marks | bloom_bit(*image));
+        Self {
+            image_bits: marks,
+            list,
+        }
     }
 }
 
@@ -151,7 +154,7 @@ impl Serialize for NodeImageSet {
 }
 
 /// One of 64 bits. The high bits of the hash: its low bits follow from the last letters alone.
-fn mark(image: ImageId) -> u64 {
+fn bloom_bit(image: ImageId) -> u64 {
     1 << (image.0 >> 58)
 }
 
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     fn id(reference: &str) -> ImageId {
-        ImageId::of(reference).unwrap()
+        ImageId::from_reference(reference).unwrap()
     }
 
     #[test]
@@ -182,7 +185,7 @@ mod tests {
             id("r.io/engine@sha256:00"),
             id("r.io/engine@sha256:00:latest")
         );
-        assert_eq!(ImageId::of(" "), None);
+        assert_eq!(ImageId::from_reference(" "), None);
     }
 
     #[test]
@@ -231,7 +234,7 @@ mod tests {
         let set = NodeImageSet::from(Some(kept.iter().map(|image| image.image).collect()));
         for n in 0..10_000 {
             assert_eq!(
-                set.has(image(n).image),
+                set.contains(image(n).image),
                 n >= 10_000 - MAX_NODE_IMAGES as u64,
                 "{n}"
             );
@@ -245,7 +248,7 @@ mod tests {
             NodeImageSet::from(Some(Vec::new())),
         );
         assert_eq!([unknown.is_known(), empty.is_known()], [false, true]);
-        assert!(!unknown.has(id("nginx")) && !empty.has(id("nginx")));
+        assert!(!unknown.contains(id("nginx")) && !empty.contains(id("nginx")));
         let text = serde_json::to_string(&[unknown.clone(), empty.clone()]).unwrap();
         assert_eq!(
             serde_json::from_str::<Vec<NodeImageSet>>(&text).unwrap(),

@@ -58,11 +58,11 @@ impl Selector {
     pub const EVERYTHING: Self = Self::All(Vec::new());
 
     /// The selector of `matchLabels`.
-    pub fn of_labels(labels: &BTreeMap<String, String>) -> Self {
+    pub fn from_labels(labels: &BTreeMap<String, String>) -> Self {
         Self::All(
             labels
                 .iter()
-                .map(|(key, value)| Requirement::is(key, value))
+                .map(|(key, value)| Requirement::equals(key, value))
                 .collect(),
         )
     }
@@ -78,7 +78,7 @@ impl Selector {
 }
 
 impl Requirement {
-    pub fn is(key: &str, value: &str) -> Self {
+    pub fn equals(key: &str, value: &str) -> Self {
         Self {
             key: key.into(),
             rule: Rule::In(BTreeSet::from([value.to_owned()])),
@@ -95,7 +95,7 @@ impl Requirement {
 
     /// Reads `key`, `operator`, `values` as Kubernetes writes them.
     pub fn parse(key: &str, operator: &str, values: &[String]) -> Result<Self, UnreadableRule> {
-        let counted = |is_right: bool, expected| match is_right {
+        let check_count = |is_right: bool, expected| match is_right {
             true => Ok(()),
             false => Err(UnreadableRule::Values {
                 key: key.into(),
@@ -105,15 +105,18 @@ impl Requirement {
             }),
         };
         let set = || {
-            counted(!values.is_empty(), "one or more").map(|()| values.iter().cloned().collect())
+            check_count(!values.is_empty(), "one or more")
+                .map(|()| values.iter().cloned().collect())
         };
         let number =
-            || counted(values.len() == 1, "one").and_then(|()| whole_number(key, &values[0]));
+            || check_count(values.len() == 1, "one").and_then(|()| whole_number(key, &values[0]));
         let rule = match operator {
             "In" => Rule::In(set()?),
             "NotIn" => Rule::NotIn(set()?),
-            "Exists" => counted(values.is_empty(), "none").map(|()| Rule::Exists)?,
-            "DoesNotExist" => counted(values.is_empty(), "none").map(|()| Rule::DoesNotExist)?,
+            "Exists" => check_count(values.is_empty(), "none").map(|()| Rule::Exists)?,
+            "DoesNotExist" => {
+                check_count(values.is_empty(), "none").map(|()| Rule::DoesNotExist)?
+            }
             "Gt" => Rule::Above(number()?),
             "Lt" => Rule::Below(number()?),
             _ => {
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn all_requirements_must_hold() {
-        let selector = Selector::of_labels(&BTreeMap::from([
+        let selector = Selector::from_labels(&BTreeMap::from([
             ("app".to_owned(), "a".to_owned()),
             ("tier".to_owned(), "b".to_owned()),
         ]));

@@ -24,18 +24,19 @@ pub struct MemoryFraction(u16);
 pub(crate) const LEAST_PER_GPU: Bytes = Bytes::mib(256);
 
 /// The fraction that is a whole GPU.
-const PARTS: u16 = 10_000;
+const PARTS_PER_GPU: u16 = 10_000;
 
 impl MemoryFraction {
     pub const ZERO: Self = Self(0);
 
     /// `part` of a GPU's memory, at most all of it.
-    pub fn of(part: Bytes, total: Bytes) -> Self {
-        let parts = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(total.0));
+    pub fn new(part: Bytes, total: Bytes) -> Self {
+        let parts =
+            (u128::from(part.0) * u128::from(PARTS_PER_GPU)).checked_div(u128::from(total.0));
         let least = u16::from(part > Bytes::ZERO && total > Bytes::ZERO);
         Self(
             parts
-                .map_or(0, |parts| parts.min(PARTS.into()) as u16)
+                .map_or(0, |parts| parts.min(PARTS_PER_GPU.into()) as u16)
                 .max(least),
         )
     }
@@ -50,8 +51,8 @@ impl MemoryFraction {
             _ => return None,
         };
         let part: u16 = part.parse().ok().filter(|_| !part.starts_with('+'))?;
-        Some(whole * PARTS + part * step)
-            .filter(|parts| *parts <= PARTS)
+        Some(whole * PARTS_PER_GPU + part * step)
+            .filter(|parts| *parts <= PARTS_PER_GPU)
             .map(Self)
     }
 
@@ -60,7 +61,7 @@ impl MemoryFraction {
     }
 
     /// The fraction of one container, which requests `vram` of the pod's `all`.
-    pub fn part(self, vram: Bytes, all: Bytes) -> Self {
+    pub fn for_container(self, vram: Bytes, all: Bytes) -> Self {
         let parts = (u128::from(vram.0) * u128::from(self.0)).checked_div(u128::from(all.0));
         Self(
             parts
@@ -71,14 +72,20 @@ impl MemoryFraction {
 
     /// The largest GPU of which `part` is this fraction; `None` for zero.
     pub(crate) fn largest_total(self, part: Bytes) -> Option<Bytes> {
-        let total = (u128::from(part.0) * u128::from(PARTS)).checked_div(u128::from(self.0))?;
+        let total =
+            (u128::from(part.0) * u128::from(PARTS_PER_GPU)).checked_div(u128::from(self.0))?;
         Some(Bytes(u64::try_from(total).unwrap_or(u64::MAX)))
     }
 }
 
 impl fmt::Display for MemoryFraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:04}", self.0 / PARTS, self.0 % PARTS)
+        write!(
+            f,
+            "{}.{:04}",
+            self.0 / PARTS_PER_GPU,
+            self.0 % PARTS_PER_GPU
+        )
     }
 }
 
@@ -89,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_fraction_has_four_decimals_is_rounded_down_and_never_zero() {
-        let text = |part, total| MemoryFraction::of(part, total).to_string();
+        let text = |part, total| MemoryFraction::new(part, total).to_string();
         let h100 = Bytes::mib(81_559);
         assert_eq!(text(Bytes::gib(40), h100), "0.5022");
         assert_eq!(text(Bytes::mib(256), h100), "0.0031");
@@ -126,8 +133,8 @@ mod tests {
     #[test]
     fn containers_have_parts_of_their_pods_fraction() {
         let gib = Bytes::gib;
-        let whole = MemoryFraction::of(gib(48), Bytes::mib(81_559));
-        let parts = [32, 10, 6].map(|vram| whole.part(gib(vram), gib(48)).to_string());
+        let whole = MemoryFraction::new(gib(48), Bytes::mib(81_559));
+        let parts = [32, 10, 6].map(|vram| whole.for_container(gib(vram), gib(48)).to_string());
         assert_eq!(
             (whole.to_string(), parts),
             (
@@ -135,11 +142,11 @@ mod tests {
                 ["0.4017", "0.1255", "0.0753"].map(String::from)
             )
         );
-        assert_eq!(whole.part(gib(49), gib(48)), whole);
+        assert_eq!(whole.for_container(gib(49), gib(48)), whole);
         assert_eq!(
             [
-                whole.part(Bytes(1), gib(48)),
-                MemoryFraction::ZERO.part(gib(1), gib(48))
+                whole.for_container(Bytes(1), gib(48)),
+                MemoryFraction::ZERO.for_container(gib(1), gib(48))
             ]
             .map(|part| part.0),
             [1, 0]
@@ -149,7 +156,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_reads_back_and_is_never_more_than_granted(part in 0u64..1 << 40, total in 1u64..1 << 40) {
-            let fraction = MemoryFraction::of(Bytes(part), Bytes(total));
+            let fraction = MemoryFraction::new(Bytes(part), Bytes(total));
             prop_assert_eq!(MemoryFraction::parse(&fraction.to_string()), Some(fraction));
             if u128::from(part) * 10_000 >= u128::from(total) {
                 let used = u128::from(total) * u128::from(fraction.0) / 10_000;
@@ -161,8 +168,8 @@ mod tests {
         #[test]
         fn the_parts_of_a_fraction_add_up_to_no_more(asked in prop::collection::vec(32u64..1 << 17, 1..8), total in 1u64..1 << 20) {
             let all: u64 = asked.iter().sum();
-            let whole = MemoryFraction::of(Bytes::mib(all), Bytes::mib(total.max(all)));
-            let parts: u64 = asked.iter().map(|vram| u64::from(whole.part(Bytes::mib(*vram), Bytes::mib(all)).0)).sum();
+            let whole = MemoryFraction::new(Bytes::mib(all), Bytes::mib(total.max(all)));
+            let parts: u64 = asked.iter().map(|vram| u64::from(whole.for_container(Bytes::mib(*vram), Bytes::mib(all)).0)).sum();
             prop_assert!(parts <= u64::from(whole.0));
         }
     }

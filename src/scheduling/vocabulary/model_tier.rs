@@ -46,23 +46,23 @@ pub struct NodeModel {
 pub struct NodeModelSet {
     /// A bit for each model. A decision asks thousands of nodes for one model, and most do not have it: there the list, which
     /// is far away in memory, is not looked at.
-    marks: u64,
+    model_bits: u64,
     /// A bit for each [short name](ModelId::resolve_among).
-    short_marks: u64,
+    short_name_bits: u64,
     list: Arc<[NodeModel]>,
 }
 
 impl NodeModelSet {
     /// Roughly how much memory it takes.
-    pub fn bytes(&self) -> usize {
+    pub fn approximate_bytes(&self) -> usize {
         self.list
             .iter()
             .map(|holding| size_of::<NodeModel>() + holding.model.as_str().len())
             .sum()
     }
 
-    pub fn of(&self, model: &ModelId) -> Option<&NodeModel> {
-        let list = if self.marks & mark(model) == 0 {
+    pub fn get(&self, model: &ModelId) -> Option<&NodeModel> {
+        let list = if self.model_bits & bloom_bit(model) == 0 {
             &[]
         } else {
             &*self.list
@@ -75,8 +75,8 @@ impl NodeModelSet {
     }
 
     /// All models, or none if no model has one of these [bits](ModelId::short_name_bits).
-    pub fn marked(&self, marks: u64) -> impl Iterator<Item = &ModelId> {
-        let list = if self.short_marks & marks == 0 {
+    pub fn may_match(&self, bits: u64) -> impl Iterator<Item = &ModelId> {
+        let list = if self.short_name_bits & bits == 0 {
             &[]
         } else {
             &*self.list
@@ -93,8 +93,8 @@ impl FromIterator<NodeModel> for NodeModelSet {
                 .fold(0, |marks, holding| marks | mark(&holding.model))
         };
         Self {
-            marks: all(mark),
-            short_marks: all(ModelId::marks_among),
+            model_bits: all(bloom_bit),
+            short_name_bits: all(ModelId::short_name_bits),
             list,
         }
     }
@@ -113,7 +113,7 @@ impl Serialize for NodeModelSet {
 }
 
 /// One of 64 bits; two models may have the same.
-pub(super) fn mark(model: &ModelId) -> u64 {
+pub(super) fn bloom_bit(model: &ModelId) -> u64 {
     1 << (FxBuildHasher.hash_one(model) % 64)
 }
 
@@ -172,11 +172,11 @@ pub fn time_to_ready(
     weights: Bytes,
     speeds: &LoadingSpeeds,
 ) -> Millis {
-    engine_start(holding, weights, speeds).total()
+    engine_start_time(holding, weights, speeds).total()
 }
 
 /// The parts of [`time_to_ready`], without pulling images.
-pub(crate) fn engine_start(
+pub(crate) fn engine_start_time(
     holding: Option<&NodeModel>,
     weights: Bytes,
     speeds: &LoadingSpeeds,
@@ -195,12 +195,12 @@ pub(crate) fn engine_start(
     let fetch = if fetched == Bytes::ZERO {
         Millis::default()
     } else {
-        fetched.over(speeds.network)
+        fetched.transfer_time(speeds.network)
     };
     StartTime {
         pull: Millis::default(),
         fetch,
-        load: loaded.over(speed),
+        load: loaded.transfer_time(speed),
         init: speeds.init,
     }
 }
@@ -216,9 +216,9 @@ pub(crate) fn time_to_wake(
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     match level {
         SleepLevel::WeightsOffloaded if here == Bytes::ZERO => {
-            weights.over(speeds.wake) + speeds.wake_init
+            weights.transfer_time(speeds.wake) + speeds.wake_init
         }
-        SleepLevel::WeightsOffloaded => here.over(speeds.wake) + speeds.wake_init,
+        SleepLevel::WeightsOffloaded => here.transfer_time(speeds.wake) + speeds.wake_init,
         SleepLevel::WeightsDiscarded => {
             let no_start = LoadingSpeeds {
                 init: speeds.wake_init,
@@ -230,7 +230,7 @@ pub(crate) fn time_to_wake(
 }
 
 /// Logarithm (base 2) of a time in seconds, so that times that are nearly equal compare as equal.
-pub fn step(time: Millis) -> u8 {
+pub fn duration_bucket(time: Millis) -> u8 {
     (time.0 / 1000 + 1).ilog2() as u8
 }
 
@@ -303,9 +303,9 @@ mod tests {
             "/models/Qwen/Qwen3-32B",
             "Qwen/Qwen3-32B@main",
         ] {
-            assert_eq!(set.of(&of(name)), Some(&disk), "{name}");
+            assert_eq!(set.get(&of(name)), Some(&disk), "{name}");
         }
-        assert_eq!(set.of(&of("other/Qwen3-32B")), None);
+        assert_eq!(set.get(&of("other/Qwen3-32B")), None);
     }
 
     #[test]
@@ -319,10 +319,10 @@ mod tests {
         let holdings: NodeModelSet = held.collect();
         for n in 0..200 {
             assert_eq!(
-                holdings.of(&model(n)).map(|holding| holding.bytes.0),
+                holdings.get(&model(n)).map(|holding| holding.bytes.0),
                 (n < 100).then_some(n as u64)
             );
         }
-        assert_eq!(NodeModelSet::default().of(&model(0)), None);
+        assert_eq!(NodeModelSet::default().get(&model(0)), None);
     }
 }

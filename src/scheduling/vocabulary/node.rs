@@ -101,7 +101,7 @@ impl Node {
     }
 
     /// A node of which only the name is known; it admits all classes.
-    pub fn named(name: NodeName) -> Self {
+    pub fn from_name(name: NodeName) -> Self {
         Self {
             name,
             kind: NodeKind::default(),
@@ -130,7 +130,7 @@ impl Node {
 
     /// The tier and size in which the node has a model; `None` if it has nothing of it.
     pub fn holding(&self, model: &ModelId) -> Option<&NodeModel> {
-        self.holdings.of(model)
+        self.holdings.get(model)
     }
 
     /// What was learned here of one kind of start.
@@ -155,13 +155,13 @@ impl Node {
     }
 
     /// What a device plugin has of that resource here.
-    pub(crate) fn share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
+    pub(crate) fn plugin_share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
         self.plugin.iter().find(|share| share.resource == *resource)
     }
 
     /// What the node adds to the cluster that tenants share, in the units of their usage. A device counts as a GPU, whatever
     /// part of one it is: so do those that pods ask for.
-    pub fn whole(&self) -> TenantUsage {
+    pub fn quota_capacity(&self) -> TenantUsage {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,
             NodeKind::DevicePlugin => self

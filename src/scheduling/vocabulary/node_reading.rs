@@ -110,7 +110,7 @@ impl EngineLoad {
     };
 
     /// The load that one engine reports; partial if it lacks either figure.
-    pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
+    pub fn new(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
         Self {
             kv_cache,
             queue,
@@ -129,7 +129,7 @@ impl EngineLoad {
     }
 
     /// The load where some pod may have an engine that says nothing.
-    pub fn beside_unread(self) -> Self {
+    pub fn with_unread_engine(self) -> Self {
         if self == Self::NONE {
             Self::UNKNOWN
         } else {
@@ -142,7 +142,7 @@ impl EngineLoad {
 
     /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
     /// an engine that is known to be full is full, even if the other engine reports nothing.
-    pub fn beside(self, other: Self) -> Self {
+    pub fn combined_with(self, other: Self) -> Self {
         Self {
             kv_cache: self.kv_cache.max(other.kv_cache),
             queue: match (self.queue, other.queue) {
@@ -170,7 +170,7 @@ pub enum Freshness {
 
 impl NodeReading {
     /// Roughly how much memory it takes.
-    pub fn bytes(&self) -> usize {
+    pub fn approximate_bytes(&self) -> usize {
         /// Bytes of a UID, or of a model's name.
         const TEXT: usize = 64;
         let attributed: usize = self.gpus.iter().map(|gpu| gpu.attributed.len()).sum();
@@ -182,7 +182,7 @@ impl NodeReading {
         size_of::<Self>()
             + self.gpus.len() * size_of::<GpuReading>()
             + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)
-            + self.holdings.bytes()
+            + self.holdings.approximate_bytes()
             + per_pod * (size_of::<OverGrant>() + TEXT)
     }
 
@@ -201,12 +201,12 @@ impl NodeReading {
 
     /// Whether the pod's engines sleep; `None` if that is unknown.
     pub fn sleep_of(&self, pod: &PodUid) -> Option<SleepState> {
-        let place = self.sleep.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
-        Some(self.sleep[place].1)
+        let index = self.sleep.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.sleep[index].1)
     }
 
     /// Whether processes of the pod were seen on any of its GPUs.
-    pub fn shows(&self, pod: &PodUid) -> bool {
+    pub fn has_processes_of(&self, pod: &PodUid) -> bool {
         self.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some())
     }
 }
@@ -227,16 +227,16 @@ mod tests {
 
     #[test]
     fn what_one_engine_says_stands_beside_one_that_is_silent() {
-        let said = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
-        assert_eq!(said(40, 2).beside(said(70, 3)), said(70, 5));
-        let silent = EngineLoad::of(None, None);
+        let said = |kv, queue| EngineLoad::new(Percent::new(kv), Some(queue));
+        assert_eq!(said(40, 2).combined_with(said(70, 3)), said(70, 5));
+        let silent = EngineLoad::new(None, None);
         assert_eq!(
-            said(97, 40).beside(silent),
+            said(97, 40).combined_with(silent),
             EngineLoad {
                 partial: true,
                 ..said(97, 40)
             }
         );
-        assert_eq!(silent.beside(silent), silent);
+        assert_eq!(silent.combined_with(silent), silent);
     }
 }

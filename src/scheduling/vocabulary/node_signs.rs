@@ -59,11 +59,13 @@ coded! {
 
 impl NodeSigns {
     /// A warning about the labels of GPU feature discovery, compared with what an agent has reported.
-    pub fn of_labels(&self, devices: &[Device], is_reported: bool) -> Option<NodeWarning> {
+    pub fn label_warning(&self, devices: &[Device], is_reported: bool) -> Option<NodeWarning> {
         match (self.unreadable.clone(), self.labelled) {
             (Some(label), _) if is_reported => Some(NodeWarning::IgnoredLabel { label }),
             (Some(label), _) => Some(NodeWarning::UnreadableLabel { label }),
-            (None, Some((gpus, memory))) if is_reported && !is_like(devices, gpus, memory) => {
+            (None, Some((gpus, memory)))
+                if is_reported && !matches_labels(devices, gpus, memory) =>
+            {
                 Some(NodeWarning::ContradictedLabels { gpus, memory })
             }
             _ => None,
@@ -73,7 +75,7 @@ impl NodeSigns {
 
 /// Whether the devices are so many GPUs, one of them with about so much memory: the labels of a node with unlike GPUs are of one.
 /// Of MIG slices, labels are of the cards or of the slices, whatever the strategy.
-fn is_like(devices: &[Device], gpus: u32, memory: Bytes) -> bool {
+fn matches_labels(devices: &[Device], gpus: u32, memory: Bytes) -> bool {
     let has_slices = devices.iter().any(|device| device.parent.is_some());
     let is_about = |device: &Device| device.total.0.abs_diff(memory.0) <= memory.0 / 16;
     has_slices || devices.len() == gpus as usize && devices.iter().any(is_about)

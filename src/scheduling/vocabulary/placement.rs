@@ -29,7 +29,7 @@ pub struct Placement {
 
 impl Placement {
     /// The placement of a pod whose GPUs the kubelet picks.
-    pub fn by_plugin(node: NodeName) -> Self {
+    pub fn from_plugin(node: NodeName) -> Self {
         Self {
             node,
             devices: Arc::new([]),
@@ -41,7 +41,7 @@ impl Placement {
     }
 
     /// What its Binding records of GPUs, if it records any.
-    pub fn recorded(&self) -> Option<Arc<[GpuUuid]>> {
+    pub fn recorded_gpus(&self) -> Option<Arc<[GpuUuid]>> {
         (!self.devices.is_empty()).then(|| self.devices.clone())
     }
 }

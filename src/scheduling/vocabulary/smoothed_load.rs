@@ -41,18 +41,18 @@ struct MovingAverage {
 /// Averages and trends are kept in thousandths.
 const UNIT: i64 = 1000;
 /// So many readings in a row far on one side of the average are no noise.
-const OUTLIERS: i8 = 3;
+const OUTLIERS_TO_RESTART: i8 = 3;
 /// A reading so many points of KV cache from the average is far from it.
-const KV_FAR: i64 = 20 * UNIT;
+const KV_OUTLIER_DISTANCE: i64 = 20 * UNIT;
 /// A reading so many requests and half of the average from a queue's average is far from it.
-const QUEUE_FAR: i64 = 8 * UNIT;
+const QUEUE_OUTLIER_DISTANCE: i64 = 8 * UNIT;
 /// A lag behind the trend of no more than this is noise.
 const KV_NOISE: i64 = 2 * UNIT;
 const QUEUE_NOISE: i64 = UNIT;
 /// The step of what is counted of a KV cache, in points upwards and downwards.
 const KV_STEP: (u8, u8) = (4, 6);
 /// Longer than any time constant that makes a difference; keeps the arithmetic within its bounds.
-const LONGEST: u64 = 24 * 3_600_000;
+const MAX_TIME_CONSTANT_MILLIS: u64 = 24 * 3_600_000;
 
 impl SmoothedLoad {
     /// The first reading counts as it is.
@@ -89,36 +89,47 @@ impl SmoothedLoad {
             elapsed,
             time_constant,
         };
-        let outliers = if self.is_nothing() { 1 } else { OUTLIERS };
+        let outliers = if self.is_zero() {
+            1
+        } else {
+            OUTLIERS_TO_RESTART
+        };
         let kv_cache = engine_load.kv_cache.map(|kv| i64::from(kv.get()) * UNIT);
-        self.kv_cache = MovingAverage::next(self.kv_cache, kv_cache, weight, outliers, |_| KV_FAR);
+        self.kv_cache = MovingAverage::updated(self.kv_cache, kv_cache, weight, outliers, |_| {
+            KV_OUTLIER_DISTANCE
+        });
         let queue = engine_load.queue.map(thousandths);
-        let queue_far = |average| QUEUE_FAR + average / 2;
-        self.queue = MovingAverage::next(self.queue, queue, weight, outliers, queue_far);
-        let now = EngineLoad {
+        let queue_far = |average| QUEUE_OUTLIER_DISTANCE + average / 2;
+        self.queue = MovingAverage::updated(self.queue, queue, weight, outliers, queue_far);
+        let current = EngineLoad {
             kv_cache: self.kv_cache(),
-            queue: self.queue.map(|average| requests(average.now(QUEUE_NOISE))),
+            queue: self
+                .queue
+                .map(|average| requests(average.trend_corrected(QUEUE_NOISE))),
             ..engine_load
         };
         let stepped = EngineLoad {
-            kv_cache: now.kv_cache.map(|now| step_kv(self.counted.kv_cache, now)),
-            queue: now.queue.map(|now| step_queue(self.counted.queue, now)),
+            kv_cache: current
+                .kv_cache
+                .map(|now| step_kv(self.counted.kv_cache, now)),
+            queue: current.queue.map(|now| step_queue(self.counted.queue, now)),
             ..engine_load
         };
-        let is_beyond = |terms: &ClassTerms| terms.exceeded_by(now) && !terms.exceeded_by(stepped);
+        let is_beyond =
+            |terms: &ClassTerms| terms.is_exceeded_by(current) && !terms.is_exceeded_by(stepped);
         self.counted = if classes.iter().any(is_beyond) {
-            now
+            current
         } else {
             stepped
         };
     }
 
     /// Whether no engine was there, or none that had a request.
-    fn is_nothing(&self) -> bool {
+    fn is_zero(&self) -> bool {
         [self.kv_cache, self.queue]
             .into_iter()
             .flatten()
-            .all(MovingAverage::is_nothing)
+            .all(MovingAverage::is_zero)
     }
 
     /// What decisions count.
@@ -128,7 +139,8 @@ impl SmoothedLoad {
 
     /// The average KV cache in use, rounded up.
     pub fn kv_cache(&self) -> Option<Percent> {
-        self.kv_cache.map(|average| percent(average.now(KV_NOISE)))
+        self.kv_cache
+            .map(|average| percent(average.trend_corrected(KV_NOISE)))
     }
 
     /// Change of the average a minute, in points of KV cache.
@@ -149,10 +161,10 @@ struct Weight {
 
 impl Weight {
     /// The part of `difference` by which an average moves, rounded away from zero, so that it arrives where its readings stay.
-    fn of(self, difference: i64) -> i64 {
+    fn apply_to(self, difference: i64) -> i64 {
         let (elapsed, constant) = (
-            self.elapsed.0.min(LONGEST),
-            self.time_constant.0.min(LONGEST),
+            self.elapsed.0.min(MAX_TIME_CONSTANT_MILLIS),
+            self.time_constant.0.min(MAX_TIME_CONSTANT_MILLIS),
         );
         let whole = i128::from(elapsed + constant).max(1);
         let part = (i128::from(difference.unsigned_abs()) * i128::from(elapsed)).div_euclid(whole)
@@ -173,8 +185,8 @@ impl MovingAverage {
         }
     }
 
-    fn next(
-        known: Option<Self>,
+    fn updated(
+        previous: Option<Self>,
         value: Option<i64>,
         weight: Weight,
         // So many of them in a row begin a new average.
@@ -182,14 +194,14 @@ impl MovingAverage {
         far: impl Fn(i64) -> i64,
     ) -> Option<Self> {
         let value = value?;
-        let Some(mut average) = known else {
+        let Some(mut average) = previous else {
             return Some(Self::first(value));
         };
         let difference = value - average.once;
         if difference.abs() < far(average.once) {
             average.outliers = 0;
-            average.once += weight.of(difference);
-            average.twice += weight.of(average.once - average.twice);
+            average.once += weight.apply_to(difference);
+            average.twice += weight.apply_to(average.once - average.twice);
             return Some(average);
         }
         average.outliers = match difference > 0 {
@@ -203,12 +215,12 @@ impl MovingAverage {
         })
     }
 
-    fn is_nothing(self) -> bool {
+    fn is_zero(self) -> bool {
         self.once == 0 && self.twice == 0
     }
 
     /// The average, with what it lags behind its trend beyond `noise`.
-    fn now(self, noise: i64) -> i64 {
+    fn trend_corrected(self, noise: i64) -> i64 {
         let lag = self.once - self.twice;
         (self.once + lag.signum() * (lag.abs() - noise).max(0)).max(0)
     }
@@ -255,7 +267,7 @@ mod tests {
     const TEN_SECONDS: Millis = Millis::seconds(10);
 
     fn load(kv: u8, queue: u32) -> EngineLoad {
-        EngineLoad::of(Percent::new(kv), Some(queue))
+        EngineLoad::new(Percent::new(kv), Some(queue))
     }
 
     /// After these readings, one a second.
@@ -343,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_unknown_at_once_and_begins_anew() {
-        let silent = EngineLoad::of(None, None);
+        let silent = EngineLoad::new(None, None);
         assert_eq!(after([load(60, 3), silent]).counted(), silent);
         assert_eq!(
             after([load(60, 3), silent, load(10, 1)]).counted(),

@@ -25,7 +25,7 @@ impl SpareSet {
         rule < MAX_SPARE_RULES && self.0 >> rule & 1 == 1
     }
 
-    pub fn meets(self, other: Self) -> bool {
+    pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
@@ -39,19 +39,19 @@ impl FromIterator<usize> for SpareSet {
 }
 
 impl SpareCounts {
-    pub fn of(&self, rule: usize) -> u32 {
+    pub fn get(&self, rule: usize) -> u32 {
         self.0.get(rule).copied().unwrap_or(0)
     }
 
     /// Counts a free GPU for these rules.
-    pub fn count(&mut self, rules: SpareSet) {
+    pub fn add(&mut self, rules: SpareSet) {
         for (rule, count) in self.0.iter_mut().enumerate() {
             *count += u32::from(rules.contains(rule));
         }
     }
 
     /// Stops counting a free GPU for these rules.
-    pub(crate) fn discount(&mut self, rules: SpareSet) {
+    pub(crate) fn remove(&mut self, rules: SpareSet) {
         for (rule, count) in self.0.iter_mut().enumerate() {
             *count = count.saturating_sub(u32::from(rules.contains(rule)));
         }

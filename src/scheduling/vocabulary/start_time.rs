@@ -40,10 +40,10 @@ impl StartTime {
     /// This start, with pulls corrected by the factors `pull` and the engine by the factors `engine`.
     pub fn corrected(&self, pull: &StartFactors, engine: &StartFactors) -> Self {
         Self {
-            pull: pull.transfer.of(self.pull),
-            fetch: engine.transfer.of(self.fetch),
-            load: engine.transfer.of(self.load),
-            init: engine.init.of(self.init),
+            pull: pull.transfer.apply_to(self.pull),
+            fetch: engine.transfer.apply_to(self.fetch),
+            load: engine.transfer.apply_to(self.load),
+            init: engine.init.apply_to(self.init),
         }
     }
 }
@@ -59,7 +59,7 @@ impl TimeFactor {
     /// No speed in a policy is further off than by this: what seems to be is an accident.
     pub const LIMITS: (Self, Self) = (Self(100), Self(10_000));
 
-    pub fn of(self, time: Millis) -> Millis {
+    pub fn apply_to(self, time: Millis) -> Millis {
         match self {
             Self::PRIOR => time,
             Self(factor) => {
@@ -109,7 +109,7 @@ pub enum LoadPath {
 }
 
 impl LoadPath {
-    pub fn of(tier: Option<ModelTier>) -> Self {
+    pub fn from_tier(tier: Option<ModelTier>) -> Self {
         match tier {
             None | Some(ModelTier::Partial) => Self::Network,
             Some(ModelTier::Disk) => Self::Disk,
@@ -160,7 +160,10 @@ mod tests {
             init: Millis(2000),
         };
         assert_eq!(corrected, expected);
-        assert_eq!(TimeFactor(10_000).of(Millis(u64::MAX)), Millis(u64::MAX));
+        assert_eq!(
+            TimeFactor(10_000).apply_to(Millis(u64::MAX)),
+            Millis(u64::MAX)
+        );
         assert_eq!(
             time.corrected(&StartFactors::PRIOR, &StartFactors::PRIOR),
             time

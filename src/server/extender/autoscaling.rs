@@ -4,7 +4,7 @@
 //! The leader and its standby evaluate alike, because both get the reports: a new leader goes on where the other one was.
 
 use super::Extender;
-use super::operators::{Asker, held};
+use super::operators::{PageClient, with_slot};
 use super::request::json;
 use super::server::PeerAddress;
 use crate::service::WorkKind;
@@ -25,9 +25,9 @@ use tokio::time::MissedTickBehavior;
 pub const PATH: &str = "/v1/models/desired-replicas";
 
 /// Time between two evaluations: as often as an HPA reads them (`--horizontal-pod-autoscaler-sync-period`).
-pub const EVERY: Duration = Duration::from_secs(15);
+pub const EVALUATION_INTERVAL: Duration = Duration::from_secs(15);
 /// Time between two checks whether the watches have synced: before that there is nothing to evaluate.
-const UNTIL_SYNCED: Duration = Duration::from_millis(500);
+const SYNC_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What is remembered of every model, and the latest answers.
 #[derive(Debug, Default)]
@@ -51,12 +51,12 @@ impl ModelAutoscaling {
 }
 
 /// Evaluates at this interval until it is dropped.
-pub async fn run(extender: Extender, every: Duration) {
-    let mut waiting = tokio::time::interval(UNTIL_SYNCED);
+pub async fn run(extender: Extender, interval: Duration) {
+    let mut waiting = tokio::time::interval(SYNC_POLL_INTERVAL);
     while !extender.service.leadership.is_synced() {
         waiting.tick().await;
     }
-    let mut ticks = tokio::time::interval(every);
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -64,7 +64,7 @@ pub async fn run(extender: Extender, every: Duration) {
         // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
         let evaluating = service
             .heavy_work
-            .begin_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
+            .spawn_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
         // If it panicked, the next evaluation tries again.
         let _ = evaluating.await;
     }
@@ -75,19 +75,20 @@ pub fn evaluate(extender: &Extender) {
     let service = &extender.service;
     let leadership = &service.leadership;
     let now = service.now();
-    if !leadership.is_synced() || service.contact.lost_for(now).is_some() {
+    if !leadership.is_synced() || service.api_server_contact.unreachable_for(now).is_some() {
         return;
     }
-    let ledger = service.ledger_to_read();
+    let ledger = service.ledger_copy();
     let engines = extender
         .board
         .engine_samples(now, ledger.policy().telemetry.stale);
-    let found = loads(&ledger, &engines);
+    let engine_loads = loads(&ledger, &engines);
     let autoscaling = &extender.autoscaling;
-    let desired = autoscaling
-        .autoscaler
-        .lock()
-        .evaluate(&ledger.policy().autoscaling, found, now);
+    let desired =
+        autoscaling
+            .autoscaler
+            .lock()
+            .evaluate(&ledger.policy().autoscaling, engine_loads, now);
     service.metrics.autoscaling.set(&desired);
     *autoscaling.latest.lock() = Some(Evaluation { at: now, desired });
 }
@@ -151,19 +152,25 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(PATH));
-    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster(PATH),
+    );
+    let slot = match extender
+        .admit_and_take_slot(&client, page, &extender.pages.small)
+        .await
+    {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
     // A client that may not see the page learns nothing of what it takes.
-    match understood(query).and_then(|model| answered(&extender, model)) {
-        Ok(answer) => held(answer, turn),
+    match parse_query(query).and_then(|model| answer_for(&extender, model)) {
+        Ok(answer) => with_slot(answer, slot),
         Err(error) => error.into_response(),
     }
 }
 
-fn understood(
+fn parse_query(
     query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
 ) -> Result<ModelId, DesiredReplicasError> {
     let Query(query) =
@@ -171,7 +178,7 @@ fn understood(
     ModelId::parse(&query.model).map_err(|_| DesiredReplicasError::Model(query.model))
 }
 
-fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
+fn answer_for(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
     if let Some(reason) = extender.service.leadership.reason_not_synced() {
         return Err(DesiredReplicasError::NotSynced(reason));
     }
@@ -188,7 +195,7 @@ fn answered(extender: &Extender, model: ModelId) -> Result<Response, DesiredRepl
         model: &model,
         desired_replicas: desired.replicas,
         current_replicas: desired.current(),
-        asked_replicas: desired.asked,
+        asked_replicas: desired.requested,
         serving_replicas: desired.serving,
         starting_replicas: desired.starting,
         asleep_replicas: desired.asleep,

@@ -12,30 +12,30 @@ use std::time::{Duration, SystemTime};
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome};
 use stowage_recording::answer::Decision;
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, PodEvent, PodEventReason, PodOnRecord, StatusChange,
+    ControlPlaneError, FreshPod, PodEvent, PodEventReason, StatusChange,
 };
-use stowage_scheduling::ids::{NodeName, PodKey, PodUid, listed};
+use stowage_scheduling::ids::{NodeName, PodKey, PodUid, comma_separated};
 use stowage_scheduling::ledger::AssumeConflict;
 use stowage_scheduling::units::Millis;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use stowage_scheduling::verbs::binding::{
     BindingAnswer, BindingAnswered, BindingRead, BindingStage, BindingStep, PodRead, SettlingAsked,
 };
-use stowage_scheduling::verbs::shadow::Expected;
+use stowage_scheduling::verbs::shadow::ExpectedBind;
 use stowage_telemetry::NO_CODE;
 use tracing::{info, warn};
 
 /// Open Bindings that are read or written again at one time. After an outage of the API server there may be thousands, and their
 /// requests must not keep it from coming back.
-pub(super) const SETTLING_AT_ONCE: usize = 16;
+pub(super) const MAX_CONCURRENT_SETTLING: usize = 16;
 
 /// Binds, even if the client's connection closes meanwhile.
 pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
-    bind_since(extender, args, extender.service.traces().arrival()).await
+    bind_arrived_at(extender, args, extender.service.traces().arrival_time()).await
 }
 
 /// Binds for a call that arrived at that time, which is the start of its span.
-pub(super) async fn bind_since(
+pub(super) async fn bind_arrived_at(
     extender: &Extender,
     args: &BindingArgs,
     arrived: Option<SystemTime>,
@@ -50,13 +50,13 @@ pub(super) async fn bind_since(
     call.set_node(&node);
     let task = BindTask {
         extender: extender.clone(),
-        asked: BindAsked { uid, key, node },
-        unplaced: None,
+        input: BindAsked { uid, key, node },
+        pending_for: None,
     };
     let answers = extender.service.metrics.answers.clone();
     let bound = extender
         .writes
-        .spawn(call.around(async move { task.run().await }))
+        .spawn(call.instrument(async move { task.run().await }))
         .await;
     let (outcome, result) = match bound.unwrap_or(Err(AssumeConflict::Unanswered)) {
         Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
@@ -79,18 +79,18 @@ pub(super) async fn bind_since(
 #[derive(Clone)]
 struct BindTask {
     extender: Extender,
-    asked: BindAsked,
+    input: BindAsked,
     /// How long the pod was without an allocation, if this request is the one that allocated its GPUs.
-    unplaced: Option<Millis>,
+    pending_for: Option<Millis>,
 }
 
 impl BindTask {
     async fn run(&self) -> Result<(), AssumeConflict> {
-        let BindAsked { uid, key, node } = &self.asked;
-        let expected = Expected::of(self.extender.service.cluster().ledger(), uid);
+        let BindAsked { uid, key, node } = &self.input;
+        let expected = ExpectedBind::for_pod(self.extender.service.cluster().ledger(), uid);
         self.bind().await?;
         if let Some(expected) = expected {
-            shadow::bound(&self.extender, uid, key, node, &expected);
+            shadow::record_bound(&self.extender, uid, key, node, &expected);
         }
         Ok(())
     }
@@ -98,11 +98,14 @@ impl BindTask {
     async fn bind(&self) -> Result<(), AssumeConflict> {
         let step = self.extender.service.traces().step("decide");
         let service = &self.extender.service;
-        let (answer, asked) = {
+        let (answer, recorded_input) = {
             let mut cluster = service.cluster();
-            (cluster.apply(self.asked.clone()), cluster.asked())
+            (
+                cluster.apply(self.input.clone()),
+                cluster.last_recorded_input(),
+            )
         };
-        service.record_answer(asked, || Decision::Bind(answer.clone()));
+        service.record_answer(recorded_input, || Decision::Bind(answer.clone()));
         let decision = match answer {
             Ok(BindAnswer::AlreadyBound) => return Ok(()),
             Ok(BindAnswer::Write(decision)) => decision,
@@ -114,7 +117,7 @@ impl BindTask {
         if step.is_recorded() {
             step.set(
                 "stowage.gpus",
-                listed(&*decision.placement.devices).to_string(),
+                comma_separated(&*decision.placement.devices).to_string(),
             );
             step.set("stowage.policy.digest", decision.policy.to_string());
         }
@@ -126,11 +129,11 @@ impl BindTask {
             policy,
             epoch,
             is_new,
-            wakes,
-            unplaced,
+            wakes_engine: wakes,
+            unplaced_time: unplaced,
             ..
         } = decision;
-        let BindAsked { uid, key, .. } = self.asked.clone();
+        let BindAsked { uid, key, .. } = self.input.clone();
         let legacy_runtime = self.extender.board.has_legacy_runtime(&placement.node);
         let order = BindOrder {
             key,
@@ -143,13 +146,17 @@ impl BindTask {
             legacy_runtime,
         };
         let task = Self {
-            unplaced: is_new.then_some(unplaced),
+            pending_for: is_new.then_some(unplaced),
             ..self.clone()
         };
         task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new })
             .await?;
         if wakes && is_new {
-            self.extender.service.metrics.bound_to_wake.inc();
+            self.extender
+                .service
+                .metrics
+                .bound_to_reusable_engines
+                .inc();
         }
         Ok(())
     }
@@ -162,27 +169,27 @@ impl BindTask {
         stage: BindingStage,
     ) -> Result<(), AssumeConflict> {
         // A permit covers one read of a settling loop and the write that follows from it.
-        let mut turn = None;
+        let mut permit = None;
         loop {
             step = match step {
                 BindingStep::Write => self.write(&order, stage).await,
                 BindingStep::Read => self.read(&order, stage).await,
                 BindingStep::Pause(pause) => {
-                    drop(turn);
+                    drop(permit);
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
-                    turn = self.extender.settling.acquire().await.ok();
+                    permit = self.extender.settling_slots.acquire().await.ok();
                     if self.extender.service.leadership.is_stopping() {
                         return Err(AssumeConflict::Unanswered);
                     }
                     self.read(&order, stage).await
                 }
                 BindingStep::Bound => {
-                    self.bound(&order);
+                    self.record_bound(&order);
                     return Ok(());
                 }
                 BindingStep::Failed(why) => return Err(why),
                 BindingStep::Settle => {
-                    self.settle_later(order);
+                    self.start_settling_loop(order);
                     return Err(AssumeConflict::Unanswered);
                 }
                 BindingStep::Over => return Err(AssumeConflict::Unanswered),
@@ -200,7 +207,7 @@ impl BindTask {
         let (pod, node) = (&order.key, &order.placement.node);
         let span = service.traces().write("write Binding", &order.uid, pod);
         span.set_node(node);
-        let writing = AssertUnwindSafe(span.around(control_plane.bind(order))).catch_unwind();
+        let writing = AssertUnwindSafe(span.instrument(control_plane.bind(order))).catch_unwind();
         let panicked = |_| BindOutcome::Unknown {
             message: "the write panicked".into(),
         };
@@ -228,7 +235,7 @@ impl BindTask {
             placement: order.placement.clone(),
             stage,
             answer,
-            latest_landing: self.latest_landing(),
+            latest_landing: self.max_commit_delay(),
         })
     }
 
@@ -238,7 +245,7 @@ impl BindTask {
             control_plane,
             ..
         } = &self.extender;
-        let asked = service.now();
+        let asked_at = service.now();
         let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
         let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
         let record = reading.await.unwrap_or_else(panicked);
@@ -247,24 +254,24 @@ impl BindTask {
             warn!(pod = %order.key, %error, "the pod of an open binding could not be read");
         }
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
-        let pod = pod_read(record, &uid);
-        let latest_landing = self.latest_landing();
+        let pod = to_pod_read(record, &uid);
+        let latest_landing = self.max_commit_delay();
         service.cluster().apply(BindingRead {
             uid,
             placement,
             stage,
             pod,
-            asked,
+            asked: asked_at,
             latest_landing,
         })
     }
 
-    fn latest_landing(&self) -> Millis {
-        Millis(self.extender.control_plane.latest_landing().as_millis() as u64)
+    fn max_commit_delay(&self) -> Millis {
+        Millis(self.extender.control_plane.max_commit_delay().as_millis() as u64)
     }
 
-    fn bound(&self, order: &BindOrder) {
-        self.note_placement(order);
+    fn record_bound(&self, order: &BindOrder) {
+        self.observe_placement_seconds(order);
         let (
             placement,
             Extender {
@@ -273,7 +280,7 @@ impl BindTask {
                 ..
             },
         ) = (&order.placement, &self.extender);
-        info!(pod = %order.key, node = %placement.node, devices = %listed(&*placement.devices), policy = %order.policy, "bound");
+        info!(pod = %order.key, node = %placement.node, devices = %comma_separated(&*placement.devices), policy = %order.policy, "bound");
         if let Some(greatest) = placement.greatest_fraction {
             let text = format!(
                 "The pod's grant is {} of one GPU's memory and {greatest} of another's: stowage.dev/gpu-memory-fraction is the \
@@ -300,12 +307,12 @@ impl BindTask {
         }
     }
 
-    fn note_placement(&self, order: &BindOrder) {
+    fn observe_placement_seconds(&self, order: &BindOrder) {
         let service = &self.extender.service;
         let policy = service.cluster().ledger().policy().clone();
         if let Some((unplaced, class)) = self
-            .unplaced
-            .zip(policy.classes().get(order.demand.class.place()))
+            .pending_for
+            .zip(policy.classes().get(order.demand.class.index()))
         {
             let histogram = service
                 .metrics
@@ -316,7 +323,7 @@ impl BindTask {
     }
 
     /// Starts the placement's settling loop unless one runs.
-    fn settle_later(&self, order: BindOrder) {
+    fn start_settling_loop(&self, order: BindOrder) {
         let asked = SettlingAsked {
             uid: order.uid.clone(),
             placement: order.placement.clone(),
@@ -328,15 +335,15 @@ impl BindTask {
         self.extender.writes.spawn(async move {
             let settled = task.carry_out(order, first, BindingStage::Settling).await;
             let outcome = settled.map_or_else(|unbound| unbound.code(), |()| "bound");
-            info!(pod = %task.asked.key, outcome, "the settling loop of a binding ended");
+            info!(pod = %task.input.key, outcome, "the settling loop of a binding ended");
         });
     }
 }
 
-fn pod_read(record: Result<Option<PodOnRecord>, ControlPlaneError>, uid: &PodUid) -> PodRead {
+fn to_pod_read(record: Result<Option<FreshPod>, ControlPlaneError>, uid: &PodUid) -> PodRead {
     match record {
         Err(_) => PodRead::Failed,
-        Ok(Some(PodOnRecord {
+        Ok(Some(FreshPod {
             uid: found,
             node,
             devices,
@@ -367,7 +374,7 @@ mod tests {
     /// The API server refuses every Binding of it, and its finalizers may keep it for days.
     #[test]
     fn a_pod_that_ends_before_it_has_a_node_is_gone_and_a_bound_one_is_bound() {
-        let record = |on: Option<&str>, is_over| PodOnRecord {
+        let record = |on: Option<&str>, is_over| FreshPod {
             uid: uid("a"),
             node: on.map(node),
             devices: None,
@@ -376,7 +383,7 @@ mod tests {
             borrows: false,
             refusal: None,
         };
-        let read = |record| pod_read(Ok(Some(record)), &uid("a"));
+        let read = |record| to_pod_read(Ok(Some(record)), &uid("a"));
         assert_eq!(read(record(None, false)), PodRead::Unbound);
         assert_eq!(read(record(None, true)), PodRead::Gone);
         let bound = PodRead::Bound {

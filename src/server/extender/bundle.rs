@@ -1,7 +1,7 @@
 //! `GET /v1/bundle`: what the flight recorder has of the last minutes, for `stowage replay`.
 
 use super::Extender;
-use super::operators::{Asker, streamed};
+use super::operators::{PageClient, stream_page};
 use super::server::PeerAddress;
 use crate::service::BundleNames;
 use axum::extract::rejection::QueryRejection;
@@ -16,7 +16,7 @@ use tracing::warn;
 
 pub const PATH: &str = "/v1/bundle";
 /// Of a segment that is longer all is given: replay begins at its checkpoint.
-const MINUTES: u32 = 15;
+const DEFAULT_MINUTES: u32 = 15;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -51,33 +51,40 @@ pub async fn answer(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
-    asked: Result<Query<BundleQuery>, QueryRejection>,
+    query: Result<Query<BundleQuery>, QueryRejection>,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster(PATH));
-    let turn = match extender.turn(&asker, page, &extender.pages.large).await {
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster(PATH),
+    );
+    let slot = match extender
+        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .await
+    {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let BundleQuery { minutes, redact } = match asked {
+    let BundleQuery { minutes, redact } = match query {
         Ok(Query(asked)) => asked,
         Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
     };
     let Some(bundles) = extender.bundles else {
         return BundleError::NotRecording.into_response();
     };
-    let last = Duration::from_secs(60 * u64::from(minutes.map_or(MINUTES, NonZeroU32::get)));
+    let period =
+        Duration::from_secs(60 * u64::from(minutes.map_or(DEFAULT_MINUTES, NonZeroU32::get)));
     let names = if redact {
         BundleNames::Pseudonyms
     } else {
         BundleNames::AsRecorded
     };
-    streamed(
+    stream_page(
         &extender.service,
-        turn,
+        slot,
         "application/octet-stream",
         move |out| {
             bundles
-                .write_bundle(last, names, out)
+                .write_bundle(period, names, out)
                 .inspect_err(|error| warn!(%error, "a bundle ends early"))
         },
     )

@@ -11,7 +11,7 @@ use stowage_telemetry::EdgeMetrics;
 use tracing::{error, info};
 
 /// Time between two reads of the files: three small files are cheap, and a kubelet brings a renewed Secret within a minute or two.
-pub const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The certificate files of one address.
 #[derive(Debug, Clone)]
@@ -22,17 +22,17 @@ pub(crate) enum CertificateFiles {
 
 /// An address whose files are watched.
 #[derive(Debug)]
-pub(crate) struct Renewal {
+pub(crate) struct CertificateReload {
     /// The address' label in metrics.
     pub address: &'static str,
     /// The option that names the certificate.
     pub flag: &'static str,
     files: CertificateFiles,
     tls: Tls,
-    seen: [u8; 32],
+    digest: [u8; 32],
 }
 
-impl Renewal {
+impl CertificateReload {
     /// Loads the files for the first time.
     pub fn load(
         address: &'static str,
@@ -47,7 +47,7 @@ impl Renewal {
                 flag,
                 files,
                 tls: tls.clone(),
-                seen,
+                digest: seen,
             },
             tls,
         ))
@@ -55,25 +55,25 @@ impl Renewal {
 
     /// Checks the files again and again. Never ends.
     pub async fn run(mut self, metrics: EdgeMetrics) {
-        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let (files, seen) = (self.files.clone(), self.seen);
+            let (files, seen) = (self.files.clone(), self.digest);
             let changed = move || {
                 let digest = files.digest();
                 (digest != seen).then(|| (digest, files.load()))
             };
             // A file system that hangs has a thread of its own: this one answers requests.
             if let Ok(Some((digest, loaded))) = tokio::task::spawn_blocking(changed).await {
-                self.seen = digest;
-                self.put_into_use(loaded, &metrics);
+                self.digest = digest;
+                self.apply(loaded, &metrics);
             }
         }
     }
 
     /// Puts files that have changed into use if they are valid.
-    fn put_into_use(&self, loaded: Result<Tls, TlsError>, metrics: &EdgeMetrics) {
+    fn apply(&self, loaded: Result<Tls, TlsError>, metrics: &EdgeMetrics) {
         let (address, flag) = (self.address, self.flag);
         let (outcome, refused) = match loaded {
             Ok(renewed) => {
@@ -103,7 +103,7 @@ impl Renewal {
 impl CertificateFiles {
     fn load(&self) -> Result<Tls, TlsError> {
         match self {
-            Self::Mutual(files) => tls::load(files),
+            Self::Mutual(files) => tls::load_mutual(files),
             Self::Server(files) => tls::load_server(files),
         }
     }

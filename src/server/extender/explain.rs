@@ -4,10 +4,10 @@
 //! kube-scheduler.
 
 use super::Extender;
-use super::operators::{Asker, held};
+use super::operators::{PageClient, with_slot};
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use stowage_scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
 use stowage_scheduling::explaining::remedy::RemedyChange;
-use stowage_scheduling::explaining::{Explanation, PodAccess, ShownNodes, explain_to};
+use stowage_scheduling::explaining::{Explanation, PodAccess, ShownNodes, explain_for};
 use stowage_scheduling::ids::{NodeName, PodKey};
 
 #[derive(Debug, Deserialize)]
@@ -71,40 +71,40 @@ pub async fn answer(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
-    asked: Result<Query<ExplainQuery>, QueryRejection>,
+    query: Result<Query<ExplainQuery>, QueryRejection>,
 ) -> Response {
-    let Query(asked) = match asked {
+    let Query(asked) = match query {
         Ok(asked) => asked,
         Err(rejection) => return ExplainError::Query(rejection.body_text()).into_response(),
     };
-    let (key, options) = match pod(&asked).and_then(|key| Ok((key, options(&asked)?))) {
+    let (key, options) = match parse_pod(&asked).and_then(|key| Ok((key, parse_nodes(&asked)?))) {
         Ok(understood) => understood,
         Err(unexplained) => return unexplained.into_response(),
     };
-    let asker = Asker::new(source, headers);
+    let client = PageClient::new(source, headers);
     let admitted = async {
         let reader = extender
             .page_auth
-            .pod_access(&asker.headers, asker.source, &key)
+            .pod_access(&client.headers, client.source, &key)
             .await?;
-        Ok::<_, BadRequest>((reader, extender.slot(&extender.pages.small).await?))
+        Ok::<_, BadRequest>((reader, extender.take_slot(&extender.pages.small).await?))
     };
-    let (reader, turn) = match admitted.await {
+    let (reader, slot) = match admitted.await {
         Ok(admitted) => admitted,
         Err(refused) => return refused.into_response(),
     };
-    match explained(&extender, key, reader, options).await {
-        Ok(explanation) => held(json(StatusCode::OK, &explanation), turn),
+    match explain_pod(&extender, key, reader, options).await {
+        Ok(explanation) => with_slot(json(StatusCode::OK, &explanation), slot),
         Err(unexplained) => unexplained.into_response(),
     }
 }
 
-fn pod(asked: &ExplainQuery) -> Result<PodKey, ExplainError> {
-    let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
-    PodKey::parse(namespace, name).map_err(|_| ExplainError::Pod(asked.pod.clone()))
+fn parse_pod(query: &ExplainQuery) -> Result<PodKey, ExplainError> {
+    let (namespace, name) = query.pod.split_once('/').unwrap_or(("default", &query.pod));
+    PodKey::parse(namespace, name).map_err(|_| ExplainError::Pod(query.pod.clone()))
 }
 
-async fn explained(
+async fn explain_pod(
     extender: &Extender,
     key: PodKey,
     reader: PodAccess,
@@ -116,13 +116,13 @@ async fn explained(
     }
     let named = key.clone();
     let explaining = move || {
-        let mut cluster = service.cluster_to_explain();
+        let mut cluster = service.cluster_copy();
         let uid = cluster.ledger().uid_of(&named)?;
-        let explanation = explain_to(reader, &mut cluster, &uid, &options)?;
-        let conflicts = service.conflicts().of(&uid);
+        let explanation = explain_for(reader, &mut cluster, &uid, &options)?;
+        let conflicts = service.over_allocations().involving(&uid);
         let conflicts = conflicts
             .iter()
-            .map(|conflict| ConflictPart::shown_to(reader, &named, conflict))
+            .map(|conflict| ConflictPart::for_reader(reader, &named, conflict))
             .collect();
         let explanation = Explanation {
             conflicts,
@@ -131,13 +131,13 @@ async fn explained(
         Some(if service.leadership.is_leading() {
             explanation
         } else {
-            on_standby(explanation, &service)
+            with_standby_part(explanation, &service)
         })
     };
     let explaining = extender
         .service
         .heavy_work
-        .counted(WorkKind::Page, explaining);
+        .with_panic_count(WorkKind::Page, explaining);
     let explained = tokio::task::spawn_blocking(explaining)
         .await
         .map_err(|_| ExplainError::Panicked)?;
@@ -146,7 +146,7 @@ async fn explained(
 }
 
 /// The explanation as a standby gives it: without the next step, because only the leader knows what kube-scheduler asked.
-fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
+fn with_standby_part(mut explanation: Explanation, service: &ServerState) -> Explanation {
     let leader = service.leadership.leader();
     let ask = match &leader {
         Some(leader) => format!(
@@ -161,7 +161,7 @@ fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
     if matches!(explanation.stage, PodStage::Waiting { .. }) {
         explanation
             .remedies
-            .retain(|remedy| !is_next_step(&remedy.change));
+            .retain(|remedy| !is_leaders_next_step(&remedy.change));
     }
     explanation.standby = Some(StandbyPart {
         leader: leader.map(|leader| leader.to_string()),
@@ -170,17 +170,17 @@ fn on_standby(mut explanation: Explanation, service: &Service) -> Explanation {
     explanation
 }
 
-fn is_next_step(change: &RemedyChange) -> bool {
+fn is_leaders_next_step(change: &RemedyChange) -> bool {
     use RemedyChange::{NotAsked, NotBound, Requeued};
     matches!(change, NotAsked | NotBound { .. } | Requeued { .. })
 }
 
-fn options(asked: &ExplainQuery) -> Result<ShownNodes, ExplainError> {
-    let node = asked
+fn parse_nodes(query: &ExplainQuery) -> Result<ShownNodes, ExplainError> {
+    let node = query
         .node
         .as_deref()
         .map(|name| NodeName::parse(name).map_err(|_| ExplainError::Node(name.into())));
-    Ok(match (node.transpose()?, asked.all) {
+    Ok(match (node.transpose()?, query.all) {
         (Some(node), _) => ShownNodes::Node(node),
         (None, true) => ShownNodes::All,
         (None, false) => ShownNodes::default(),

@@ -1,26 +1,26 @@
 //! The `filter` verb on the wire: reads the pod, asks the core, and answers which of the named nodes fit.
 
 use super::request::BadRequest;
-use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
+use super::wire::{ExtenderArgs, FilterResult, RawNodeList, RequestNodes};
 use super::{Extender, shadow};
 use k8s_openapi::api::core::v1::Pod;
 use std::fmt::Write;
 use std::time::Instant;
 use stowage_kubernetes_objects as objects;
-use stowage_recording::answer::{Asked, Decision};
+use stowage_recording::answer::{AnsweredInput, Decision};
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::explaining::remedy::RemedyChange;
 use stowage_scheduling::ids::{PodKey, PodUid};
-use stowage_scheduling::ledger::is_of_template;
+use stowage_scheduling::ledger::is_made_from_template;
 use stowage_scheduling::placing::fit::sentence;
-use stowage_scheduling::placing::rank::{RefusedNodes, Shortlist};
+use stowage_scheduling::placing::rank::{RejectedNodes, Shortlist};
 use stowage_scheduling::placing::snapshot::Snapshot;
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::units::plural;
-use stowage_scheduling::verbs::filter::{FilterAsked, decided, filter as decide};
+use stowage_scheduling::verbs::filter::{FilterAsked, decision_of, filter as decide};
 use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
 use stowage_scheduling::vocabulary::demand::RequestError;
-use stowage_scheduling::vocabulary::device_plugin::Ask;
+use stowage_scheduling::vocabulary::device_plugin::GpuRequest;
 use stowage_telemetry::NO_CODE;
 
 /// A pod whose request is invalid.
@@ -62,7 +62,7 @@ pub fn read_pod(
                 disruption,
             }))
         }
-        Err(RequestError::NoVram) if objects::asks_for_zero(pod) => {
+        Err(RequestError::NoVram) if objects::requests_zero_gpus(pod) => {
             let demand = objects::claims_demand(pod, |traits| extender.service.classify(traits));
             Ok(Ok(VerbRequest {
                 uid,
@@ -80,13 +80,13 @@ pub fn read_pod(
 pub fn filter<'a>(
     extender: &Extender,
     args: &'a ExtenderArgs<'a>,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
 ) -> Result<FilterResult<'a>, BadRequest> {
     let pass_all = |code| {
         count_answer(extender, "passed", code);
-        answer(nodes, 0..nodes.len(), std::iter::empty())
+        filter_result(nodes, 0..nodes.len(), std::iter::empty())
     };
-    if objects::asks_by_claims(&args.pod) {
+    if objects::uses_claims_only(&args.pod) {
         return Ok(pass_all("claims"));
     }
     let request = match read_pod(extender, &args.pod)? {
@@ -96,58 +96,58 @@ pub fn filter<'a>(
             return Ok(let_through.unwrap_or_else(|| refuse_invalid(extender, nodes, &invalid)));
         }
     };
-    if request.demand.ask == Ask::Claims {
+    if request.demand.ask == GpuRequest::Claims {
         // The ledger records the pod, for its Binding.
-        ask(extender, request);
+        take_view(extender, request);
         return Ok(pass_all("no-gpu"));
     }
     let step = extender.service.traces().step("decide");
-    let (view, asked) = ask(extender, request);
+    let (view, recorded_input) = take_view(extender, request);
     let score_cache = || extender.service.score_cache();
     let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
-    let list = decide(&view, nodes.names(), &mut scores);
+    let shortlist = decide(&view, nodes.names(), &mut scores);
     score_cache().put(scores);
     if step.is_recorded() {
-        step.set("stowage.nodes.passed", list.best.len() as i64);
-        step.set("stowage.nodes.refused", list.refused.len() as i64);
+        step.set("stowage.nodes.passed", shortlist.best.len() as i64);
+        step.set("stowage.nodes.refused", shortlist.rejected.len() as i64);
         step.set("stowage.policy.digest", view.policy.digest.to_string());
-        if let (true, Some((_, misfit))) = (list.best.is_empty(), list.refused.first()) {
+        if let (true, Some((_, misfit))) = (shortlist.best.is_empty(), shortlist.rejected.first()) {
             step.set("stowage.refusal", misfit.code());
         }
     }
     drop(step);
     let answer = match view.policy.mode {
-        Mode::Enforce => enforce(extender, nodes, view, &list),
-        Mode::Shadow => shadow::filter(extender, nodes, &view, &list),
+        Mode::Enforce => enforce(extender, nodes, view, &shortlist),
+        Mode::Shadow => shadow::filter(extender, nodes, &view, &shortlist),
     };
     extender
         .service
-        .record_answer(asked, || Decision::Filter(list));
+        .record_answer(recorded_input, || Decision::Filter(shortlist));
     Ok(answer)
 }
 
-fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked>) {
-    let (metrics, asked) = (&extender.service.metrics, Instant::now());
+fn take_view(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<AnsweredInput>) {
+    let (metrics, started) = (&extender.service.metrics, Instant::now());
     let mut cluster = extender.service.cluster();
     let locked = Instant::now();
     let view = cluster.apply(FilterAsked(request));
-    let number = cluster.asked();
+    let recorded_input = cluster.last_recorded_input();
     drop(cluster);
     metrics
         .ledger_wait
-        .observe(locked.duration_since(asked).as_secs_f64());
+        .observe(locked.duration_since(started).as_secs_f64());
     metrics.ledger_hold.observe(locked.elapsed().as_secs_f64());
-    (view, number)
+    (view, recorded_input)
 }
 
 fn enforce<'a>(
     extender: &Extender,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
     view: DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
     count_refusals(extender, list);
-    let decided = decided(&view, list);
+    let decided = decision_of(&view, list);
     let DecisionView {
         request, snapshot, ..
     } = view;
@@ -161,53 +161,53 @@ fn enforce<'a>(
         extender.service.cluster().apply(decided);
     }
     if let Some(text) = refusal {
-        tell_refusal(extender, &request, list, text);
+        report_refusal(extender, &request, list, text);
         let phrases = list
-            .refused
+            .rejected
             .iter()
-            .map(|(place, misfit)| (*place, misfit.phrase()));
-        return answer(nodes, std::iter::empty(), phrases);
+            .map(|(index, misfit)| (*index, misfit.phrase()));
+        return filter_result(nodes, std::iter::empty(), phrases);
     }
     count_answer(extender, "passed", NO_CODE);
-    answer(
+    filter_result(
         nodes,
-        list.best.iter().map(|candidate| candidate.asked),
+        list.best.iter().map(|candidate| candidate.query_index),
         std::iter::empty(),
     )
 }
 
 fn refuse_invalid<'a>(
     extender: &Extender,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
     invalid: &InvalidPod,
 ) -> FilterResult<'a> {
     invalid.record_event(extender);
     count_answer(extender, "refused", invalid.error.code());
     let phrase = invalid.error.phrase();
-    answer(
+    filter_result(
         nodes,
         std::iter::empty(),
-        (0..nodes.len()).map(|place| (place, phrase)),
+        (0..nodes.len()).map(|index| (index, phrase)),
     )
 }
 
 /// The answer in the request's own form, from the indices of the nodes that pass and of those that are rejected.
-pub fn answer<'a>(
-    nodes: &'a AskedNodes<'a>,
-    places: impl Iterator<Item = usize>,
+pub fn filter_result<'a>(
+    nodes: &'a RequestNodes<'a>,
+    passed: impl Iterator<Item = usize>,
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
     let failed_and_unresolvable_nodes = refused
-        .map(|(place, phrase)| (nodes.wire_name(place), phrase))
+        .map(|(index, phrase)| (nodes.wire_name(index), phrase))
         .collect();
     match nodes {
-        AskedNodes::Names(_) => FilterResult {
-            node_names: Some(places.map(|place| nodes.name(place)).collect()),
+        RequestNodes::Names(_) => FilterResult {
+            node_names: Some(passed.map(|index| nodes.name(index)).collect()),
             failed_and_unresolvable_nodes,
             ..FilterResult::default()
         },
-        AskedNodes::Whole(whole) => {
-            let items = places.map(|place| whole[place].1).collect();
+        RequestNodes::Whole(whole) => {
+            let items = passed.map(|index| whole[index].1).collect();
             let nodes = Some(RawNodeList {
                 api_version: "v1",
                 kind: "NodeList",
@@ -222,24 +222,21 @@ pub fn answer<'a>(
     }
 }
 
-fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
+fn report_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mut text: String) {
     let code = list
-        .refused
+        .rejected
         .first()
         .map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (request.key.clone(), request.uid.clone());
     // It is of the pod's own namespace, so the Event may name it. A copy of the ledger is dear for a pod that has none.
-    if is_of_template(&key, &request.demand)
-        && let Some(old) = extender
-            .service
-            .ledger_to_read()
-            .predecessor_in_the_way(&uid)
+    if is_made_from_template(&key, &request.demand)
+        && let Some(old) = extender.service.ledger_copy().blocking_predecessor(&uid)
     {
         write!(
             text,
             " In a rolling update, {}.",
-            RemedyChange::of_predecessor(old)
+            RemedyChange::from_predecessor(old)
         )
         .expect("a String takes any text");
     }
@@ -252,14 +249,14 @@ fn tell_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, mu
 }
 
 /// `0 of 40 nodes fit. 38 × no GPU can take the pod now, such as node-3: …`
-fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist, snapshot: &Snapshot) -> String {
+fn refusal_text(nodes: &RequestNodes<'_>, list: &Shortlist, snapshot: &Snapshot) -> String {
     let mut text = format!("0 of {} fit.", plural(nodes.len(), "node"));
-    for RefusedNodes {
+    for RejectedNodes {
         count,
-        first,
+        first_query_index: first,
         misfit,
         ..
-    } in list.refused_by_code()
+    } in list.rejected_by_code()
     {
         let example = nodes.name(first);
         let why = sentence(&misfit, snapshot.node(example));
@@ -283,7 +280,7 @@ fn count_answer(extender: &Extender, outcome: &str, code: &str) {
 }
 
 fn count_refusals(extender: &Extender, list: &Shortlist) {
-    for RefusedNodes { code, count, .. } in list.refused_by_code() {
+    for RejectedNodes { code, count, .. } in list.rejected_by_code() {
         extender
             .service
             .metrics

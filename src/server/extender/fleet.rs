@@ -7,9 +7,9 @@ pub mod events;
 pub mod live;
 
 use super::Extender;
-use super::operators::{Asker, JSON, streamed};
+use super::operators::{JSON, PageClient, stream_page};
 use super::server::PeerAddress;
-use crate::service::Service;
+use crate::service::ServerState;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -18,18 +18,18 @@ use stowage_scheduling::explaining::fleet::Fleet;
 use stowage_scheduling::explaining::fleet::history::FleetSums;
 
 /// Pending pods that are listed; the others are counted. More than a person reads, and a fraction of a megabyte.
-const MOST_PENDING: usize = 500;
+const MAX_LISTED_PENDING: usize = 500;
 
 /// The cluster at this moment. The ledger is locked for a copy only.
-pub(super) fn at_present(service: &Service) -> Fleet {
-    let ledger = service.ledger_to_read();
-    Fleet::of(&ledger, MOST_PENDING)
+pub(super) fn current_fleet(service: &ServerState) -> Fleet {
+    let ledger = service.ledger_copy();
+    Fleet::from_ledger(&ledger, MAX_LISTED_PENDING)
 }
 
 /// The sums of the cluster at this moment, for the history while no client watches.
-fn sums_at_present(service: &Service) -> FleetSums {
-    let ledger = service.ledger_to_read();
-    FleetSums::of_ledger(&ledger)
+fn current_sums(service: &ServerState) -> FleetSums {
+    let ledger = service.ledger_copy();
+    FleetSums::from_ledger(&ledger)
 }
 
 pub async fn answer(
@@ -37,11 +37,14 @@ pub async fn answer(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (
-        Asker::new(source, headers),
-        OperatorPage::OfCluster("/v1/fleet"),
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster("/v1/fleet"),
     );
-    let turn = match extender.turn(&asker, page, &extender.pages.large).await {
+    let slot = match extender
+        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .await
+    {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
@@ -51,7 +54,7 @@ pub async fn answer(
     }
     let service = extender.service;
     let shown = service.clone();
-    streamed(&service, turn, JSON, move |out| {
-        Ok(serde_json::to_writer(out, &at_present(&shown))?)
+    stream_page(&service, slot, JSON, move |out| {
+        Ok(serde_json::to_writer(out, &current_fleet(&shown))?)
     })
 }

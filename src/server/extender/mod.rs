@@ -25,7 +25,7 @@ pub mod tls;
 pub mod token_reviews;
 pub mod wire;
 
-use crate::service::{BundleSource, Service};
+use crate::service::{BundleSource, ServerState};
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_telemetry::devices::GpuSeries;
@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 /// State shared by all handlers.
 #[derive(Clone)]
 pub struct Extender {
-    pub service: Arc<Service>,
+    pub service: Arc<ServerState>,
     pub control_plane: Arc<dyn ControlPlane>,
     pub board: Arc<reports::Board>,
     pub agent_auth: reports::AgentAuth,
@@ -47,7 +47,7 @@ pub struct Extender {
     /// The cluster as it changes, for those who watch it.
     pub live: Arc<fleet::live::LiveFleet>,
     /// Bytes of report bodies in progress.
-    pub report_bodies: Arc<reports::Bodies>,
+    pub report_bodies: Arc<reports::ReportBodies>,
     /// Decisions that were recorded and not answered, in shadow mode.
     pub journal: Arc<shadow::ShadowJournal>,
     /// How many replicas each model needs.
@@ -55,7 +55,7 @@ pub struct Extender {
     /// Writes in progress. They outlive the connection that requested them, and shutdown waits for them.
     pub writes: TaskTracker,
     /// Open Bindings that are read or written again at one time.
-    pub settling: Arc<Semaphore>,
+    pub settling_slots: Arc<Semaphore>,
     /// The source of bundles, if there is a flight recorder.
     pub bundles: Option<Arc<dyn BundleSource>>,
     pub limits: request::RequestLimits,
@@ -64,7 +64,7 @@ pub struct Extender {
 impl Extender {
     /// An extender that accepts reports from any client: for loopback.
     pub fn new(
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         limits: request::RequestLimits,
     ) -> Self {
@@ -81,7 +81,7 @@ impl Extender {
             journal: Arc::default(),
             autoscaling: Arc::default(),
             writes: TaskTracker::new(),
-            settling: Arc::new(Semaphore::new(bind::SETTLING_AT_ONCE)),
+            settling_slots: Arc::new(Semaphore::new(bind::MAX_CONCURRENT_SETTLING)),
             bundles: None,
             limits,
         }

@@ -3,7 +3,7 @@
 //! The answer is computed on a copy of the ledger, outside its lock, and has at most [`MOST`] entries and one node's engines.
 
 use super::Extender;
-use super::operators::{Asker, held};
+use super::operators::{PageClient, with_slot};
 use super::request::json;
 use super::server::PeerAddress;
 use crate::service::WorkKind;
@@ -13,12 +13,12 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use stowage_kubernetes_objects::port::OperatorPage;
-use stowage_scheduling::explaining::models::{Page, list, locate};
+use stowage_scheduling::explaining::models::{PageRequest, list_models, locate};
 use stowage_scheduling::ids::{ModelId, NodeName};
 use stowage_scheduling::ledger::Ledger;
 
 /// Entries of one answer, unless the client asks for another number: a few hundred kilobytes.
-const USUAL: usize = 1000;
+const DEFAULT_LIMIT: usize = 1000;
 /// Entries of one answer at most: some megabytes.
 const MOST: usize = 10_000;
 
@@ -61,9 +61,9 @@ impl IntoResponse for ModelsError {
 
 /// A parsed query.
 #[derive(Debug)]
-enum Asked {
-    All(Page<ModelId>),
-    One(ModelId, Page<NodeName>),
+enum ModelsRequest {
+    All(PageRequest<ModelId>),
+    One(ModelId, PageRequest<NodeName>),
 }
 
 pub async fn answer(
@@ -72,16 +72,19 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<ModelsQuery>, QueryRejection>,
 ) -> Response {
-    let (asker, page) = (
-        Asker::new(source, headers),
-        OperatorPage::OfCluster("/v1/models"),
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster("/v1/models"),
     );
-    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
+    let slot = match extender
+        .admit_and_take_slot(&client, page, &extender.pages.small)
+        .await
+    {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
     let query = query.map_err(|rejection| ModelsError::Query(rejection.body_text()));
-    let asked = match query.and_then(|Query(query)| understood(query)) {
+    let request = match query.and_then(|Query(query)| parse_query(query)) {
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
@@ -91,44 +94,45 @@ pub async fn answer(
     let service = extender.service;
     let making = {
         let service = service.clone();
-        move || page_of(&service.ledger_to_read(), &asked)
+        move || render_page(&service.ledger_copy(), &request)
     };
     let made =
-        tokio::task::spawn_blocking(service.heavy_work.counted(WorkKind::Page, making)).await;
+        tokio::task::spawn_blocking(service.heavy_work.with_panic_count(WorkKind::Page, making))
+            .await;
     made.map_or_else(
         |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        |page| held(page, turn),
+        |page| with_slot(page, slot),
     )
 }
 
-fn understood(query: ModelsQuery) -> Result<Asked, ModelsError> {
-    let limit = query.limit.unwrap_or(USUAL);
+fn parse_query(query: ModelsQuery) -> Result<ModelsRequest, ModelsError> {
+    let limit = query.limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MOST).contains(&limit) {
         return Err(ModelsError::Limit(limit));
     }
-    let after = query.after.as_deref();
-    let bad = |_| ModelsError::After(after.unwrap_or_default().into());
+    let cursor = query.after.as_deref();
+    let bad = |_| ModelsError::After(cursor.unwrap_or_default().into());
     Ok(match query.model {
         Some(text) => {
             let model = ModelId::parse(&text).map_err(|_| ModelsError::Model(text))?;
-            Asked::One(
+            ModelsRequest::One(
                 model,
-                Page {
+                PageRequest {
                     limit,
-                    after: after.map(NodeName::parse).transpose().map_err(bad)?,
+                    after: cursor.map(NodeName::parse).transpose().map_err(bad)?,
                 },
             )
         }
-        None => Asked::All(Page {
+        None => ModelsRequest::All(PageRequest {
             limit,
-            after: after.map(ModelId::parse).transpose().map_err(bad)?,
+            after: cursor.map(ModelId::parse).transpose().map_err(bad)?,
         }),
     })
 }
 
-fn page_of(ledger: &Ledger, asked: &Asked) -> Response {
-    match asked {
-        Asked::All(page) => json(StatusCode::OK, &list(ledger, page)),
-        Asked::One(model, page) => json(StatusCode::OK, &locate(ledger, model, page)),
+fn render_page(ledger: &Ledger, request: &ModelsRequest) -> Response {
+    match request {
+        ModelsRequest::All(page) => json(StatusCode::OK, &list_models(ledger, page)),
+        ModelsRequest::One(model, page) => json(StatusCode::OK, &locate(ledger, model, page)),
     }
 }

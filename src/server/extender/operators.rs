@@ -8,13 +8,13 @@ mod page_limits;
 mod pages;
 
 pub(crate) use page_limits::PageLimits;
-pub(super) use page_limits::{held, streamed};
+pub(super) use page_limits::{stream_page, with_slot};
 
 use super::Extender;
 use super::page_auth::METRICS;
 use super::request::{BadRequest, json};
 use super::server::PeerAddress;
-use crate::service::{RefusedPolicy, Service, WorkKind};
+use crate::service::{RejectedPolicy, ServerState, WorkKind};
 use axum::Router;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -24,7 +24,7 @@ use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::OperatorPage;
-use stowage_scheduling::ids::listed;
+use stowage_scheduling::ids::comma_separated;
 use stowage_scheduling::policy::{Digest, Policy};
 use stowage_scheduling::units::Moment;
 use stowage_telemetry::scrape;
@@ -45,7 +45,7 @@ pub enum Guard {
 }
 
 /// Every page and its guard. The router has these and no others.
-fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 15] {
+fn routes() -> [(&'static str, Guard, MethodRouter<Extender>); 15] {
     [
         ("/", Guard::None, get(super::page::index)),
         ("/assets/{file}", Guard::None, get(super::page::asset)),
@@ -75,11 +75,11 @@ fn pages() -> [(&'static str, Guard, MethodRouter<Extender>); 15] {
 
 /// Every page's path and its guard.
 pub fn guards() -> impl Iterator<Item = (&'static str, Guard)> {
-    pages().into_iter().map(|(path, guard, _)| (path, guard))
+    routes().into_iter().map(|(path, guard, _)| (path, guard))
 }
 
 pub fn router(extender: Extender) -> Router {
-    let routes = pages()
+    let routes = routes()
         .into_iter()
         .fold(Router::new(), |router, (path, _, page)| {
             router.route(path, page)
@@ -88,7 +88,7 @@ pub fn router(extender: Extender) -> Router {
 }
 
 async fn no_such_page() -> (StatusCode, String) {
-    let pages = listed(guards().map(|(path, _)| path));
+    let pages = comma_separated(guards().map(|(path, _)| path));
     (
         StatusCode::NOT_FOUND,
         format!("this is the operators' address (--admin), with the pages {pages}\n"),
@@ -96,15 +96,15 @@ async fn no_such_page() -> (StatusCode, String) {
 }
 
 /// The client of a page: its source address and the head of its request.
-pub(super) struct Asker {
+pub(super) struct PageClient {
     pub source: IpAddr,
     pub headers: HeaderMap,
 }
 
-impl Asker {
+impl PageClient {
     pub fn new(source: Option<Extension<PeerAddress>>, headers: HeaderMap) -> Self {
         Self {
-            source: PeerAddress::of(source),
+            source: PeerAddress::from_extension(source),
             headers,
         }
     }
@@ -112,26 +112,26 @@ impl Asker {
 
 impl Extender {
     /// Waits for a slot to render this page, after checking that the client may see it.
-    pub(super) async fn turn(
+    pub(super) async fn admit_and_take_slot(
         &self,
-        asker: &Asker,
+        client: &PageClient,
         page: OperatorPage,
-        turns: &Arc<Semaphore>,
+        slots: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         self.page_auth
-            .admit(&asker.headers, asker.source, page)
+            .admit(&client.headers, client.source, page)
             .await?;
-        self.slot(turns).await
+        self.take_slot(slots).await
     }
 
     /// Waits for a slot to render a page for a client that was admitted already.
-    pub(super) async fn slot(
+    pub(super) async fn take_slot(
         &self,
-        turns: &Arc<Semaphore>,
+        slots: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
-        let turn = page_limits::turn(turns).await;
-        turn.ok_or_else(|| {
-            self.service.metrics.edge.turned_away.with_label_values(&["operators", "pages"]).inc();
+        let slot = page_limits::take_slot(slots).await;
+        slot.ok_or_else(|| {
+            self.service.metrics.edge.limited_requests.with_label_values(&["operators", "pages"]).inc();
             BadRequest::Crowded {
                 code: "pages-at-limit",
                 message: "as many of these pages are being read as may be at one time; try again in a second"
@@ -142,15 +142,15 @@ impl Extender {
 }
 
 /// Renders a page on a blocking thread. The page keeps its slot until it is read.
-async fn page(
+async fn render_page(
     extender: Extender,
-    asker: Asker,
+    client: PageClient,
     path: &'static str,
     turns: Arc<Semaphore>,
-    make: impl FnOnce(&Extender) -> Response + Send + 'static,
+    render: impl FnOnce(&Extender) -> Response + Send + 'static,
 ) -> Response {
-    let turn = match extender
-        .turn(&asker, OperatorPage::OfCluster(path), &turns)
+    let slot = match extender
+        .admit_and_take_slot(&client, OperatorPage::Cluster(path), &turns)
         .await
     {
         Ok(turn) => turn,
@@ -159,11 +159,11 @@ async fn page(
     let service = extender.service.clone();
     let making = service
         .heavy_work
-        .counted(WorkKind::Page, move || make(&extender));
+        .with_panic_count(WorkKind::Page, move || render(&extender));
     let made = tokio::task::spawn_blocking(making).await;
     made.map_or_else(
         |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        |page| held(page, turn),
+        |page| with_slot(page, slot),
     )
 }
 
@@ -173,14 +173,14 @@ async fn metrics(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.metrics.clone();
-    let (asker, page) = (
-        Asker::new(source, headers),
-        OperatorPage::OfCluster(METRICS),
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster(METRICS),
     );
-    match extender.turn(&asker, page, &turns).await {
-        Ok(turn) => {
+    match extender.admit_and_take_slot(&client, page, &turns).await {
+        Ok(slot) => {
             let service = extender.service.clone();
-            streamed(&service, turn, scrape::CONTENT_TYPE, move |out| {
+            stream_page(&service, slot, scrape::CONTENT_TYPE, move |out| {
                 pages::metrics(&extender, out)
             })
         }
@@ -193,7 +193,7 @@ async fn metrics(
 async fn readyz(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
     let leadership = &service.leadership;
-    let lost = service.contact.lost_for(service.now());
+    let lost = service.api_server_contact.unreachable_for(service.now());
     let lost = lost.map(|silence| {
         format!(
             "the API server has not answered for {} s: what is known of the cluster is as old",
@@ -201,8 +201,8 @@ async fn readyz(State(extender): State<Extender>) -> Response {
         )
     });
     // Agents that would report to this replica could not.
-    let wrong = lost.or_else(|| service.certificate.borrow().clone());
-    let is_ready = leadership.is_synced() && wrong.is_none();
+    let problem = lost.or_else(|| service.missing_certificate_reason.borrow().clone());
+    let is_ready = leadership.is_synced() && problem.is_none();
     let status = if is_ready {
         StatusCode::OK
     } else {
@@ -213,7 +213,7 @@ async fn readyz(State(extender): State<Extender>) -> Response {
         .describe()
         .filter(|_| !leadership.is_synced());
     let refused = refused.map(|refused| format!("the watches have not synced yet: {refused}"));
-    let text = wrong
+    let text = problem
         .or(refused)
         .unwrap_or_else(|| leadership.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
@@ -221,15 +221,15 @@ async fn readyz(State(extender): State<Extender>) -> Response {
 
 /// A second line if the policy's files are rejected. That is no reason to take this replica out of service: it uses the
 /// previous policy, as every other replica does.
-fn refused_policy(service: &Service) -> String {
-    let Some(RefusedPolicy {
+fn refused_policy(service: &ServerState) -> String {
+    let Some(RejectedPolicy {
         since, headline, ..
-    }) = service.policy_status.get().refused
+    }) = service.policy_status.get().rejected
     else {
         return String::new();
     };
     let digest = service.cluster().ledger().policy().digest;
-    let since = at(service, since);
+    let since = utc_text(service, since);
     format!(
         "policy: files rejected since {since}, and {digest} stays in force: {}\n",
         one_line(&headline)
@@ -237,7 +237,7 @@ fn refused_policy(service: &Service) -> String {
 }
 
 /// The wall time of a moment as text, in whole seconds for readability.
-fn at(service: &Service, moment: Moment) -> String {
+fn utc_text(service: &ServerState, moment: Moment) -> String {
     service
         .clock
         .to_wall(moment)
@@ -256,28 +256,28 @@ async fn policy(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
-    page(
+    render_page(
         extender,
-        Asker::new(source, headers),
+        PageClient::new(source, headers),
         "/debug/policy",
         turns,
         |extender| {
             let service = &extender.service;
-            let (policy, standing) = {
+            let (policy, status) = {
                 // A policy becomes current under this lock.
-                let ledger = service.cluster();
+                let cluster = service.cluster();
                 (
-                    ledger.ledger().policy().clone(),
+                    cluster.ledger().policy().clone(),
                     service.policy_status.get(),
                 )
             };
-            let refused = standing.refused.as_ref();
+            let refused = status.rejected.as_ref();
             let refused = refused.map(|refused| RefusedPolicyPart {
-                since: at(service, refused.since),
+                since: utc_text(service, refused.since),
                 problems: &refused.problems,
             });
-            let in_force_since = at(service, standing.in_force_since);
-            let (digest, source) = (policy.digest, &*standing.source);
+            let in_force_since = utc_text(service, status.in_force_since);
+            let (digest, source) = (policy.digest, &*status.source);
             json(
                 StatusCode::OK,
                 &PolicyInForce {
@@ -315,9 +315,9 @@ async fn shadow(
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
-    page(
+    render_page(
         extender,
-        Asker::new(source, headers),
+        PageClient::new(source, headers),
         "/debug/shadow",
         turns,
         |extender| json(StatusCode::OK, &extender.journal.records()),
@@ -330,14 +330,17 @@ async fn snapshot(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (
-        Asker::new(source, headers),
-        OperatorPage::OfCluster("/debug/snapshot"),
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster("/debug/snapshot"),
     );
-    match extender.turn(&asker, page, &extender.pages.large).await {
-        Ok(turn) => {
-            let ledger = extender.service.ledger_to_read();
-            streamed(&extender.service, turn, JSON, move |out| {
+    match extender
+        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .await
+    {
+        Ok(slot) => {
+            let ledger = extender.service.ledger_copy();
+            stream_page(&extender.service, slot, JSON, move |out| {
                 Ok(pages::snapshot(ledger, out)?)
             })
         }
@@ -351,14 +354,17 @@ async fn reports(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (
-        Asker::new(source, headers),
-        OperatorPage::OfCluster("/debug/reports"),
+    let (client, page) = (
+        PageClient::new(source, headers),
+        OperatorPage::Cluster("/debug/reports"),
     );
-    match extender.turn(&asker, page, &extender.pages.large).await {
-        Ok(turn) => {
+    match extender
+        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .await
+    {
+        Ok(slot) => {
             let service = extender.service.clone();
-            streamed(&service, turn, JSON, move |out| {
+            stream_page(&service, slot, JSON, move |out| {
                 Ok(pages::reports(&extender, out)?)
             })
         }
@@ -379,8 +385,8 @@ mod tests {
     use tower::ServiceExt;
 
     fn extender() -> Extender {
-        let service = Service::new(Policy::default());
-        let dump = Dump::of(
+        let service = ServerState::new(Policy::default());
+        let dump = Dump::from_text(
             r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(),
             Path::new("test"),
         );
@@ -396,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
+    fn a_scrape_is_written_without_the_ledgers_lock() {
         let extender = extender();
         let ledger = extender.service.cluster().ledger().clone();
         let (done, outcome) = channel();
@@ -417,7 +423,7 @@ mod tests {
 
     /// In a debug build, what is written under the lock panics.
     #[tokio::test]
-    async fn no_page_is_made_under_the_lock() {
+    async fn no_page_is_rendered_under_the_lock() {
         let pages = router(extender());
         for page in [
             "/metrics",
@@ -439,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replica_that_may_not_read_says_what_and_how_that_ends() {
+    async fn readyz_names_refused_resources_and_the_remedy() {
         let extender = extender();
         let text = async || {
             let answer = readyz(State(extender.clone())).await;
@@ -453,11 +459,11 @@ mod tests {
             extender
                 .service
                 .refused_reads
-                .note("resourceslices", Some(403), at);
+                .record_failure("resourceslices", Some(403), at);
         };
         refused(1);
         assert_eq!(text().await, "ok\n", "it has listed them before");
-        extender.service.leadership.list_anew();
+        extender.service.leadership.require_relist();
         let said = text().await;
         assert!(
             said.contains("does not show resourceslices (403); one that has just started"),
@@ -472,24 +478,24 @@ mod tests {
         extender
             .service
             .refused_reads
-            .note_shown("resourceslices", Moment(0));
+            .record_success("resourceslices", Moment(0));
         assert_eq!(text().await, "the watches have not synced yet\n");
     }
 
     #[tokio::test]
-    async fn a_replica_is_not_ready_when_the_api_server_was_last_heard_of_too_long_ago() {
+    async fn a_replica_is_not_ready_while_the_api_server_is_unreachable() {
         let extender = extender();
         let ready = async || readyz(State(extender.clone())).await.status();
         assert_eq!(ready().await, StatusCode::OK, "a dump has no API server");
         let now = extender.service.now();
         extender
             .service
-            .contact
-            .heard(now.before(Millis::seconds(16)));
+            .api_server_contact
+            .record_contact(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
         let ledger = extender.service.cluster().ledger().clone();
         assert!(scraped(&extender, &ledger).contains("\nstowage_synced 0\n"));
-        extender.service.contact.heard(now);
+        extender.service.api_server_contact.record_contact(now);
         assert_eq!(ready().await, StatusCode::OK);
     }
 }

@@ -7,7 +7,7 @@
 use super::request::BadRequest;
 use super::token_reviews;
 use super::token_reviews::{Rate, ReviewBounds, Reviews};
-use crate::service::Service;
+use crate::service::ServerState;
 use axum::http::{HeaderMap, header};
 use futures::FutureExt;
 use std::net::IpAddr;
@@ -18,20 +18,20 @@ use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::units::Millis;
 
 /// Users' tokens come from any issuer, with groups in them: as long as a head may be.
-const MAX_TOKEN: usize = 8 << 10;
+const MAX_TOKEN_BYTES: usize = 8 << 10;
 
 /// Some users and some Prometheus servers, each with a few pages and pods.
-const BOUNDS: ReviewBounds = ReviewBounds {
-    good: 1024,
-    bad: 1024,
-    open: 64,
-    at_once: 4,
+const REVIEW_BOUNDS: ReviewBounds = ReviewBounds {
+    max_accepted: 1024,
+    max_rejected: 1024,
+    max_open: 64,
+    max_concurrent: 4,
     per_source: Rate {
-        every: Millis(500),
+        interval: Millis(500),
         burst: 20,
     },
-    in_all: Rate {
-        every: Millis(100),
+    total: Rate {
+        interval: Millis(100),
         burst: 50,
     },
 };
@@ -52,12 +52,12 @@ pub enum PageAuth {
 pub struct PageGuard {
     authority: Arc<dyn PageAuthority>,
     reviews: Arc<Reviews<()>>,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
 }
 
 impl PageAuth {
-    pub fn by(authority: Arc<dyn PageAuthority>, service: Arc<Service>) -> Self {
-        let count = |service: &Service, outcome: &str| {
+    pub fn new(authority: Arc<dyn PageAuthority>, service: Arc<ServerState>) -> Self {
+        let count = |service: &ServerState, outcome: &str| {
             service
                 .metrics
                 .edge
@@ -67,7 +67,7 @@ impl PageAuth {
         };
         Self::Token(Arc::new(PageGuard {
             authority,
-            reviews: Reviews::new("operators", service.clone(), BOUNDS, count),
+            reviews: Reviews::new("operators", service.clone(), REVIEW_BOUNDS, count),
             service,
         }))
     }
@@ -82,27 +82,27 @@ impl PageAuth {
         let Self::Token(guard) = self else {
             return Ok(());
         };
-        let token = bearer(headers)
-            .filter(|token| token.len() <= MAX_TOKEN)
+        let token = bearer_token(headers)
+            .filter(|token| token.len() <= MAX_TOKEN_BYTES)
             .ok_or_else(no_token)?;
-        let (authority, asked) = (guard.authority.clone(), token.to_owned());
-        let key = token_reviews::key(token, &page.to_string());
-        let may_go_on =
-            page == OperatorPage::OfCluster(METRICS) && guard.reviews.last_good(&key).is_some();
+        let (authority, owned_token) = (guard.authority.clone(), token.to_owned());
+        let key = token_reviews::review_key(token, &page.to_string());
+        let was_accepted_before =
+            page == OperatorPage::Cluster(METRICS) && guard.reviews.last_accepted(&key).is_some();
         // A scrape does not wait for an API server that is known to be silent.
-        if may_go_on
+        if was_accepted_before
             && guard
                 .service
-                .contact
-                .lost_for(guard.service.now())
+                .api_server_contact
+                .unreachable_for(guard.service.now())
                 .is_some()
         {
             return Ok(());
         }
-        let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
-        match guard.reviews.verdict(key, source, ask).await {
-            Err(AuthError::Unavailable(_)) if may_go_on => Ok(()),
-            verdict => verdict.map_err(|error| refusal(&error)),
+        let ask = || async move { Ok(((), authority.may_see(&owned_token, &page).await?)) }.boxed();
+        match guard.reviews.review(key, source, ask).await {
+            Err(AuthError::Unavailable(_)) if was_accepted_before => Ok(()),
+            verdict => verdict.map_err(|error| to_bad_request(&error)),
         }
     }
 
@@ -115,10 +115,10 @@ impl PageAuth {
         pod: &PodKey,
     ) -> Result<PodAccess, BadRequest> {
         let wider = [
-            (PodAccess::All, OperatorPage::OfPods(None)),
+            (PodAccess::All, OperatorPage::Pods(None)),
             (
                 PodAccess::Namespace,
-                OperatorPage::OfPods(Some(pod.namespace.clone())),
+                OperatorPage::Pods(Some(pod.namespace.clone())),
             ),
         ];
         for (access, page) in wider {
@@ -128,14 +128,14 @@ impl PageAuth {
                 Err(refused) => return Err(refused),
             }
         }
-        self.admit(headers, source, OperatorPage::OfPod(pod.clone()))
+        self.admit(headers, source, OperatorPage::Pod(pod.clone()))
             .await
             .map(|()| PodAccess::Own)
     }
 }
 
 /// The token of a head that has one.
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers
         .get(header::AUTHORIZATION)?
         .to_str()
@@ -155,7 +155,7 @@ fn no_token() -> BadRequest {
 }
 
 /// The answer to a rejected token, on any address.
-pub fn refusal(error: &AuthError) -> BadRequest {
+pub fn to_bad_request(error: &AuthError) -> BadRequest {
     let (code, message) = (error.code(), error.to_string());
     match error {
         AuthError::Invalid(_)
@@ -202,16 +202,16 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_read_while_the_api_server_is_silent_by_clients_that_it_admitted_before() {
         let api_server = Arc::new(SilentApiServer::default());
-        let auth = PageAuth::by(
+        let auth = PageAuth::new(
             api_server.clone(),
-            Service::with_stopped_clock(Policy::default()),
+            ServerState::with_stopped_clock(Policy::default()),
         );
         let status = async |token: &str, page: &'static str| {
             let headers = [(
                 header::AUTHORIZATION,
                 format!("Bearer {token}").parse().unwrap(),
             )];
-            let page = OperatorPage::OfCluster(page);
+            let page = OperatorPage::Cluster(page);
             let admitted = auth
                 .admit(
                     &headers.into_iter().collect(),
@@ -254,7 +254,7 @@ mod tests {
             _: &'a str,
             page: &'a OperatorPage,
         ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
-            let is_it = *page == OperatorPage::OfPod(PodKey::parse("team-a", "llm-0").unwrap());
+            let is_it = *page == OperatorPage::Pod(PodKey::parse("team-a", "llm-0").unwrap());
             let refused = AuthError::NotAllowed {
                 user: "jane".into(),
                 what: page.to_string(),
@@ -264,16 +264,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_may_see_one_pod_sees_no_other_of_its_namespace() {
-        let auth = PageAuth::by(
+    async fn access_to_one_pod_gives_no_access_to_others_of_its_namespace() {
+        let auth = PageAuth::new(
             Arc::new(OnePod),
-            Service::with_stopped_clock(Policy::default()),
+            ServerState::with_stopped_clock(Policy::default()),
         );
         let headers: HeaderMap = [(header::AUTHORIZATION, "Bearer good".parse().unwrap())]
             .into_iter()
             .collect();
         let code = async |pod: &str| {
-            let page = OperatorPage::OfPod(PodKey::parse("team-a", pod).unwrap());
+            let page = OperatorPage::Pod(PodKey::parse("team-a", pod).unwrap());
             let admitted = auth.admit(&headers, Ipv4Addr::LOCALHOST.into(), page).await;
             admitted.err().map_or("admitted", |refused| refused.code())
         };

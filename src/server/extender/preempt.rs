@@ -13,7 +13,7 @@ use stowage_scheduling::control_loop::{
     ControlPlaneError, PodEvent, PodEventReason, StatusChange, reserved_text,
 };
 use stowage_scheduling::evicting::VictimSet;
-use stowage_scheduling::ids::{PodUid, listed};
+use stowage_scheduling::ids::{PodUid, comma_separated};
 use stowage_scheduling::ledger::PodState;
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::verbs::preempt::{
@@ -25,7 +25,7 @@ use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::wait::ReleaseReservation;
 use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_telemetry::NO_CODE;
-use stowage_telemetry::traces::Traced;
+use stowage_telemetry::traces::PodSpan;
 use tracing::{info, warn};
 
 pub async fn preempt(
@@ -58,22 +58,22 @@ pub async fn preempt(
         }
     };
     let is_shadowing = extender.service.cluster().ledger().policy().mode == Mode::Shadow;
-    if is_shadowing || request.demand.asks_plugin() {
+    if is_shadowing || request.demand.is_allocated_externally() {
         let asked = NarrowAsked {
             request: request.clone(),
             offered: offered.clone(),
         };
-        let (narrowed, asked) = {
+        let (narrowed, recorded_input) = {
             let mut cluster = extender.service.cluster();
-            (cluster.apply(asked), cluster.asked())
+            (cluster.apply(asked), cluster.last_recorded_input())
         };
         extender
             .service
-            .record_answer(asked, || Decision::Narrow(narrowed.clone()));
+            .record_answer(recorded_input, || Decision::Narrow(narrowed.clone()));
         if narrowed.policy.mode == Mode::Shadow {
             return Ok(shadow::preempt(extender, &request, &offered, &narrowed));
         }
-        match narrowed.chosen {
+        match narrowed.chosen_index {
             Some(_) => count("narrowed", NO_CODE),
             None => count("none", narrowed.code),
         }
@@ -89,14 +89,14 @@ pub async fn preempt(
         wants,
         offered,
     };
-    let (view, asked) = {
+    let (view, recorded_input) = {
         let mut cluster = extender.service.cluster();
-        (cluster.apply(asked), cluster.asked())
+        (cluster.apply(asked), cluster.last_recorded_input())
     };
     let Some((request, view)) = view else {
         extender
             .service
-            .record_answer(asked, || Decision::Preempt(None));
+            .record_answer(recorded_input, || Decision::Preempt(None));
         count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
@@ -105,14 +105,14 @@ pub async fn preempt(
     let decision = extender
         .service
         .heavy_work
-        .begin(WorkKind::Preempt, move || decide(view))
+        .spawn(WorkKind::Preempt, move || decide(view))
         .await;
     if let Ok(decision) = &decision {
         extender
             .service
-            .record_answer(asked, || Decision::Preempt(Some(decision.clone())));
+            .record_answer(recorded_input, || Decision::Preempt(Some(decision.clone())));
     }
-    let left_to_planner = |code| {
+    let leave_to_planner = |code| {
         count("none", code);
         extender
             .service
@@ -120,25 +120,28 @@ pub async fn preempt(
             .apply(LeftToPlanner(request.uid.clone()));
         Ok(PreemptionResult::default())
     };
-    let (victims, others) = match decision {
-        Ok(PreemptDecision::NoCandidate) => return left_to_planner("no-candidate"),
-        Ok(PreemptDecision::FitsNow) => return left_to_planner("fits-now"),
-        Ok(PreemptDecision::Evict { victims, others }) => (victims, others),
-        Err(_) => return left_to_planner("panic"),
+    let (victims, other_victims) = match decision {
+        Ok(PreemptDecision::NoCandidate) => return leave_to_planner("no-candidate"),
+        Ok(PreemptDecision::FitsNow) => return leave_to_planner("fits-now"),
+        Ok(PreemptDecision::Evict {
+            victims,
+            victims_without_vram: others,
+        }) => (victims, others),
+        Err(_) => return leave_to_planner("panic"),
     };
     step.set_node(&victims.node);
     step.set("stowage.victims", victims.victims.len() as i64);
     drop(step);
     if !reserve(extender, &request, &victims).await {
-        return left_to_planner("not-reserved");
+        return leave_to_planner("not-reserved");
     }
-    if victims.victims.is_empty() && others.is_empty() {
+    if victims.victims.is_empty() && other_victims.is_empty() {
         // kube-scheduler treats a node without victims as an error of the whole preemption.
         count("none", "awaited");
         return Ok(PreemptionResult::default());
     }
     count("reserved", NO_CODE);
-    Ok(answer(others, &victims))
+    Ok(answer(other_victims, &victims))
 }
 
 /// Makes the reservation: first in the ledger, so that no other pod can get the VRAM, then on the pod, so that it survives a
@@ -171,14 +174,15 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         span.set_node(&reservation.node);
         let change = StatusChange::reservation(reservation.clone());
         let written = span
-            .around(extender.control_plane.write_status(&key, &uid, &change))
+            .instrument(extender.control_plane.write_status(&key, &uid, &change))
             .await;
         if written.is_err() {
             span.fail("not-written");
         }
         drop(span);
         // A statement of its own, so that the lock is released with it.
-        let settled = settle(&mut extender.service.cluster(), &uid, &reservation, written);
+        let settled =
+            confirm_reservation(&mut extender.service.cluster(), &uid, &reservation, written);
         if let Err(reason) = settled {
             warn!(pod = %key, node = %reservation.node, reason, "the reservation is given up; no pod is evicted");
             // If it was written all the same, the planner ends it as long as the pod shows it: a write here could end another one,
@@ -187,7 +191,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         }
         let text = reserved_text(&reservation);
         let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
-        info!(pod = %key, %node, victims = %listed(leaving.iter()), exact, %policy, "GPUs reserved");
+        info!(pod = %key, %node, victims = %comma_separated(leaving.iter()), exact, %policy, "GPUs reserved");
         extender.control_plane.record_event(PodEvent {
             key,
             uid,
@@ -198,7 +202,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
     };
     // The write continues if kube-scheduler disconnects: the ledger must not keep a reservation that the pod does not show.
     writes
-        .spawn(Traced::present().around(task))
+        .spawn(PodSpan::current().instrument(task))
         .await
         .unwrap_or(false)
 }
@@ -206,17 +210,17 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
 /// Whether the reservation stands after its write was answered, or why not. The write may have taken so long that the reservation
 /// was released meanwhile, and another one made; or the watch may have shown it although no answer came, so that the planner
 /// evicts for it already.
-fn settle(
+fn confirm_reservation(
     cluster: &mut ClusterGuard<'_>,
     uid: &PodUid,
     reservation: &Reservation,
     written: Result<(), ControlPlaneError>,
 ) -> Result<(), String> {
-    let present = cluster
+    let current = cluster
         .ledger()
         .pod_state(uid)
         .and_then(PodState::reservation);
-    if !present.is_some_and(|present| present.is_same(reservation)) {
+    if !current.is_some_and(|present| present.is_same(reservation)) {
         return Err("it was released while it was written".to_owned());
     }
     let error = match written {
@@ -249,12 +253,12 @@ fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {
 
 /// The chosen node with kube-scheduler's own victims.
 fn narrowed_answer(offered: &[OfferedNode], narrowed: &NarrowedCandidates) -> PreemptionResult {
-    let answered = narrowed.chosen.map(|place| {
+    let answered = narrowed.chosen_index.map(|index| {
         let OfferedNode {
             node,
             victims,
             pdb_violations,
-        } = &offered[place];
+        } = &offered[index];
         let pods = victims
             .iter()
             .map(|uid| AnsweredVictim { uid: uid.clone() })

@@ -2,13 +2,13 @@
 
 use super::filter::read_pod;
 use super::request::BadRequest;
-use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
+use super::wire::{ExtenderArgs, HostPriority, RequestNodes};
 use super::{Extender, shadow};
 use stowage_kubernetes_objects as objects;
-use stowage_recording::answer::{Asked, Decision};
+use stowage_recording::answer::{AnsweredInput, Decision};
 use stowage_scheduling::placing::rank::{Shortlist, score_steps};
 use stowage_scheduling::policy::Mode;
-use stowage_scheduling::verbs::filter::offered;
+use stowage_scheduling::verbs::filter::offer_of;
 use stowage_scheduling::verbs::prioritize::{PrioritizeAsked, prioritize as decide};
 use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
 use stowage_telemetry::NO_CODE;
@@ -16,23 +16,26 @@ use stowage_telemetry::NO_CODE;
 pub fn prioritize<'a>(
     extender: &Extender,
     args: &ExtenderArgs<'_>,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let answers = &extender.service.metrics.answers;
-    if objects::asks_by_claims(&args.pod) {
+    if objects::uses_claims_only(&args.pod) {
         return prioritize_claims(extender, args, nodes);
     }
     let Ok(request) = read_pod(extender, &args.pod)? else {
         answers
             .with_label_values(&["prioritize", "refused", "invalid-request"])
             .inc();
-        return Ok(zeros(nodes));
+        return Ok(zero_scores(nodes));
     };
     let step = extender.service.traces().step("decide");
-    let (view, asked) = ask(extender, request);
+    let (view, asked) = take_view(extender, request);
     let list = decide(&view, nodes.names());
     if let Some(first) = list.best.first().filter(|_| step.is_recorded()) {
-        step.set("stowage.nodes.first", nodes.name(first.asked).to_owned());
+        step.set(
+            "stowage.nodes.first",
+            nodes.name(first.query_index).to_owned(),
+        );
     }
     drop(step);
     if view.policy.mode == Mode::Shadow {
@@ -40,10 +43,10 @@ pub fn prioritize<'a>(
         extender
             .service
             .record_answer(asked, || Decision::Prioritize(list));
-        return Ok(zeros(nodes));
+        return Ok(zero_scores(nodes));
     }
     if let Some(first) = list.best.first() {
-        let offered = offered(&view, first);
+        let offered = offer_of(&view, first);
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(view);
         extender.service.cluster().apply(offered);
@@ -51,16 +54,19 @@ pub fn prioritize<'a>(
     answers
         .with_label_values(&["prioritize", "ranked", NO_CODE])
         .inc();
-    let hosts = ranked(nodes, &list);
+    let hosts = host_scores(nodes, &list);
     extender
         .service
         .record_answer(asked, || Decision::Prioritize(list));
     Ok(hosts)
 }
 
-fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked>) {
+fn take_view(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<AnsweredInput>) {
     let mut cluster = extender.service.cluster();
-    (cluster.apply(PrioritizeAsked(request)), cluster.asked())
+    (
+        cluster.apply(PrioritizeAsked(request)),
+        cluster.last_recorded_input(),
+    )
 }
 
 /// The verb `prioritize-claims`: ranks nodes for pods whose devices kube-scheduler allocates by ResourceClaims. An extender entry
@@ -68,7 +74,7 @@ fn ask(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<Asked
 pub(crate) fn prioritize_claims<'a>(
     extender: &Extender,
     args: &ExtenderArgs<'_>,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let count = |outcome| {
         extender
@@ -78,9 +84,9 @@ pub(crate) fn prioritize_claims<'a>(
             .with_label_values(&["prioritize", outcome, "claims"])
             .inc();
     };
-    if !objects::asks_by_claims(&args.pod) {
+    if !objects::uses_claims_only(&args.pod) {
         count("not-ranked");
-        return Ok(zeros(nodes));
+        return Ok(zero_scores(nodes));
     }
     let (uid, key) = objects::identity(&args.pod)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
@@ -93,31 +99,31 @@ pub(crate) fn prioritize_claims<'a>(
         waiting: objects::waiting(&args.pod),
         disruption: None,
     };
-    let (view, asked) = ask(extender, request);
+    let (view, asked) = take_view(extender, request);
     if view.policy.mode == Mode::Shadow {
         count("not-ranked");
-        return Ok(zeros(nodes));
+        return Ok(zero_scores(nodes));
     }
     let list = decide(&view, nodes.names());
     count("ranked");
-    let hosts = ranked(nodes, &list);
+    let hosts = host_scores(nodes, &list);
     extender
         .service
         .record_answer(asked, || Decision::Prioritize(list));
     Ok(hosts)
 }
 
-fn zeros<'a>(nodes: &'a AskedNodes<'a>) -> Vec<HostPriority<'a>> {
+fn zero_scores<'a>(nodes: &'a RequestNodes<'a>) -> Vec<HostPriority<'a>> {
     nodes
         .names()
         .map(|host| HostPriority { host, score: 0 })
         .collect()
 }
 
-fn ranked<'a>(nodes: &'a AskedNodes<'a>, list: &Shortlist) -> Vec<HostPriority<'a>> {
-    let mut hosts = zeros(nodes);
+fn host_scores<'a>(nodes: &'a RequestNodes<'a>, list: &Shortlist) -> Vec<HostPriority<'a>> {
+    let mut hosts = zero_scores(nodes);
     for (candidate, step) in list.best.iter().zip(score_steps()) {
-        hosts[candidate.asked].score = step;
+        hosts[candidate.query_index].score = step;
     }
     hosts
 }

@@ -3,7 +3,7 @@
 //! A malformed request is answered with its status and a text that names the place; it changes nothing.
 
 use super::server::limits::ConnectionLimits;
-use crate::service::assert_not_held;
+use crate::service::assert_cluster_unlocked;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -18,7 +18,7 @@ pub struct RequestLimits {
     /// 5,000 full nodes with their managed fields are about 10 MB; 64 MiB is enough for 30,000.
     pub body: usize,
     /// Advice in the error for a body that is larger.
-    pub larger: &'static str,
+    pub too_large_advice: &'static str,
     /// How long a client may take to send its body. kube-scheduler runs beside Stowage; an agent is one hop away.
     pub body_time: Duration,
     pub connections: ConnectionLimits,
@@ -28,7 +28,7 @@ impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             body: 64 << 20,
-            larger: "raise --body-limit if your cluster needs it",
+            too_large_advice: "raise --body-limit if your cluster needs it",
             body_time: Duration::from_secs(10),
             connections: ConnectionLimits::default(),
         }
@@ -106,7 +106,7 @@ pub async fn read_body(
     body: Body,
     limits: RequestLimits,
 ) -> Result<Bytes, BadRequest> {
-    let too_large = announces_no_more(headers, limits)?;
+    let too_large = check_announced_length(headers, limits)?;
     match tokio::time::timeout(limits.body_time, to_bytes(body, limits.body)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if is_length_limit(&error) => Err(too_large),
@@ -119,13 +119,13 @@ pub async fn read_body(
 
 /// Rejects a body whose announced length is too large before any of it is read; otherwise returns the error for one that is
 /// larger than announced.
-pub(crate) fn announces_no_more(
+pub(crate) fn check_announced_length(
     headers: &HeaderMap,
     limits: RequestLimits,
 ) -> Result<BadRequest, BadRequest> {
     let too_large = BadRequest::TooLarge {
         limit: limits.body,
-        way_out: limits.larger,
+        way_out: limits.too_large_advice,
     };
     let announced = headers
         .get(header::CONTENT_LENGTH)
@@ -160,15 +160,15 @@ pub(crate) fn with_path<'a, T: Deserialize<'a>>(
 
 /// A JSON answer with its length in the head: a chunked one would cost kube-scheduler a new connection.
 pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
-    assert_not_held();
-    json_text(
+    assert_cluster_unlocked();
+    json_from_bytes(
         status,
         serde_json::to_vec(answer).expect("answers are plain data"),
     )
 }
 
 /// A JSON answer of bytes that are serialized already, with its length in the head.
-pub(crate) fn json_text(status: StatusCode, body: Vec<u8>) -> Response {
+pub(crate) fn json_from_bytes(status: StatusCode, body: Vec<u8>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 

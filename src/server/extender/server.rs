@@ -13,10 +13,10 @@ pub mod limits;
 mod peer;
 
 use super::request::{
-    BadRequest, RequestLimits, announces_no_more, json, json_text, parse, read_body,
+    BadRequest, RequestLimits, check_announced_length, json, json_from_bytes, parse, read_body,
 };
 use super::tls::Tls;
-use super::wire::{AskedNodes, BindingArgs, ExtenderArgs, PreemptionArgs};
+use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs, RequestNodes};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
 use crate::service::WorkKind;
 use accept::ServedAddress;
@@ -33,23 +33,23 @@ use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::time::{Duration, SystemTime};
 use stowage_kubernetes_objects as objects;
-use stowage_telemetry::traces::Traced;
+use stowage_telemetry::traces::PodSpan;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// How long connections and writes in progress may take to end after shutdown begins.
-pub(crate) const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum bytes of a body with reports: more than an agent that keeps to a report's limits ever needs.
-const REPORTS_BODY: usize = stowage_report::limits::MAX_BYTES;
+const MAX_REPORTS_BODY: usize = stowage_report::limits::MAX_BYTES;
 
 /// Read buffer of the scheduler's address: its bodies can be tens of megabytes.
-const SCHEDULERS_BUFFER: usize = 400 << 10;
+const SCHEDULER_READ_BUFFER: usize = 400 << 10;
 /// A head with a token of 8 KiB fits several times.
-const SMALL_BUFFER: usize = 32 << 10;
+const SMALL_READ_BUFFER: usize = 32 << 10;
 /// Kernel send buffer for a client that does not read; it counts twice as much against the container's memory. Enough for
 /// megabytes a second over a slow link.
-const UNREAD: usize = 128 << 10;
+const SMALL_SEND_BUFFER: usize = 128 << 10;
 
 /// The source address of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct PeerAddress(pub IpAddr);
 
 impl PeerAddress {
     /// The source of a request; unspecified for a request that did not arrive over a connection.
-    pub fn of(found: Option<Extension<Self>>) -> IpAddr {
+    pub fn from_extension(found: Option<Extension<Self>>) -> IpAddr {
         found.map_or(Ipv4Addr::UNSPECIFIED.into(), |Extension(source)| source.0)
     }
 }
@@ -93,10 +93,10 @@ pub fn scheduler_router(extender: Extender) -> Router {
         .route("/scheduler/bind", post(bind_verb))
         .route(
             "/v1/reports",
-            any(|| not_here("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
+            any(|| wrong_address("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
         )
         .fallback(|| {
-            not_here(
+            wrong_address(
                 "this is the scheduler's address (--listen), with POST /scheduler/filter, prioritize, prioritize-claims, \
                  preempt and bind; the operators' pages are on --admin, by default 127.0.0.1:9445",
             )
@@ -108,13 +108,15 @@ pub fn scheduler_router(extender: Extender) -> Router {
 /// The router of the agents' address.
 pub fn agents_router(extender: Extender) -> Router {
     Router::new()
-        .route("/v1/reports", post(reports_in))
-        .fallback(|| not_here("agents post to /v1/reports; the scheduler's verbs are on --listen"))
+        .route("/v1/reports", post(reports_endpoint))
+        .fallback(|| {
+            wrong_address("agents post to /v1/reports; the scheduler's verbs are on --listen")
+        })
         .layer(CatchPanicLayer::custom(on_panic(&extender, "reports")))
         .with_state(extender)
 }
 
-async fn not_here(text: &'static str) -> (StatusCode, String) {
+async fn wrong_address(text: &'static str) -> (StatusCode, String) {
     (StatusCode::NOT_FOUND, format!("{text}\n"))
 }
 
@@ -143,19 +145,19 @@ pub async fn serve(
     endpoints: Endpoints,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
-    let gate = extender.service.clone();
+    let service = extender.service.clone();
     let stop = shutdown.child_token();
     let limits = extender.limits.connections;
     let metrics = &extender.service.metrics.edge;
-    let small = |name, tls, most| {
-        let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
+    let small_address = |name, tls, most| {
+        let (buffer, unread) = (SMALL_READ_BUFFER, Some(SMALL_SEND_BUFFER));
         ServedAddress {
             name,
             tls,
             limits,
-            most,
-            buffer,
-            unread,
+            max_connections: most,
+            read_buffer: buffer,
+            send_buffer: unread,
             metrics: metrics.clone(),
         }
     };
@@ -165,12 +167,12 @@ pub async fn serve(
         operators,
     } = endpoints;
     let for_scheduler = ServedAddress {
-        buffer: SCHEDULERS_BUFFER,
-        unread: None,
-        ..small("scheduler", scheduler.tls, limits.scheduler)
+        read_buffer: SCHEDULER_READ_BUFFER,
+        send_buffer: None,
+        ..small_address("scheduler", scheduler.tls, limits.scheduler)
     };
-    let for_agents = small("agents", agents.tls, limits.agents);
-    let for_operators = small("operators", operators.tls, limits.operators);
+    let for_agents = small_address("agents", agents.tls, limits.agents);
+    let for_operators = small_address("operators", operators.tls, limits.operators);
     let reports = agents_router(extender.clone());
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::custom(on_panic(
         &extender,
@@ -183,10 +185,10 @@ pub async fn serve(
             scheduler_router(extender.clone()),
             stop.clone()
         ),
-        background_thread::apart("agents", stop.child_token(), |stop| {
+        background_thread::serve_on_background_thread("agents", stop.child_token(), |stop| {
             accept::serve(agents.listener, for_agents, reports, stop)
         }),
-        background_thread::apart("operators", stop.child_token(), |stop| {
+        background_thread::serve_on_background_thread("operators", stop.child_token(), |stop| {
             let live = extender
                 .live
                 .clone()
@@ -196,20 +198,20 @@ pub async fn serve(
         }),
         async {
             stop.cancelled().await;
-            gate.leadership.set_stopping();
+            service.leadership.set_stopping();
             Ok(())
         },
     )?;
     extender.writes.close();
     // After this time the API server's answer is lost, as in a crash; the next start reads the pods.
-    let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, extender.writes.wait()).await;
     Ok(())
 }
 
 async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "filter", headers, body, async |body, arrived| {
-        about_nodes(&extender, "filter", &body, arrived, |args, nodes| {
-            Ok(json_text(
+    answer_verb(&extender, "filter", headers, body, async |body, arrived| {
+        decide_about_nodes(&extender, "filter", &body, arrived, |args, nodes| {
+            Ok(json_from_bytes(
                 StatusCode::OK,
                 filter::filter(&extender, args, nodes)?.to_json(),
             ))
@@ -223,13 +225,13 @@ async fn prioritize_verb(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    verb(
+    answer_verb(
         &extender,
         "prioritize",
         headers,
         body,
         async |body, arrived| {
-            about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            decide_about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
                 Ok(json(
                     StatusCode::OK,
                     &prioritize::prioritize(&extender, args, nodes)?,
@@ -245,13 +247,13 @@ async fn prioritize_claims_verb(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    verb(
+    answer_verb(
         &extender,
         "prioritize",
         headers,
         body,
         async |body, arrived| {
-            about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
+            decide_about_nodes(&extender, "prioritize", &body, arrived, |args, nodes| {
                 Ok(json(
                     StatusCode::OK,
                     &prioritize::prioritize_claims(&extender, args, nodes)?,
@@ -267,17 +269,17 @@ async fn preempt_verb(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    verb(
+    answer_verb(
         &extender,
         "preempt",
         headers,
         body,
         async |body, arrived| {
             let args: PreemptionArgs<'_> = parse(&body)?;
-            let call = traced(&extender, "preempt", arrived, &args.pod);
+            let call = call_span(&extender, "preempt", arrived, &args.pod);
             Ok(json(
                 StatusCode::OK,
-                &call.around(preempt::preempt(&extender, &args)).await?,
+                &call.instrument(preempt::preempt(&extender, &args)).await?,
             ))
         },
     )
@@ -285,18 +287,18 @@ async fn preempt_verb(
 }
 
 async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
-    verb(&extender, "bind", headers, body, async |body, arrived| {
+    answer_verb(&extender, "bind", headers, body, async |body, arrived| {
         let args: BindingArgs = parse(&body)?;
         Ok(json(
             StatusCode::OK,
-            &bind::bind_since(&extender, &args, arrived).await?,
+            &bind::bind_arrived_at(&extender, &args, arrived).await?,
         ))
     })
     .await
 }
 
 /// Takes the reports of one request, whether this replica leads or not. The sender is authenticated before the body is read.
-async fn reports_in(
+async fn reports_endpoint(
     State(extender): State<Extender>,
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
@@ -306,50 +308,50 @@ async fn reports_in(
     let taken = async {
         let sender = extender
             .agent_auth
-            .admit(&headers, PeerAddress::of(source))
+            .admit(&headers, PeerAddress::from_extension(source))
             .await?;
         let larger = "an agent's own reports are smaller: send fewer in one batch";
         let limits = RequestLimits {
-            body: extender.limits.body.min(REPORTS_BODY),
-            larger,
+            body: extender.limits.body.min(MAX_REPORTS_BODY),
+            too_large_advice: larger,
             ..extender.limits
         };
-        announces_no_more(&headers, limits)?;
-        let bytes = reports::announced(&body, limits.body);
-        let _room = extender.report_bodies.room(&sender, bytes).await?;
+        check_announced_length(&headers, limits)?;
+        let bytes = reports::announced_bytes(&body, limits.body);
+        let _room = extender.report_bodies.acquire(&sender, bytes).await?;
         let body = tokio::select! {
             body = read_body(&headers, body, limits) => body?,
-            slow = extender.report_bodies.turn_ends() => return Err(slow),
+            slow = extender.report_bodies.time_is_up() => return Err(slow),
         };
         Ok(json(
             StatusCode::OK,
             &reports::reports(&extender, &sender, received, &body)?,
         ))
     };
-    let answer = answer(&extender, "reports", taken.await);
-    background_thread::give_way();
+    let answer = respond(&extender, "reports", taken.await);
+    background_thread::yield_core();
     answer
 }
 
 /// The span of a call about this pod. A pod without a name or a UID is refused, and has none.
-fn traced(
+fn call_span(
     extender: &Extender,
     verb: &'static str,
     arrived: Option<SystemTime>,
     pod: &Pod,
-) -> Traced {
+) -> PodSpan {
     // Nothing is parsed for a span that is not recorded.
     if arrived.is_none() {
-        return Traced::default();
+        return PodSpan::default();
     }
     match objects::identity(pod) {
         Ok((uid, key)) => extender.service.traces().call(verb, arrived, &uid, &key),
-        Err(_) => Traced::default(),
+        Err(_) => PodSpan::default(),
     }
 }
 
 /// Answers a verb: reads the body, checks leadership, measures the time, and counts malformed requests.
-async fn verb<F>(
+async fn answer_verb<F>(
     extender: &Extender,
     name: &'static str,
     headers: HeaderMap,
@@ -360,7 +362,7 @@ where
     F: Future<Output = Result<Response, BadRequest>>,
 {
     let outcome = async {
-        let arrived = extender.service.traces().arrival();
+        let arrived = extender.service.traces().arrival_time();
         let body = read_body(&headers, body, extender.limits).await?;
         if let Some(reason) = extender.service.leadership.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
@@ -373,10 +375,10 @@ where
             .start_timer();
         decide(body, arrived).await
     };
-    answer(extender, name, outcome.await)
+    respond(extender, name, outcome.await)
 }
 
-fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
+fn respond(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
     outcome.unwrap_or_else(|bad| {
         extender
             .service
@@ -389,20 +391,20 @@ fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>
 }
 
 /// Parses the pod and the nodes of filter or prioritize, and decides within a span that has their number.
-fn about_nodes(
+fn decide_about_nodes(
     extender: &Extender,
     verb: &'static str,
     body: &Bytes,
     arrived: Option<SystemTime>,
-    decide: impl FnOnce(&ExtenderArgs<'_>, &AskedNodes<'_>) -> Result<Response, BadRequest>,
+    decide: impl FnOnce(&ExtenderArgs<'_>, &RequestNodes<'_>) -> Result<Response, BadRequest>,
 ) -> Result<Response, BadRequest> {
     let args: ExtenderArgs<'_> = parse(body)?;
     let missing = || BadRequest::unprocessable("no-nodes", "neither Nodes nor NodeNames is there");
     let nodes = args
-        .asked_nodes()
+        .request_nodes()
         .ok_or_else(missing)?
         .map_err(|error| BadRequest::Malformed(error.to_string()))?;
-    let call = traced(extender, verb, arrived, &args.pod);
+    let call = call_span(extender, verb, arrived, &args.pod);
     let _within = call.enter();
     call.set("stowage.nodes.asked", nodes.len() as i64);
     decide(&args, &nodes)

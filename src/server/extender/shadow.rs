@@ -6,8 +6,8 @@
 //! rejected.
 
 use super::Extender;
-use super::filter::{InvalidPod, answer};
-use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, PreemptionResult};
+use super::filter::{InvalidPod, filter_result};
+use super::wire::{AnsweredVictim, AnsweredVictims, FilterResult, PreemptionResult, RequestNodes};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
@@ -23,21 +23,21 @@ use stowage_scheduling::units::plural;
 use stowage_scheduling::verbs::preempt::OfferedNode;
 use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
 use stowage_scheduling::verbs::request::{DecisionView, VerbRequest};
-use stowage_scheduling::verbs::shadow::{Expected, LetThrough, ShadowOutcome, decided};
+use stowage_scheduling::verbs::shadow::{ExpectedBind, LetThrough, ShadowOutcome, decision_of};
 use tracing::info;
 
 /// The rejection of a pod that requests VRAM. The same text each time.
 pub use stowage_scheduling::reasons::NO_VRAM_IN_SHADOW;
 
 /// Maximum records. A pod leaves three or four: enough for the last few hundred pods, in less than a megabyte.
-const KEPT: usize = 1000;
+const MAX_RECORDS: usize = 1000;
 
 /// Nodes named in a record's text.
-const NAMED: usize = 8;
+const MAX_NAMED_NODES: usize = 8;
 
 /// One answer that was recorded instead of given.
 #[derive(Debug, Clone, Serialize)]
-pub struct Record {
+pub struct ShadowRecord {
     pub at: jiff::Timestamp,
     #[serde(serialize_with = "as_text")]
     pub pod: PodKey,
@@ -55,17 +55,17 @@ pub struct Record {
 /// The latest records, oldest first.
 #[derive(Debug, Default)]
 pub struct ShadowJournal {
-    records: Mutex<VecDeque<Record>>,
+    records: Mutex<VecDeque<ShadowRecord>>,
 }
 
 impl ShadowJournal {
-    pub fn records(&self) -> Vec<Record> {
+    pub fn records(&self) -> Vec<ShadowRecord> {
         self.records.lock().iter().cloned().collect()
     }
 
-    fn keep(&self, record: Record) {
+    fn push(&self, record: ShadowRecord) {
         let mut records = self.records.lock();
-        if records.len() == KEPT {
+        if records.len() == MAX_RECORDS {
             records.pop_front();
         }
         records.push_back(record);
@@ -83,15 +83,15 @@ struct ShadowSubject<'a> {
 /// Passes all nodes whatever was decided; none, if the pod requests VRAM.
 pub fn filter<'a>(
     extender: &Extender,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
     view: &DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
-    extender.service.cluster().apply(decided(view, list));
-    let subject = of(&view.request, "filter", view.policy.digest);
+    extender.service.cluster().apply(decision_of(view, list));
+    let subject = subject_of(&view.request, "filter", view.policy.digest);
     let (outcome, would) = (
-        ShadowOutcome::of_filter(view, list),
-        placed(&view.snapshot, list),
+        ShadowOutcome::for_filter(view, list),
+        shortlist_text(&view.snapshot, list),
     );
     if outcome == ShadowOutcome::Refused {
         record(extender, subject, outcome, would, NO_VRAM_IN_SHADOW.into());
@@ -104,12 +104,12 @@ pub fn filter<'a>(
 /// Passes all nodes for a pod with an invalid request; `None` if it is rejected in this mode too.
 pub(crate) fn filter_invalid<'a>(
     extender: &Extender,
-    nodes: &'a AskedNodes<'a>,
+    nodes: &'a RequestNodes<'a>,
     pod: &Pod,
     invalid: &InvalidPod,
 ) -> Option<FilterResult<'a>> {
     let InvalidPod { uid, key, error } = invalid;
-    let policy = shadowing(extender, pod)?;
+    let policy = shadow_policy(extender, pod)?;
     // Its bind finds it in the ledger.
     let demand = objects::worst_case(pod, &extender.service.policy());
     let waiting = ObservedWaiting::default();
@@ -140,10 +140,10 @@ pub(crate) fn filter_invalid<'a>(
 
 /// Records how the nodes would have been ranked.
 pub fn prioritize(extender: &Extender, view: &DecisionView, list: &Shortlist) {
-    let subject = of(&view.request, "prioritize", view.policy.digest);
+    let subject = subject_of(&view.request, "prioritize", view.policy.digest);
     let (outcome, would) = (
-        ShadowOutcome::of_prioritize(list),
-        placed(&view.snapshot, list),
+        ShadowOutcome::for_prioritize(list),
+        shortlist_text(&view.snapshot, list),
     );
     record(
         extender,
@@ -161,8 +161,8 @@ pub fn preempt(
     offered: &[OfferedNode],
     narrowed: &NarrowedCandidates,
 ) -> PreemptionResult {
-    let subject = of(request, "preempt", narrowed.policy.digest);
-    let outcome = ShadowOutcome::of_preempt(request, narrowed, offered.len());
+    let subject = subject_of(request, "preempt", narrowed.policy.digest);
+    let outcome = ShadowOutcome::for_preempt(request, narrowed, offered.len());
     if outcome == ShadowOutcome::Refused {
         record(
             extender,
@@ -173,9 +173,9 @@ pub fn preempt(
         );
         return PreemptionResult::default();
     }
-    let would = match narrowed.chosen {
+    let would = match narrowed.chosen_index {
         None => format!("no candidate: {}", narrowed.code),
-        Some(place) => offered[place].node.clone(),
+        Some(index) => offered[index].node.clone(),
     };
     record(
         extender,
@@ -199,7 +199,7 @@ pub(crate) fn preempt_invalid(
         uid,
         key,
         verb: "preempt",
-        policy: shadowing(extender, pod)?,
+        policy: shadow_policy(extender, pod)?,
     };
     let did = format!("{} as offered", plural(offered.len(), "candidate"));
     record(
@@ -213,12 +213,12 @@ pub(crate) fn preempt_invalid(
 }
 
 /// Records that the pod is bound to kube-scheduler's node, and how that compares with Stowage's choice.
-pub fn bound(
+pub fn record_bound(
     extender: &Extender,
     uid: &PodUid,
     key: &PodKey,
     node: &NodeName,
-    expected: &Expected,
+    expected: &ExpectedBind,
 ) {
     let (outcome, first) = expected.compare(node);
     let would = match (outcome, first) {
@@ -235,7 +235,11 @@ pub fn bound(
     record(extender, subject, outcome, would, node.to_string());
 }
 
-fn of<'a>(request: &'a VerbRequest, verb: &'static str, policy: Digest) -> ShadowSubject<'a> {
+fn subject_of<'a>(
+    request: &'a VerbRequest,
+    verb: &'static str,
+    policy: Digest,
+) -> ShadowSubject<'a> {
     ShadowSubject {
         uid: &request.uid,
         key: &request.key,
@@ -245,21 +249,21 @@ fn of<'a>(request: &'a VerbRequest, verb: &'static str, policy: Digest) -> Shado
 }
 
 /// The policy's digest, if it is in shadow mode and lets such a pod through.
-fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
+fn shadow_policy(extender: &Extender, pod: &Pod) -> Option<Digest> {
     let policy = extender.service.cluster().ledger().policy().clone();
     let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
 }
 
-fn pass_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
-    answer(nodes, 0..nodes.len(), std::iter::empty())
+fn pass_all<'a>(nodes: &'a RequestNodes<'a>) -> FilterResult<'a> {
+    filter_result(nodes, 0..nodes.len(), std::iter::empty())
 }
 
-fn refuse_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
-    answer(
+fn refuse_all<'a>(nodes: &'a RequestNodes<'a>) -> FilterResult<'a> {
+    filter_result(
         nodes,
         std::iter::empty(),
-        (0..nodes.len()).map(|place| (place, NO_VRAM_IN_SHADOW)),
+        (0..nodes.len()).map(|index| (index, NO_VRAM_IN_SHADOW)),
     )
 }
 
@@ -283,23 +287,23 @@ fn as_offered(offered: &[OfferedNode]) -> PreemptionResult {
     }
 }
 
-fn passed_on(nodes: &AskedNodes<'_>) -> String {
+fn passed_on(nodes: &RequestNodes<'_>) -> String {
     format!("{} passed on", plural(nodes.len(), "node"))
 }
 
 /// `a, b; refused: 3 × devices-in-use`.
-fn placed(snapshot: &Snapshot, list: &Shortlist) -> String {
+fn shortlist_text(snapshot: &Snapshot, list: &Shortlist) -> String {
     let names = list
         .best
         .iter()
-        .take(NAMED)
-        .map(|c| snapshot.nodes()[c.node].name.as_str());
+        .take(MAX_NAMED_NODES)
+        .map(|c| snapshot.nodes()[c.node_index].name.as_str());
     let mut text = names.collect::<Vec<_>>().join(", ");
     if list.best.is_empty() {
         text.push_str("no node");
     }
     let mut reasons: BTreeMap<&str, u32> = BTreeMap::new();
-    list.refused
+    list.rejected
         .iter()
         .map(|(_, misfit)| Misfit::code(misfit))
         .for_each(|code| {
@@ -335,11 +339,11 @@ fn record(
         .shadow
         .with_label_values(&[verb, outcome.code()])
         .inc();
-    if outcome.is_news() {
+    if outcome.is_difference() {
         info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
     }
     let at = extender.service.clock.wall();
-    extender.journal.keep(Record {
+    extender.journal.push(ShadowRecord {
         at,
         pod: key.clone(),
         uid: uid.clone(),
@@ -359,8 +363,8 @@ fn as_text<S: Serializer>(key: &PodKey, serializer: S) -> Result<S::Ok, S::Error
 mod tests {
     use super::*;
 
-    fn record_of(number: usize) -> Record {
-        Record {
+    fn record_of(number: usize) -> ShadowRecord {
+        ShadowRecord {
             at: jiff::Timestamp::UNIX_EPOCH,
             pod: PodKey::parse("default", &format!("pod-{number}")).unwrap(),
             uid: PodUid::parse("uid").unwrap(),
@@ -375,15 +379,19 @@ mod tests {
     #[test]
     fn the_latest_thousand_records_are_kept_in_order() {
         let journal = ShadowJournal::default();
-        (0..KEPT + 3).for_each(|number| journal.keep(record_of(number)));
+        (0..MAX_RECORDS + 3).for_each(|number| journal.push(record_of(number)));
         let names: Vec<String> = journal
             .records()
             .iter()
             .map(|record| record.pod.name.to_string())
             .collect();
         assert_eq!(
-            (names.len(), names[0].as_str(), names[KEPT - 1].as_str()),
-            (KEPT, "pod-3", "pod-1002")
+            (
+                names.len(),
+                names[0].as_str(),
+                names[MAX_RECORDS - 1].as_str()
+            ),
+            (MAX_RECORDS, "pod-3", "pod-1002")
         );
     }
 

@@ -21,7 +21,7 @@ impl Tls {
 
     /// A certificate that no client trusts, until there is another: the kubelet's probes verify none, and every other client is
     /// refused by its own side before it sends a word.
-    pub fn awaiting() -> Result<Self, TlsError> {
+    pub fn self_signed() -> Result<Self, TlsError> {
         let made =
             rcgen::generate_simple_self_signed(["stowage-has-no-certificate-yet".to_owned()]);
         let made =
@@ -35,8 +35,8 @@ impl Tls {
     }
 
     /// Uses another configuration for every handshake from now on. Existing connections continue; earlier sessions are not resumed.
-    pub fn replace(&self, by: &Self) {
-        *self.0.write() = by.current();
+    pub fn replace(&self, other: &Self) {
+        *self.0.write() = other.current();
     }
 }
 
@@ -72,7 +72,7 @@ pub enum TlsError {
 }
 
 /// Mutual TLS from three PEM files.
-pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
+pub fn load_mutual(files: &TlsFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in certificates("the client CA", &files.client_ca)? {
@@ -89,7 +89,7 @@ pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
     };
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    finish(builder.with_client_cert_verifier(verifier), &identity)
+    with_server_files(builder.with_client_cert_verifier(verifier), &identity)
 }
 
 /// TLS with only a server certificate, from two PEM files.
@@ -97,7 +97,7 @@ pub fn load_server(files: &ServerFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    finish(builder.with_no_client_auth(), files)
+    with_server_files(builder.with_no_client_auth(), files)
 }
 
 /// TLS with only a server certificate, from two texts.
@@ -111,10 +111,10 @@ pub fn from_pem(certificate: &str, key: &str) -> Result<Tls, TlsError> {
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth();
-    serving(builder, certificates.map_err(unreadable)?, key)
+    with_certificates(builder, certificates.map_err(unreadable)?, key)
 }
 
-fn finish(
+fn with_server_files(
     builder: ConfigBuilder<ServerConfig, WantsServerCert>,
     files: &ServerFiles,
 ) -> Result<Tls, TlsError> {
@@ -123,10 +123,10 @@ fn finish(
         path: files.key.clone(),
         error,
     })?;
-    serving(builder, certificates("the certificate", &files.cert)?, key)
+    with_certificates(builder, certificates("the certificate", &files.cert)?, key)
 }
 
-fn serving(
+fn with_certificates(
     builder: ConfigBuilder<ServerConfig, WantsServerCert>,
     certificates: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,

@@ -9,7 +9,7 @@
 //! all sources together have a higher one. A review that no request waits for any more is dropped before its turn. Tokens are
 //! stored as hashes, and never shown or logged. This module does not know what a token gives access to.
 
-use crate::service::Service;
+use crate::service::ServerState;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -24,42 +24,42 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 /// How long an acceptance is cached: a token that was revoked, or whose pod is gone, is accepted for as long.
-pub(crate) const GOOD_FOR: Millis = Millis::seconds(60);
+pub(crate) const ACCEPTED_TTL: Millis = Millis::seconds(60);
 /// How long a rejection is cached: an agent tries every second, and the cause may be fixed meanwhile.
-pub(crate) const BAD_FOR: Millis = Millis::seconds(5);
+pub(crate) const REJECTED_TTL: Millis = Millis::seconds(5);
 /// How long after an acceptance expired its token is reviewed before new ones, and [counts as accepted](Reviews::last_accepted).
-const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
+const FORMERLY_ACCEPTED_FOR: Millis = Millis::seconds(15 * 60);
 
 /// The limits of one address.
 #[derive(Debug, Clone, Copy)]
 pub struct ReviewBounds {
     /// Good answers cached, at some 220 bytes each. Tokens beyond this are reviewed each time.
-    pub good: usize,
+    pub max_accepted: usize,
     /// Bad answers cached.
-    pub bad: usize,
+    pub max_rejected: usize,
     /// Reviews of tokens that were not good before, waiting or in progress.
-    pub open: usize,
+    pub max_open: usize,
     /// Of those, in progress at one time. As many again for the other tokens.
-    pub at_once: usize,
+    pub max_concurrent: usize,
     /// Rate limit of new tokens from one source: the interval, and the burst.
     pub per_source: Rate,
     /// Rate limit of new tokens from all sources together.
-    pub in_all: Rate,
+    pub total: Rate,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
-    pub every: Millis,
+    pub interval: Millis,
     pub burst: u64,
 }
 
 /// The subject of a review: a token, with what it is to give access to.
 pub(crate) type ReviewKey = [u8; 32];
 
-pub fn key(token: &str, to_open: &str) -> ReviewKey {
+pub fn review_key(token: &str, purpose: &str) -> ReviewKey {
     let mut digest = Sha256::new();
-    digest.update((to_open.len() as u64).to_le_bytes());
-    digest.update(to_open);
+    digest.update((purpose.len() as u64).to_le_bytes());
+    digest.update(purpose);
     digest.update(token);
     digest.finalize().into()
 }
@@ -70,28 +70,28 @@ pub(crate) type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
 pub struct Reviews<V> {
     /// The address' label in metrics.
     address: &'static str,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     bounds: ReviewBounds,
     /// The runtime that sends the reviews, if it is not the address' own: its connections serve others too, and must not be
     /// driven by a low-priority thread.
-    home: Option<Handle>,
-    known: Mutex<ReviewCache<V>>,
-    new: Semaphore,
-    again: Semaphore,
+    runtime: Option<Handle>,
+    cache: Mutex<ReviewCache<V>>,
+    new_token_slots: Semaphore,
+    known_token_slots: Semaphore,
     /// Called with each outcome, for metrics.
-    outcome: fn(&Service, &str),
+    count_outcome: fn(&ServerState, &str),
 }
 
 struct ReviewCache<V> {
-    good: HashMap<ReviewKey, (V, Moment)>,
-    bad: HashMap<ReviewKey, (AuthError, Moment)>,
+    accepted: HashMap<ReviewKey, (V, Moment)>,
+    rejected: HashMap<ReviewKey, (AuthError, Moment)>,
     open: HashMap<ReviewKey, Arc<OpenReview<V>>>,
     /// Open reviews of tokens that were not good before.
     open_new: usize,
     /// When the next new token is within the rate limit, for each source and for all.
-    sources: HashMap<IpAddr, Moment>,
-    all: Moment,
-    swept: Moment,
+    next_of_source: HashMap<IpAddr, Moment>,
+    next_of_all: Moment,
+    swept_at: Moment,
 }
 
 type OpenReview<V> = watch::Sender<Option<Result<V, AuthError>>>;
@@ -100,49 +100,49 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the address.
     pub fn new(
         address: &'static str,
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         bounds: ReviewBounds,
-        outcome: fn(&Service, &str),
+        outcome: fn(&ServerState, &str),
     ) -> Arc<Self> {
         let known = ReviewCache {
-            good: HashMap::new(),
-            bad: HashMap::new(),
+            accepted: HashMap::new(),
+            rejected: HashMap::new(),
             open: HashMap::new(),
             open_new: 0,
-            sources: HashMap::new(),
-            all: Moment(0),
-            swept: Moment(0),
+            next_of_source: HashMap::new(),
+            next_of_all: Moment(0),
+            swept_at: Moment(0),
         };
         Arc::new(Self {
             address,
             service,
-            home: Handle::try_current().ok(),
-            known: Mutex::new(known),
-            new: Semaphore::new(bounds.at_once),
-            again: Semaphore::new(bounds.at_once),
+            runtime: Handle::try_current().ok(),
+            cache: Mutex::new(known),
+            new_token_slots: Semaphore::new(bounds.max_concurrent),
+            known_token_slots: Semaphore::new(bounds.max_concurrent),
             bounds,
-            outcome,
+            count_outcome: outcome,
         })
     }
 
     /// The cached answer for this key, or the answer of `ask`.
-    pub async fn verdict(
+    pub async fn review(
         self: &Arc<Self>,
         key: ReviewKey,
         source: IpAddr,
         ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<V, AuthError> {
         let mut answer = {
-            let (now, mut known) = (self.service.now(), self.known.lock());
-            if let Some((value, _)) = known.good.get(&key).filter(|(_, until)| now < *until) {
+            let (now, mut known) = (self.service.now(), self.cache.lock());
+            if let Some((value, _)) = known.accepted.get(&key).filter(|(_, until)| now < *until) {
                 return Ok(value.clone());
             }
-            if let Some((error, _)) = known.bad.get(&key).filter(|(_, until)| now < *until) {
+            if let Some((error, _)) = known.rejected.get(&key).filter(|(_, until)| now < *until) {
                 return Err(error.clone());
             }
             match known.open.get(&key) {
                 Some(open) => open.subscribe(),
-                None => self.begin(&mut known, key, source, now, ask)?,
+                None => self.start_review(&mut known, key, source, now, ask)?,
             }
         };
         let answered = answer
@@ -154,13 +154,13 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     }
 
     /// What the API server answered last, if that was good and is not long ago: for what has to be seen while it does not answer.
-    pub fn last_good(&self, key: &ReviewKey) -> Option<V> {
-        let (now, known) = (self.service.now(), self.known.lock());
-        let (value, until) = known.good.get(key)?;
-        (now < *until + GOOD_BEFORE).then(|| value.clone())
+    pub fn last_accepted(&self, key: &ReviewKey) -> Option<V> {
+        let (now, known) = (self.service.now(), self.cache.lock());
+        let (value, until) = known.accepted.get(key)?;
+        (now < *until + FORMERLY_ACCEPTED_FOR).then(|| value.clone())
     }
 
-    fn begin(
+    fn start_review(
         self: &Arc<Self>,
         known: &mut ReviewCache<V>,
         key: ReviewKey,
@@ -168,13 +168,13 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         now: Moment,
         ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<watch::Receiver<Option<Result<V, AuthError>>>, AuthError> {
-        known.sweep(now);
-        let is_new = !known.good.contains_key(&key);
+        known.remove_expired(now);
+        let is_new = !known.accepted.contains_key(&key);
         if is_new && let Err(bound) = known.admit(source, now, &self.bounds) {
             self.service
                 .metrics
                 .edge
-                .turned_away
+                .limited_requests
                 .with_label_values(&[self.address, bound])
                 .inc();
             return Err(AuthError::Crowded);
@@ -183,8 +183,8 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         let (open, answer) = watch::channel(None);
         let open = Arc::new(open);
         known.open.insert(key, open.clone());
-        let asking = self.clone().ask(key, is_new, open, ask());
-        match &self.home {
+        let asking = self.clone().run_review(key, is_new, open, ask());
+        match &self.runtime {
             Some(home) => drop(home.spawn(asking)),
             None => drop(tokio::spawn(asking)),
         }
@@ -193,21 +193,21 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
 
     /// Once started, a review runs to its end even if no request waits any more: an agent's timeout is shorter than a slow API
     /// server's answer.
-    async fn ask(
+    async fn run_review(
         self: Arc<Self>,
         key: ReviewKey,
         is_new: bool,
         open: Arc<OpenReview<V>>,
         asking: BoxFuture<'static, ReviewAnswer<V>>,
     ) {
-        let Some(_turn) = self.turn(key, is_new, &open).await else {
+        let Some(_slot) = self.acquire_slot(key, is_new, &open).await else {
             return;
         };
         let answer = AssertUnwindSafe(asking).catch_unwind().await;
         // Left open, the review would never be started again.
         let answer =
             answer.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
-        (self.outcome)(
+        (self.count_outcome)(
             &self.service,
             answer.as_ref().err().map_or("accepted", AuthError::code),
         );
@@ -215,27 +215,31 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
             .as_ref()
             .map(|(value, _)| value.clone())
             .map_err(Clone::clone);
-        self.settle(key, is_new, answer);
+        self.record_answer(key, is_new, answer);
         open.send_replace(Some(verdict));
     }
 
     /// `None` if no request waits any more: then the review is dropped.
-    async fn turn(
+    async fn acquire_slot(
         &self,
         key: ReviewKey,
         is_new: bool,
         open: &OpenReview<V>,
     ) -> Option<SemaphorePermit<'_>> {
-        let lane = if is_new { &self.new } else { &self.again };
+        let slots = if is_new {
+            &self.new_token_slots
+        } else {
+            &self.known_token_slots
+        };
         loop {
             tokio::select! {
-                turn = lane.acquire() => return Some(turn.expect("the semaphore is never closed")),
+                turn = slots.acquire() => return Some(turn.expect("the semaphore is never closed")),
                 () = open.closed() => {
-                    let mut known = self.known.lock();
+                    let mut known = self.cache.lock();
                     // A request may have arrived meanwhile.
                     if open.is_closed() {
                         known.close(key, is_new);
-                        (self.outcome)(&self.service, "abandoned");
+                        (self.count_outcome)(&self.service, "abandoned");
                         return None;
                     }
                 }
@@ -243,38 +247,41 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         }
     }
 
-    fn settle(&self, key: ReviewKey, is_new: bool, answer: ReviewAnswer<V>) {
-        let (now, mut known) = (self.service.now(), self.known.lock());
+    fn record_answer(&self, key: ReviewKey, is_new: bool, answer: ReviewAnswer<V>) {
+        let (now, mut known) = (self.service.now(), self.cache.lock());
         known.close(key, is_new);
         match answer {
             Ok((value, remaining)) => {
-                let until = now + remaining.map_or(GOOD_FOR, |remaining| remaining.min(GOOD_FOR));
-                known.bad.remove(&key);
-                if known.good.len() < self.bounds.good || known.good.contains_key(&key) {
-                    known.good.insert(key, (value, until));
+                let until =
+                    now + remaining.map_or(ACCEPTED_TTL, |remaining| remaining.min(ACCEPTED_TTL));
+                known.rejected.remove(&key);
+                if known.accepted.len() < self.bounds.max_accepted
+                    || known.accepted.contains_key(&key)
+                {
+                    known.accepted.insert(key, (value, until));
                 } else {
                     self.service
                         .metrics
                         .edge
-                        .turned_away
+                        .limited_requests
                         .with_label_values(&[self.address, "remembered"])
                         .inc();
                 }
             }
             Err(AuthError::Unavailable(_)) => {}
             Err(error) => {
-                known.good.remove(&key);
-                if known.bad.len() < self.bounds.bad {
-                    known.bad.insert(key, (error, now + BAD_FOR));
+                known.accepted.remove(&key);
+                if known.rejected.len() < self.bounds.max_rejected {
+                    known.rejected.insert(key, (error, now + REJECTED_TTL));
                 }
             }
         }
     }
 
     #[cfg(test)]
-    pub fn remembered(&self) -> [usize; 3] {
-        let known = self.known.lock();
-        [known.good.len(), known.bad.len(), known.open.len()]
+    pub fn cached_counts(&self) -> [usize; 3] {
+        let known = self.cache.lock();
+        [known.accepted.len(), known.rejected.len(), known.open.len()]
     }
 }
 
@@ -291,30 +298,31 @@ impl<V> ReviewCache<V> {
         now: Moment,
         bounds: &ReviewBounds,
     ) -> Result<(), &'static str> {
-        if self.open_new >= bounds.open {
+        if self.open_new >= bounds.max_open {
             return Err("open-reviews");
         }
-        let of_source = self.sources.get(&source).copied().unwrap_or(now);
+        let of_source = self.next_of_source.get(&source).copied().unwrap_or(now);
         let of_source = bounds
             .per_source
             .next(of_source, now)
             .ok_or("reviews-per-source")?;
-        let of_all = bounds.in_all.next(self.all, now).ok_or("reviews")?;
-        self.all = of_all;
+        let of_all = bounds.total.next(self.next_of_all, now).ok_or("reviews")?;
+        self.next_of_all = of_all;
         // No more sources than reviews within a burst's time: the others are removed.
-        self.sources.insert(source, of_source);
+        self.next_of_source.insert(source, of_source);
         Ok(())
     }
 
     /// Removes expired entries, once a second at the most.
-    fn sweep(&mut self, now: Moment) {
-        if now < self.swept + Millis::seconds(1) {
+    fn remove_expired(&mut self, now: Moment) {
+        if now < self.swept_at + Millis::seconds(1) {
             return;
         }
-        self.swept = now;
-        self.good.retain(|_, (_, until)| now < *until + GOOD_BEFORE);
-        self.bad.retain(|_, (_, until)| now < *until);
-        self.sources.retain(|_, next| now < *next);
+        self.swept_at = now;
+        self.accepted
+            .retain(|_, (_, until)| now < *until + FORMERLY_ACCEPTED_FOR);
+        self.rejected.retain(|_, (_, until)| now < *until);
+        self.next_of_source.retain(|_, next| now < *next);
     }
 }
 
@@ -322,7 +330,8 @@ impl Rate {
     /// When the next one is within the limit, or `None` if this one comes too soon. `due`: when this one is within the limit.
     fn next(self, due: Moment, now: Moment) -> Option<Moment> {
         let due = due.max(now);
-        (due <= now + Millis(self.every.0 * self.burst.saturating_sub(1))).then(|| due + self.every)
+        (due <= now + Millis(self.interval.0 * self.burst.saturating_sub(1)))
+            .then(|| due + self.interval)
     }
 }
 
@@ -333,7 +342,7 @@ mod tests {
     #[test]
     fn a_rate_lets_a_burst_through_and_then_one_at_a_time() {
         let rate = Rate {
-            every: Millis(100),
+            interval: Millis(100),
             burst: 3,
         };
         let (mut due, now) = (Moment(0), Moment(10_000));
@@ -347,8 +356,8 @@ mod tests {
 
     #[test]
     fn a_key_tells_what_is_to_be_opened_from_the_token() {
-        assert_eq!(key("token", "page"), key("token", "page"));
-        assert_ne!(key("token", "page"), key("tokenp", "age"));
-        assert_ne!(key("token", "page"), key("token", "pages"));
+        assert_eq!(review_key("token", "page"), review_key("token", "page"));
+        assert_ne!(review_key("token", "page"), review_key("tokenp", "age"));
+        assert_ne!(review_key("token", "page"), review_key("token", "pages"));
     }
 }

@@ -26,14 +26,14 @@ pub struct ExtenderArgs<'a> {
 }
 
 /// The size up to which a pod is decoded whole, which takes less time than pruning: so few bytes exceed no bound.
-const SMALL_POD: usize = 2 << 10;
+const SMALL_POD_BYTES: usize = 2 << 10;
 
 /// Decodes the fields of a pod that a verb reads. A tenant's pod may have megabytes of others.
 fn used_of_pod<'a, D: Deserializer<'a>>(whole: D) -> Result<Pod, D::Error> {
     let whole = <&RawValue>::deserialize(whole)?.get();
-    let used = match whole.len() <= SMALL_POD {
+    let used = match whole.len() <= SMALL_POD_BYTES {
         true => Cow::Borrowed(whole.as_bytes()),
-        false => Cow::Owned(pruning::of_pod(whole)),
+        false => Cow::Owned(pruning::prune_pod(whole)),
     };
     serde_json::from_slice(&used).map_err(|error| D::Error::custom(with_path::<Pod>(&used, &error)))
 }
@@ -63,23 +63,23 @@ impl WireName<'_> {
 }
 
 /// The nodes of a request, as names or as whole objects.
-pub enum AskedNodes<'a> {
+pub enum RequestNodes<'a> {
     Names(&'a [WireName<'a>]),
     Whole(Vec<(WireName<'a>, &'a RawValue)>),
 }
 
 impl<'a> ExtenderArgs<'a> {
     /// `None` if the request has no nodes in either form.
-    pub fn asked_nodes(&'a self) -> Option<Result<AskedNodes<'a>, serde_json::Error>> {
+    pub fn request_nodes(&'a self) -> Option<Result<RequestNodes<'a>, serde_json::Error>> {
         match (&self.node_names, &self.nodes) {
-            (Some(names), _) => Some(Ok(AskedNodes::Names(names))),
-            (None, Some(nodes)) => Some(with_names(nodes.items.as_deref().unwrap_or_default())),
+            (Some(names), _) => Some(Ok(RequestNodes::Names(names))),
+            (None, Some(nodes)) => Some(parse_names(nodes.items.as_deref().unwrap_or_default())),
             (None, None) => None,
         }
     }
 }
 
-impl AskedNodes<'_> {
+impl RequestNodes<'_> {
     pub fn len(&self) -> usize {
         match self {
             Self::Names(names) => names.len(),
@@ -91,23 +91,23 @@ impl AskedNodes<'_> {
         self.len() == 0
     }
 
-    pub fn name(&self, place: usize) -> &str {
-        &self.wire_name(place).0
+    pub fn name(&self, index: usize) -> &str {
+        &self.wire_name(index).0
     }
 
-    pub(crate) fn wire_name(&self, place: usize) -> &WireName<'_> {
+    pub(crate) fn wire_name(&self, index: usize) -> &WireName<'_> {
         match self {
-            Self::Names(names) => &names[place],
-            Self::Whole(nodes) => &nodes[place].0,
+            Self::Names(names) => &names[index],
+            Self::Whole(nodes) => &nodes[index].0,
         }
     }
 
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
-        (0..self.len()).map(|place| self.name(place))
+        (0..self.len()).map(|index| self.name(index))
     }
 }
 
-fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::Error> {
+fn parse_names<'a>(items: &[&'a RawValue]) -> Result<RequestNodes<'a>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Node<'a> {
         #[serde(borrow)]
@@ -128,7 +128,7 @@ fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::
         .iter()
         .map(named)
         .collect::<Result<_, _>>()
-        .map(AskedNodes::Whole)
+        .map(RequestNodes::Whole)
 }
 
 /// `filter`'s answer. Nodes that are neither passed nor rejected are dropped without a reason, which kube-scheduler accepts as
@@ -144,8 +144,9 @@ pub struct FilterResult<'a> {
 impl FilterResult<'_> {
     /// The answer's JSON. Tens of thousands of nodes may be refused, nearly all for the same reason.
     pub fn to_json(&self) -> Vec<u8> {
-        let mut out =
-            Vec::with_capacity(64 + self.failed_and_unresolvable_nodes.len() * TYPICAL_REFUSAL);
+        let mut out = Vec::with_capacity(
+            64 + self.failed_and_unresolvable_nodes.len() * TYPICAL_REFUSAL_BYTES,
+        );
         out.push(b'{');
         if let Some(nodes) = &self.nodes {
             out.extend_from_slice(b"\"Nodes\":");
@@ -158,19 +159,19 @@ impl FilterResult<'_> {
             out.push(b',');
         }
         out.extend_from_slice(b"\"FailedAndUnresolvableNodes\":{");
-        let (mut latest, mut as_json) = ("", Vec::new());
-        for (place, (name, phrase)) in self.failed_and_unresolvable_nodes.iter().enumerate() {
-            if place == 0 || !std::ptr::eq(latest, *phrase) {
-                as_json.clear();
-                write_json(&mut as_json, phrase);
+        let (mut latest, mut phrase_json) = ("", Vec::new());
+        for (index, (name, phrase)) in self.failed_and_unresolvable_nodes.iter().enumerate() {
+            if index == 0 || !std::ptr::eq(latest, *phrase) {
+                phrase_json.clear();
+                write_json(&mut phrase_json, phrase);
                 latest = phrase;
             }
-            if place > 0 {
+            if index > 0 {
                 out.push(b',');
             }
             name.write(&mut out);
             out.push(b':');
-            out.extend_from_slice(&as_json);
+            out.extend_from_slice(&phrase_json);
         }
         out.extend_from_slice(b"}}");
         out
@@ -178,7 +179,7 @@ impl FilterResult<'_> {
 }
 
 /// Bytes of a name and a phrase.
-const TYPICAL_REFUSAL: usize = 64;
+const TYPICAL_REFUSAL_BYTES: usize = 64;
 
 fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
     serde_json::to_writer(out, value).expect("answers are plain data");
@@ -255,7 +256,7 @@ impl PreemptionArgs<'_> {
             return Some(
                 nodes
                     .iter()
-                    .map(|(node, victims)| meta_offer(&node.0, victims.as_ref()))
+                    .map(|(node, victims)| offer_from_meta_victims(&node.0, victims.as_ref()))
                     .collect(),
             );
         }
@@ -263,13 +264,13 @@ impl PreemptionArgs<'_> {
         Some(
             nodes
                 .iter()
-                .map(|(node, victims)| whole_offer(&node.0, victims.as_ref()))
+                .map(|(node, victims)| offer_from_victims(&node.0, victims.as_ref()))
                 .collect(),
         )
     }
 }
 
-fn meta_offer(node: &str, victims: Option<&MetaVictims<'_>>) -> OfferedNode {
+fn offer_from_meta_victims(node: &str, victims: Option<&MetaVictims<'_>>) -> OfferedNode {
     let pods = victims.and_then(|v| v.pods.as_deref()).unwrap_or_default();
     OfferedNode {
         node: node.to_owned(),
@@ -278,7 +279,7 @@ fn meta_offer(node: &str, victims: Option<&MetaVictims<'_>>) -> OfferedNode {
     }
 }
 
-fn whole_offer(node: &str, victims: Option<&Victims<'_>>) -> OfferedNode {
+fn offer_from_victims(node: &str, victims: Option<&Victims<'_>>) -> OfferedNode {
     let pods = victims.and_then(|v| v.pods.as_deref()).unwrap_or_default();
     OfferedNode {
         node: node.to_owned(),
@@ -371,7 +372,7 @@ mod tests {
 
     /// What a tenant may write reaches kube-scheduler, and from there every verb.
     #[test]
-    fn of_a_requests_pod_only_what_is_used_is_decoded() {
+    fn only_the_used_fields_of_a_requests_pod_are_decoded() {
         let env: Vec<Value> = (0..20_000)
             .map(|n| json!({ "name": format!("E{n}"), "value": "v" }))
             .collect();

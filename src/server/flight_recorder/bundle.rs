@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use stowage_recording::redaction::{NamesSeen, RedactionError};
+use stowage_recording::redaction::{NameCollector, RedactionError};
 use stowage_recording::whole_entries::{CopyEnd, copy_whole_entries};
 
 /// The recordings of a directory.
@@ -24,20 +24,20 @@ struct RecordedFile {
 impl BundleSource for Recordings {
     fn write_bundle(
         &self,
-        last: Duration,
+        period: Duration,
         names: BundleNames,
         out: &mut dyn Write,
     ) -> io::Result<()> {
         let since = SystemTime::now()
-            .checked_sub(last)
+            .checked_sub(period)
             .unwrap_or(SystemTime::UNIX_EPOCH);
         let segments = Ring::segments(&self.directory)?.into_iter();
-        let files = segments.filter(|segment| segment.written >= since);
+        let files = segments.filter(|segment| segment.modified >= since);
         let files = files.map(|segment| RecordedFile {
             path: segment.path,
             bytes: segment.bytes,
         });
-        write(&files.collect::<Vec<_>>(), names, out)
+        write_files(&files.collect::<Vec<_>>(), names, out)
     }
 }
 
@@ -53,9 +53,9 @@ pub struct LeftOut {
 
 /// Why there is no bundle of a recording.
 #[derive(Debug, thiserror::Error)]
-pub enum NoBundle {
+pub enum RecordingBundleError {
     #[error("{}: {why}", path.display())]
-    Unread { path: PathBuf, why: io::Error },
+    Unreadable { path: PathBuf, why: io::Error },
     #[error(
         "pseudonyms need the recording twice, and a pipe can be read once: write it to a file first"
     )]
@@ -66,22 +66,22 @@ pub enum NoBundle {
 
 /// Writes a bundle of a whole recording: a directory of segments, a file, a pipe, or standard input as `-`. Answers what is not
 /// in it.
-pub fn write_bundle_of(
+pub fn write_recording_bundle(
     recording: &Path,
     names: BundleNames,
     out: &mut dyn Write,
-) -> Result<Vec<LeftOut>, NoBundle> {
-    let unread = |why| NoBundle::Unread {
+) -> Result<Vec<LeftOut>, RecordingBundleError> {
+    let unread = |why| RecordingBundleError::Unreadable {
         path: recording.to_owned(),
         why,
     };
     let is_standard_input = recording == Path::new("-");
-    let about = if is_standard_input {
+    let metadata = if is_standard_input {
         None
     } else {
         Some(std::fs::metadata(recording).map_err(unread)?)
     };
-    let files = match &about {
+    let files = match &metadata {
         Some(about) if about.is_dir() => {
             let segments = Ring::segments(recording).map_err(unread)?.into_iter();
             segments
@@ -98,7 +98,7 @@ pub fn write_bundle_of(
             }]
         }
         _ if names == BundleNames::Pseudonyms => {
-            return Err(NoBundle::ReadOnce);
+            return Err(RecordingBundleError::ReadOnce);
         }
         _ => {
             let file: Box<dyn Read> = match is_standard_input {
@@ -114,15 +114,15 @@ pub fn write_bundle_of(
             return Ok(end.map(left_out).into_iter().collect());
         }
     };
-    write(&files, names, out)
+    write_files(&files, names, out)
         .and_then(|()| left_out(&files))
-        .map_err(NoBundle::Failed)
+        .map_err(RecordingBundleError::Failed)
 }
 
 fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
     let mut left_out = Vec::new();
     for file in files {
-        each(std::slice::from_ref(file), |mut content| {
+        for_each_file(std::slice::from_ref(file), |mut content| {
             let end = copy_whole_entries(&mut content, &mut io::sink())?;
             left_out.extend(end.map(|end| LeftOut {
                 path: file.path.clone(),
@@ -135,34 +135,34 @@ fn left_out(files: &[RecordedFile]) -> io::Result<Vec<LeftOut>> {
     Ok(left_out)
 }
 
-fn write(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
+fn write_files(files: &[RecordedFile], names: BundleNames, out: &mut dyn Write) -> io::Result<()> {
     match names {
-        BundleNames::AsRecorded => each(files, |mut file| {
+        BundleNames::AsRecorded => for_each_file(files, |mut file| {
             copy_whole_entries(&mut file, out)
                 .map(drop)
                 .map_err(RedactionError::Write)
         }),
         BundleNames::Pseudonyms => {
-            let mut seen = NamesSeen::default();
+            let mut names_seen = NameCollector::default();
             // Nothing is written yet: without this, a client that has gone would not be noticed.
-            each(files, |file| {
+            for_each_file(files, |file| {
                 out.flush()
                     .map_err(RedactionError::Write)
-                    .and_then(|()| seen.read(file))
+                    .and_then(|()| names_seen.collect(file))
             })?;
-            let pseudonyms = seen.pseudonyms();
-            each(files, |file| pseudonyms.write(file, &mut *out))
+            let pseudonyms = names_seen.pseudonyms();
+            for_each_file(files, |file| pseudonyms.write(file, &mut *out))
         }
     }
 }
 
-fn each(
+fn for_each_file(
     files: &[RecordedFile],
-    mut take: impl FnMut(BufReader<io::Take<File>>) -> Result<(), RedactionError>,
+    mut visit: impl FnMut(BufReader<io::Take<File>>) -> Result<(), RedactionError>,
 ) -> io::Result<()> {
     for RecordedFile { path, bytes } in files {
         let taken = match File::open(path) {
-            Ok(file) => take(BufReader::with_capacity(1 << 18, file.take(*bytes))),
+            Ok(file) => visit(BufReader::with_capacity(1 << 18, file.take(*bytes))),
             // The ring went on meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => Err(RedactionError::Write(error)),

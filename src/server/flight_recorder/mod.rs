@@ -12,11 +12,11 @@ mod bundle;
 mod ring;
 mod writer;
 
-pub use bundle::{LeftOut, Recordings, write_bundle_of};
-pub(crate) use ring::{BadDirectory, Segments};
+pub use bundle::{LeftOut, Recordings, write_recording_bundle};
+pub(crate) use ring::{RecordDirectoryError, SegmentStore};
 pub use ring::{Ring, RingLimits};
 
-use crate::service::{RecordingTap, Service};
+use crate::service::{RecordingTap, ServerState};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,22 +36,28 @@ pub struct RecordOptions {
 
 /// A running recorder. It keeps its service, because the last thing that it writes is the state at the end.
 pub struct FlightRecorder {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FlightRecorder {
     /// Records what the service does from here on.
-    pub fn start(options: &RecordOptions, service: &Arc<Service>) -> Result<Self, BadDirectory> {
+    pub fn start(
+        options: &RecordOptions,
+        service: &Arc<ServerState>,
+    ) -> Result<Self, RecordDirectoryError> {
         let ring = Ring::open(&options.directory, options.limits)?;
-        Ok(Self::record_to(ring, service))
+        Ok(Self::start_with_segments(ring, service))
     }
 
     /// Starts a recorder that writes into these segments.
-    pub(crate) fn record_to(segments: impl Segments + 'static, service: &Arc<Service>) -> Self {
+    pub(crate) fn start_with_segments(
+        segments: impl SegmentStore + 'static,
+        service: &Arc<ServerState>,
+    ) -> Self {
         let (tap, queue) = RecordingTap::new(service.metrics.recording.clone());
-        service.record_with(tap);
+        service.set_recording_tap(tap);
         let stop = Arc::new(AtomicBool::new(false));
         let writer = Writer::new(segments, queue, service, build_info::text());
         let is_stopped = stop.clone();
@@ -91,7 +97,7 @@ impl Drop for FlightRecorder {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        let until = Instant::now() + LEFT_TO_THE_DISK;
+        let until = Instant::now() + SHUTDOWN_TIMEOUT;
         while !thread.is_finished() {
             if Instant::now() >= until {
                 self.service.metrics.recording.errors.inc();
@@ -100,14 +106,14 @@ impl Drop for FlightRecorder {
                 );
                 return;
             }
-            std::thread::park_timeout(LOOK_EVERY);
+            std::thread::park_timeout(SHUTDOWN_POLL_INTERVAL);
         }
     }
 }
 
 /// How long a dropped recorder may take to write the rest, which usually takes a fraction of a second.
-const LEFT_TO_THE_DISK: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+const SHUTDOWN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests;

@@ -19,13 +19,13 @@ const LOCK: &str = ".lock";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingLimits {
     /// Bytes of all segments together, without the one that is being written and the one before it.
-    pub bytes: u64,
-    pub age: Duration,
+    pub max_bytes: u64,
+    pub max_age: Duration,
 }
 
 /// Why nothing can be recorded in a directory.
 #[derive(Debug, thiserror::Error)]
-pub enum BadDirectory {
+pub enum RecordDirectoryError {
     #[error(
         "--record {}: {why}. Name a directory that exists or can be made, in which this process may write",
         directory.display()
@@ -37,33 +37,33 @@ pub enum BadDirectory {
         "--record {}: another service records there, and what two write cannot be replayed. Give each service a directory of its own",
         directory.display()
     )]
-    Taken { directory: PathBuf },
+    InUse { directory: PathBuf },
 }
 
 /// Where segments go.
-pub(crate) trait Segments: Send {
+pub(crate) trait SegmentStore: Send {
     type Segment: Write + Send;
 
     /// A new segment, begun at this wall time.
-    fn begin(&mut self, wall_ms: i64) -> io::Result<Self::Segment>;
+    fn create_segment(&mut self, wall_ms: i64) -> io::Result<Self::Segment>;
 
     /// Removes the segment that was begun last: nothing of it can be read.
-    fn discard(&mut self);
+    fn discard_latest(&mut self);
 
     /// Whether the segment that was begun last is still where a reader finds it.
-    fn is_there(&self) -> bool;
+    fn latest_exists(&self) -> bool;
 
     /// Syncs a finished segment to the disk.
-    fn finish(&mut self, segment: &Self::Segment) -> io::Result<()>;
+    fn sync(&mut self, segment: &Self::Segment) -> io::Result<()>;
 
     /// Removes the oldest segments beyond the limits, never the latest. Called before a new one is begun.
-    fn tidy(&mut self) -> io::Result<()>;
+    fn remove_expired(&mut self) -> io::Result<()>;
 
     /// A segment ends once it has grown by this since its checkpoint.
     fn segment_bytes(&self) -> u64;
 
     /// Where the segments are, as text for the log.
-    fn place(&self) -> String;
+    fn location(&self) -> String;
 }
 
 /// Segments in a directory. Other files there are left alone.
@@ -85,18 +85,18 @@ pub struct SegmentFile {
     pub path: PathBuf,
     pub bytes: u64,
     /// When it was last written.
-    pub written: SystemTime,
+    pub modified: SystemTime,
 }
 
 impl Ring {
     /// Makes the directory if it is not there, and finds out whether it can be written, and that no other service records there.
-    pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, BadDirectory> {
-        let bad = |why| BadDirectory::Unwritable {
+    pub fn open(directory: &Path, limits: RingLimits) -> Result<Self, RecordDirectoryError> {
+        let bad = |why| RecordDirectoryError::Unwritable {
             directory: directory.to_owned(),
             why,
         };
-        make(directory).map_err(|why| match directory.is_file() {
-            true => BadDirectory::NotADirectory {
+        create_directory(directory).map_err(|why| match directory.is_file() {
+            true => RecordDirectoryError::NotADirectory {
                 directory: directory.to_owned(),
             },
             false => bad(why),
@@ -110,8 +110,8 @@ impl Ring {
             lock,
         };
         // What is beyond the limits may be what fills the disk.
-        let tidied = ring.tidy();
-        ring.lock_once_there_is_room()?;
+        let tidied = ring.remove_expired();
+        ring.lock_if_unlocked()?;
         let trial = directory.join(format!(".trial-{}", std::process::id()));
         match tidied
             .and_then(|()| File::create(&trial))
@@ -124,7 +124,7 @@ impl Ring {
         Ok(ring)
     }
 
-    fn lock_once_there_is_room(&mut self) -> Result<(), BadDirectory> {
+    fn lock_if_unlocked(&mut self) -> Result<(), RecordDirectoryError> {
         if self.lock.is_none() {
             self.lock = lock(&self.directory)?;
         }
@@ -137,13 +137,13 @@ impl Ring {
 
     /// Makes and locks the directory again if it was removed: another service may record in a new one by now.
     fn lock_again_if_removed(&mut self) -> io::Result<()> {
-        let of_path = fs::metadata(self.directory.join(LOCK)).ok();
+        let current = fs::metadata(self.directory.join(LOCK)).ok();
         let held = self.lock.as_ref().and_then(|lock| lock.metadata().ok());
         let is_same = |(held, of_path): (Metadata, Metadata)| {
             (held.dev(), held.ino()) == (of_path.dev(), of_path.ino())
         };
-        if !held.zip(of_path).is_some_and(is_same) {
-            make(&self.directory)?;
+        if !held.zip(current).is_some_and(is_same) {
+            create_directory(&self.directory)?;
             self.lock = lock(&self.directory).map_err(io::Error::other)?;
         }
         Ok(())
@@ -151,15 +151,18 @@ impl Ring {
 
     /// The age of a segment. The wall clock counts only for one that is found for the first time.
     fn age(&mut self, segment: &SegmentFile) -> Duration {
-        let seen = || {
+        let first_age = || {
             (
                 SystemTime::now()
-                    .duration_since(segment.written)
+                    .duration_since(segment.modified)
                     .unwrap_or_default(),
                 Instant::now(),
             )
         };
-        let (age, at) = *self.ages.entry(segment.path.clone()).or_insert_with(seen);
+        let (age, at) = *self
+            .ages
+            .entry(segment.path.clone())
+            .or_insert_with(first_age);
         age + at.elapsed()
     }
 
@@ -169,15 +172,15 @@ impl Ring {
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
             // One that is removed meanwhile is none.
-            let Some(about) = fs::metadata(&path).ok().filter(|about| about.is_file()) else {
+            let Some(metadata) = fs::metadata(&path).ok().filter(|about| about.is_file()) else {
                 continue;
             };
-            if path.extension() == Some(OsStr::new(EXTENSION)) && begun(&path).is_some() {
-                let written = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            if path.extension() == Some(OsStr::new(EXTENSION)) && start_time_ms(&path).is_some() {
+                let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push(SegmentFile {
                     path,
-                    bytes: about.len(),
-                    written,
+                    bytes: metadata.len(),
+                    modified: written,
                 });
             }
         }
@@ -187,15 +190,15 @@ impl Ring {
     }
 }
 
-impl Segments for Ring {
+impl SegmentStore for Ring {
     type Segment = File;
 
-    fn begin(&mut self, wall_ms: i64) -> io::Result<File> {
+    fn create_segment(&mut self, wall_ms: i64) -> io::Result<File> {
         self.lock_again_if_removed()?;
         // After a clock was set back, what is new must not count as the oldest.
         let latest = Self::segments(&self.directory)?
             .last()
-            .and_then(|segment| begun(&segment.path));
+            .and_then(|segment| start_time_ms(&segment.path));
         let wall_ms = latest.map_or(wall_ms, |latest| {
             if wall_ms < latest {
                 latest + 1
@@ -216,9 +219,10 @@ impl Segments for Ring {
             {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
-                    let ended = std::mem::replace(&mut self.latest, opened.is_ok().then_some(path));
+                    let previous =
+                        std::mem::replace(&mut self.latest, opened.is_ok().then_some(path));
                     self.ages
-                        .extend(ended.map(|ended| (ended, (Duration::ZERO, Instant::now()))));
+                        .extend(previous.map(|ended| (ended, (Duration::ZERO, Instant::now()))));
                     return opened;
                 }
             }
@@ -226,22 +230,22 @@ impl Segments for Ring {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    fn discard(&mut self) {
+    fn discard_latest(&mut self) {
         if let Some(segment) = self.latest.take() {
             // If it stays, it is one more file that a replay skips.
             let _ = fs::remove_file(segment);
         }
     }
 
-    fn is_there(&self) -> bool {
+    fn latest_exists(&self) -> bool {
         self.latest.as_ref().is_none_or(|latest| latest.exists())
     }
 
-    fn finish(&mut self, segment: &File) -> io::Result<()> {
+    fn sync(&mut self, segment: &File) -> io::Result<()> {
         segment.sync_data()
     }
 
-    fn tidy(&mut self) -> io::Result<()> {
+    fn remove_expired(&mut self) -> io::Result<()> {
         let segments = match Self::segments(&self.directory) {
             // The directory was removed, and is made again for the next segment.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -256,7 +260,7 @@ impl Segments for Ring {
         let mut kept = 0;
         for (segment, age) in segments.iter().zip(ages).rev().skip(1) {
             kept += segment.bytes;
-            if kept > self.limits.bytes || age > self.limits.age {
+            if kept > self.limits.max_bytes || age > self.limits.max_age {
                 match fs::remove_file(&segment.path) {
                     // Someone else has removed it since.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -269,15 +273,15 @@ impl Segments for Ring {
 
     fn segment_bytes(&self) -> u64 {
         // So that the ring has some to keep when the oldest goes.
-        (self.limits.bytes / 8).max(1 << 20)
+        (self.limits.max_bytes / 8).max(1 << 20)
     }
 
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         self.directory.display().to_string()
     }
 }
 
-fn make(directory: &Path) -> io::Result<()> {
+fn create_directory(directory: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -286,7 +290,7 @@ fn make(directory: &Path) -> io::Result<()> {
 
 /// Locks the directory until the process ends, however it ends. Not every file system has locks, and on a full disk there may be
 /// no file: then there is no lock.
-fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
+fn lock(directory: &Path) -> Result<Option<File>, RecordDirectoryError> {
     let opened = OpenOptions::new()
         .create(true)
         .append(true)
@@ -295,7 +299,7 @@ fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
     let file = match opened {
         Err(error) if is_full(error.kind()) => return Ok(None),
         Err(why) => {
-            return Err(BadDirectory::Unwritable {
+            return Err(RecordDirectoryError::Unwritable {
                 directory: directory.to_owned(),
                 why,
             });
@@ -303,7 +307,7 @@ fn lock(directory: &Path) -> Result<Option<File>, BadDirectory> {
         Ok(file) => file,
     };
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(BadDirectory::Taken {
+        Err(TryLockError::WouldBlock) => Err(RecordDirectoryError::InUse {
             directory: directory.to_owned(),
         }),
         Err(TryLockError::Error(_)) => Ok(None),
@@ -329,7 +333,7 @@ fn is_full(error: io::ErrorKind) -> bool {
 }
 
 /// The time in a segment's name.
-fn begun(segment: &Path) -> Option<i64> {
+fn start_time_ms(segment: &Path) -> Option<i64> {
     segment
         .file_stem()?
         .to_str()?
@@ -344,11 +348,18 @@ mod tests {
     use super::*;
 
     fn ring(directory: &Path, bytes: u64, age: Duration) -> Ring {
-        Ring::open(directory, RingLimits { bytes, age }).unwrap()
+        Ring::open(
+            directory,
+            RingLimits {
+                max_bytes: bytes,
+                max_age: age,
+            },
+        )
+        .unwrap()
     }
 
     fn add(ring: &mut Ring, wall_ms: i64, bytes: usize) {
-        ring.begin(wall_ms)
+        ring.create_segment(wall_ms)
             .unwrap()
             .write_all(&vec![0; bytes])
             .unwrap();
@@ -379,7 +390,7 @@ mod tests {
             .into_iter()
             .enumerate()
             .for_each(|(at, bytes)| add(&mut ring, at as i64, bytes));
-        ring.tidy().unwrap();
+        ring.remove_expired().unwrap();
         let kept = [
             "000000000000001-000",
             "000000000000002-000",
@@ -387,7 +398,7 @@ mod tests {
         ];
         assert_eq!(names(directory.path()), kept);
         add(&mut ring, 3, 1);
-        ring.tidy().unwrap();
+        ring.remove_expired().unwrap();
         assert_eq!(
             names(directory.path()),
             ["000000000000003-001"],
@@ -403,7 +414,7 @@ mod tests {
         let kept = directory.path().join("kept-by-me.stowrec");
         fs::write(&kept, "kept").unwrap();
         [1, 2].into_iter().for_each(|at| add(&mut ring, at, 100));
-        ring.tidy().unwrap();
+        ring.remove_expired().unwrap();
         assert!(kept.exists());
         assert_eq!(
             names(directory.path()),
@@ -432,8 +443,11 @@ mod tests {
             .into_iter()
             .for_each(|at| add(&mut ring, at, 100));
         for _ in 0..3 {
-            ring.begin(50).unwrap().write_all(&[1; 100]).unwrap();
-            ring.tidy().unwrap();
+            ring.create_segment(50)
+                .unwrap()
+                .write_all(&[1; 100])
+                .unwrap();
+            ring.remove_expired().unwrap();
         }
         let latest = Ring::segments(directory.path()).unwrap();
         let contents: Vec<u8> = latest
@@ -480,10 +494,10 @@ mod tests {
             file.set_modified(SystemTime::now() - Duration::from_secs(7200))
                 .unwrap();
         }
-        ring.tidy().unwrap();
+        ring.remove_expired().unwrap();
         assert_eq!(names(directory.path()).len(), 4);
-        ring.limits.age = Duration::ZERO;
-        ring.tidy().unwrap();
+        ring.limits.max_age = Duration::ZERO;
+        ring.remove_expired().unwrap();
         assert_eq!(
             names(directory.path()),
             ["000000000000003-000"],
@@ -495,8 +509,8 @@ mod tests {
     fn two_services_do_not_record_to_one_directory() {
         let directory = tempfile::tempdir().unwrap();
         let limits = RingLimits {
-            bytes: 1,
-            age: Duration::from_secs(1),
+            max_bytes: 1,
+            max_age: Duration::from_secs(1),
         };
         let first = Ring::open(directory.path(), limits).unwrap();
         let error = Ring::open(directory.path(), limits)
@@ -517,8 +531,8 @@ mod tests {
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         let limits = RingLimits {
-            bytes: 1,
-            age: Duration::from_secs(1),
+            max_bytes: 1,
+            max_age: Duration::from_secs(1),
         };
         let error = Ring::open(&file, limits).unwrap_err().to_string();
         assert!(

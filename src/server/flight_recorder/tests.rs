@@ -5,22 +5,22 @@ use parking_lot::Mutex;
 use std::io::{self, Write};
 use std::path::Path;
 use stowage_recording::read::{ReadError, Reader};
-use stowage_recording::replay::{Progress, Replay};
+use stowage_recording::replay::{Replay, ReplayProgress};
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::verbs::observe::{NodeDeleted, NodeObserved};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
 const LIMITS: RingLimits = RingLimits {
-    bytes: 1 << 30,
-    age: Duration::from_secs(3600),
+    max_bytes: 1 << 30,
+    max_age: Duration::from_secs(3600),
 };
 
 fn node(n: u32) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()
 }
 
-fn observe(service: &Service, n: u32) {
+fn observe(service: &ServerState, n: u32) {
     service
         .cluster()
         .apply(NodeObserved::new(node(n), NodeKind::Stowage));
@@ -37,13 +37,17 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-fn until_recording(service: &Service) {
-    until(|| service.recording().is_some_and(RecordingTap::is_recording));
+fn until_recording(service: &ServerState) {
+    until(|| {
+        service
+            .recording_tap()
+            .is_some_and(RecordingTap::is_recording)
+    });
 }
 
-fn recording() -> (tempfile::TempDir, Arc<Service>, FlightRecorder) {
+fn recording() -> (tempfile::TempDir, Arc<ServerState>, FlightRecorder) {
     let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     let options = RecordOptions {
         directory: directory.path().to_owned(),
         limits: LIMITS,
@@ -53,7 +57,7 @@ fn recording() -> (tempfile::TempDir, Arc<Service>, FlightRecorder) {
     (directory, service, recorder)
 }
 
-fn replayed(bytes: &[u8]) -> Result<Progress, String> {
+fn replayed(bytes: &[u8]) -> Result<ReplayProgress, String> {
     let mut replay = Replay::default();
     for part in Reader::new(bytes) {
         replay
@@ -74,7 +78,7 @@ fn recorded(directory: &Path) -> Vec<u8> {
 #[test]
 fn what_a_service_does_is_recorded_and_replays() {
     let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     observe(&service, 0);
     let options = RecordOptions {
         directory: directory.path().to_owned(),
@@ -88,11 +92,11 @@ fn what_a_service_does_is_recorded_and_replays() {
     service.record_checkpoint();
     recorder.stop();
     let progress = replayed(&recorded(directory.path())).unwrap();
-    let expected = Progress {
+    let expected = ReplayProgress {
         segments: 4,
         inputs: 10,
         checkpoints: 3,
-        ..Progress::default()
+        ..ReplayProgress::default()
     };
     assert_eq!(progress, expected);
     assert_eq!(service.metrics.recording.inputs.get(), 10);
@@ -136,7 +140,7 @@ fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
 }
 
 #[test]
-fn a_torn_tail_costs_what_was_torn_and_no_more() {
+fn a_torn_tail_loses_only_what_was_torn() {
     let (directory, service, recorder) = recording();
     (0..5).for_each(|n| observe(&service, n));
     recorder.stop();
@@ -150,7 +154,7 @@ fn a_torn_tail_costs_what_was_torn_and_no_more() {
         }
     }
     assert!(matches!(end, Some(ReadError::Cut { .. })), "{end:?}");
-    let Progress {
+    let ReplayProgress {
         segments, inputs, ..
     } = replay.progress;
     assert_eq!(
@@ -191,24 +195,24 @@ impl Write for SmallFile {
     }
 }
 
-impl Segments for SmallDisk {
+impl SegmentStore for SmallDisk {
     type Segment = SmallFile;
 
-    fn begin(&mut self, _: i64) -> io::Result<SmallFile> {
+    fn create_segment(&mut self, _: i64) -> io::Result<SmallFile> {
         Ok(SmallFile(self.clone()))
     }
 
-    fn discard(&mut self) {}
+    fn discard_latest(&mut self) {}
 
-    fn is_there(&self) -> bool {
+    fn latest_exists(&self) -> bool {
         true
     }
 
-    fn finish(&mut self, _: &SmallFile) -> io::Result<()> {
+    fn sync(&mut self, _: &SmallFile) -> io::Result<()> {
         Ok(())
     }
 
-    fn tidy(&mut self) -> io::Result<()> {
+    fn remove_expired(&mut self) -> io::Result<()> {
         Ok(())
     }
 
@@ -216,17 +220,17 @@ impl Segments for SmallDisk {
         1 << 30
     }
 
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         "a small disk".into()
     }
 }
 
 #[test]
-fn a_full_disk_leaves_the_service_alone_and_what_was_written_is_read() {
+fn a_full_disk_does_not_disturb_the_service() {
     let disk = SmallDisk::default();
     disk.0.lock().room = 30_000;
-    let service = Service::new(Policy::default());
-    let recorder = FlightRecorder::record_to(disk.clone(), &service);
+    let service = ServerState::new(Policy::default());
+    let recorder = FlightRecorder::start_with_segments(disk.clone(), &service);
     until_recording(&service);
     // Until the disk is full, and some more.
     let mut observed = 0;
@@ -295,43 +299,43 @@ impl Write for UnwritableFile {
     }
 }
 
-impl Segments for BadDisk {
+impl SegmentStore for BadDisk {
     type Segment = UnwritableFile;
 
-    fn begin(&mut self, wall_ms: i64) -> io::Result<UnwritableFile> {
-        self.ring.begin(wall_ms)?;
+    fn create_segment(&mut self, wall_ms: i64) -> io::Result<UnwritableFile> {
+        self.ring.create_segment(wall_ms)?;
         Ok(UnwritableFile((self.begins)().expect("planted")))
     }
 
-    fn discard(&mut self) {
-        self.ring.discard();
+    fn discard_latest(&mut self) {
+        self.ring.discard_latest();
     }
 
-    fn is_there(&self) -> bool {
-        self.ring.is_there()
+    fn latest_exists(&self) -> bool {
+        self.ring.latest_exists()
     }
 
-    fn finish(&mut self, _: &UnwritableFile) -> io::Result<()> {
+    fn sync(&mut self, _: &UnwritableFile) -> io::Result<()> {
         Ok(())
     }
 
-    fn tidy(&mut self) -> io::Result<()> {
-        self.ring.tidy()
+    fn remove_expired(&mut self) -> io::Result<()> {
+        self.ring.remove_expired()
     }
 
     fn segment_bytes(&self) -> u64 {
         self.ring.segment_bytes()
     }
 
-    fn place(&self) -> String {
-        self.ring.place()
+    fn location(&self) -> String {
+        self.ring.location()
     }
 }
 
 fn bad_disk(directory: &Path, begins: fn() -> Option<io::ErrorKind>) -> BadDisk {
     let limits = RingLimits {
-        bytes: 1 << 20,
-        age: Duration::from_secs(60),
+        max_bytes: 1 << 20,
+        max_age: Duration::from_secs(60),
     };
     BadDisk {
         ring: Ring::open(directory, limits).unwrap(),
@@ -343,9 +347,9 @@ fn bad_disk(directory: &Path, begins: fn() -> Option<io::ErrorKind>) -> BadDisk 
 #[test]
 fn a_segment_of_which_nothing_can_be_written_is_not_left_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     let disk = bad_disk(directory.path(), || Some(io::ErrorKind::StorageFull));
-    let recorder = FlightRecorder::record_to(disk, &service);
+    let recorder = FlightRecorder::start_with_segments(disk, &service);
     until(|| service.metrics.recording.errors.get() > 0);
     recorder.stop();
     assert_eq!(Ring::segments(directory.path()).unwrap().len(), 0);
@@ -354,9 +358,10 @@ fn a_segment_of_which_nothing_can_be_written_is_not_left_behind() {
 #[test]
 fn a_recorder_that_panics_says_that_it_records_no_more() {
     let directory = tempfile::tempdir().unwrap();
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     service.metrics.recording.is_recording.set(1);
-    let recorder = FlightRecorder::record_to(bad_disk(directory.path(), || None), &service);
+    let recorder =
+        FlightRecorder::start_with_segments(bad_disk(directory.path(), || None), &service);
     until(|| service.metrics.recording.errors.get() > 0);
     assert_eq!(service.metrics.recording.is_recording.get(), 0);
     observe(&service, 1);

@@ -4,7 +4,7 @@
 //! audience of its own for this, so that the tokens which users and Prometheus already have are accepted.
 
 use super::request::within;
-use super::token_review::{LIMIT, unavailable};
+use super::token_review::{REVIEW_TIMEOUT, unavailable};
 use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::{
     TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
@@ -28,18 +28,22 @@ impl AccessReviews {
         Self { client }
     }
 
-    async fn decide(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
-        let question = TokenReview {
+    async fn review_access(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
+        let token_review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
                 audiences: None,
             },
             ..TokenReview::default()
         };
-        let answer = ask(Api::all(self.client.clone()), &question).await?;
-        let user = known(answer.status.unwrap_or_default())?;
+        let answer = create_review(Api::all(self.client.clone()), &token_review).await?;
+        let user = authenticated_user(answer.status.unwrap_or_default())?;
         let name = user.username.clone().unwrap_or_default();
-        let answer = ask(Api::all(self.client.clone()), &question_about(user, page)).await?;
+        let answer = create_review(
+            Api::all(self.client.clone()),
+            &access_review_for(user, page),
+        )
+        .await?;
         let status = answer
             .status
             .ok_or_else(|| unavailable("the API server's answer has no status"))?;
@@ -60,8 +64,8 @@ impl PageAuthority for AccessReviews {
         page: &'a OperatorPage,
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
         Box::pin(async move {
-            self.decide(token, page).await?;
-            Ok(super::token_review::remaining(
+            self.review_access(token, page).await?;
+            Ok(super::token_review::remaining_validity(
                 token,
                 jiff::Timestamp::now(),
             ))
@@ -69,17 +73,17 @@ impl PageAuthority for AccessReviews {
     }
 }
 
-async fn ask<K>(reviews: Api<K>, question: &K) -> Result<K, AuthError>
+async fn create_review<K>(reviews: Api<K>, question: &K) -> Result<K, AuthError>
 where
     K: Serialize + DeserializeOwned + Clone + std::fmt::Debug,
 {
     let params = PostParams::default();
-    within(LIMIT, reviews.create(&params, question))
+    within(REVIEW_TIMEOUT, reviews.create(&params, question))
         .await
         .map_err(unavailable)
 }
 
-fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
+fn authenticated_user(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
     if status.authenticated == Some(true) {
         return Ok(status.user.unwrap_or_default());
     }
@@ -89,7 +93,7 @@ fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
     ))
 }
 
-fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
+fn access_review_for(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
     let mut spec = SubjectAccessReviewSpec {
         user: user.username,
         groups: user.groups,
@@ -98,17 +102,18 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
         ..SubjectAccessReviewSpec::default()
     };
     match page {
-        OperatorPage::OfCluster(path) => {
+        OperatorPage::Cluster(path) => {
             spec.non_resource_attributes = Some(NonResourceAttributes {
                 path: Some((*path).into()),
                 verb: Some("get".into()),
             });
         }
-        OperatorPage::OfPods(namespace) => {
-            spec.resource_attributes = Some(get_pods(namespace.as_deref(), None))
+        OperatorPage::Pods(namespace) => {
+            spec.resource_attributes = Some(pod_read_attributes(namespace.as_deref(), None))
         }
-        OperatorPage::OfPod(pod) => {
-            spec.resource_attributes = Some(get_pods(Some(&pod.namespace), Some(&pod.name)));
+        OperatorPage::Pod(pod) => {
+            spec.resource_attributes =
+                Some(pod_read_attributes(Some(&pod.namespace), Some(&pod.name)));
         }
     }
     SubjectAccessReview {
@@ -118,7 +123,7 @@ fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
 }
 
 /// Attributes of reading one pod; without a name, all pods of the namespace; without a namespace, all pods.
-fn get_pods(namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
+fn pod_read_attributes(namespace: Option<&str>, name: Option<&str>) -> ResourceAttributes {
     ResourceAttributes {
         namespace: namespace.map(str::to_owned),
         name: name.map(str::to_owned),
@@ -135,15 +140,15 @@ mod tests {
     use stowage_scheduling::ids::PodKey;
 
     #[test]
-    fn pods_are_asked_for_by_what_is_seen_of_them_and_a_page_of_the_cluster_by_its_path() {
+    fn pod_pages_are_reviewed_as_resources_and_cluster_pages_by_path() {
         let user = || UserInfo {
             username: Some("jane".into()),
             groups: Some(vec!["dev".into()]),
             ..UserInfo::default()
         };
-        let pod = question_about(
+        let pod = access_review_for(
             user(),
-            &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap()),
+            &OperatorPage::Pod(PodKey::parse("team-a", "llm").unwrap()),
         )
         .spec;
         let of_pod = pod.resource_attributes.unwrap();
@@ -164,14 +169,14 @@ mod tests {
         );
         for namespace in [None, Some("team-a")] {
             let asked =
-                question_about(user(), &OperatorPage::OfPods(namespace.map(Into::into))).spec;
+                access_review_for(user(), &OperatorPage::Pods(namespace.map(Into::into))).spec;
             let attributes = asked.resource_attributes.unwrap();
             assert_eq!(
                 (attributes.namespace.as_deref(), attributes.name),
                 (namespace, None)
             );
         }
-        let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
+        let page = access_review_for(user(), &OperatorPage::Cluster("/metrics")).spec;
         let of_page = page.non_resource_attributes.unwrap();
         assert_eq!(
             (of_page.verb.as_deref(), of_page.path.as_deref()),

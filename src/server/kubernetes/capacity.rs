@@ -6,9 +6,9 @@
 //! while; a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a
 //! DRA driver allocates are left alone, and so are all nodes in shadow mode.
 
-use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
+use super::index::{ClusterIndex, IndexedNode, NodeKind};
 use super::request::within;
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
@@ -21,61 +21,66 @@ use stowage_kubernetes_objects::VRAM;
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_scheduling::control_loop::retry::Backoff;
 use stowage_scheduling::ids::NodeName;
-use stowage_scheduling::ledger::{CapacityBasis, Ledger, NodesAtOneTime};
+use stowage_scheduling::ledger::{CapacityBasis, Ledger, NodesBaseline};
 use stowage_scheduling::policy::Mode;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
 /// How often due figures are written: a figure that pods wait for is late by about this much.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a different figure must last before it replaces the advertised one. After a restart, labels are read before agents
 /// report, and both are nearly right: a figure that goes down and up again helps no client.
-const SETTLED_AFTER: Millis = Millis::seconds(10);
+const STABLE_BEFORE_WRITE: Millis = Millis::seconds(10);
 /// How long a write may take to appear in the watch before it is repeated. With each repetition it gets longer: the watch may be
 /// silent for minutes.
-const SHOWS_WITHIN: Backoff = Backoff {
-    first: Millis::seconds(5),
-    longest: Millis::seconds(60),
+const WATCH_CONFIRMATION_BACKOFF: Backoff = Backoff {
+    min: Millis::seconds(5),
+    max: Millis::seconds(60),
 };
 /// Pauses after failed writes of one node: others go first.
-const PAUSES: Backoff = Backoff {
-    first: Millis::seconds(1),
-    longest: Millis::seconds(60),
+const FAILED_WRITE_BACKOFF: Backoff = Backoff {
+    min: Millis::seconds(1),
+    max: Millis::seconds(60),
 };
 /// The largest quantity of an extended resource that the API can express.
-const LARGEST: Bytes = Bytes(i64::MAX as u64);
+const MAX_QUANTITY: Bytes = Bytes(i64::MAX as u64);
 /// Concurrent writes: a thousand new nodes take seconds, and the load on the API server stays small.
-const WRITES: usize = 8;
+const MAX_CONCURRENT_WRITES: usize = 8;
 /// A round begins writes for this long; what is left is decided again. A figure that was decided earlier may be below what is bound
 /// by now.
-const ROUND: Duration = Duration::from_secs(5);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs until it is dropped.
 pub async fn run(
     client: Client,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     times: WriteTimes,
 ) {
     let nodes: Api<Node> = Api::all(client);
     let mut capacity = CapacityWriter::default();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(RECONCILE_INTERVAL).await;
         if !service.leadership.is_open() {
             capacity = CapacityWriter::default();
             continue;
         }
         // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
-        let (looks, shown) = (service.clone(), index.clone());
-        let looked = service
-            .heavy_work
-            .begin_in_background(WorkKind::Capacity, move || {
-                let due = capacity.look(&looks, &shown, looks.now());
-                (capacity, due)
-            });
-        capacity = match looked.await {
-            Ok((mut looked, due)) => {
-                looked.write(&service, &nodes, due, times.client).await;
-                looked
+        let (reconciler_service, reconciler_index) = (service.clone(), index.clone());
+        let reconciliation =
+            service
+                .heavy_work
+                .spawn_in_background(WorkKind::Capacity, move || {
+                    let due = capacity.due_writes(
+                        &reconciler_service,
+                        &reconciler_index,
+                        reconciler_service.now(),
+                    );
+                    (capacity, due)
+                });
+        capacity = match reconciliation.await {
+            Ok((mut writer, due)) => {
+                writer.write(&service, &nodes, due, times.client).await;
+                writer
             }
             Err(error) => {
                 tracing::error!(%error, "the capacity of nodes was not reconciled; the next round retries");
@@ -92,32 +97,32 @@ struct NodeCapacityState {
     kind: NodeKind,
     advertised: Option<Bytes>,
     /// Total VRAM of its GPUs, healthy or not.
-    gpus: Bytes,
+    gpu_vram: Bytes,
     /// VRAM that its sleeping engines lend, in addition to `gpu_vram`: borrowing pods count beside the lenders' grants.
-    lent: Bytes,
+    lent_vram: Bytes,
     /// VRAM of pods that are bound or assumed there.
-    reserved: Bytes,
+    allocated_vram: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CapacityAction {
     /// It advertises the right figure, or the right figure is unknown.
-    Right,
+    Keep,
     Advertise(Bytes),
     /// A device plugin or a DRA driver allocates its GPUs: it is left alone.
-    ByAnother,
+    AllocatedElsewhere,
 }
 
-fn verdict(standing: &NodeCapacityState) -> CapacityAction {
+fn capacity_action(state: &NodeCapacityState) -> CapacityAction {
     let NodeCapacityState {
         kind,
         advertised,
-        gpus,
-        lent,
-        reserved,
-    } = *standing;
+        gpu_vram: gpus,
+        lent_vram: lent,
+        allocated_vram: reserved,
+    } = *state;
     // A bound pod with an invalid request counts as more than a quantity can express.
-    let bound = if reserved > LARGEST {
+    let bound = if reserved > MAX_QUANTITY {
         advertised.unwrap_or_default()
     } else {
         reserved
@@ -125,9 +130,9 @@ fn verdict(standing: &NodeCapacityState) -> CapacityAction {
     let wanted = (gpus + lent).max(bound);
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
-        _ if gpus == Bytes::ZERO => CapacityAction::Right,
-        NodeKind::DevicePlugin | NodeKind::Dra => CapacityAction::ByAnother,
-        NodeKind::Stowage if advertised == Some(wanted) => CapacityAction::Right,
+        _ if gpus == Bytes::ZERO => CapacityAction::Keep,
+        NodeKind::DevicePlugin | NodeKind::Dra => CapacityAction::AllocatedElsewhere,
+        NodeKind::Stowage if advertised == Some(wanted) => CapacityAction::Keep,
         NodeKind::Stowage => CapacityAction::Advertise(wanted),
     }
 }
@@ -139,7 +144,7 @@ struct CapacityWriter {
     /// Nodes whose GPUs something else allocates, reported already.
     reported: BTreeSet<NodeName>,
     /// The nodes at the last check: only those that have changed since are checked again.
-    looked_at: Option<NodesAtOneTime>,
+    checked_nodes: Option<NodesBaseline>,
 }
 
 /// A node that advertises the wrong figure: what to write, and when.
@@ -150,30 +155,30 @@ struct PendingPatch {
     advertised: Option<Bytes>,
     not_before: Moment,
     /// Consecutive failed writes.
-    failures: u32,
+    failed_writes: u32,
     /// Successful writes that the watch has not shown yet.
-    unshown: u32,
+    unconfirmed_writes: u32,
 }
 
 impl PendingPatch {
     /// Counts a write, and returns the pause before the next one.
     fn pause_after(&mut self, is_written: bool) -> Millis {
         if is_written {
-            self.failures = 0;
-            self.unshown = self.unshown.saturating_add(1);
-            SHOWS_WITHIN.after(self.unshown - 1)
+            self.failed_writes = 0;
+            self.unconfirmed_writes = self.unconfirmed_writes.saturating_add(1);
+            WATCH_CONFIRMATION_BACKOFF.pause_after(self.unconfirmed_writes - 1)
         } else {
-            self.failures = self.failures.saturating_add(1);
-            PAUSES.after(self.failures - 1)
+            self.failed_writes = self.failed_writes.saturating_add(1);
+            FAILED_WRITE_BACKOFF.pause_after(self.failed_writes - 1)
         }
     }
 }
 
 impl CapacityWriter {
     /// The figures to write now: those that pods wait for, then the others, each from the longest due.
-    fn look(
+    fn due_writes(
         &mut self,
-        service: &Service,
+        service: &ServerState,
         index: &Mutex<ClusterIndex>,
         now: Moment,
     ) -> Vec<(NodeName, Bytes)> {
@@ -183,23 +188,31 @@ impl CapacityWriter {
             return Vec::new();
         }
         // A statement of its own, so that the lock is released with it.
-        let nodes = self.nodes_to_look_at(&ledger, &mut index.lock());
+        let nodes = self.nodes_to_check(&ledger, &mut index.lock());
         let mut due = Vec::new();
         for (name, record) in &nodes {
-            let standing = standing(&ledger, name, *record);
-            match verdict(&standing) {
-                CapacityAction::Right => drop(self.pending.remove(name)),
-                CapacityAction::ByAnother => self.report(&ledger, name, &standing),
+            let state = node_capacity_state(&ledger, name, *record);
+            match capacity_action(&state) {
+                CapacityAction::Keep => drop(self.pending.remove(name)),
+                CapacityAction::AllocatedElsewhere => {
+                    self.report_other_allocator(&ledger, name, &state)
+                }
                 CapacityAction::Advertise(wanted) => {
-                    let is_lent = standing.lent > Bytes::ZERO && record.advertised < Some(wanted);
+                    let is_lent =
+                        state.lent_vram > Bytes::ZERO && record.advertised_vram < Some(wanted);
                     // What engines lend was watched for a while already, and nothing borrows before the node advertises it.
-                    if self.is_due(name, wanted, record.advertised.filter(|_| !is_lent), now) {
+                    if self.is_due(
+                        name,
+                        wanted,
+                        record.advertised_vram.filter(|_| !is_lent),
+                        now,
+                    ) {
                         due.push((name.clone(), wanted));
                     }
                 }
             }
         }
-        self.looked_at = Some(ledger.nodes_now());
+        self.checked_nodes = Some(ledger.nodes_baseline());
         // A round may end before the last: nodes whose writes fail must not come first again.
         due.sort_by_key(|(name, _)| {
             let pending = &self.pending[name];
@@ -210,17 +223,17 @@ impl CapacityWriter {
 
     /// The nodes that have changed since the last check, and those that still advertise the wrong figure. Forgets nodes that are
     /// gone.
-    fn nodes_to_look_at(
+    fn nodes_to_check(
         &mut self,
         ledger: &Ledger,
         index: &mut ClusterIndex,
-    ) -> Vec<(NodeName, NodeOnRecord)> {
+    ) -> Vec<(NodeName, IndexedNode)> {
         self.pending
             .retain(|name, _| index.nodes().contains_key(name));
         self.reported
             .retain(|name| index.nodes().contains_key(name));
         let mut names = index.take_changed_nodes();
-        let Some(earlier) = &self.looked_at else {
+        let Some(earlier) = &self.checked_nodes else {
             return index
                 .nodes()
                 .iter()
@@ -243,29 +256,29 @@ impl CapacityWriter {
         advertised: Option<Bytes>,
         now: Moment,
     ) -> bool {
-        let says_nothing = advertises_nothing(advertised);
+        let is_unadvertised = advertises_nothing(advertised);
         let fresh = PendingPatch {
             wanted,
             advertised,
-            not_before: if says_nothing {
+            not_before: if is_unadvertised {
                 now
             } else {
-                now + SETTLED_AFTER
+                now + STABLE_BEFORE_WRITE
             },
-            failures: 0,
-            unshown: 0,
+            failed_writes: 0,
+            unconfirmed_writes: 0,
         };
         let pending = self.pending.entry(name.clone()).or_insert(fresh);
         if pending.wanted != wanted {
             *pending = fresh;
         } else if pending.advertised != advertised {
             pending.advertised = advertised;
-            if pending.unshown > 0 && pending.failures == 0 {
+            if pending.unconfirmed_writes > 0 && pending.failed_writes == 0 {
                 // The last write landed, and something else has set the figure since.
-                let soon = if says_nothing {
+                let soon = if is_unadvertised {
                     now
                 } else {
-                    now + SHOWS_WITHIN.first
+                    now + WATCH_CONFIRMATION_BACKOFF.min
                 };
                 *pending = PendingPatch {
                     not_before: pending.not_before.min(soon),
@@ -276,17 +289,22 @@ impl CapacityWriter {
         now >= pending.not_before
     }
 
-    fn report(&mut self, ledger: &Ledger, name: &NodeName, standing: &NodeCapacityState) {
+    fn report_other_allocator(
+        &mut self,
+        ledger: &Ledger,
+        name: &NodeName,
+        state: &NodeCapacityState,
+    ) {
         self.pending.remove(name);
         if !self.reported.insert(name.clone()) {
             return;
         }
-        let by = if standing.kind == NodeKind::Dra {
+        let by = if state.kind == NodeKind::Dra {
             "a DRA driver"
         } else {
             "a device plugin"
         };
-        let figure = match standing
+        let figure = match state
             .advertised
             .filter(|advertised| *advertised > Bytes::ZERO)
         {
@@ -307,24 +325,31 @@ impl CapacityWriter {
 
     async fn write(
         &mut self,
-        service: &Service,
+        service: &ServerState,
         nodes: &Api<Node>,
         due: Vec<(NodeName, Bytes)>,
         limit: Duration,
     ) {
-        let due = futures::stream::iter(due).take_until(tokio::time::sleep(ROUND));
+        let due = futures::stream::iter(due).take_until(tokio::time::sleep(ROUND_TIMEOUT));
         let writes = due.map(async |(name, wanted)| {
             let written = patch(service, nodes, &name, wanted, limit).await;
             (name, written)
         });
-        let outcomes: Vec<(NodeName, Result<(), String>)> =
-            writes.buffer_unordered(WRITES).collect().await;
+        let outcomes: Vec<(NodeName, Result<(), String>)> = writes
+            .buffer_unordered(MAX_CONCURRENT_WRITES)
+            .collect()
+            .await;
         for (name, outcome) in outcomes {
-            self.note(service, &name, outcome);
+            self.record_outcome(service, &name, outcome);
         }
     }
 
-    fn note(&mut self, service: &Service, name: &NodeName, outcome: Result<(), String>) {
+    fn record_outcome(
+        &mut self,
+        service: &ServerState,
+        name: &NodeName,
+        outcome: Result<(), String>,
+    ) {
         let code = if outcome.is_ok() { "written" } else { "failed" };
         service
             .metrics
@@ -336,8 +361,8 @@ impl CapacityWriter {
         }
         let now = service.now();
         if let Some(pending) = self.pending.get_mut(name) {
-            if outcome.is_ok() && pending.failures > 0 {
-                tracing::info!(node = %name, failures = pending.failures, "the capacity was patched in the end");
+            if outcome.is_ok() && pending.failed_writes > 0 {
+                tracing::info!(node = %name, failures = pending.failed_writes, "the capacity was patched in the end");
             }
             pending.not_before = now + pending.pause_after(outcome.is_ok());
         }
@@ -348,7 +373,7 @@ fn advertises_nothing(advertised: Option<Bytes>) -> bool {
     advertised.is_none_or(|advertised| advertised == Bytes::ZERO)
 }
 
-fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
+fn node_capacity_state(ledger: &Ledger, name: &NodeName, record: IndexedNode) -> NodeCapacityState {
     let unknown = CapacityBasis {
         kind: record.kind,
         ..CapacityBasis::default()
@@ -357,19 +382,19 @@ fn standing(ledger: &Ledger, name: &NodeName, record: NodeOnRecord) -> NodeCapac
         kind,
         gpus,
         lent,
-        asked_for: reserved,
+        requested: reserved,
     } = ledger.capacity_basis(name).unwrap_or(unknown);
     NodeCapacityState {
         kind,
-        advertised: record.advertised,
-        gpus,
-        lent,
-        reserved,
+        advertised: record.advertised_vram,
+        gpu_vram: gpus,
+        lent_vram: lent,
+        allocated_vram: reserved,
     }
 }
 
 async fn patch(
-    service: &Service,
+    service: &ServerState,
     nodes: &Api<Node>,
     name: &NodeName,
     wanted: Bytes,
@@ -400,16 +425,16 @@ mod tests {
     fn what_is_lent_raises_capacity_and_what_is_still_borrowed_keeps_it_from_falling() {
         let standing = says(NodeKind::Stowage, Some(160 * GIB), 160 * GIB, 150 * GIB);
         let lending = NodeCapacityState {
-            lent: Bytes::gib(50),
+            lent_vram: Bytes::gib(50),
             ..standing
         };
         assert_eq!(
-            verdict(&lending),
+            capacity_action(&lending),
             CapacityAction::Advertise(Bytes::gib(210))
         );
         let borrowed = says(NodeKind::Stowage, Some(210 * GIB), 160 * GIB, 190 * GIB);
         assert_eq!(
-            verdict(&borrowed),
+            capacity_action(&borrowed),
             CapacityAction::Advertise(Bytes::gib(190))
         );
     }
@@ -432,9 +457,9 @@ mod tests {
         NodeCapacityState {
             kind,
             advertised: advertised.map(Bytes),
-            gpus: Bytes(gpus),
-            lent: Bytes::ZERO,
-            reserved: Bytes(reserved),
+            gpu_vram: Bytes(gpus),
+            lent_vram: Bytes::ZERO,
+            allocated_vram: Bytes(reserved),
         }
     }
 
@@ -445,13 +470,13 @@ mod tests {
             gpus in 0u64..10,
             reserved in 0u64..10,
         ) {
-            match verdict(&says(NodeKind::Stowage, advertised, gpus, reserved)) {
+            match capacity_action(&says(NodeKind::Stowage, advertised, gpus, reserved)) {
                 CapacityAction::Advertise(wanted) => {
                     prop_assert!(wanted >= Bytes(reserved) && wanted >= Bytes(gpus));
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
-                CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(reserved))),
-                CapacityAction::ByAnother => prop_assert!(false, "the node is Stowage's"),
+                CapacityAction::Keep => prop_assert!(gpus == 0 || advertised == Some(gpus.max(reserved))),
+                CapacityAction::AllocatedElsewhere => prop_assert!(false, "the node is Stowage's"),
             }
         }
     }
@@ -460,7 +485,7 @@ mod tests {
     fn a_lost_gpu_lowers_capacity_to_what_is_bound_and_no_further() {
         let standing = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
         assert_eq!(
-            verdict(&standing),
+            capacity_action(&standing),
             CapacityAction::Advertise(Bytes::gib(100))
         );
     }
@@ -468,10 +493,10 @@ mod tests {
     #[test]
     fn a_bound_pod_that_cannot_be_understood_keeps_capacity_from_falling_and_does_not_raise_it() {
         let standing = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
-        assert_eq!(verdict(&standing), CapacityAction::Right);
+        assert_eq!(capacity_action(&standing), CapacityAction::Keep);
         let standing = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
         assert_eq!(
-            verdict(&standing),
+            capacity_action(&standing),
             CapacityAction::Advertise(Bytes::gib(80))
         );
     }
@@ -480,12 +505,12 @@ mod tests {
     fn a_node_without_a_known_gpu_is_left_as_it_is() {
         for advertised in [None, Some(0), Some(160 * GIB)] {
             assert_eq!(
-                verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)),
-                CapacityAction::Right
+                capacity_action(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)),
+                CapacityAction::Keep
             );
             assert_eq!(
-                verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)),
-                CapacityAction::Right
+                capacity_action(&says(NodeKind::DevicePlugin, advertised, 0, 0)),
+                CapacityAction::Keep
             );
         }
     }
@@ -493,16 +518,16 @@ mod tests {
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
         assert_eq!(
-            verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)),
-            CapacityAction::ByAnother
+            capacity_action(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)),
+            CapacityAction::AllocatedElsewhere
         );
         assert_eq!(
-            verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)),
-            CapacityAction::ByAnother
+            capacity_action(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)),
+            CapacityAction::AllocatedElsewhere
         );
         assert_eq!(
-            verdict(&says(NodeKind::Dra, None, 80 * GIB, 0)),
-            CapacityAction::ByAnother
+            capacity_action(&says(NodeKind::Dra, None, 80 * GIB, 0)),
+            CapacityAction::AllocatedElsewhere
         );
     }
 
@@ -512,14 +537,15 @@ mod tests {
             let pool = Pool {
                 selector: BTreeMap::from([("pool".into(), "plugin".into())]),
                 allocator: NodeKind::DevicePlugin,
-                ..Pool::named("plugin")
+                ..Pool::new("plugin")
             };
             let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
             policy.mode = mode;
-            let service = Service::new(policy);
+            let service = ServerState::new(policy);
             let mut index = ClusterIndex::default();
-            index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "plugin")]);
-            let due = CapacityWriter::default().look(&service, &Mutex::new(index), service.now());
+            index.replace_nodes(&service, &[node_in("a", "own"), node_in("b", "plugin")]);
+            let due =
+                CapacityWriter::default().due_writes(&service, &Mutex::new(index), service.now());
             due.into_iter()
                 .map(|(name, _)| name.to_string())
                 .collect::<Vec<_>>()
@@ -549,8 +575,8 @@ mod tests {
     }
 
     #[test]
-    fn another_figure_in_the_watch_shortens_no_pause_but_that_after_a_write() {
-        let service = Service::with_stopped_clock(Policy::default());
+    fn another_advertised_figure_shortens_only_the_pause_after_a_successful_write() {
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
         let (before, after) = (Some(Bytes::gib(90)), Some(Bytes::gib(91)));
         let at = |seconds| now + Millis::seconds(seconds);
@@ -560,7 +586,7 @@ mod tests {
         assert_eq!((0..60).find(is_due), Some(10));
         let mut failing = CapacityWriter::default();
         failing.is_due(&node, wanted, before, at(0));
-        (0..7).for_each(|_| failing.note(&service, &node, Err("503".into())));
+        (0..7).for_each(|_| failing.record_outcome(&service, &node, Err("503".into())));
         let is_due = |seconds: &u64| failing.is_due(&node, wanted, after, at(*seconds));
         assert_eq!((0..600).find(is_due), Some(60));
     }
@@ -580,26 +606,26 @@ mod tests {
             node("c", serde_json::json!({})),
             node("d", other()),
         ];
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
-        index.reset_nodes(&service, &nodes);
+        index.replace_nodes(&service, &nodes);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let mut due = |now| {
             let due = capacity
-                .look(&service, &index, now)
+                .due_writes(&service, &index, now)
                 .into_iter()
                 .map(|(name, _)| name.to_string());
             due.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(due(service.now()), "c");
-        assert_eq!(due(service.now() + SETTLED_AFTER), "c a b d");
+        assert_eq!(due(service.now() + STABLE_BEFORE_WRITE), "c a b d");
     }
 
     #[test]
     fn a_node_whose_writes_fail_lets_others_go_first() {
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
-        index.reset_nodes(&service, &[node_in("a", "own"), node_in("b", "own")]);
+        index.replace_nodes(&service, &[node_in("a", "own"), node_in("b", "own")]);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let names = |due: Vec<(NodeName, Bytes)>| {
             due.into_iter()
@@ -607,22 +633,25 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join(" ")
         };
-        assert_eq!(names(capacity.look(&service, &index, service.now())), "a b");
+        assert_eq!(
+            names(capacity.due_writes(&service, &index, service.now())),
+            "a b"
+        );
         // The round ended before b's turn.
-        capacity.note(
+        capacity.record_outcome(
             &service,
             &NodeName::parse("a").unwrap(),
             Err("timed out".into()),
         );
         assert_eq!(
-            names(capacity.look(&service, &index, service.now() + PAUSES.first)),
+            names(capacity.due_writes(&service, &index, service.now() + FAILED_WRITE_BACKOFF.min)),
             "b a"
         );
     }
 
     /// What is written was decided at the last look.
     #[tokio::test(start_paused = true)]
-    async fn nodes_are_looked_at_again_soon_while_the_api_server_takes_long_for_each_write() {
+    async fn a_slow_api_server_does_not_delay_the_next_round() {
         let written = async |answer_takes: Duration| {
             let requests = Arc::new(AtomicUsize::new(0));
             let counted = requests.clone();
@@ -636,9 +665,12 @@ mod tests {
                 }
             });
             let nodes: Api<Node> = Api::all(Client::new(server, "default"));
-            let service = Service::with_stopped_clock(Policy::default());
+            let service = ServerState::with_stopped_clock(Policy::default());
             service.lead_from_the_start();
-            service.set_synced_in(service.leadership.term(), service.leadership.takeover());
+            service.record_synced(
+                service.leadership.list_generation(),
+                service.leadership.takeover(),
+            );
             let due =
                 (0..5000).map(|at| (NodeName::parse(&format!("n{at}")).unwrap(), Bytes::gib(80)));
             let begun = tokio::time::Instant::now();
@@ -666,26 +698,31 @@ mod tests {
             wanted,
             advertised,
             not_before: Moment(0),
-            failures: 0,
-            unshown: 0,
+            failed_writes: 0,
+            unconfirmed_writes: 0,
         };
         let pauses: Vec<u64> = (0..8)
             .map(|_| pending.pause_after(false).0 / 1000)
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
         let now = service.now();
         assert!(capacity.is_due(&node, Bytes::gib(80), None, now));
-        capacity.note(&service, &node, Err("503".into()));
+        capacity.record_outcome(&service, &node, Err("503".into()));
         assert!(!capacity.is_due(&node, Bytes::gib(80), None, now));
-        assert!(capacity.is_due(&node, Bytes::gib(80), None, service.now() + PAUSES.first));
+        assert!(capacity.is_due(
+            &node,
+            Bytes::gib(80),
+            None,
+            service.now() + FAILED_WRITE_BACKOFF.min
+        ));
     }
 
     #[test]
-    fn what_a_watch_shows_after_a_silence_is_corrected_as_soon_as_ever() {
-        let service = Service::with_stopped_clock(Policy::default());
+    fn a_figure_shown_after_a_silent_watch_is_corrected_without_a_longer_pause() {
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
         let (before, long_after) = (Some(Bytes::gib(40)), now + Millis::seconds(600));
         for (shown, seconds) in [(None, 0), (Some(Bytes::ZERO), 0), (Some(Bytes::gib(20)), 5)] {
@@ -693,7 +730,7 @@ mod tests {
             capacity.is_due(&node, wanted, before, now);
             for _ in 0..5 {
                 assert!(capacity.is_due(&node, wanted, before, long_after));
-                capacity.note(&service, &node, Ok(()));
+                capacity.record_outcome(&service, &node, Ok(()));
             }
             assert!(!capacity.is_due(&node, wanted, before, now + Millis::seconds(59)));
             let is_due =
@@ -705,14 +742,14 @@ mod tests {
     /// A watch may be silent for minutes.
     #[test]
     fn a_write_that_the_watch_does_not_show_is_repeated_ever_more_rarely() {
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
         let now = service.now();
         let mut pauses = Vec::new();
         for _ in 0..6 {
             assert!(capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(600)));
-            capacity.note(&service, &node, Ok(()));
+            capacity.record_outcome(&service, &node, Ok(()));
             let is_due = |seconds: &u64| {
                 capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds))
             };

@@ -5,16 +5,16 @@
 //! the watches show. Every replica audits and counts; only the leader records Events and evicts. No lock but the audit's own is
 //! held.
 
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::{ControlPlane, IsDue};
-use stowage_scheduling::audit::conflicts::{AuditRound, ConflictVictim, GpuConflict};
+use stowage_scheduling::audit::conflicts::{AuditRound, OverAllocation, OverAllocationVictim};
 use stowage_scheduling::control_loop::retry::{Backoff, RetryState};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, PodEventReason,
 };
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::policy::{ConflictRule, Mode};
@@ -24,116 +24,121 @@ use stowage_scheduling::vocabulary::gpu::Device;
 use tokio::task::JoinSet;
 
 /// A conflict counts after two seconds: more frequent audits would find nothing sooner.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const AUDIT_INTERVAL: Duration = Duration::from_secs(1);
 /// Nodes that are checked under one lock, in less than a millisecond.
-const CHECKED_AT_ONCE: usize = 32;
+const NODES_PER_LOCK: usize = 32;
 /// Conflicts that one audit logs and records as Events. A fault that affects every node at once must not drown all other
 /// messages.
-const REPORTED_AT_ONCE: usize = 20;
+const MAX_REPORTS_PER_ROUND: usize = 20;
 /// Conflicts waiting to be reported. Beyond these the oldest are not reported; the gauge still counts them.
-const UNREPORTED_LIMIT: usize = 1024;
+const MAX_UNREPORTED: usize = 1024;
 /// Concurrent evictions.
-const EVICTIONS: usize = 8;
+const MAX_CONCURRENT_EVICTIONS: usize = 8;
 /// Pauses before another eviction of the same pod; they grow with each attempt.
-const PAUSES: Backoff = Backoff {
-    first: Millis::seconds(20),
-    longest: Millis::seconds(600),
+const EVICTION_RETRY_BACKOFF: Backoff = Backoff {
+    min: Millis::seconds(20),
+    max: Millis::seconds(600),
 };
 
 /// Runs until it is dropped.
-pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
-    let mut audit = ConflictAudit::new(service, control_plane);
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
+pub async fn run(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) {
+    let mut audit = AllocationAudit::new(service, control_plane);
+    let mut ticks = tokio::time::interval(AUDIT_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
             _ = ticks.tick() => {
-                let round = audit.look().await;
+                let round = audit.run_round().await;
                 audit.tick(round, audit.service.now());
             }
             Some(done) = audit.evictions.join_next() => {
                 if let Ok((victim, outcome)) = done {
-                    audit.note(&victim, &outcome, audit.service.now());
+                    audit.record_outcome(&victim, &outcome, audit.service.now());
                 }
             }
         }
     }
 }
 
-struct ConflictAudit {
-    service: Arc<Service>,
+struct AllocationAudit {
+    service: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
-    unreported: VecDeque<Arc<GpuConflict>>,
+    unreported: VecDeque<Arc<OverAllocation>>,
     /// Pods whose eviction was requested.
-    tries: BTreeMap<PodUid, RetryState>,
+    retries: BTreeMap<PodUid, RetryState>,
     /// Pods whose eviction waits for `evictionsPerMinute`, reported once each.
-    limited: BTreeSet<PodUid>,
-    evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
+    rate_limited: BTreeSet<PodUid>,
+    evictions: JoinSet<(OverAllocationVictim, AuditEvictionOutcome)>,
 }
 
 /// Outcome of an eviction that the audit decided on, or why none was requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AuditEvictionOutcome {
-    Tried(EvictionOutcome),
+    Attempted(EvictionOutcome),
     /// Fresh reads do not show both pods on the node, or show that the victim has started.
-    Over,
-    Unread(String),
+    Resolved,
+    ReadFailed(String),
     RateLimited,
 }
 
 impl fmt::Display for AuditEvictionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tried(outcome) => outcome.fmt(f),
-            Self::Over => f.write_str("the conflict is over, or the pod has started"),
-            Self::Unread(error) => write!(f, "one of the pods could not be read: {error}"),
+            Self::Attempted(outcome) => outcome.fmt(f),
+            Self::Resolved => f.write_str("the conflict is over, or the pod has started"),
+            Self::ReadFailed(error) => write!(f, "one of the pods could not be read: {error}"),
             Self::RateLimited => f.write_str("enough pods were evicted within the minute"),
         }
     }
 }
 
-impl ConflictAudit {
-    fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+impl AllocationAudit {
+    fn new(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
             service,
             control_plane,
             was_open: false,
             unreported: VecDeque::new(),
-            tries: BTreeMap::new(),
-            limited: BTreeSet::new(),
+            retries: BTreeMap::new(),
+            rate_limited: BTreeSet::new(),
             evictions: JoinSet::new(),
         }
     }
 
     /// Runs one round in the background: in a large cluster it takes longer than a request should wait.
-    async fn look(&self) -> AuditRound {
+    async fn run_round(&self) -> AuditRound {
         let service = self.service.clone();
-        let looking = self
+        let round_task = self
             .service
             .heavy_work
-            .begin_in_background(WorkKind::ConflictAudit, move || {
-                look(&service, service.now())
+            .spawn_in_background(WorkKind::ConflictAudit, move || {
+                audit_due_nodes(&service, service.now())
             });
-        looking.await.unwrap_or_else(|error| {
+        round_task.await.unwrap_or_else(|error| {
             tracing::error!(%error, "a round of the audit was not completed; the next one goes on");
             AuditRound::default()
         })
     }
 
-    fn tick(&mut self, look: AuditRound, now: Moment) {
-        log(&look);
+    fn tick(&mut self, round: AuditRound, now: Moment) {
+        log(&round);
         let is_open = self.service.leadership.is_open();
         if is_open {
             let begun = match self.was_open {
-                true => look.begun,
+                true => round.begun,
                 // A replica that becomes leader reports the current conflicts.
-                false => self.service.conflicts().standing().cloned().collect(),
+                false => self
+                    .service
+                    .over_allocations()
+                    .confirmed()
+                    .cloned()
+                    .collect(),
             };
-            self.queue(begun);
-            self.tell();
-            self.remedy(now);
+            self.queue_reports(begun);
+            self.record_events();
+            self.evict_victims(now);
         } else {
             self.unreported.clear();
             self.forget_evictions();
@@ -141,11 +146,11 @@ impl ConflictAudit {
         self.was_open = is_open;
     }
 
-    fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
+    fn queue_reports(&mut self, begun: Vec<Arc<OverAllocation>>) {
         self.unreported.extend(begun);
         let events = &self.service.metrics.events;
         let dropped = events.with_label_values(&[PodEventReason::GpuConflict.reason(), "dropped"]);
-        let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
+        let too_many = self.unreported.len().saturating_sub(MAX_UNREPORTED);
         dropped.inc_by(
             self.unreported
                 .drain(..too_many)
@@ -154,16 +159,16 @@ impl ConflictAudit {
         );
     }
 
-    fn tell(&mut self) {
-        let told = self.unreported.len().min(REPORTED_AT_ONCE);
-        for conflict in self.unreported.drain(..told) {
+    fn record_events(&mut self) {
+        let count = self.unreported.len().min(MAX_REPORTS_PER_ROUND);
+        for conflict in self.unreported.drain(..count) {
             for party in &conflict.parties {
                 let (key, uid, kind) = (
                     party.key.clone(),
                     party.uid.clone(),
                     PodEventReason::GpuConflict,
                 );
-                let text = conflict.told_to(&party.key);
+                let text = conflict.text_for(&party.key);
                 self.control_plane.record_event(PodEvent {
                     key,
                     uid,
@@ -174,18 +179,18 @@ impl ConflictAudit {
         }
     }
 
-    fn remedy(&mut self, now: Moment) {
+    fn evict_victims(&mut self, now: Moment) {
         let victims = victims(&self.service, now);
-        let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
-        self.tries.retain(|uid, _| still.contains(uid));
-        self.limited.retain(|uid| still.contains(uid));
+        let victim_uids: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
+        self.retries.retain(|uid, _| victim_uids.contains(uid));
+        self.rate_limited.retain(|uid| victim_uids.contains(uid));
         for victim in victims
             .iter()
             .filter(|victim| self.is_due(&victim.uid, now))
             .cloned()
             .collect::<Vec<_>>()
         {
-            if self.evictions.len() >= EVICTIONS {
+            if self.evictions.len() >= MAX_CONCURRENT_EVICTIONS {
                 break;
             }
             self.evict_for(victim, now);
@@ -193,40 +198,40 @@ impl ConflictAudit {
     }
 
     fn forget_evictions(&mut self) {
-        self.tries.clear();
-        self.limited.clear();
+        self.retries.clear();
+        self.rate_limited.clear();
     }
 
     fn is_due(&self, uid: &PodUid, now: Moment) -> bool {
-        self.tries.get(uid).is_none_or(|retry| retry.is_due(now))
+        self.retries.get(uid).is_none_or(|retry| retry.is_due(now))
     }
 
     /// Evicts a victim within `evictionsPerMinute`, so that even a wrong audit could not empty a cluster.
-    fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
-        let one = std::slice::from_ref(&victim.uid);
-        let mut ledger = self.service.cluster();
-        let may = ledger.ledger().may_order(one);
-        if may {
-            ledger.apply(EvictionsOrdered(one.to_vec()));
+    fn evict_for(&mut self, victim: OverAllocationVictim, now: Moment) {
+        let uids = std::slice::from_ref(&victim.uid);
+        let mut cluster = self.service.cluster();
+        let may_evict = cluster.ledger().is_within_eviction_rates(uids);
+        if may_evict {
+            cluster.apply(EvictionsOrdered(uids.to_vec()));
         }
-        drop(ledger);
-        if !may {
-            if self.limited.insert(victim.uid.clone()) {
-                self.announce(&victim, &AuditEvictionOutcome::RateLimited);
+        drop(cluster);
+        if !may_evict {
+            if self.rate_limited.insert(victim.uid.clone()) {
+                self.report_outcome(&victim, &AuditEvictionOutcome::RateLimited);
             }
             return;
         }
-        self.limited.remove(&victim.uid);
+        self.rate_limited.remove(&victim.uid);
         // No second eviction of this pod starts before the first is answered, or broke off long ago.
-        self.tries
+        self.retries
             .entry(victim.uid.clone())
             .or_default()
-            .done(now + PAUSES.longest);
+            .record_success(now + EVICTION_RETRY_BACKOFF.max);
         let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         self.evictions.spawn(async move {
             // Reads show both pods, but the victim's condition is written after them. A pod that joined since is not settled.
-            let is_same = |other: &ConflictVictim| {
-                (&other.uid, &other.stays_uid) == (&victim.uid, &victim.stays_uid)
+            let is_same = |other: &OverAllocationVictim| {
+                (&other.uid, &other.remaining_uid) == (&victim.uid, &victim.remaining_uid)
             };
             let is_victim = || victims(&service, now).iter().any(is_same);
             let outcome = evict(&*control_plane, &victim, &is_victim).await;
@@ -235,25 +240,33 @@ impl ConflictAudit {
     }
 
     /// What follows from the answer to an eviction.
-    fn note(&mut self, victim: &ConflictVictim, outcome: &AuditEvictionOutcome, now: Moment) {
-        if *outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
+    fn record_outcome(
+        &mut self,
+        victim: &OverAllocationVictim,
+        outcome: &AuditEvictionOutcome,
+        now: Moment,
+    ) {
+        if *outcome == AuditEvictionOutcome::Attempted(EvictionOutcome::Evicted) {
             self.service.cluster().apply(PodEvicted(victim.uid.clone()));
         }
-        self.announce(victim, outcome);
+        self.report_outcome(victim, outcome);
         // Also an evicted one: if it is still in conflict then, the watch has not shown that it leaves.
-        self.tries
+        self.retries
             .entry(victim.uid.clone())
             .or_default()
-            .failed(now, PAUSES, Millis(0));
+            .record_failure(now, EVICTION_RETRY_BACKOFF, Millis(0));
     }
 
-    fn announce(&self, victim: &ConflictVictim, outcome: &AuditEvictionOutcome) {
+    fn report_outcome(&self, victim: &OverAllocationVictim, outcome: &AuditEvictionOutcome) {
         let evictions = &self.service.metrics.conflicts.evictions;
-        evictions.with_label_values(&[code(outcome)]).inc();
-        let ConflictVictim {
-            key, gpu, stays, ..
+        evictions.with_label_values(&[outcome_code(outcome)]).inc();
+        let OverAllocationVictim {
+            key,
+            gpu,
+            remaining_pod: stays,
+            ..
         } = victim;
-        if *outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
+        if *outcome == AuditEvictionOutcome::Attempted(EvictionOutcome::Evicted) {
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was allocated twice");
         } else {
             tracing::warn!(pod = %key, %gpu, other = %stays, %outcome, "not evicted yet, although its GPU was allocated twice");
@@ -262,11 +275,12 @@ impl ConflictAudit {
 }
 
 /// The pods to evict for a conflict; none where the policy only reports.
-fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
+fn victims(service: &ServerState, now: Moment) -> Vec<OverAllocationVictim> {
     let policy = service.cluster().ledger().policy().clone();
-    let evicts = policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
-    if evicts {
-        service.conflicts().victims(now)
+    let may_evict =
+        policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
+    if may_evict {
+        service.over_allocations().victims(now)
     } else {
         Vec::new()
     }
@@ -275,61 +289,64 @@ fn victims(service: &Service, now: Moment) -> Vec<ConflictVictim> {
 /// Reads both pods first, past every cache: a watch that died silently shows an old state.
 async fn evict(
     control_plane: &dyn ControlPlane,
-    victim: &ConflictVictim,
+    victim: &OverAllocationVictim,
     is_victim: &IsDue<'_>,
 ) -> AuditEvictionOutcome {
-    match is_due(control_plane, victim).await {
+    match is_still_over_allocated(control_plane, victim).await {
         Ok(true) => {
             let why = EvictionReason::Conflict {
-                with: victim.stays.clone(),
+                with: victim.remaining_pod.clone(),
                 gpu: victim.gpu.clone(),
             };
-            AuditEvictionOutcome::Tried(
+            AuditEvictionOutcome::Attempted(
                 control_plane
                     .evict(&victim.key, &victim.uid, &why, is_victim)
                     .await,
             )
         }
-        Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Over,
-        Err(error) => AuditEvictionOutcome::Unread(error.to_string()),
+        Ok(false) | Err(ControlPlaneError::Gone) => AuditEvictionOutcome::Resolved,
+        Err(error) => AuditEvictionOutcome::ReadFailed(error.to_string()),
     }
 }
 
 /// Whether reads show both pods on the node, and that the victim has not started.
-async fn is_due(
+async fn is_still_over_allocated(
     control_plane: &dyn ControlPlane,
-    victim: &ConflictVictim,
+    victim: &OverAllocationVictim,
 ) -> Result<bool, ControlPlaneError> {
-    let is_there = |pod: &PodOnRecord| pod.node.as_ref() == Some(&victim.node) && !pod.is_over;
-    let stays = control_plane
-        .read_pod(&victim.stays)
+    let is_there = |pod: &FreshPod| pod.node.as_ref() == Some(&victim.node) && !pod.is_over;
+    let staying = control_plane
+        .read_pod(&victim.remaining_pod)
         .await?
         .filter(is_there);
-    if stays.is_none_or(|pod| pod.uid != victim.stays_uid) {
+    if staying.is_none_or(|pod| pod.uid != victim.remaining_uid) {
         return Ok(false);
     }
-    let leaves = control_plane.read_pod(&victim.key).await?.filter(is_there);
-    Ok(leaves.is_some_and(|pod| pod.uid == victim.uid && !pod.has_started))
+    let victim_pod = control_plane.read_pod(&victim.key).await?.filter(is_there);
+    Ok(victim_pod.is_some_and(|pod| pod.uid == victim.uid && !pod.has_started))
 }
 
 /// Audits the nodes that are due, a few under each lock, because watches wait for that lock.
-fn look(service: &Service, now: Moment) -> AuditRound {
-    let due = service.conflicts().due(now);
+fn audit_due_nodes(service: &ServerState, now: Moment) -> AuditRound {
+    let due = service.over_allocations().due(now);
     let nodes = with_devices(service, due);
     let mut round = AuditRound::default();
-    for nodes in nodes.chunks(CHECKED_AT_ONCE) {
+    for nodes in nodes.chunks(NODES_PER_LOCK) {
         // A statement of its own, so that the lock is released with it.
-        let AuditRound { begun, ended } = service.conflicts().look(nodes, now);
+        let AuditRound { begun, ended } = service.over_allocations().check_nodes(nodes, now);
         round.begun.extend(begun);
         round.ended.extend(ended);
     }
-    service.metrics.conflicts.set(&service.conflicts(), &round);
+    service
+        .metrics
+        .conflicts
+        .set(&service.over_allocations(), &round);
     round
 }
 
 /// The devices of these nodes, from agents' reports or labels. One that is gone counts as without devices. They are read from a
 /// copy: this thread has a low priority, and a request waits while such a thread has the ledger's lock and no core.
-fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
+fn with_devices(service: &ServerState, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
     if nodes.is_empty() {
         return Vec::new();
     }
@@ -346,28 +363,28 @@ fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[
         .collect()
 }
 
-fn log(look: &AuditRound) {
-    for conflict in look.begun.iter().take(REPORTED_AT_ONCE) {
+fn log(round: &AuditRound) {
+    for conflict in round.begun.iter().take(MAX_REPORTS_PER_ROUND) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
-    if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
+    if let Some(more @ 1..) = round.begun.len().checked_sub(MAX_REPORTS_PER_ROUND) {
         tracing::error!(
             more,
             "more GPUs are in conflict: see the metric stowage_gpu_conflicts"
         );
     }
-    for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
+    for conflict in round.ended.iter().take(MAX_REPORTS_PER_ROUND) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
     }
 }
 
 /// Label of an outcome in metrics.
-fn code(outcome: &AuditEvictionOutcome) -> &'static str {
+fn outcome_code(outcome: &AuditEvictionOutcome) -> &'static str {
     match outcome {
-        AuditEvictionOutcome::Tried(outcome) => outcome.code(),
-        AuditEvictionOutcome::Unread(_) => "unknown",
+        AuditEvictionOutcome::Attempted(outcome) => outcome.code(),
+        AuditEvictionOutcome::ReadFailed(_) => "unknown",
         AuditEvictionOutcome::RateLimited => "rate-limited",
-        AuditEvictionOutcome::Over => "over",
+        AuditEvictionOutcome::Resolved => "over",
     }
 }
 

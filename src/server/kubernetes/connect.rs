@@ -3,7 +3,7 @@
 //!
 //! No request is sent here.
 
-use super::page_retry::PageRetry;
+use super::page_retry::ListPageRetry;
 use http::uri::{Parts, PathAndQuery};
 use http::{Method, Request, Uri};
 use hyper_timeout::TimeoutConnector;
@@ -18,7 +18,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
-use stowage_kubernetes_objects::pruning::{Answers, Pruning};
+use stowage_kubernetes_objects::pruning::{Pruning, ResponseMode};
 use tower::util::MapRequestLayer;
 use tower::{BoxError, ServiceBuilder};
 
@@ -32,37 +32,43 @@ pub enum ConnectError {
     #[error(
         "there is no kubeconfig here, nor a pod's service account; name the cluster with --kubeconfig FILE"
     )]
-    Nowhere,
+    NoConfig,
     #[error(
         "the kubeconfig in KUBECONFIG or ~/.kube/config: {reason}; repair it, or name another with --kubeconfig FILE"
     )]
-    Usual { reason: String },
+    DefaultKubeconfig { reason: String },
     #[error("the API server's client could not be set up: {0}")]
     Client(#[from] Box<kube::Error>),
 }
 
 /// A connection on which nothing arrives for this long is dead. A watch ends by itself within a minute, and so receives
 /// something within this time.
-const SILENCE: Duration = Duration::from_secs(75);
+const READ_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// A client for a kubeconfig's current context, or from the environment: `KUBECONFIG`, `~/.kube/config`, or the pod's service
 /// account.
 pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
-    Ok(client(config(kubeconfig).await?, times, Answers::Pruned).map_err(Box::new)?)
+    Ok(client(config(kubeconfig).await?, times, ResponseMode::Pruned).map_err(Box::new)?)
 }
 
 /// Where the API server is, and the credentials for it.
 pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     match kubeconfig {
         Some(path) => from_file(path).await,
-        None => Config::infer().await.map_err(|error| nowhere(&error)),
+        None => Config::infer()
+            .await
+            .map_err(|error| inference_error(&error)),
     }
 }
 
 /// The client does not throttle, and repeats nothing by itself but pages of lists (`page_retry`): every caller handles its
 /// failures, and a write that is repeated automatically may arrive after the Lease has passed on. What the kernel still sends when
 /// a request is given up, and what the API server has begun, ends by [`WriteTimes`].
-pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::Result<Client> {
+pub fn client(
+    mut config: Config,
+    times: WriteTimes,
+    answers: ResponseMode,
+) -> kube::Result<Client> {
     config.default_retry = false;
     if config.proxy_url.is_some() {
         // This build has no proxy support, and the library's own error says so.
@@ -74,7 +80,7 @@ pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::
     tcp.set_tcp_user_timeout(Some(times.transport));
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    connector.set_read_timeout(Some(SILENCE));
+    connector.set_read_timeout(Some(READ_TIMEOUT));
     let https: legacy::Client<_, Body> =
         legacy::Client::builder(TokioExecutor::new()).build(connector);
     let service = ServiceBuilder::new()
@@ -82,20 +88,20 @@ pub fn client(mut config: Config, times: WriteTimes, answers: Answers) -> kube::
             Pruning(client, answers)
         }))
         .layer(MapRequestLayer::new(move |request| {
-            limited(request, times.server)
+            with_server_timeout(request, times.server)
         }))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .retry(PageRetry::default())
+        .retry(ListPageRetry::default())
         .service(https);
     Ok(Client::new(service, config.default_namespace))
 }
 
 /// Limits how long the API server works on a write that sets no limit itself. Reads keep their own.
-pub fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
-    let says = |parameter: &str| {
+pub fn with_server_timeout(mut request: Request<Body>, limit: Duration) -> Request<Body> {
+    let is_timeout = |parameter: &str| {
         parameter
             .split_once('=')
             .is_some_and(|(name, _)| name == "timeout")
@@ -103,7 +109,7 @@ pub fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
     let is_limited = request
         .uri()
         .query()
-        .is_some_and(|query| query.split('&').any(says));
+        .is_some_and(|query| query.split('&').any(is_timeout));
     if !is_limited && !matches!(*request.method(), Method::GET | Method::HEAD) {
         *request.uri_mut() = with_timeout(request.uri(), limit);
     }
@@ -149,17 +155,17 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
 }
 
 /// The error outside a pod, where the kubeconfig matters: whether there is none, or what is wrong with it.
-fn nowhere(error: &InferConfigError) -> ConnectError {
+fn inference_error(error: &InferConfigError) -> ConnectError {
     match error
         .source()
         .and_then(|source| source.downcast_ref::<KubeconfigError>())
     {
-        None | Some(KubeconfigError::FindPath) => ConnectError::Nowhere,
+        None | Some(KubeconfigError::FindPath) => ConnectError::NoConfig,
         Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
-            ConnectError::Nowhere
+            ConnectError::NoConfig
         }
         // After its first line, the parser draws the place.
-        Some(error) => ConnectError::Usual {
+        Some(error) => ConnectError::DefaultKubeconfig {
             reason: error.to_string().lines().next().unwrap_or_default().into(),
         },
     }
@@ -187,14 +193,16 @@ mod tests {
     }
 
     #[test]
-    fn b4_a_write_says_how_long_the_api_server_may_work_on_it_and_a_read_does_not() {
+    fn writes_carry_a_server_timeout_and_reads_do_not() {
         let sent = |method: Method, uri: &str| {
             let request = Request::builder()
                 .method(method)
                 .uri(uri)
                 .body(Body::empty())
                 .unwrap();
-            limited(request, Duration::from_secs(5)).uri().to_string()
+            with_server_timeout(request, Duration::from_secs(5))
+                .uri()
+                .to_string()
         };
         let binding = "/api/v1/namespaces/a/pods/b/binding";
         assert_eq!(

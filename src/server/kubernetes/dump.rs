@@ -5,7 +5,7 @@
 //! benchmarks.
 
 use super::index::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -23,11 +23,11 @@ use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodOnRecord, StatusChange,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, StatusChange,
 };
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
 use stowage_scheduling::policy::NamespaceLabels;
-use stowage_scheduling::units::{are, plural};
+use stowage_scheduling::units::{is_or_are, plural};
 use tracing::info;
 
 /// The path that stands for standard input on the command line.
@@ -92,7 +92,7 @@ pub struct DumpContents {
     pub namespaces: NamespaceLabels,
 }
 
-enum Object {
+enum DumpObject {
     Node(Box<Node>),
     Pod(Box<Pod>),
     Budget(Box<PodDisruptionBudget>),
@@ -111,7 +111,7 @@ impl Dump {
             false => std::fs::read_to_string(path),
         };
         match text {
-            Ok(text) => Ok(Self::of(text, path)),
+            Ok(text) => Ok(Self::from_text(text, path)),
             Err(error) => Err(DumpError::Read {
                 path: path.into(),
                 error,
@@ -120,7 +120,7 @@ impl Dump {
     }
 
     /// Makes a dump of `text`; `path` appears only in errors.
-    pub fn of(text: String, path: &Path) -> Self {
+    pub fn from_text(text: String, path: &Path) -> Self {
         Self {
             path: path.into(),
             text,
@@ -131,8 +131,8 @@ impl Dump {
     pub fn pod(&self, key: &PodKey) -> Result<Option<Pod>, DumpError> {
         let mut found = None;
         let is_it = |pod: &Pod| objects::identity(pod).is_ok_and(|(_, named)| named == *key);
-        self.each(|object| match object {
-            Object::Pod(pod) if is_it(&pod) => found = Some(*pod),
+        self.for_each_object(|object| match object {
+            DumpObject::Pod(pod) if is_it(&pod) => found = Some(*pod),
             _ => {}
         })?;
         Ok(found)
@@ -141,12 +141,14 @@ impl Dump {
     /// Every pod that requests a GPU, every node, and the labels of namespaces.
     pub fn contents(&self) -> Result<DumpContents, DumpError> {
         let mut found = DumpContents::default();
-        self.each(|object| match object {
-            Object::Pod(pod) if objects::asks_for_gpu(&pod) || objects::asks_by_claims(&pod) => {
+        self.for_each_object(|object| match object {
+            DumpObject::Pod(pod)
+                if objects::asks_for_gpu(&pod) || objects::uses_claims_only(&pod) =>
+            {
                 found.pods.push(*pod);
             }
-            Object::Node(node) => found.nodes.push(*node),
-            Object::Namespace(namespace) => {
+            DumpObject::Node(node) => found.nodes.push(*node),
+            DumpObject::Namespace(namespace) => {
                 let metadata = namespace.metadata;
                 let labels = Arc::new(metadata.labels.unwrap_or_default());
                 found
@@ -158,14 +160,14 @@ impl Dump {
         Ok(found)
     }
 
-    fn each(&self, visit: impl FnMut(Object)) -> Result<(), DumpError> {
+    fn for_each_object(&self, visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
         match self.text.trim_start().starts_with('{') {
-            true => self.each_of_json(visit),
-            false => self.each_of_yaml(visit),
+            true => self.for_each_json_object(visit),
+            false => self.for_each_yaml_object(visit),
         }
     }
 
-    fn each_of_json(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+    fn for_each_json_object(&self, mut visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
         #[derive(serde::Deserialize)]
         struct List<'a> {
             #[serde(borrow)]
@@ -182,14 +184,14 @@ impl Dump {
         let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
         for (item, raw) in list.items.into_iter().enumerate() {
             let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
-            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?
+            self.parse_object(item, kind.as_deref(), DumpItem::Text(raw.get()))?
                 .map(&mut visit);
         }
         Ok(())
     }
 
     /// A `List`, or several documents.
-    fn each_of_yaml(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
+    fn for_each_yaml_object(&self, mut visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
         };
@@ -206,32 +208,32 @@ impl Dump {
         });
         for (item, value) in items.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            self.object(item, kind.as_deref(), DumpItem::Value(value))?
+            self.parse_object(item, kind.as_deref(), DumpItem::Value(value))?
                 .map(&mut visit);
         }
         Ok(())
     }
 
     /// Parses one item; `None` for kinds that are not needed.
-    fn object(
+    fn parse_object(
         &self,
         item: usize,
         kind: Option<&str>,
         source: DumpItem<'_>,
-    ) -> Result<Option<Object>, DumpError> {
+    ) -> Result<Option<DumpObject>, DumpError> {
         let kind = kind.ok_or_else(|| DumpError::NoKind {
             path: self.path.clone(),
             item,
         })?;
         let object = match kind {
-            "Node" => source.read().map(Object::Node).map(Some),
-            "Pod" => source.read().map(Object::Pod).map(Some),
-            "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
-            "Namespace" => source.read().map(Object::Namespace).map(Some),
-            "PersistentVolumeClaim" => source.read().map(Object::Claim).map(Some),
-            "PersistentVolume" => source.read().map(Object::Volume).map(Some),
-            "StorageClass" => source.read().map(Object::StorageClass).map(Some),
-            "ResourceSlice" => source.read().map(Object::Slice).map(Some),
+            "Node" => source.parse().map(DumpObject::Node).map(Some),
+            "Pod" => source.parse().map(DumpObject::Pod).map(Some),
+            "PodDisruptionBudget" => source.parse().map(DumpObject::Budget).map(Some),
+            "Namespace" => source.parse().map(DumpObject::Namespace).map(Some),
+            "PersistentVolumeClaim" => source.parse().map(DumpObject::Claim).map(Some),
+            "PersistentVolume" => source.parse().map(DumpObject::Volume).map(Some),
+            "StorageClass" => source.parse().map(DumpObject::StorageClass).map(Some),
+            "ResourceSlice" => source.parse().map(DumpObject::Slice).map(Some),
             _ => Ok(None),
         };
         object.map_err(|error| DumpError::Item {
@@ -249,7 +251,7 @@ enum DumpItem<'a> {
 }
 
 impl DumpItem<'_> {
-    fn read<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
+    fn parse<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
         match self {
             Self::Text(text) => serde_json::from_str(text),
             Self::Value(value) => serde_json::from_value(value),
@@ -259,7 +261,7 @@ impl DumpItem<'_> {
 
 /// In-memory control plane of a dump: which pod is on which node.
 pub struct DumpControlPlane {
-    pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
+    pods: Mutex<BTreeMap<PodKey, FreshPod>>,
     left_out: Vec<LeftOutPod>,
 }
 
@@ -273,7 +275,7 @@ pub struct LeftOutPod {
 
 impl LeftOutPod {
     /// `None` for a pod that the ledger has, or that is none of Stowage's.
-    fn of(pod: &Pod, service: &Service) -> Option<Self> {
+    fn for_pod(pod: &Pod, service: &ServerState) -> Option<Self> {
         if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
             return None;
         }
@@ -299,16 +301,16 @@ impl LeftOutPod {
 }
 
 /// Maximum number of pods that a warning names; the others are counted.
-const NAMED: usize = 10;
+const MAX_LISTED_PODS: usize = 10;
 
 /// `2 pods of the dump cannot be understood and are left out`, and a line for each; `None` without any.
 pub fn left_out_text(left_out: &[LeftOutPod]) -> Option<String> {
-    let (pods, are) = (plural(left_out.len(), "pod"), are(left_out.len()));
+    let (pods, are) = (plural(left_out.len(), "pod"), is_or_are(left_out.len()));
     let mut text = format!("{pods} of the dump cannot be understood and {are} left out:");
-    for LeftOutPod { pod, why } in left_out.iter().take(NAMED) {
+    for LeftOutPod { pod, why } in left_out.iter().take(MAX_LISTED_PODS) {
         text += &format!("\n  {pod}: {why}");
     }
-    if let Some(more @ 1..) = left_out.len().checked_sub(NAMED) {
+    if let Some(more @ 1..) = left_out.len().checked_sub(MAX_LISTED_PODS) {
         text += &format!("\n  and {more} more");
     }
     (!left_out.is_empty()).then_some(text)
@@ -318,44 +320,44 @@ impl DumpControlPlane {
     /// Adds a dump to the ledger and lets this replica lead.
     pub fn load(
         dump: &Dump,
-        service: &Service,
+        service: &ServerState,
         index: &mut ClusterIndex,
     ) -> Result<Self, DumpError> {
         let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
-        index.begin_nodes();
-        index.begin_pods(service);
-        index.begin_budgets(service);
-        index.begin_namespaces();
-        index.begin_slices(service);
-        dump.each(|object| match object {
-            Object::Node(node) => index.apply_node(service, &node),
-            Object::Pod(pod) => {
+        index.begin_node_list();
+        index.begin_pod_list(service);
+        index.begin_budget_list(service);
+        index.begin_namespace_list();
+        index.begin_slice_list(service);
+        dump.for_each_object(|object| match object {
+            DumpObject::Node(node) => index.apply_node(service, &node),
+            DumpObject::Pod(pod) => {
                 index.apply_pod(service, &pod);
-                pods.extend(on_record(&pod));
-                left_out.extend(LeftOutPod::of(&pod, service));
+                pods.extend(pod_on_record(&pod));
+                left_out.extend(LeftOutPod::for_pod(&pod, service));
             }
-            Object::Budget(budget) => index.apply_budget(service, &budget),
-            Object::Namespace(namespace) => index.list_namespace(&namespace.metadata),
-            Object::Claim(claim) => index.apply_storage(service, &*claim),
-            Object::Volume(volume) => index.apply_storage(service, &*volume),
-            Object::StorageClass(class) => index.apply_storage(service, &*class),
-            Object::Slice(slice) => drop(index.apply_slice(service, &slice)),
+            DumpObject::Budget(budget) => index.apply_budget(service, &budget),
+            DumpObject::Namespace(namespace) => index.add_listed_namespace(&namespace.metadata),
+            DumpObject::Claim(claim) => index.apply_storage(service, &*claim),
+            DumpObject::Volume(volume) => index.apply_storage(service, &*volume),
+            DumpObject::StorageClass(class) => index.apply_storage(service, &*class),
+            DumpObject::Slice(slice) => drop(index.apply_slice(service, &slice)),
         })?;
-        index.end_nodes(service);
-        index.end_pods(service);
+        index.end_node_list(service);
+        index.end_pod_list(service);
         // A dump without budgets means that there are none.
-        index.end_budgets(service);
+        index.end_budget_list(service);
         // One without namespaces means that no selector takes any.
-        service.list_namespaces(index.listed_namespaces());
-        index.end_namespaces();
-        index.end_slices(service);
+        service.record_namespaces(index.take_listed_namespaces());
+        index.end_namespace_list();
+        index.end_slice_list(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes {
                 path: dump.path.clone(),
             });
         }
         // Only after all objects are read: a pod may precede its node in the file.
-        for event in index.standing(service) {
+        for event in index.current_warning_events(service) {
             info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
         }
         service.lead_from_the_start();
@@ -379,13 +381,13 @@ impl DumpControlPlane {
             Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
             Some(pod) => {
                 pod.node = Some(order.placement.node.clone());
-                pod.devices = order.placement.recorded();
+                pod.devices = order.placement.recorded_gpus();
                 BindOutcome::Written
             }
         }
     }
 
-    fn check(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+    fn require_pod(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
         match self.pods.lock().get(key) {
             Some(pod) if pod.uid == *uid => Ok(()),
             _ => Err(ControlPlaneError::Gone),
@@ -393,7 +395,7 @@ impl DumpControlPlane {
     }
 }
 
-fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
+fn pod_on_record(pod: &Pod) -> Option<(PodKey, FreshPod)> {
     if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
         return None;
     }
@@ -409,7 +411,7 @@ fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
     );
     Some((
         key,
-        PodOnRecord {
+        FreshPod {
             uid,
             node,
             devices,
@@ -429,7 +431,7 @@ impl ControlPlane for DumpControlPlane {
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>> {
         ready(Ok(self.pods.lock().get(key).cloned())).boxed()
     }
 
@@ -440,7 +442,7 @@ impl ControlPlane for DumpControlPlane {
         uid: &'a PodUid,
         _: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        ready(self.check(key, uid)).boxed()
+        ready(self.require_pod(key, uid)).boxed()
     }
 
     /// Refuses: no watch would show the pod leaving, and its preemptor would wait forever.
@@ -460,7 +462,7 @@ impl ControlPlane for DumpControlPlane {
         key: &'a PodKey,
         uid: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        ready(self.check(key, uid)).boxed()
+        ready(self.require_pod(key, uid)).boxed()
     }
 
     /// There is no API server for Events, so they are logged.
@@ -494,8 +496,8 @@ mod tests {
             pod("bare", "", r#"{"stowage.dev/vram": "4Gi"}"#),
         ];
         let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
-        let service = Service::new(Policy::default());
-        let dump = Dump::of(text, Path::new("dump"));
+        let service = ServerState::new(Policy::default());
+        let dump = Dump::from_text(text, Path::new("dump"));
         let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
         let text = left_out_text(loaded.left_out()).unwrap();
         assert!(
@@ -525,12 +527,19 @@ mod tests {
         let budget =
             r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
         let load = |items: &[&str]| {
-            let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
+            let (service, mut index) =
+                (ServerState::new(Policy::default()), ClusterIndex::default());
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
-            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index)
-                .unwrap();
+            DumpControlPlane::load(
+                &Dump::from_text(text, Path::new("dump")),
+                &service,
+                &mut index,
+            )
+            .unwrap();
             let budgets = service.cluster().ledger().budgets().len();
-            assert!(index.complete_since().is_some() && service.cluster().ledger().budgets_known());
+            assert!(
+                index.synced_term().is_some() && service.cluster().ledger().are_budgets_known()
+            );
             (budgets, service.cluster().kube_filters().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));

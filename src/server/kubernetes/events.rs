@@ -4,7 +4,7 @@
 //! [`EventRecorder`] accepts Events without waiting; [`publish`] is the task that writes them. Nothing here decides anything,
 //! and a slow API server loses only Events.
 
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -17,68 +17,68 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::policy::namespaces::{SEES_ALL_GPUS, SEES_ALL_GPUS_UNLABELLED};
+use stowage_scheduling::policy::namespaces::{ALL_GPUS_LABEL, ALL_GPUS_NAMESPACE};
 use stowage_scheduling::units::{Millis, Moment};
 use tokio::sync::mpsc;
 
 /// How long another Event of the same kind is suppressed for a pod.
-const QUIET: Millis = Millis::seconds(600);
+const SUPPRESSION_PERIOD: Millis = Millis::seconds(600);
 /// Maximum number of pods remembered for each kind, a few megabytes. Events of further pods are dropped in that time: forgotten
 /// pods would get a new Event at each attempt, and there may be tens of thousands.
-const REMEMBERED: usize = 32_768;
+const MAX_REMEMBERED_PODS: usize = 32_768;
 /// Maximum number of Events waiting to be written. Beyond it the API server is too slow for them to be useful.
-const WAITING: usize = 1024;
+const QUEUE_CAPACITY: usize = 1024;
 /// A write that takes longer is given up, so that others get their turn.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The API's limits on an Event's note, and on names.
-const NOTE_BYTES: usize = 1024;
-const NAME_BYTES: usize = 253;
-const INSTANCE_BYTES: usize = 128;
+const MAX_NOTE_BYTES: usize = 1024;
+const MAX_NAME_BYTES: usize = 253;
+const MAX_INSTANCE_BYTES: usize = 128;
 /// The Event's `reportingController`.
-const CONTROLLER: &str = "stowage.dev/scheduler";
+const REPORTING_CONTROLLER: &str = "stowage.dev/scheduler";
 
 /// The sending end: accepts Events from any thread, without waiting.
 pub struct EventRecorder {
-    service: Arc<Service>,
-    told: Mutex<RecentEvents>,
+    service: Arc<ServerState>,
+    recent: Mutex<RecentEvents>,
     queue: mpsc::Sender<PodEvent>,
 }
 
 impl EventRecorder {
     /// Makes a recorder, and the receiving end of its queue for [`publish`].
-    pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
-        let (queue, receiver) = mpsc::channel(WAITING);
+    pub fn new(service: Arc<ServerState>) -> (Self, mpsc::Receiver<PodEvent>) {
+        let (queue, receiver) = mpsc::channel(QUEUE_CAPACITY);
         (
             Self {
                 service,
-                told: Mutex::default(),
+                recent: Mutex::default(),
                 queue,
             },
             receiver,
         )
     }
 
-    pub fn record_event(&self, mut notice: PodEvent) {
+    pub fn record_event(&self, mut event: PodEvent) {
         // It may contain kube-scheduler's text, and a thousand may wait.
-        notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
-        let (uid, kind) = (notice.uid.clone(), notice.kind);
+        event.text = truncated(&event.text, MAX_NOTE_BYTES).to_owned();
+        let (uid, kind) = (event.uid.clone(), event.kind);
         let now = self.service.now();
-        let mut told = self.told.lock();
+        let mut recent = self.recent.lock();
         let is_new = kind.is_new_each_time();
-        if !is_new && told.is_told(&uid, kind, now) {
+        if !is_new && recent.has_recent(&uid, kind, now) {
             return count(&self.service, kind, "suppressed");
         }
-        if !is_new && told.is_full(kind) {
+        if !is_new && recent.is_full(kind) {
             return count(&self.service, kind, "dropped");
         }
         // What finds no place was not told.
-        let Ok(place) = self.queue.try_reserve() else {
+        let Ok(permit) = self.queue.try_reserve() else {
             return count(&self.service, kind, "dropped");
         };
         if !is_new {
-            told.note(uid, kind, now);
+            recent.remember(uid, kind, now);
         }
-        place.send(notice);
+        permit.send(event);
     }
 }
 
@@ -89,37 +89,39 @@ struct RecentEvents(FxHashMap<PodEventReason, RecentPods>);
 /// The pods with a recent Event of one kind.
 #[derive(Debug, Default)]
 struct RecentPods {
-    told: FxHashSet<PodUid>,
+    uids: FxHashSet<PodUid>,
     /// The pods with the time of their latest Event, oldest first.
     order: VecDeque<(Moment, PodUid)>,
 }
 
 impl RecentEvents {
     /// Whether the pod has had such an Event recently.
-    fn is_told(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
-        self.forget_until(now);
+    fn has_recent(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
+        self.forget_expired(now);
         self.0
             .get(&kind)
-            .is_some_and(|pods| pods.told.contains(uid))
+            .is_some_and(|pods| pods.uids.contains(uid))
     }
 
     fn is_full(&self, kind: PodEventReason) -> bool {
         self.0
             .get(&kind)
-            .is_some_and(|pods| pods.order.len() >= REMEMBERED)
+            .is_some_and(|pods| pods.order.len() >= MAX_REMEMBERED_PODS)
     }
 
     /// Remembers an Event of a pod that had none of this kind.
-    fn note(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
+    fn remember(&mut self, uid: PodUid, kind: PodEventReason, now: Moment) {
         let pods = self.0.entry(kind).or_default();
-        pods.told.insert(uid.clone());
+        pods.uids.insert(uid.clone());
         pods.order.push_back((now, uid));
     }
 
-    fn forget_until(&mut self, now: Moment) {
-        for RecentPods { told, order } in self.0.values_mut() {
-            while let Some((_, uid)) = order.pop_front_if(|(told, _)| *told + QUIET <= now) {
-                told.remove(&uid);
+    fn forget_expired(&mut self, now: Moment) {
+        for RecentPods { uids, order } in self.0.values_mut() {
+            while let Some((_, uid)) =
+                order.pop_front_if(|(recorded_at, _)| *recorded_at + SUPPRESSION_PERIOD <= now)
+            {
+                uids.remove(&uid);
             }
         }
     }
@@ -128,35 +130,38 @@ impl RecentEvents {
 /// Writes Events until all senders are gone. `identity` names this replica.
 pub async fn publish(
     client: Client,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     identity: String,
-    mut notices: mpsc::Receiver<PodEvent>,
+    mut queue: mpsc::Receiver<PodEvent>,
 ) {
     let params = PostParams::default();
-    while let Some(notice) = notices.recv().await {
-        if notice.kind == PodEventReason::Ungranted
-            && let Some(why) = withheld(&client, &notice).await
+    while let Some(pod_event) = queue.recv().await {
+        if pod_event.kind == PodEventReason::Ungranted
+            && let Some(why) = reason_to_withhold(&client, &pod_event).await
         {
-            count(&service, notice.kind, why);
+            count(&service, pod_event.kind, why);
             continue;
         }
-        let events: Api<Event> = Api::namespaced(client.clone(), &notice.key.namespace);
-        let event = event(&notice, &identity, service.clock.wall());
+        let events: Api<Event> = Api::namespaced(client.clone(), &pod_event.key.namespace);
+        let event = event_object(&pod_event, &identity, service.clock.wall());
         let write = events.create(&params, &event);
         let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
             Ok(Ok(_)) => "published",
             Ok(Err(error)) => {
-                tracing::debug!(pod = %notice.key, %error, "an Event was not written");
+                tracing::debug!(pod = %pod_event.key, %error, "an Event was not written");
                 "failed"
             }
             Err(_) => "failed",
         };
-        count(&service, notice.kind, outcome);
+        count(&service, pod_event.kind, outcome);
     }
 }
 
 /// Why a pod that an agent reported gets no Event. Its UID is known to be on the agent's node; only the agent vouches for its name.
-async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Option<&'static str> {
+async fn reason_to_withhold(
+    client: &Client,
+    PodEvent { key, uid, .. }: &PodEvent,
+) -> Option<&'static str> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
     let found = tokio::time::timeout(WRITE_TIMEOUT, pods.get_metadata(&key.name)).await;
     let is_it = found
@@ -172,23 +177,23 @@ async fn withheld(client: &Client, PodEvent { key, uid, .. }: &PodEvent) -> Opti
 /// Whether an administrator lets the namespace's pods see all GPUs, as the admission policy has it. Asked at that moment: labels of
 /// namespaces are watched only where a policy needs them.
 async fn sees_all_gpus(client: &Client, namespace: &str) -> bool {
-    let of_name = ListParams::default()
+    let selector = ListParams::default()
         .fields(&format!("metadata.name={namespace}"))
-        .labels(SEES_ALL_GPUS);
+        .labels(ALL_GPUS_LABEL);
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&of_name)).await;
-    namespace == SEES_ALL_GPUS_UNLABELLED
+    let listed = tokio::time::timeout(WRITE_TIMEOUT, namespaces.list_metadata(&selector)).await;
+    namespace == ALL_GPUS_NAMESPACE
         || listed.is_ok_and(|listed| listed.is_ok_and(|listed| !listed.items.is_empty()))
 }
 
-fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
+fn event_object(pod_event: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
     let suffix = format!(".{:x}", now.as_nanosecond());
-    let namespace = notice.key.namespace.to_string();
+    let namespace = pod_event.key.namespace.to_string();
     Event {
         metadata: ObjectMeta {
             name: Some(format!(
                 "{}{suffix}",
-                cut(&notice.key.name, NAME_BYTES - suffix.len())
+                truncated(&pod_event.key.name, MAX_NAME_BYTES - suffix.len())
             )),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
@@ -196,16 +201,16 @@ fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
         regarding: Some(ObjectReference {
             api_version: Some("v1".into()),
             kind: Some("Pod".into()),
-            name: Some(notice.key.name.to_string()),
+            name: Some(pod_event.key.name.to_string()),
             namespace: Some(namespace),
-            uid: Some(notice.uid.to_string()),
+            uid: Some(pod_event.uid.to_string()),
             ..ObjectReference::default()
         }),
         action: Some("Scheduling".into()),
-        reason: Some(notice.kind.reason().into()),
-        note: Some(cut(&notice.text, NOTE_BYTES).into()),
+        reason: Some(pod_event.kind.reason().into()),
+        note: Some(truncated(&pod_event.text, MAX_NOTE_BYTES).into()),
         type_: Some(
-            if notice.kind.is_warning() {
+            if pod_event.kind.is_warning() {
                 "Warning"
             } else {
                 "Normal"
@@ -213,18 +218,18 @@ fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
             .into(),
         ),
         event_time: Some(MicroTime(now)),
-        reporting_controller: Some(CONTROLLER.into()),
-        reporting_instance: Some(cut(identity, INSTANCE_BYTES).into()),
+        reporting_controller: Some(REPORTING_CONTROLLER.into()),
+        reporting_instance: Some(truncated(identity, MAX_INSTANCE_BYTES).into()),
         ..Event::default()
     }
 }
 
 /// At most `bytes` of `text`, on a character's boundary.
-fn cut(text: &str, bytes: usize) -> &str {
+fn truncated(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 
-fn count(service: &Service, kind: PodEventReason, outcome: &str) {
+fn count(service: &ServerState, kind: PodEventReason, outcome: &str) {
     service
         .metrics
         .events
@@ -258,32 +263,35 @@ mod tests {
         let mut told = RecentEvents::default();
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
         let (refused, unplaced) = (PodEventReason::Unschedulable, PodEventReason::Unplaced);
-        told.note(uid(1), refused, at(0));
-        assert!(told.is_told(&uid(1), refused, at(599)));
+        told.remember(uid(1), refused, at(0));
+        assert!(told.has_recent(&uid(1), refused, at(599)));
         assert!(
-            !told.is_told(&uid(1), unplaced, at(599)),
+            !told.has_recent(&uid(1), unplaced, at(599)),
             "another kind is other news"
         );
-        assert!(!told.is_told(&uid(2), refused, at(599)), "another pod, too");
-        assert!(!told.is_told(&uid(1), refused, at(600)));
+        assert!(
+            !told.has_recent(&uid(2), refused, at(599)),
+            "another pod, too"
+        );
+        assert!(!told.has_recent(&uid(1), refused, at(600)));
     }
 
     #[test]
-    fn beyond_what_is_remembered_no_pod_gets_an_event_until_the_first_are_forgotten() {
-        let service = Service::with_stopped_clock(Policy::default());
+    fn pods_beyond_the_remembered_maximum_get_no_event_until_others_expire() {
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
-        for n in 0..REMEMBERED {
+        for n in 0..MAX_REMEMBERED_PODS {
             notices.record_event(refusal(n));
             assert!(receiver.try_recv().is_ok());
         }
-        notices.record_event(refusal(REMEMBERED));
+        notices.record_event(refusal(MAX_REMEMBERED_PODS));
         assert!(
             receiver.try_recv().is_err(),
             "each attempt of so many pods would be one"
         );
         notices.record_event(PodEvent {
             kind: PodEventReason::Evicted,
-            ..refusal(REMEMBERED)
+            ..refusal(MAX_REMEMBERED_PODS)
         });
         assert!(
             receiver.try_recv().is_ok(),
@@ -297,16 +305,19 @@ mod tests {
                 .get()
         };
         assert_eq!(counted("dropped"), 1);
-        notices.told.lock().forget_until(service.now() + QUIET);
-        notices.record_event(refusal(REMEMBERED));
+        notices
+            .recent
+            .lock()
+            .forget_expired(service.now() + SUPPRESSION_PERIOD);
+        notices.record_event(refusal(MAX_REMEMBERED_PODS));
         assert!(receiver.try_recv().is_ok());
     }
 
     #[test]
-    fn a_full_queue_drops_the_notice_and_keeps_the_news() {
-        let service = Service::new(Policy::default());
+    fn an_event_dropped_by_a_full_queue_is_not_remembered() {
+        let service = ServerState::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
-        (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
+        (0..=QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
         notices.record_event(refusal(0));
         let counted = |outcome| {
             service
@@ -317,7 +328,7 @@ mod tests {
         };
         assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
         receiver.try_recv().unwrap();
-        notices.record_event(refusal(WAITING));
+        notices.record_event(refusal(QUEUE_CAPACITY));
         assert_eq!(
             counted("dropped"),
             1,
@@ -326,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_does_not_push_out_the_memory_of_what_was_told() {
-        let service = Service::new(Policy::default());
+    fn dropped_events_do_not_displace_remembered_pods() {
+        let service = ServerState::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
-        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
-        (0..2 * REMEMBERED).for_each(|_| notices.record_event(refusal(WAITING)));
+        (0..QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
+        (0..2 * MAX_REMEMBERED_PODS).for_each(|_| notices.record_event(refusal(QUEUE_CAPACITY)));
         while receiver.try_recv().is_ok() {}
-        (0..WAITING).for_each(|n| notices.record_event(refusal(n)));
+        (0..QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
         let counted = |outcome| {
             service
                 .metrics
@@ -342,7 +353,7 @@ mod tests {
         };
         assert_eq!(
             (counted("dropped"), counted("suppressed")),
-            (2 * REMEMBERED as u64, WAITING as u64)
+            (2 * MAX_REMEMBERED_PODS as u64, QUEUE_CAPACITY as u64)
         );
     }
 
@@ -380,7 +391,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_agent_makes_no_event_on_a_pod_that_it_only_names() {
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let (recorder, receiver) = EventRecorder::new(service.clone());
         // Of a pod on its own node it says the name of another, of a pod that is gone, and the right one.
         for (n, namespace, name) in [
@@ -428,8 +439,8 @@ mod tests {
     }
 
     #[test]
-    fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
-        let service = Service::new(Policy::default());
+    fn queued_events_are_truncated_to_the_note_limit() {
+        let service = ServerState::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service);
         notices.record_event(PodEvent {
             text: "ä".repeat(20_000),
@@ -445,7 +456,7 @@ mod tests {
 
     #[test]
     fn each_change_of_the_policy_is_an_event() {
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         for text in ["first", "second"] {
             notices.record_event(PodEvent {
@@ -467,7 +478,7 @@ mod tests {
             text: "ä".repeat(600),
             ..refusal(1)
         };
-        let event = event(&notice, &"h".repeat(200), jiff::Timestamp::now());
+        let event = event_object(&notice, &"h".repeat(200), jiff::Timestamp::now());
         assert_eq!(event.metadata.name.unwrap().len(), 253);
         assert_eq!(event.note.unwrap().len(), 1024);
         assert_eq!(event.reporting_instance.unwrap().len(), 128);

@@ -19,8 +19,8 @@ mod slices;
 mod storage;
 mod unplannable_pods;
 
-use crate::service::Service;
-use caught_up::PodsShown;
+use crate::service::ServerState;
+use caught_up::PodWatchProgress;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -51,7 +51,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 pub struct ClusterIndex {
     /// The pod that a name stands for now; only pods that request a GPU and have not ended.
     pods: FxHashMap<PodKey, IndexedPod>,
-    nodes: BTreeMap<NodeName, NodeOnRecord>,
+    nodes: BTreeMap<NodeName, IndexedNode>,
     /// Nodes whose record has changed since these were last handed out.
     changed_nodes: BTreeSet<NodeName>,
     /// Pods with a current warning.
@@ -66,7 +66,7 @@ pub struct ClusterIndex {
     unlisted_slices: BTreeSet<Arc<str>>,
     unlisted_storage: BTreeMap<StorageKind, BTreeSet<Arc<str>>>,
     pods_list: ListProgress,
-    pods_shown: PodsShown,
+    pod_watch_progress: PodWatchProgress,
     /// Whether a list of pods is in progress: pods that it shows may have changed long ago.
     is_listing_pods: bool,
     nodes_list: ListProgress,
@@ -85,7 +85,7 @@ pub struct ClusterIndex {
 struct IndexedPod {
     uid: PodUid,
     /// The resourceVersion in which it was last applied.
-    version: Option<u64>,
+    resource_version: Option<u64>,
 }
 
 /// Progress of the latest list of one kind of object.
@@ -110,43 +110,43 @@ impl ListProgress {
 
 /// A node's allocator of GPUs and advertised VRAM, as its status shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeOnRecord {
+pub struct IndexedNode {
     pub kind: NodeKind,
     /// `stowage.dev/vram` in its capacity.
-    pub advertised: Option<Bytes>,
+    pub advertised_vram: Option<Bytes>,
 }
 
 impl ClusterIndex {
     // ---- pods ----
 
     /// Applies a pod's present state. Returns an Event that the pod should get.
-    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
-        let event = self.take_pod(service, pod);
-        self.note_pod_shown(pod);
+    pub fn apply_pod(&mut self, service: &ServerState, pod: &Pod) -> Option<PodEvent> {
+        let event = self.apply_pod_state(service, pod);
+        self.record_pod_version(pod);
         event
     }
 
-    fn take_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
+    fn apply_pod_state(&mut self, service: &ServerState, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
         if self.is_listed_unchanged(service, &uid, &key, pod) {
             return None;
         }
-        let for_filters = kube_filters::read(service, &uid, pod);
+        let filter_observation = kube_filters::filter_observation(service, &uid, pod);
         if !objects::asks_for_gpu(pod) {
-            service.cluster().apply(for_filters);
-            note_placeless(service, &uid, pod);
+            service.cluster().apply(filter_observation);
+            apply_placeless_member(service, &uid, pod);
             // The ledger knows a pod that asks for zero until it is bound.
-            if objects::asks_for_zero(pod) && !objects::is_pending(pod) {
+            if objects::requests_zero_gpus(pod) && !objects::is_pending(pod) {
                 self.release(service, &uid, &key);
             }
-            self.note_unplannable_pod(&uid, &key, pod, true);
+            self.update_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
-        if objects::is_finished(pod) || objects::waits_for_its_end(pod) {
-            service.cluster().apply(for_filters);
+        if objects::is_finished(pod) || objects::is_deleted_without_node(pod) {
+            service.cluster().apply(filter_observation);
             self.release(service, &uid, &key);
-            note_placeless(service, &uid, pod);
+            apply_placeless_member(service, &uid, pod);
             return None;
         }
         self.release_predecessor(service, &uid, &key);
@@ -154,41 +154,42 @@ impl ClusterIndex {
             key.clone(),
             IndexedPod {
                 uid: uid.clone(),
-                version: version(pod),
+                resource_version: resource_version(pod),
             },
         );
-        conflicts::see(service, &uid, &key, pod);
+        conflicts::observe_pod(service, &uid, &key, pod);
         let progress = self.start_progress(pod);
-        let PodSeen {
+        let PodApplyOutcome {
             warning,
-            is_known,
+            is_in_ledger,
             event,
             start,
-        } = see(service, pod, &uid, for_filters, progress);
+        } = observe_pod(service, pod, &uid, filter_observation, progress);
         start
             .iter()
-            .for_each(|start| service.metrics.starts.note(start));
-        self.note_unplannable_pod(&uid, &key, pod, !is_known);
-        self.note(service, &uid, warning);
+            .for_each(|start| service.metrics.starts.observe_start(start));
+        self.update_unplannable_pod(&uid, &key, pod, !is_in_ledger);
+        self.record_warning(service, &uid, warning);
         event
     }
 
-    pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
+    pub fn delete_pod(&mut self, service: &ServerState, pod: &Pod) {
         if let Ok((uid, key)) = objects::identity(pod) {
             self.release(service, &uid, &key);
         }
-        self.note_pod_shown(pod);
+        self.record_pod_version(pod);
     }
 
     /// Marks the pod list incomplete unless it was begun in this term of leadership or later.
-    pub(crate) fn expect_pods(&mut self, term: u64) {
+    pub(crate) fn expect_pod_list(&mut self, term: u64) {
         self.pods_list.expect(term);
     }
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
-    pub(crate) fn begin_pods(&mut self, service: &Service) {
+    pub(crate) fn begin_pod_list(&mut self, service: &ServerState) {
         self.is_listing_pods = true;
-        self.pods_shown.begin_list(service.leadership.takeover());
+        self.pod_watch_progress
+            .begin_list(service.leadership.takeover());
         // Copies, so that the lock is released before all of them are gone through.
         let (ledger, filters) = {
             let cluster = service.cluster();
@@ -212,41 +213,41 @@ impl ClusterIndex {
             .extend(self.pods.values().map(|pod| pod.uid.clone()));
         self.unlisted_pods
             .extend(self.unplannable_pods.keys().cloned());
-        service.conflicts().begin_list();
+        service.over_allocations().begin_relist();
     }
 
     /// Ends the list: pods that were known when it began and are not in it are gone.
-    pub fn end_pods(&mut self, service: &Service) {
+    pub fn end_pod_list(&mut self, service: &ServerState) {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
             service.cluster().apply(PodDeleted(uid.clone()));
-            service.conflicts().forget(uid);
+            service.over_allocations().remove(uid);
             self.warnings.remove(uid);
             self.unplannable_pods.remove(uid);
         }
-        service.conflicts().end_list();
+        service.over_allocations().end_relist();
         self.pods.retain(|_, pod| !gone.contains(&pod.uid));
         self.pods_list.is_complete = true;
         self.is_listing_pods = false;
-        self.note_pods_complete();
+        self.update_pods_caught_up();
     }
 
     /// Replaces all pods at once.
     #[cfg(test)]
-    pub(crate) fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
-        self.begin_pods(service);
+    pub(crate) fn replace_pods(&mut self, service: &ServerState, pods: &[Pod]) -> Vec<PodEvent> {
+        self.begin_pod_list(service);
         let events = pods
             .iter()
             .filter_map(|pod| self.apply_pod(service, pod))
             .collect();
-        self.end_pods(service);
+        self.end_pod_list(service);
         events
     }
 
     /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
     /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
-    pub fn sweep(index: &Mutex<Self>, service: &Service) {
+    pub fn sweep(index: &Mutex<Self>, service: &ServerState) {
         let ledger = service.scratch_ledger();
         // Goes through all pods, and a watch may be waiting for the index.
         let waiting = waiting_pods_in(&ledger);
@@ -273,27 +274,27 @@ impl ClusterIndex {
     }
 
     /// Events for all current warnings, which a new leader records.
-    pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
+    pub fn current_warning_events(&self, service: &ServerState) -> Vec<PodEvent> {
         let ledger = service.scratch_ledger();
         let warnings = self
             .warnings
             .iter()
             .filter_map(|(uid, warning)| pod_warnings::event(&ledger, uid, *warning));
         warnings
-            .chain(slices::standing(&ledger, self.nodes.keys()))
+            .chain(slices::current_published_events(&ledger, self.nodes.keys()))
             .collect()
     }
 
     // ---- nodes ----
 
-    pub fn apply_node(&mut self, service: &Service, node: &Node) {
+    pub fn apply_node(&mut self, service: &ServerState, node: &Node) {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
-        let record = NodeOnRecord {
-            kind: kind(node),
-            advertised: advertised(node),
+        let record = IndexedNode {
+            kind: node_kind(node),
+            advertised_vram: advertised_vram(node),
         };
-        let machine = objects::kube_filters::machine(node);
+        let machine = objects::kube_filters::filter_node(node);
         let labels = machine
             .as_ref()
             .map(|machine| machine.labels.clone())
@@ -312,7 +313,7 @@ impl ClusterIndex {
             },
             plugin_devices: objects::plugin_devices(node),
             signs,
-            advertised: record.advertised,
+            advertised: record.advertised_vram,
             labels,
             machine,
         });
@@ -326,22 +327,22 @@ impl ClusterIndex {
         }
     }
 
-    pub fn delete_node(&mut self, service: &Service, node: &Node) {
+    pub fn delete_node(&mut self, service: &ServerState, node: &Node) {
         if let Some(name) = node_name(node) {
             self.remove_node(service, &name);
         }
     }
 
     /// Marks the node list incomplete unless it was begun in this term of leadership or later.
-    pub(crate) fn expect_nodes(&mut self, term: u64) {
+    pub(crate) fn expect_node_list(&mut self, term: u64) {
         self.nodes_list.expect(term);
     }
 
-    pub(crate) fn begin_nodes(&mut self) {
+    pub(crate) fn begin_node_list(&mut self) {
         self.unlisted_nodes = self.nodes.keys().cloned().collect();
     }
 
-    pub(crate) fn end_nodes(&mut self, service: &Service) {
+    pub(crate) fn end_node_list(&mut self, service: &ServerState) {
         for name in std::mem::take(&mut self.unlisted_nodes) {
             self.remove_node(service, &name);
         }
@@ -350,10 +351,10 @@ impl ClusterIndex {
 
     /// Replaces all nodes at once.
     #[cfg(test)]
-    pub(crate) fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
-        self.begin_nodes();
+    pub(crate) fn replace_nodes(&mut self, service: &ServerState, nodes: &[Node]) {
+        self.begin_node_list();
         nodes.iter().for_each(|node| self.apply_node(service, node));
-        self.end_nodes(service);
+        self.end_node_list(service);
     }
 
     /// Hands out the nodes that show another kind or capacity than at the last call.
@@ -362,13 +363,13 @@ impl ClusterIndex {
     }
 
     /// In order of name.
-    pub fn nodes(&self) -> &BTreeMap<NodeName, NodeOnRecord> {
+    pub fn nodes(&self) -> &BTreeMap<NodeName, IndexedNode> {
         &self.nodes
     }
 
     /// The oldest leadership term among complete lists of pods, nodes, budgets and ResourceSlices; `None` while one is incomplete.
     /// A kind that may not be read counts as complete.
-    pub(crate) fn complete_since(&self) -> Option<u64> {
+    pub(crate) fn synced_term(&self) -> Option<u64> {
         let lists = [
             self.pods_list,
             self.nodes_list,
@@ -394,9 +395,9 @@ impl ClusterIndex {
         }
     }
 
-    fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+    fn release(&mut self, service: &ServerState, uid: &PodUid, key: &PodKey) {
         service.cluster().apply(PodDeleted(uid.clone()));
-        service.conflicts().forget(uid);
+        service.over_allocations().remove(uid);
         self.warnings.remove(uid);
         self.unplannable_pods.remove(uid);
         if self.pods.get(key).is_some_and(|known| known.uid == *uid) {
@@ -405,9 +406,9 @@ impl ClusterIndex {
     }
 
     /// A name stands for one pod at a time: a new UID means that the old pod is gone.
-    fn release_predecessor(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
-        let known = self.pods.get(key).map(|known| known.uid.clone());
-        if let Some(predecessor) = known.filter(|known| known != uid) {
+    fn release_predecessor(&mut self, service: &ServerState, uid: &PodUid, key: &PodKey) {
+        let indexed_uid = self.pods.get(key).map(|known| known.uid.clone());
+        if let Some(predecessor) = indexed_uid.filter(|known| known != uid) {
             self.release(service, &predecessor, key);
         }
     }
@@ -417,24 +418,25 @@ impl ClusterIndex {
     /// a policy that moves pods.
     fn is_listed_unchanged(
         &self,
-        service: &Service,
+        service: &ServerState,
         uid: &PodUid,
         key: &PodKey,
         pod: &Pod,
     ) -> bool {
-        let is_as_applied = || {
-            let known = self
+        let is_unchanged = || {
+            let indexed = self
                 .pods
                 .get(key)
-                .filter(|known| known.uid == *uid && known.version.is_some());
-            known.is_some_and(|known| known.version == version(pod))
+                .filter(|known| known.uid == *uid && known.resource_version.is_some());
+            indexed.is_some_and(|known| known.resource_version == resource_version(pod))
                 && !self.warnings.contains_key(uid)
         };
-        if !self.is_listing_pods || !is_as_applied() {
+        if !self.is_listing_pods || !is_unchanged() {
             return false;
         }
         let lacks_successor = |cluster: &Cluster| {
-            kube_filters::may_move(service, pod) && cluster.kube_filters().movable(uid).is_none()
+            kube_filters::may_move(service, pod)
+                && cluster.kube_filters().successor_requirements(uid).is_none()
         };
         let cluster = service.cluster();
         // Not in a ledger that was discarded.
@@ -446,7 +448,7 @@ impl ClusterIndex {
     }
 
     /// Records the pod's current warning and counts it when it is new, not each time the watch shows the pod again.
-    fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
+    fn record_warning(&mut self, service: &ServerState, uid: &PodUid, warning: PodWarning) {
         let Some(code) = pod_warnings::code(warning) else {
             self.warnings.remove(uid);
             return;
@@ -460,7 +462,7 @@ impl ClusterIndex {
         }
     }
 
-    fn remove_node(&mut self, service: &Service, name: &NodeName) {
+    fn remove_node(&mut self, service: &ServerState, name: &NodeName) {
         service.cluster().apply(NodeDeleted(name.clone()));
         self.nodes.remove(name);
         self.changed_nodes.remove(name);
@@ -482,22 +484,22 @@ fn waits_without_reservation(pod_state: &PodState) -> bool {
 }
 
 /// Result of applying a pod's present state to the ledger.
-struct PodSeen {
+struct PodApplyOutcome {
     warning: PodWarning,
-    is_known: bool,
+    is_in_ledger: bool,
     event: Option<PodEvent>,
     /// Its engine's start, if this observation completes it.
     start: Option<TimedStart>,
 }
 
 /// Applies the pod's state to the cluster under one lock. The object is parsed before, because filter requests wait for that lock.
-fn see(
-    service: &Service,
+fn observe_pod(
+    service: &ServerState,
     pod: &Pod,
     uid: &PodUid,
-    for_filters: FilterPodObserved,
+    filter_observation: FilterPodObserved,
     progress: Option<StartProgress>,
-) -> PodSeen {
+) -> PodApplyOutcome {
     let reservation = recorded_reservation(service, pod);
     let has_reservation = reservation.is_some();
     let (policy, classify) = (service.policy(), |traits: &PodTraits| {
@@ -506,7 +508,7 @@ fn see(
     let observation =
         objects::classified_observation(pod, &policy, &classify, reservation, service.clock.wall());
     let mut cluster = service.cluster();
-    cluster.apply(for_filters);
+    cluster.apply(filter_observation);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
     if !has_reservation
@@ -540,17 +542,17 @@ fn see(
             progress,
         })
     });
-    PodSeen {
+    PodApplyOutcome {
         warning,
-        is_known: cluster.ledger().pod_state(uid).is_some(),
+        is_in_ledger: cluster.ledger().pod_state(uid).is_some(),
         event: pod_warnings::event(cluster.ledger(), uid, warning),
         start,
     }
 }
 
 /// Applies a pod that is a member of a group and needs no placement. All other pods change nothing here.
-fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
-    let member = objects::placeless_member(pod);
+fn apply_placeless_member(service: &ServerState, uid: &PodUid, pod: &Pod) {
+    let member = objects::member_without_placement(pod);
     let mut cluster = service.cluster();
     if member.is_some() || cluster.ledger().placeless_members().contains_key(uid) {
         cluster.apply(PlacelessMemberObserved {
@@ -561,11 +563,11 @@ fn note_placeless(service: &Service, uid: &PodUid, pod: &Pod) {
 }
 
 /// The resourceVersion: two objects with the same UID and resourceVersion are equal.
-fn version(pod: &Pod) -> Option<u64> {
+fn resource_version(pod: &Pod) -> Option<u64> {
     pod.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
+fn recorded_reservation(service: &ServerState, pod: &Pod) -> Option<Reservation> {
     let ReservationMessage {
         node,
         devices,
@@ -585,14 +587,14 @@ fn node_name(node: &Node) -> Option<NodeName> {
     NodeName::parse(node.metadata.name.as_deref()?).ok()
 }
 
-fn kind(node: &Node) -> NodeKind {
-    match objects::resources(node).any(PluginResource::is_one) {
+fn node_kind(node: &Node) -> NodeKind {
+    match objects::resources(node).any(PluginResource::is_plugin_resource) {
         true => NodeKind::DevicePlugin,
         false => NodeKind::Stowage,
     }
 }
 
-fn advertised(node: &Node) -> Option<Bytes> {
+fn advertised_vram(node: &Node) -> Option<Bytes> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?;
     Bytes::parse_quantity(&capacity.get(objects::VRAM)?.0).ok()
 }

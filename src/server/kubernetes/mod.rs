@@ -53,12 +53,12 @@ pub use index::ClusterIndex;
 pub use leader::{LeadWith, LeaseName};
 pub use token_review::{AgentAccount, TokenReviews};
 
-use crate::service::Service;
+use crate::service::ServerState;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
-use observed::ObservedControlPlane;
+use observed::ActivityRecordingControlPlane;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::{ControlPlane, WriteTimes};
@@ -100,7 +100,7 @@ impl ClusterOptions {
 /// Shut the HTTP side down first: its requests in progress need leadership, and the Lease is given up here.
 pub fn start(
     client: Client,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     options: ClusterOptions,
     shutdown: CancellationToken,
 ) -> (Arc<dyn ControlPlane>, JoinSet<()>) {
@@ -111,15 +111,16 @@ pub fn start(
         times,
         nonce,
     } = options;
-    let (notices, told) = events::EventRecorder::new(service.clone());
+    let (event_recorder, event_queue) = events::EventRecorder::new(service.clone());
     let writer = Arc::new(ApiControlPlane::new(
         client.clone(),
         service.clone(),
-        notices,
+        event_recorder,
         cdi_kind,
         times,
     ));
-    let control_plane: Arc<dyn ControlPlane> = ObservedControlPlane::new(writer, service.clone());
+    let control_plane: Arc<dyn ControlPlane> =
+        ActivityRecordingControlPlane::new(writer, service.clone());
     let index = Arc::new(Mutex::new(ClusterIndex::default()));
     let feed = WatchFeed {
         service: service.clone(),
@@ -152,7 +153,7 @@ pub fn start(
     run(Box::pin(watch::storage::<StorageClass>(
         client.clone(),
         feed,
-        watch::CLASSES,
+        watch::STORAGE_CLASSES,
     )));
     run(Box::pin(tick::run(
         service.clone(),
@@ -173,7 +174,7 @@ pub fn start(
         client.clone(),
         service.clone(),
         identity,
-        told,
+        event_queue,
     )));
     // It handles the shutdown itself, because it has a Lease to give up.
     tasks.spawn(leader::run(

@@ -1,44 +1,44 @@
 //! A control plane that records each write through it in the service's recent activity. It changes, refuses and delays
 //! nothing.
 
-use crate::service::{Activity, ActivityKind, Service};
+use crate::service::{Activity, ActivityKind, ServerState};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, NominationChange, PodEvent, PodEventReason,
-    PodOnRecord, ReservationChange, StatusChange,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, NominationChange, PodEvent,
+    PodEventReason, ReservationChange, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::units::plural;
 
-pub struct ObservedControlPlane {
+pub struct ActivityRecordingControlPlane {
     inner: Arc<dyn ControlPlane>,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
 }
 
-impl ObservedControlPlane {
-    pub fn new(inner: Arc<dyn ControlPlane>, service: Arc<Service>) -> Arc<Self> {
+impl ActivityRecordingControlPlane {
+    pub fn new(inner: Arc<dyn ControlPlane>, service: Arc<ServerState>) -> Arc<Self> {
         Arc::new(Self { inner, service })
     }
 
-    fn add(&self, what: Activity) {
+    fn record(&self, what: Activity) {
         self.service.activity.add(self.service.now(), what);
     }
 
-    fn add_binding(&self, order: &BindOrder, outcome: &BindOutcome) {
+    fn record_binding(&self, order: &BindOrder, outcome: &BindOutcome) {
         let about = |kind| Activity {
             node: Some(order.placement.node.clone()),
             gpus: order.placement.devices.to_vec(),
-            ..Activity::of(kind, &order.key, &order.uid)
+            ..Activity::new(kind, &order.key, &order.uid)
         };
         let failed = |message: &str| Activity {
             text: message.to_owned(),
             ..about(ActivityKind::NotBound)
         };
-        self.add(match outcome {
+        self.record(match outcome {
             BindOutcome::Written => Activity {
                 text: order.placement.granted.to_string(),
                 ..about(ActivityKind::Bound)
@@ -50,25 +50,25 @@ impl ObservedControlPlane {
         });
     }
 
-    fn add_status(&self, key: &PodKey, uid: &PodUid, change: &StatusChange) {
+    fn record_status(&self, key: &PodKey, uid: &PodUid, change: &StatusChange) {
         if let Some(ReservationChange::Set(reservation)) = &change.reservation {
-            self.add(Activity {
+            self.record(Activity {
                 node: Some(reservation.node.clone()),
                 gpus: reservation.devices.to_vec(),
                 text: format!("evicting {}", plural(reservation.victims.len(), "pod")),
-                ..Activity::of(ActivityKind::Reserved, key, uid)
+                ..Activity::new(ActivityKind::Reserved, key, uid)
             });
         }
         if let Some(NominationChange::To(node)) = &change.nomination {
             let node = Some(node.clone());
-            self.add(Activity {
+            self.record(Activity {
                 node,
-                ..Activity::of(ActivityKind::Nominated, key, uid)
+                ..Activity::new(ActivityKind::Nominated, key, uid)
             });
         }
     }
 
-    fn add_eviction(
+    fn record_eviction(
         &self,
         key: &PodKey,
         uid: &PodUid,
@@ -84,14 +84,14 @@ impl ObservedControlPlane {
             | EvictionOutcome::CalledOff
             | EvictionOutcome::Unknown { .. } => return,
         };
-        self.add(Activity {
+        self.record(Activity {
             reason: why.reason(),
             text,
-            ..Activity::of(kind, key, uid)
+            ..Activity::new(kind, key, uid)
         });
     }
 
-    fn add_event(&self, event: &PodEvent) {
+    fn record_event_activity(&self, event: &PodEvent) {
         let kind = match event.kind {
             PodEventReason::Unschedulable
             | PodEventReason::PlanFailed
@@ -103,30 +103,30 @@ impl ObservedControlPlane {
             _ => ActivityKind::Warning,
         };
         let (reason, text) = (event.kind.reason(), event.text.clone());
-        self.add(Activity {
+        self.record(Activity {
             reason,
             text,
-            ..Activity::of(kind, &event.key, &event.uid)
+            ..Activity::new(kind, &event.key, &event.uid)
         });
     }
 }
 
-impl ControlPlane for ObservedControlPlane {
-    fn latest_landing(&self) -> Duration {
-        self.inner.latest_landing()
+impl ControlPlane for ActivityRecordingControlPlane {
+    fn max_commit_delay(&self) -> Duration {
+        self.inner.max_commit_delay()
     }
 
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         let binding = self.inner.bind(order);
         binding
-            .inspect(|outcome| self.add_binding(order, outcome))
+            .inspect(|outcome| self.record_binding(order, outcome))
             .boxed()
     }
 
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>> {
         self.inner.read_pod(key)
     }
 
@@ -139,7 +139,7 @@ impl ControlPlane for ObservedControlPlane {
         let writing = self.inner.write_status(key, uid, change);
         let written = |written: &Result<(), _>| {
             if written.is_ok() {
-                self.add_status(key, uid, change);
+                self.record_status(key, uid, change);
             }
         };
         writing.inspect(written).boxed()
@@ -154,7 +154,7 @@ impl ControlPlane for ObservedControlPlane {
     ) -> BoxFuture<'a, EvictionOutcome> {
         let evicting = self.inner.evict(key, uid, why, is_due);
         evicting
-            .inspect(move |outcome| self.add_eviction(key, uid, why, outcome))
+            .inspect(move |outcome| self.record_eviction(key, uid, why, outcome))
             .boxed()
     }
 
@@ -167,7 +167,7 @@ impl ControlPlane for ObservedControlPlane {
     }
 
     fn record_event(&self, event: PodEvent) {
-        self.add_event(&event);
+        self.record_event_activity(&event);
         self.inner.record_event(event);
     }
 }
@@ -181,9 +181,10 @@ mod tests {
     use stowage_scheduling::vocabulary::placement::Reservation;
 
     #[tokio::test]
-    async fn what_is_written_is_noted_once_and_in_order() {
-        let service = Service::with_stopped_clock(Policy::default());
-        let observed = ObservedControlPlane::new(Arc::new(Recorder::default()), service.clone());
+    async fn each_write_is_recorded_once_and_in_order() {
+        let service = ServerState::with_stopped_clock(Policy::default());
+        let observed =
+            ActivityRecordingControlPlane::new(Arc::new(Recorder::default()), service.clone());
         let key = |name: &str| PodKey::parse("default", name).unwrap();
         let uid = |name: &str| PodUid::parse(name).unwrap();
         let event = |kind| PodEvent {

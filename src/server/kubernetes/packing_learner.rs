@@ -1,6 +1,6 @@
 //! Relearns the packing model when enough pods have arrived, in the background so that no request waits for it.
 
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use std::sync::Arc;
 use stowage_scheduling::placing::learned::PackingModel;
 use stowage_scheduling::units::{Millis, Moment};
@@ -9,24 +9,24 @@ use tokio::task::JoinHandle;
 
 /// Rest after a run, as a multiple of the run's time, so that learning takes a tenth of a core at most. With tens of thousands of
 /// nodes and a hundred new pods a second it would otherwise run all the time.
-const RESTS_TIMES_AS_LONG: u64 = 9;
+const REST_FACTOR: u64 = 9;
 /// Longest rest after a run, because a machine may have been suspended during the run.
-const LONGEST_REST: Millis = Millis::seconds(60);
+const MAX_REST: Millis = Millis::seconds(60);
 
 pub(crate) struct PackingLearner {
-    service: Arc<Service>,
-    at_work: Option<JoinHandle<()>>,
-    began: Moment,
+    service: Arc<ServerState>,
+    task: Option<JoinHandle<()>>,
+    started_at: Moment,
     /// The earliest start of the next run.
     rests_until: Moment,
 }
 
 impl PackingLearner {
-    pub fn new(service: Arc<Service>) -> Self {
+    pub fn new(service: Arc<ServerState>) -> Self {
         Self {
             service,
-            at_work: None,
-            began: Moment::default(),
+            task: None,
+            started_at: Moment::default(),
             rests_until: Moment::default(),
         }
     }
@@ -34,33 +34,33 @@ impl PackingLearner {
     /// Starts learning if it is due, and the previous run has ended and is some time ago.
     pub fn tick(&mut self) {
         let now = self.service.now();
-        match &self.at_work {
+        match &self.task {
             Some(at_work) if !at_work.is_finished() => return,
             Some(_) => {
-                self.at_work = None;
-                let rest = Millis(now.since(self.began).0.saturating_mul(RESTS_TIMES_AS_LONG));
-                self.rests_until = now + rest.min(LONGEST_REST);
+                self.task = None;
+                let rest_time = Millis(now.since(self.started_at).0.saturating_mul(REST_FACTOR));
+                self.rests_until = now + rest_time.min(MAX_REST);
             }
             None => {}
         }
         if now < self.rests_until {
             return;
         }
-        self.began = now;
+        self.started_at = now;
         let service = &self.service;
         let (demand_history, snapshot, policy) = {
-            let mut ledger = service.cluster();
-            let Some(demand_history) = ledger.ledger().demand_to_learn() else {
+            let mut cluster = service.cluster();
+            let Some(demand_history) = cluster.ledger().demand_to_learn() else {
                 return;
             };
             (
                 demand_history,
-                ledger.snapshot(),
-                ledger.ledger().policy().clone(),
+                cluster.snapshot(),
+                cluster.ledger().policy().clone(),
             )
         };
         let service = service.clone();
-        self.at_work = Some(self.service.heavy_work.begin_in_background(
+        self.task = Some(self.service.heavy_work.spawn_in_background(
             WorkKind::PackingModel,
             move || {
                 let packing_model = PackingModel::learn(
@@ -81,7 +81,7 @@ mod tests {
     use stowage_scheduling::policy::Policy;
 
     /// A node with one GPU.
-    fn watched(service: &Service) -> ClusterIndex {
+    fn watched(service: &ServerState) -> ClusterIndex {
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
         let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": { "allocatable": { "cpu": "8", "memory": "8Gi" } } });
@@ -89,7 +89,7 @@ mod tests {
         index
     }
 
-    fn arrive(index: &mut ClusterIndex, service: &Service, n: usize) {
+    fn arrive(index: &mut ClusterIndex, service: &ServerState, n: usize) {
         let containers = json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
         let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
         index.apply_pod(service, &serde_json::from_value(pod).unwrap());
@@ -97,16 +97,16 @@ mod tests {
 
     #[tokio::test]
     async fn the_packing_model_is_learned_once_enough_pods_have_come() {
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         for n in 0..10 {
             learning.tick();
-            assert!(learning.at_work.is_none(), "{n} pods are too few");
+            assert!(learning.task.is_none(), "{n} pods are too few");
             arrive(&mut index, &service, n);
         }
         learning.tick();
         learning
-            .at_work
+            .task
             .as_mut()
             .expect("ten pods are enough")
             .await
@@ -115,32 +115,32 @@ mod tests {
         learning.tick();
         learning.rests_until = service.now();
         learning.tick();
-        assert!(learning.at_work.is_none(), "nobody came since");
+        assert!(learning.task.is_none(), "nobody came since");
     }
 
     #[tokio::test]
     async fn after_a_long_run_learning_rests() {
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
         (0..10).for_each(|n| arrive(&mut index, &service, n));
         learning.tick();
         learning
-            .at_work
+            .task
             .as_mut()
             .expect("ten pods are enough")
             .await
             .unwrap();
-        learning.began = learning.began.before(Millis::seconds(2));
+        learning.started_at = learning.started_at.before(Millis::seconds(2));
         (10..100).for_each(|n| arrive(&mut index, &service, n));
         learning.tick();
         assert!(
-            learning.at_work.is_none(),
+            learning.task.is_none(),
             "it took two seconds, and is due again at once"
         );
         assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
-        assert!(learning.rests_until.since(service.now()) <= LONGEST_REST);
+        assert!(learning.rests_until.since(service.now()) <= MAX_REST);
         learning.rests_until = service.now();
         learning.tick();
-        assert!(learning.at_work.is_some());
+        assert!(learning.task.is_some());
     }
 }

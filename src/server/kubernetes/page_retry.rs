@@ -11,24 +11,26 @@ use tokio::time::Sleep;
 use tower::retry::Policy;
 
 /// Retries of one request: with the doubling pause these are about four seconds.
-const TRIES: u32 = 4;
+const MAX_RETRIES: u32 = 4;
 /// Pause before the first retry, unless `Retry-After` asks for a longer one; doubles with each retry.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause before a retry, whatever `Retry-After` asks for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
-pub(crate) struct PageRetry {
-    left: u32,
+pub(crate) struct ListPageRetry {
+    remaining_retries: u32,
 }
 
-impl Default for PageRetry {
+impl Default for ListPageRetry {
     fn default() -> Self {
-        Self { left: TRIES }
+        Self {
+            remaining_retries: MAX_RETRIES,
+        }
     }
 }
 
-impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
+impl<B, E> Policy<Request<Body>, Response<B>, E> for ListPageRetry {
     type Future = Sleep;
 
     fn retry(
@@ -36,27 +38,29 @@ impl<B, E> Policy<Request<Body>, Response<B>, E> for PageRetry {
         request: &mut Request<Body>,
         answer: &mut Result<Response<B>, E>,
     ) -> Option<Sleep> {
-        let asked = match answer {
-            Ok(answer) if may_pass(answer.status()) => retry_after(answer),
+        let requested_pause = match answer {
+            Ok(answer) if is_transient(answer.status()) => retry_after(answer),
             Ok(_) => return None,
             Err(_) => None,
         };
-        if !is_later_page(request) || self.left == 0 {
+        if !is_later_page(request) || self.remaining_retries == 0 {
             return None;
         }
-        let pause = FIRST_PAUSE * 2_u32.pow(TRIES - self.left);
-        self.left -= 1;
+        let pause = FIRST_RETRY_PAUSE * 2_u32.pow(MAX_RETRIES - self.remaining_retries);
+        self.remaining_retries -= 1;
         Some(tokio::time::sleep(
-            asked.unwrap_or_default().clamp(pause, LONGEST_PAUSE),
+            requested_pause
+                .unwrap_or_default()
+                .clamp(pause, MAX_RETRY_PAUSE),
         ))
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        let mut again = is_later_page(request).then(|| Request::new(Body::empty()))?;
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.headers_mut() = request.headers().clone();
-        Some(again)
+        let mut copy = is_later_page(request).then(|| Request::new(Body::empty()))?;
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        Some(copy)
     }
 }
 
@@ -68,7 +72,7 @@ fn is_later_page(request: &Request<Body>) -> bool {
 }
 
 /// Whether a retry may succeed. While etcd changes its leader, the API server answers 500.
-fn may_pass(status: StatusCode) -> bool {
+fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
 }
 
@@ -109,7 +113,7 @@ mod tests {
             }
         });
         let mut client = ServiceBuilder::new()
-            .retry(PageRetry::default())
+            .retry(ListPageRetry::default())
             .service(server);
         let request = Request::builder()
             .method(method)
@@ -148,14 +152,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_is_gone_is_not_asked_for_ever() {
+    async fn retries_of_a_page_are_limited() {
         let (status, times, took) = asked(Method::GET, PAGE, &[Some((503, "3600")); 9]).await;
         assert_eq!((status, times), (Some(503), 5));
         assert!(took <= Duration::from_secs(21), "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_will_not_change_and_what_is_no_page_is_asked_for_once() {
+    async fn permanent_errors_and_requests_that_are_no_later_page_are_not_retried() {
         for (method, uri, status) in [
             (Method::GET, PAGE, 410),
             (Method::GET, PAGE, 403),

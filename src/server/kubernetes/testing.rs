@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, NominationChange,
-    PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
+    ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, FreshPod,
+    NominationChange, PlanState, PodEvent, ReservationChange, StatusChange,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::vocabulary::placement::Reservation;
@@ -16,21 +16,21 @@ use tokio::sync::oneshot;
 pub(crate) struct Recorder {
     /// Writes in order, as text: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
     written: Mutex<Vec<String>>,
-    told: Mutex<Vec<PodEvent>>,
+    events: Mutex<Vec<PodEvent>>,
     /// The outcome of evictions by pod; those of all others succeed.
-    pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    pub eviction_outcomes: Mutex<BTreeMap<String, EvictionOutcome>>,
     /// Runs while the condition of the next pod to be evicted is written.
-    pub while_marking: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    pub during_next_eviction: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// What a read of a pod shows; all others are gone.
-    pub records: Mutex<BTreeMap<String, PodOnRecord>>,
+    pub pods_on_record: Mutex<BTreeMap<String, FreshPod>>,
     /// The next write of a pod's status completes when this is answered.
-    pub stall: Mutex<Option<oneshot::Receiver<()>>>,
+    pub stalled_status_write: Mutex<Option<oneshot::Receiver<()>>>,
     /// Each write of a pod's status lets the others have their turn first.
-    pub slow: Mutex<bool>,
+    pub yields_before_status_writes: Mutex<bool>,
     /// Writes of these pods' status find no such pod.
-    pub gone: Mutex<BTreeSet<String>>,
+    pub missing_pods: Mutex<BTreeSet<String>>,
     /// Reads and writes of a pod's status fail.
-    pub deaf: Mutex<bool>,
+    pub is_unreachable: Mutex<bool>,
     /// The reservation that was written last of each pod.
     pub reservations: Mutex<BTreeMap<String, Reservation>>,
 }
@@ -42,19 +42,19 @@ impl Recorder {
     }
 
     /// Reasons of the Events since the last call.
-    pub fn told(&self) -> Vec<&'static str> {
-        std::mem::take(&mut *self.told.lock())
+    pub fn event_reasons(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.events.lock())
             .into_iter()
             .map(|event| event.kind.reason())
             .collect()
     }
 
-    fn write(&self, key: &PodKey, what: &str) {
+    fn record_write(&self, key: &PodKey, what: &str) {
         self.written.lock().push(format!("{}: {what}", key.name));
     }
 }
 
-fn said(change: &StatusChange) -> String {
+fn describe(change: &StatusChange) -> String {
     let reservation = change
         .reservation
         .as_ref()
@@ -80,7 +80,7 @@ fn said(change: &StatusChange) -> String {
         EvictionCondition::Evicting(why) => why.reason().into(),
         EvictionCondition::Cancelled => "stays".into(),
     });
-    let touch = change.touch.map(|_| "touch".to_owned());
+    let touch = change.requeue.map(|_| "touch".to_owned());
     [reservation, nomination, plan, eviction, touch]
         .into_iter()
         .flatten()
@@ -96,10 +96,10 @@ impl ControlPlane for Recorder {
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
-        let read = match *self.deaf.lock() {
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>> {
+        let read = match *self.is_unreachable.lock() {
             true => Err(ControlPlaneError::Unknown("no answer".into())),
-            false => Ok(self.records.lock().get(&*key.name).cloned()),
+            false => Ok(self.pods_on_record.lock().get(&*key.name).cloned()),
         };
         Box::pin(std::future::ready(read))
     }
@@ -110,25 +110,25 @@ impl ControlPlane for Recorder {
         _: &'a PodUid,
         change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        let stall = self.stall.lock().take();
+        let stall = self.stalled_status_write.lock().take();
         Box::pin(async move {
-            if *self.slow.lock() {
+            if *self.yields_before_status_writes.lock() {
                 tokio::task::yield_now().await;
             }
             if let Some(stall) = stall {
                 stall.await.expect("a test that stalls a write resumes it");
             }
-            let is_deaf = *self.deaf.lock();
-            self.write(key, &said(change));
+            let is_unreachable = *self.is_unreachable.lock();
+            self.record_write(key, &describe(change));
             if let Some(ReservationChange::Set(reservation)) = &change.reservation {
                 self.reservations
                     .lock()
                     .insert(key.name.to_string(), reservation.clone());
             }
-            if self.gone.lock().contains(&*key.name) {
+            if self.missing_pods.lock().contains(&*key.name) {
                 return Err(ControlPlaneError::Gone);
             }
-            if is_deaf {
+            if is_unreachable {
                 Err(ControlPlaneError::Unknown("no answer".into()))
             } else {
                 Ok(())
@@ -143,15 +143,15 @@ impl ControlPlane for Recorder {
         why: &'a EvictionReason,
         is_due: &'a IsDue<'a>,
     ) -> BoxFuture<'a, EvictionOutcome> {
-        if let Some(happens) = self.while_marking.lock().take() {
+        if let Some(happens) = self.during_next_eviction.lock().take() {
             happens();
         }
         if !is_due() {
             return Box::pin(std::future::ready(EvictionOutcome::CalledOff));
         }
-        self.write(key, &format!("evict {}", why.reason()));
+        self.record_write(key, &format!("evict {}", why.reason()));
         let outcome = self
-            .evictions
+            .eviction_outcomes
             .lock()
             .get(&*key.name)
             .cloned()
@@ -164,9 +164,9 @@ impl ControlPlane for Recorder {
         key: &'a PodKey,
         _: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        self.write(key, "lift");
-        let is_deaf = *self.deaf.lock();
-        let lifted = if is_deaf {
+        self.record_write(key, "lift");
+        let is_unreachable = *self.is_unreachable.lock();
+        let lifted = if is_unreachable {
             Err(ControlPlaneError::Unknown("no answer".into()))
         } else {
             Ok(())
@@ -175,6 +175,6 @@ impl ControlPlane for Recorder {
     }
 
     fn record_event(&self, event: PodEvent) {
-        self.told.lock().push(event);
+        self.events.lock().push(event);
     }
 }

@@ -6,51 +6,51 @@
 use super::index::ClusterIndex;
 use super::loop_driver::LoopDriver;
 use super::packing_learner::PackingLearner;
-use crate::service::Service;
+use crate::service::ServerState;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::ControlPlane;
-use stowage_scheduling::control_loop::UNPLANNABLE_AT_ONCE;
+use stowage_scheduling::control_loop::UNPLANNABLE_PER_TICK;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// A tenth of a soft reservation's lifetime: an expired one is soon gone for the next pod.
-const TICK: Duration = Duration::from_millis(200);
+const TICK_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of the sweep of unwatched pods: far longer than a watch lags behind a request.
-const SWEEP_EVERY: Millis = Millis::seconds(60);
+const SWEEP_INTERVAL: Millis = Millis::seconds(60);
 
 /// Runs until it is dropped.
 pub async fn run(
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
 ) {
     let mut upkeep = LedgerUpkeep {
-        next_sweep: service.now() + SWEEP_EVERY,
+        next_sweep: service.now() + SWEEP_INTERVAL,
         driver: LoopDriver::new(service.clone(), control_plane.clone()),
         service,
         index,
         control_plane,
         was_open: false,
     };
-    let mut learning = PackingLearner::new(upkeep.service.clone());
-    let mut ticks = tokio::time::interval(TICK);
+    let mut learner = PackingLearner::new(upkeep.service.clone());
+    let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             // In this order, so that a simulation is reproducible; ticks are rare beside the results of writes.
             biased;
             _ = ticks.tick() => {
-                learning.tick();
+                learner.tick();
                 upkeep.tick(upkeep.service.now());
             }
-            () = upkeep.driver.go_on() => {}
+            () = upkeep.driver.handle_next_result() => {}
         }
     }
 }
 
 struct LedgerUpkeep {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
     driver: LoopDriver,
@@ -64,21 +64,21 @@ impl LedgerUpkeep {
         let unplannable_pods = match is_open {
             true => self.index.lock().unplannable_pods_after(
                 self.driver.control_loop.unplannable_pods_after(),
-                UNPLANNABLE_AT_ONCE,
+                UNPLANNABLE_PER_TICK,
             ),
             false => Vec::new(),
         };
         self.driver.tick(now, is_open, unplannable_pods);
         if is_open && !self.was_open {
-            let standing = self.index.lock().standing(&self.service);
-            standing
+            let warning_events = self.index.lock().current_warning_events(&self.service);
+            warning_events
                 .into_iter()
                 .for_each(|event| self.control_plane.record_event(event));
         }
         self.was_open = is_open;
         if now >= self.next_sweep && self.service.leadership.is_synced() {
             ClusterIndex::sweep(&self.index, &self.service);
-            self.next_sweep = now + SWEEP_EVERY;
+            self.next_sweep = now + SWEEP_INTERVAL;
         }
     }
 }
@@ -87,14 +87,14 @@ impl LedgerUpkeep {
 mod tests {
     use super::*;
     use crate::kubernetes::testing::Recorder;
-    use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
+    use crate::service::PODS_VISITED_UNDER_LOCK;
     use serde_json::json;
     use stowage_scheduling::ids::PodUid;
     use stowage_scheduling::policy::{Mode, Policy};
 
     /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
     fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
-        let service = Service::new(policy);
+        let service = ServerState::new(policy);
         let mut index = ClusterIndex::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);
@@ -110,10 +110,10 @@ mod tests {
             "spec": { "containers": containers, "nodeName": "a" },
         });
         let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
-        index.reset_pods(&service, &pods);
-        service.set_synced_in(0, 0);
+        index.replace_pods(&service, &pods);
+        service.record_synced(0, 0);
         LedgerUpkeep {
-            next_sweep: service.now() + SWEEP_EVERY,
+            next_sweep: service.now() + SWEEP_INTERVAL,
             driver: LoopDriver::new(service.clone(), recorder.clone()),
             index: Arc::new(Mutex::new(index)),
             control_plane: recorder.clone(),
@@ -132,7 +132,7 @@ mod tests {
         upkeep.tick(now);
         upkeep.driver.settle().await;
         assert_eq!(
-            recorder.told(),
+            recorder.event_reasons(),
             ["StowageReservationEnded", "StowageUnplaced"]
         );
         assert_eq!(recorder.written(), ["holder: end hold"]);
@@ -140,7 +140,7 @@ mod tests {
 
     /// There may be a million pods, and filters are answered from now on.
     #[tokio::test]
-    async fn a_new_leader_holds_no_lock_while_it_looks_for_pods_that_may_have_been_refused() {
+    async fn a_new_leader_finds_possibly_refused_pods_without_holding_the_lock() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         let bound = 1000;
@@ -165,9 +165,9 @@ mod tests {
             serde_json::from_value(pod).unwrap()
         });
         let pods: Vec<_> = pods.chain(waiting).collect();
-        upkeep.index.lock().reset_pods(&upkeep.service, &pods);
+        upkeep.index.lock().replace_pods(&upkeep.service, &pods);
         upkeep.service.lead_from_the_start();
-        let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
+        let looked_at = || PODS_VISITED_UNDER_LOCK.get();
         let before = looked_at();
         upkeep.tick(upkeep.service.now());
         assert!(
@@ -183,7 +183,7 @@ mod tests {
                     .ledger()
                     .pod_state(&waiting)
                     .unwrap()
-                    .refused()
+                    .refusal()
                     .is_some(),
                 "{waiting}"
             );
@@ -192,7 +192,7 @@ mod tests {
 
     /// A panic under the lock, or a Lease that is renewed late, ends a tenure within one process.
     #[tokio::test]
-    async fn each_tenure_supposes_that_pending_pods_were_refused() {
+    async fn each_new_tenure_treats_pending_pods_as_refused() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         let waiting = json!({
@@ -213,7 +213,7 @@ mod tests {
         let later = PodUid::parse("later").unwrap();
         let cluster = upkeep.service.cluster();
         let pod = cluster.ledger().pod_state(&later).unwrap();
-        assert!(pod.refused().is_some());
+        assert!(pod.refusal().is_some());
     }
 
     #[tokio::test]
@@ -233,14 +233,14 @@ mod tests {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
-        assert!(recorder.told().is_empty() && recorder.written().is_empty());
+        assert!(recorder.event_reasons().is_empty() && recorder.written().is_empty());
         assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.driver.settle().await;
         assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 0);
         assert_eq!(
-            recorder.told(),
+            recorder.event_reasons(),
             ["StowageReservationEnded", "StowageUnplaced"]
         );
         assert_eq!(recorder.written(), ["holder: end hold"]);

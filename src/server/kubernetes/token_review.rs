@@ -20,7 +20,7 @@ use stowage_scheduling::units::Millis;
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
 const NODE_UID_CLAIM: &str = "authentication.kubernetes.io/node-uid";
 /// Time limit of a review. Agents retry every second, so a slower review is abandoned.
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The properties of an agent's token.
 #[derive(Debug, Clone)]
@@ -49,8 +49,8 @@ impl TokenReviews {
         Self { client, account }
     }
 
-    async fn ask(&self, token: &str) -> Result<TokenReviewStatus, AuthError> {
-        let question = TokenReview {
+    async fn review_token(&self, token: &str) -> Result<TokenReviewStatus, AuthError> {
+        let review = TokenReview {
             spec: TokenReviewSpec {
                 audiences: Some(vec![self.account.audience.clone()]),
                 token: token.to_owned(),
@@ -61,7 +61,7 @@ impl TokenReviews {
             Api::<TokenReview>::all(self.client.clone()),
             PostParams::default(),
         );
-        let answer = within(LIMIT, reviews.create(&params, &question))
+        let answer = within(REVIEW_TIMEOUT, reviews.create(&params, &review))
             .await
             .map_err(unavailable)?;
         answer
@@ -71,19 +71,19 @@ impl TokenReviews {
 }
 
 impl AgentAuthority for TokenReviews {
-    fn refuses_unasked(&self, token: &str) -> Option<AuthError> {
-        refuses(token, &self.account, jiff::Timestamp::now())
+    fn reject_without_review(&self, token: &str) -> Option<AuthError> {
+        local_rejection(token, &self.account, jiff::Timestamp::now())
     }
 
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
         Box::pin(async move {
             let node = AgentNode {
-                issued: issued(token),
-                ..node_of(self.ask(token).await?, &self.account)?
+                issued: issued_at(token),
+                ..node_from_review(self.review_token(token).await?, &self.account)?
             };
             Ok(AgentIdentity {
                 node,
-                remaining: remaining(token, jiff::Timestamp::now()),
+                remaining: remaining_validity(token, jiff::Timestamp::now()),
             })
         })
     }
@@ -93,7 +93,10 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> AuthError {
     AuthError::Unavailable(why.to_string())
 }
 
-fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNode, AuthError> {
+fn node_from_review(
+    status: TokenReviewStatus,
+    account: &AgentAccount,
+) -> Result<AgentNode, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.filter(|error| !error.is_empty());
         return Err(AuthError::Invalid(
@@ -119,28 +122,28 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<AgentNod
         });
     }
     let mut extra = extra.unwrap_or_default();
-    let mut only = |claim| {
+    let mut single_value = |claim| {
         extra
             .remove(claim)
             .and_then(|values| <[String; 1]>::try_from(values).ok())
     };
-    let name = only(NODE_CLAIM)
+    let name = single_value(NODE_CLAIM)
         .and_then(|[name]| NodeName::parse(&name).ok())
         .ok_or(AuthError::NoNode)?;
     Ok(AgentNode {
         name,
-        uid: only(NODE_UID_CLAIM).map(|[uid]| uid.into()),
+        uid: single_value(NODE_UID_CLAIM).map(|[uid]| uid.into()),
         issued: None,
     })
 }
 
 /// How wrong this machine's clock may be before it rejects valid tokens.
-const CLOCK_ERROR: i64 = 3600;
+const MAX_CLOCK_SKEW_SECONDS: i64 = 3600;
 
 /// Why a token cannot be an agent's, without asking the API server: it is no JSON Web Token, or its claims name another
 /// audience or a time in the past. The API server verifies its signature, so this saves reviews and proves nothing.
-fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
-    let Some([_, claims, _]) = parts(token) else {
+fn local_rejection(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
+    let Some([_, claims, _]) = token_parts(token) else {
         return Some(AuthError::Malformed(
             "it has not the three parts of a JSON Web Token",
         ));
@@ -150,7 +153,7 @@ fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<
         exp: Some(exp),
         sub: Some(user),
         ..
-    }) = claims_of(claims)
+    }) = decode_claims(claims)
     else {
         return Some(AuthError::Malformed(
             "it lacks its audience, its subject or its expiry",
@@ -169,7 +172,7 @@ fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<
             actual: user,
         });
     }
-    (exp.saturating_add(CLOCK_ERROR) < now.as_second()).then_some(AuthError::Expired)
+    (exp.saturating_add(MAX_CLOCK_SKEW_SECONDS) < now.as_second()).then_some(AuthError::Expired)
 }
 
 #[derive(Deserialize)]
@@ -197,13 +200,13 @@ impl Audiences {
 }
 
 /// Header, claims and signature.
-fn parts(token: &str) -> Option<[&str; 3]> {
+fn token_parts(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
     (parts.next().is_none() && three.iter().all(|part| !part.is_empty())).then_some(three)
 }
 
-fn claims_of(claims: &str) -> Option<Claims> {
+fn decode_claims(claims: &str) -> Option<Claims> {
     // JSON Web Tokens are base64 of another alphabet than Kubernetes' bytes, and without padding.
     let claims = claims.replace('-', "+").replace('_', "/");
     let padded = format!("{claims}{}", &"==="[..(4 - claims.len() % 4) % 4]);
@@ -212,18 +215,18 @@ fn claims_of(claims: &str) -> Option<Claims> {
 }
 
 /// How long a token claims to be valid from `now`. The API server decides whether it is: this can only shorten the time.
-pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
-    let [_, claims, _] = parts(token)?;
-    let exp = claims_of(claims)?.exp?;
+pub(super) fn remaining_validity(token: &str, now: jiff::Timestamp) -> Option<Millis> {
+    let [_, claims, _] = token_parts(token)?;
+    let exp = decode_claims(claims)?.exp?;
     Some(Millis::seconds(
         u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0),
     ))
 }
 
 /// When a token that the API server has verified was issued, if it says.
-fn issued(token: &str) -> Option<i64> {
-    let [_, claims, _] = parts(token)?;
-    claims_of(claims)?.iat
+fn issued_at(token: &str) -> Option<i64> {
+    let [_, claims, _] = token_parts(token)?;
+    decode_claims(claims)?.iat
 }
 
 #[cfg(test)]
@@ -251,7 +254,7 @@ mod tests {
     #[test]
     fn an_agents_token_names_its_node() {
         let node = |edit: &dyn Fn(&mut serde_json::Value)| {
-            let AgentNode { name, uid, .. } = node_of(status(edit), &account()).unwrap();
+            let AgentNode { name, uid, .. } = node_from_review(status(edit), &account()).unwrap();
             (name.to_string(), uid.as_deref().map(str::to_owned))
         };
         assert_eq!(
@@ -268,7 +271,7 @@ mod tests {
     #[test]
     fn a_token_that_lacks_anything_opens_nothing() {
         let code = |edit: &dyn Fn(&mut serde_json::Value)| {
-            node_of(status(edit), &account())
+            node_from_review(status(edit), &account())
                 .map_err(|error| error.code())
                 .unwrap_err()
         };
@@ -322,11 +325,11 @@ mod tests {
     }
 
     #[test]
-    fn s3_a_token_with_impossible_claims_is_refused_without_asking_the_api_server() {
+    fn a_token_with_impossible_claims_is_refused_without_a_token_review() {
         let now = jiff::Timestamp::from_second(1_000_000).unwrap();
         let user = "system:serviceaccount:kube-system:stowage-agent";
         let code = |claims: serde_json::Value| {
-            refuses(&signed_by_nobody(&claims), &account(), now).map(|error| error.code())
+            local_rejection(&signed_by_nobody(&claims), &account(), now).map(|error| error.code())
         };
         assert_eq!(
             code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": user })),
@@ -360,7 +363,7 @@ mod tests {
             Some("malformed-token")
         );
         for token in ["", "secret", "a.b", "a.b.c", "a.b.c.d", "a..c"] {
-            let refused = refuses(token, &account(), now).map(|error| error.code());
+            let refused = local_rejection(token, &account(), now).map(|error| error.code());
             assert_eq!(refused, Some("malformed-token"), "{token}");
         }
     }
@@ -368,7 +371,7 @@ mod tests {
     #[test]
     fn a_token_says_when_it_was_issued_or_does_not() {
         assert_eq!(
-            issued(&signed_by_nobody(&json!({ "iat": 1_000_000 }))),
+            issued_at(&signed_by_nobody(&json!({ "iat": 1_000_000 }))),
             Some(1_000_000)
         );
         for token in [
@@ -376,7 +379,7 @@ mod tests {
             &signed_by_nobody(&json!({ "iat": "now" })),
             "opaque",
         ] {
-            assert_eq!(issued(token), None);
+            assert_eq!(issued_at(token), None);
         }
     }
 
@@ -385,10 +388,13 @@ mod tests {
         let now = jiff::Timestamp::from_second(1_000_000).unwrap();
         // {"exp":1000030} and {"exp":999999}, as base64url without padding.
         assert_eq!(
-            remaining("h.eyJleHAiOjEwMDAwMzB9.s", now),
+            remaining_validity("h.eyJleHAiOjEwMDAwMzB9.s", now),
             Some(Millis::seconds(30))
         );
-        assert_eq!(remaining("h.eyJleHAiOjk5OTk5OX0.s", now), Some(Millis(0)));
+        assert_eq!(
+            remaining_validity("h.eyJleHAiOjk5OTk5OX0.s", now),
+            Some(Millis(0))
+        );
         for opaque in [
             "secret",
             "a.b.c",
@@ -397,7 +403,7 @@ mod tests {
             "h.e30.s",
             "h.eyJleHAiOiJub3cifQ.s",
         ] {
-            assert_eq!(remaining(opaque, now), None, "{opaque}");
+            assert_eq!(remaining_validity(opaque, now), None, "{opaque}");
         }
     }
 }

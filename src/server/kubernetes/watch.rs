@@ -10,12 +10,12 @@ mod slices;
 mod storage;
 
 pub use slices::slices;
-pub(crate) use storage::{CLAIMS, STORAGE, VOLUMES};
-pub use storage::{CLASSES, storage};
+pub(crate) use storage::{CLAIMS, STORAGE_RESOURCES, VOLUMES};
+pub use storage::{STORAGE_CLASSES, storage};
 
 use super::index::{ClusterIndex, namespaces};
-use crate::service::{ReadFailure, SeenCount, Service};
-use catching_up::stays_behind;
+use crate::service::{ChangeReceiver, ReadFailure, ServerState};
+use catching_up::until_relist_needed;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -36,20 +36,20 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::unconstrained;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a parsed page stays in the low megabytes.
-const PAGE: u32 = 250;
+const LIST_PAGE_SIZE: u32 = 250;
 /// The server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
-const WATCH_SECONDS: u32 = 60;
+const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 /// Permissions are restored by people; asking every few seconds is often enough.
-const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+const REFUSED_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of oversized objects that the log names for one watch.
-const MOST_NAMED: usize = 100;
+const MAX_LOGGED_OBJECTS: usize = 100;
 
 /// What every watch feeds.
 #[derive(Clone)]
 pub struct WatchFeed {
-    pub service: Arc<Service>,
+    pub service: Arc<ServerState>,
     pub index: Arc<Mutex<ClusterIndex>>,
     /// Receives the Events about pods.
     pub control_plane: Arc<dyn ControlPlane>,
@@ -59,14 +59,14 @@ pub struct WatchFeed {
 /// never change.
 pub async fn pods(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
-        take: WatchFeed::pod,
-        fails: wait_for_it,
-        unread: UNPLACED,
-        expect_list: ClusterIndex::expect_pods,
-        page: PAGE,
+        apply: WatchFeed::apply_pod_event,
+        on_error: always_retry,
+        while_unreadable: NOTHING_PLACED,
+        expect_list: ClusterIndex::expect_pod_list,
+        page_size: LIST_PAGE_SIZE,
     };
-    let mut moving = feed.service.moving.seen();
-    let mut takeovers = feed.service.leadership.takeovers();
+    let mut moving = feed.service.pod_relists.subscribe();
+    let mut takeovers = feed.service.leadership.watch_takeovers();
     loop {
         tokio::select! {
             // In this order, so that a simulation is reproducible.
@@ -74,41 +74,41 @@ pub async fn pods(client: Client, feed: WatchFeed) {
             () = watch(client.clone(), &feed, "pods", handler()) => return,
             () = moving.changed() => tracing::info!("listing pods again: the policy reads more of them from now on (planning.consolidation, planning.schedulerNames)"),
             // While a list is applied there is always a next pod, and each counts against the turn of this task.
-            () = unconstrained(stays_behind(&client, &feed, &mut takeovers)) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
+            () = unconstrained(until_relist_needed(&client, &feed, &mut takeovers)) => tracing::info!("listing pods again: their watch has not shown that it is up to date"),
         }
     }
 }
 
 pub async fn nodes(client: Client, feed: WatchFeed) {
-    let taking = WatchHandler {
-        take: WatchFeed::node,
-        fails: wait_for_it,
-        unread: UNPLACED,
-        expect_list: ClusterIndex::expect_nodes,
-        page: PAGE,
+    let handler = WatchHandler {
+        apply: WatchFeed::apply_node_event,
+        on_error: always_retry,
+        while_unreadable: NOTHING_PLACED,
+        expect_list: ClusterIndex::expect_node_list,
+        page_size: LIST_PAGE_SIZE,
     };
-    watch(client, &feed, "nodes", taking).await;
+    watch(client, &feed, "nodes", handler).await;
 }
 
 pub async fn budgets(client: Client, feed: WatchFeed) {
-    let taking = WatchHandler {
-        take: WatchFeed::budget,
-        fails: WatchFeed::budgets_failed,
-        unread: "no pod is evicted",
-        expect_list: ClusterIndex::expect_budgets,
-        page: PAGE,
+    let handler = WatchHandler {
+        apply: WatchFeed::apply_budget_event,
+        on_error: WatchFeed::on_budget_error,
+        while_unreadable: "no pod is evicted",
+        expect_list: ClusterIndex::expect_budget_list,
+        page_size: LIST_PAGE_SIZE,
     };
-    watch(client, &feed, "poddisruptionbudgets", taking).await;
+    watch(client, &feed, "poddisruptionbudgets", handler).await;
 }
 
 /// The labels of namespaces, of which nothing else is asked for, while a policy reads them.
 pub async fn namespaces(client: Client, feed: WatchFeed) {
     let handler = || WatchHandler {
-        take: WatchFeed::namespace,
-        fails: retry_or_relist,
-        unread: "a policy that selects them by label (namespaceSelector) does not come into force",
-        expect_list: ClusterIndex::expect_namespaces,
-        page: PAGE,
+        apply: WatchFeed::apply_namespace_event,
+        on_error: retry_or_relist,
+        while_unreadable: "a policy that selects them by label (namespaceSelector) does not come into force",
+        expect_list: ClusterIndex::expect_namespace_list,
+        page_size: LIST_PAGE_SIZE,
     };
     let mut wanted = feed.service.namespaces_wanted();
     loop {
@@ -122,9 +122,9 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
             ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
                 let mut index = feed.index.lock();
                 index.forget_namespaces(&feed.service);
-                feed.note_shown("namespaces");
+                feed.record_success("namespaces");
                 // A policy without selectors does not wait for them.
-                feed.note_sync(&index);
+                feed.update_sync(&index);
                 if ended {
                     return;
                 }
@@ -135,13 +135,13 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
 
 /// Callbacks for the events and errors of the watch of one kind of object.
 struct WatchHandler<K> {
-    take: fn(&WatchFeed, Event<K>),
-    fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
+    apply: fn(&WatchFeed, Event<K>),
+    on_error: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
     /// What happens while these objects may not be read, for the log.
-    unread: &'static str,
+    while_unreadable: &'static str,
     expect_list: fn(&mut ClusterIndex, u64),
     /// Objects in one page of a list.
-    page: u32,
+    page_size: u32,
 }
 
 /// Why a watch ended or failed, and how it continues.
@@ -157,10 +157,10 @@ enum WatchEnd {
     Ended,
 }
 
-const UNPLACED: &str = "nothing is placed before they have been listed";
+const NOTHING_PLACED: &str = "nothing is placed before they have been listed";
 
 /// Retries after every error: without pods and nodes nothing can be placed.
-fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
+fn always_retry(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
     WatchEnd::Retry
 }
 
@@ -169,7 +169,7 @@ fn retry_or_relist(_: &WatchFeed, error: &watcher::Error) -> WatchEnd {
 }
 
 /// Feeds the events of a watch, and starts it again with a list whenever leadership asks for one.
-async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
+async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, handler: WatchHandler<K>)
 where
     K: Resource<DynamicType = ()>
         + Clone
@@ -178,29 +178,29 @@ where
         + Send
         + 'static,
 {
-    let mut terms = feed.service.leadership.terms();
+    let mut terms = feed.service.leadership.watch_list_generation();
     loop {
-        let term = terms.see();
-        (taking.expect_list)(&mut feed.index.lock(), term);
-        let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
+        let term = terms.mark_seen();
+        (handler.expect_list)(&mut feed.index.lock(), term);
+        let after = watch_once(client.clone(), feed, what, &handler, &mut terms).await;
         match after {
             WatchEnd::RelistNow => {
                 tracing::info!(what, "relisting: the earlier list is no longer valid")
             }
             WatchEnd::RelistAfterPause => {
-                drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await)
+                drop(tokio::time::timeout(REFUSED_RETRY_INTERVAL, terms.changed()).await)
             }
             WatchEnd::Retry | WatchEnd::NotServed | WatchEnd::Ended => return,
         }
     }
 }
 
-async fn one_watch<K>(
+async fn watch_once<K>(
     client: Client,
     feed: &WatchFeed,
     what: &'static str,
-    taking: &WatchHandler<K>,
-    terms: &mut SeenCount,
+    handler: &WatchHandler<K>,
+    terms: &mut ChangeReceiver,
 ) -> WatchEnd
 where
     K: Resource<DynamicType = ()>
@@ -210,8 +210,8 @@ where
         + Send
         + 'static,
 {
-    let mut events = read_ahead(events::<K>(client, taking.page));
-    let mut named = BTreeSet::new();
+    let mut events = read_ahead(events::<K>(client, handler.page_size));
+    let mut logged = BTreeSet::new();
     loop {
         tokio::select! {
             biased;
@@ -220,19 +220,19 @@ where
                 Some(Ok(event)) => {
                     // The beginning of a list is told before it is asked for.
                     if !matches!(event, Event::Init) {
-                        feed.service.contact.heard(feed.service.now());
-                        feed.note_shown(what);
+                        feed.service.api_server_contact.record_contact(feed.service.now());
+                        feed.record_success(what);
                     }
                     if let Event::InitApply(object) | Event::Apply(object) = &event
                         && objects::is_stand_in(object.meta())
                     {
-                        feed.note_bound_reached(what, object.meta(), &mut named);
+                        feed.report_oversized_object(what, object.meta(), &mut logged);
                     }
-                    (taking.take)(feed, event);
+                    (handler.apply)(feed, event);
                 }
                 Some(Err(error)) => {
-                    feed.note_failed(what, &error, taking.unread);
-                    match (taking.fails)(feed, &error) {
+                    feed.record_failure(what, &error, handler.while_unreadable);
+                    match (handler.on_error)(feed, &error) {
                         WatchEnd::Retry => {}
                         after => return after,
                     }
@@ -244,11 +244,11 @@ where
 }
 
 impl WatchFeed {
-    fn pod(&self, event: Event<Pod>) {
+    fn apply_pod_event(&self, event: Event<Pod>) {
         let mut index = self.index.lock();
-        let notice = match event {
+        let pod_event = match event {
             Event::Init => {
-                index.begin_pods(&self.service);
+                index.begin_pod_list(&self.service);
                 None
             }
             Event::InitApply(pod) | Event::Apply(pod) => index.apply_pod(&self.service, &pod),
@@ -257,73 +257,81 @@ impl WatchFeed {
                 None
             }
             Event::InitDone => {
-                index.end_pods(&self.service);
+                index.end_pod_list(&self.service);
                 None
             }
         };
-        self.note_sync(&index);
+        self.update_sync(&index);
         drop(index);
-        notice.into_iter().for_each(|notice| self.tell(notice));
+        pod_event
+            .into_iter()
+            .for_each(|notice| self.record_event_if_leading(notice));
     }
 
-    fn node(&self, event: Event<Node>) {
+    fn apply_node_event(&self, event: Event<Node>) {
         let mut index = self.index.lock();
         match event {
-            Event::Init => index.begin_nodes(),
+            Event::Init => index.begin_node_list(),
             Event::InitApply(node) | Event::Apply(node) => index.apply_node(&self.service, &node),
             Event::Delete(node) => index.delete_node(&self.service, &node),
-            Event::InitDone => index.end_nodes(&self.service),
+            Event::InitDone => index.end_node_list(&self.service),
         }
-        self.note_sync(&index);
+        self.update_sync(&index);
     }
 
-    fn budget(&self, event: Event<PodDisruptionBudget>) {
+    fn apply_budget_event(&self, event: Event<PodDisruptionBudget>) {
         let mut index = self.index.lock();
         match event {
-            Event::Init => index.begin_budgets(&self.service),
+            Event::Init => index.begin_budget_list(&self.service),
             Event::InitApply(budget) | Event::Apply(budget) => {
                 index.apply_budget(&self.service, &budget)
             }
             Event::Delete(budget) => index.delete_budget(&self.service, &budget),
-            Event::InitDone => index.end_budgets(&self.service),
+            Event::InitDone => index.end_budget_list(&self.service),
         }
-        self.note_sync(&index);
+        self.update_sync(&index);
     }
 
     /// Placement needs no budgets: if they may not be read it continues, and no pod is evicted.
-    fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
+    fn on_budget_error(&self, error: &watcher::Error) -> WatchEnd {
         let Some(after) = after_refusal(error) else {
             return WatchEnd::Retry;
         };
         let mut index = self.index.lock();
-        index.forbid_budgets(&self.service);
-        self.note_sync(&index);
+        index.mark_budgets_forbidden(&self.service);
+        self.update_sync(&index);
         after
     }
 
     /// What follows from labels takes seconds on a large cluster: the index, and with it what other watches show, does not wait.
-    fn namespace(&self, event: Event<PartialObjectMeta<Namespace>>) {
+    fn apply_namespace_event(&self, event: Event<PartialObjectMeta<Namespace>>) {
         match event {
-            Event::Init => self.index.lock().begin_namespaces(),
-            Event::InitApply(namespace) => self.index.lock().list_namespace(&namespace.metadata),
+            Event::Init => self.index.lock().begin_namespace_list(),
+            Event::InitApply(namespace) => {
+                self.index.lock().add_listed_namespace(&namespace.metadata)
+            }
             Event::Apply(namespace) => {
-                beside_other_tasks(|| namespaces::apply(&self.service, &namespace.metadata));
+                block_in_place_if_possible(|| {
+                    namespaces::apply(&self.service, &namespace.metadata)
+                });
             }
             Event::Delete(namespace) => {
-                beside_other_tasks(|| namespaces::delete(&self.service, &namespace.metadata));
+                block_in_place_if_possible(|| {
+                    namespaces::delete(&self.service, &namespace.metadata)
+                });
             }
             Event::InitDone => {
-                let listed = self.index.lock().listed_namespaces();
-                beside_other_tasks(|| self.service.list_namespaces(listed));
-                self.index.lock().end_namespaces();
+                let listed = self.index.lock().take_listed_namespaces();
+                block_in_place_if_possible(|| self.service.record_namespaces(listed));
+                self.index.lock().end_namespace_list();
             }
         }
-        self.note_sync(&self.index.lock());
+        self.update_sync(&self.index.lock());
     }
 
     /// Logs a failure when it begins, and blames permissions only for a refusal that lasts. A resource that is not there is not
     /// refused.
-    fn note_failed(&self, what: &'static str, error: &watcher::Error, unread: &str) {
+    fn record_failure(&self, what: &'static str, error: &watcher::Error, while_unreadable: &str) {
         let refused = refusal_code(error).filter(|code| *code != 404);
         if refused.is_some() {
             self.service
@@ -335,23 +343,23 @@ impl WatchFeed {
         match self
             .service
             .refused_reads
-            .note(what, refused, self.service.now())
+            .record_failure(what, refused, self.service.now())
         {
-            ReadFailure::Begins => tracing::warn!(what, %error, "the watch failed and is retried"),
-            ReadFailure::Lasts => tracing::error!(
+            ReadFailure::New => tracing::warn!(what, %error, "the watch failed and is retried"),
+            ReadFailure::Persistent => tracing::error!(
                 what, %error,
-                "{what} may not be read: {unread} until they can be; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
+                "{what} may not be read: {while_unreadable} until they can be; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
             ),
-            ReadFailure::Known => {}
+            ReadFailure::AlreadyReported => {}
         }
     }
 
     /// Counts an object that is larger than Stowage reads, and logs it unless it is in `logged` already.
-    fn note_bound_reached(
+    fn report_oversized_object(
         &self,
         what: &'static str,
         object: &ObjectMeta,
-        named: &mut BTreeSet<String>,
+        logged: &mut BTreeSet<String>,
     ) {
         self.service
             .metrics
@@ -361,7 +369,7 @@ impl WatchFeed {
         let [namespace, name] =
             [&object.namespace, &object.name].map(|part| part.as_deref().unwrap_or_default());
         let object = format!("{namespace}/{name}");
-        if named.len() < MOST_NAMED && named.insert(object.clone()) {
+        if logged.len() < MAX_LOGGED_OBJECTS && logged.insert(object.clone()) {
             tracing::warn!(
                 what,
                 object,
@@ -370,11 +378,11 @@ impl WatchFeed {
         }
     }
 
-    fn note_shown(&self, what: &'static str) {
+    fn record_success(&self, what: &'static str) {
         if let Some(lasted) = self
             .service
             .refused_reads
-            .note_shown(what, self.service.now())
+            .record_success(what, self.service.now())
         {
             self.service
                 .metrics
@@ -385,22 +393,23 @@ impl WatchFeed {
         }
     }
 
-    fn note_sync(&self, index: &ClusterIndex) {
+    fn update_sync(&self, index: &ClusterIndex) {
         let leadership = &self.service.leadership;
         if leadership.is_synced() {
             return;
         }
-        let all = index
-            .complete_since()
-            .and_then(|term| match self.service.reads_namespaces() {
-                true => Some(index.namespaces_since()?.min(term)),
-                false => Some(term),
-            });
-        let caught_up = index.pods_caught_up();
-        if let Some(term) = all {
+        let synced_term =
+            index
+                .synced_term()
+                .and_then(|term| match self.service.reads_namespaces() {
+                    true => Some(index.namespaces_synced_term()?.min(term)),
+                    false => Some(term),
+                });
+        let caught_up = index.caught_up_takeover();
+        if let Some(term) = synced_term {
             // Otherwise the first request makes it, and all others wait meanwhile.
             drop(self.service.cluster().snapshot());
-            self.service.set_synced_in(term, caught_up);
+            self.service.record_synced(term, caught_up);
         }
         if leadership.is_synced() {
             self.service.metrics.synced.set(1);
@@ -409,15 +418,15 @@ impl WatchFeed {
     }
 
     /// Records an Event if this replica leads: every replica sees the same objects.
-    fn tell(&self, notice: PodEvent) {
+    fn record_event_if_leading(&self, event: PodEvent) {
         if self.service.leadership.is_open() {
-            self.control_plane.record_event(notice);
+            self.control_plane.record_event(event);
         }
     }
 }
 
 /// Runs a long computation in a task; the runtime moves other tasks off its thread. A simulation has one thread and just runs it.
-fn beside_other_tasks(work: impl FnOnce()) {
+fn block_in_place_if_possible(work: impl FnOnce()) {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
         _ => work(),
@@ -427,7 +436,7 @@ fn beside_other_tasks(work: impl FnOnce()) {
 /// The events of a watch that never ends. Failures are retried, each after a longer pause.
 fn events<K>(
     client: Client,
-    page: u32,
+    page_size: u32,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin + Send + 'static
 where
     K: Resource<DynamicType = ()>
@@ -438,8 +447,8 @@ where
         + 'static,
 {
     let config = watcher::Config::default()
-        .page_size(page)
-        .timeout(WATCH_SECONDS);
+        .page_size(page_size)
+        .timeout(WATCH_TIMEOUT_SECONDS);
     watcher(Api::<K>::all(client), config)
         // `managedFields` are half of an object and not needed here.
         .modify(|object| object.meta_mut().managed_fields = None)
@@ -479,16 +488,16 @@ mod takeover_tests;
 #[cfg(test)]
 impl WatchFeed {
     /// Empty lists of pods, nodes and disruption budgets come.
-    fn list_nothing(&self) {
+    fn apply_empty_lists(&self) {
         [Event::Init, Event::InitDone]
             .into_iter()
-            .for_each(|event| self.pod(event));
+            .for_each(|event| self.apply_pod_event(event));
         [Event::Init, Event::InitDone]
             .into_iter()
-            .for_each(|event| self.node(event));
+            .for_each(|event| self.apply_node_event(event));
         [Event::Init, Event::InitDone]
             .into_iter()
-            .for_each(|event| self.budget(event));
+            .for_each(|event| self.apply_budget_event(event));
     }
 }
 
@@ -505,8 +514,8 @@ mod tests {
     use stowage_scheduling::units::Millis;
 
     #[test]
-    fn lists_from_before_this_replica_leads_do_not_make_it_act() {
-        let service = Service::new(Policy::default());
+    fn lists_of_an_earlier_term_do_not_open_leadership() {
+        let service = ServerState::new(Policy::default());
         let feed = WatchFeed {
             service,
             index: Arc::default(),
@@ -516,22 +525,22 @@ mod tests {
         let list = |feed: &WatchFeed, kind| {
             for is_done in [false, true] {
                 match kind {
-                    0 => feed.pod(if is_done {
+                    0 => feed.apply_pod_event(if is_done {
                         Event::InitDone
                     } else {
                         Event::Init
                     }),
-                    1 => feed.node(if is_done {
+                    1 => feed.apply_node_event(if is_done {
                         Event::InitDone
                     } else {
                         Event::Init
                     }),
-                    2 => feed.slice(if is_done {
+                    2 => feed.apply_slice_event(if is_done {
                         Event::InitDone
                     } else {
                         Event::Init
                     }),
-                    _ => feed.budget(if is_done {
+                    _ => feed.apply_budget_event(if is_done {
                         Event::InitDone
                     } else {
                         Event::Init
@@ -543,16 +552,16 @@ mod tests {
         assert!(leadership.is_synced() && !leadership.is_open());
 
         feed.service.set_tenure(Tenure::without_end());
-        let term = leadership.term();
+        let term = leadership.list_generation();
         let expect: [fn(&mut ClusterIndex, u64); 4] = [
-            ClusterIndex::expect_pods,
-            ClusterIndex::expect_nodes,
-            ClusterIndex::expect_slices,
-            ClusterIndex::expect_budgets,
+            ClusterIndex::expect_pod_list,
+            ClusterIndex::expect_node_list,
+            ClusterIndex::expect_slice_list,
+            ClusterIndex::expect_budget_list,
         ];
         for (kind, expect) in expect.into_iter().enumerate() {
             // Events that the old watches still deliver.
-            feed.pod(Event::Delete(Pod::default()));
+            feed.apply_pod_event(Event::Delete(Pod::default()));
             assert!(!leadership.is_open(), "{kind} of four lists are new");
             assert_eq!(
                 feed.service.cluster().ledger().leader(),
@@ -580,39 +589,39 @@ mod tests {
     }
 
     #[test]
-    fn f_readiness_waits_for_the_labels_of_namespaces_only_if_the_policy_asks_for_them() {
+    fn readiness_waits_for_namespace_labels_only_if_the_policy_selects_by_them() {
         let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let selecting =
             stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
                 .unwrap()
                 .policy;
         for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
-            let service = Service::new(policy);
+            let service = ServerState::new(policy);
             assert_eq!(*service.namespaces_wanted().borrow(), waits);
             let feed = WatchFeed {
                 service,
                 index: Arc::default(),
                 control_plane: Arc::new(Recorder::default()),
             };
-            feed.index.lock().lack_slices();
-            feed.list_nothing();
+            feed.index.lock().mark_slices_not_served();
+            feed.apply_empty_lists();
             let leadership = &feed.service.leadership;
             assert_eq!(leadership.is_synced(), !waits);
-            feed.namespace(Event::Init);
-            feed.namespace(Event::InitApply(namespace("chat", "a")));
+            feed.apply_namespace_event(Event::Init);
+            feed.apply_namespace_event(Event::InitApply(namespace("chat", "a")));
             assert_eq!(leadership.is_synced(), !waits, "half a list is none");
-            feed.namespace(Event::InitDone);
+            feed.apply_namespace_event(Event::InitDone);
             assert!(leadership.is_synced());
             assert_eq!(feed.service.cluster().ledger().namespaces().len(), 1);
-            feed.namespace(Event::Delete(namespace("chat", "a")));
+            feed.apply_namespace_event(Event::Delete(namespace("chat", "a")));
             assert!(feed.service.cluster().ledger().namespaces().is_empty());
         }
     }
 
     /// Applying labels takes seconds on a large cluster. If the pod watch waited, the replica would lose contact with the API server.
     #[test]
-    fn pods_are_shown_while_what_follows_from_the_labels_of_a_namespace_is_prepared() {
-        let service = Service::new(Policy::default());
+    fn the_index_stays_unlocked_while_a_namespaces_new_labels_are_applied() {
+        let service = ServerState::new(Policy::default());
         let feed = WatchFeed {
             service,
             index: Arc::default(),
@@ -624,7 +633,7 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 begins.send(()).unwrap();
-                feed.namespace(Event::Apply(namespace("chat", "a")));
+                feed.apply_namespace_event(Event::Apply(namespace("chat", "a")));
             });
             begun.recv().unwrap();
             for _ in 0..100 {
@@ -640,7 +649,7 @@ mod tests {
 
     /// A watch announces a list before it asks for it.
     #[tokio::test]
-    async fn a_list_that_is_not_answered_is_no_contact_with_the_api_server() {
+    async fn an_unanswered_list_does_not_count_as_contact_with_the_api_server() {
         let asked = Arc::new(tokio::sync::Notify::new());
         let notify = asked.clone();
         let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
@@ -649,7 +658,7 @@ mod tests {
                 std::io::Error::other("down"),
             ))
         });
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let feed = WatchFeed {
             service,
             index: Arc::default(),
@@ -660,7 +669,10 @@ mod tests {
             asked.notified().await;
         }
         task.abort();
-        assert_eq!(feed.service.contact.silence(feed.service.now()), None);
+        assert_eq!(
+            feed.service.api_server_contact.silence(feed.service.now()),
+            None
+        );
     }
 
     /// A policy that moves pods asks for more of bound pods than one that does not, and most of them never change.
@@ -686,7 +698,7 @@ mod tests {
                 )))
             }
         });
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let feed = WatchFeed {
             service: service.clone(),
             index: Arc::default(),
@@ -694,7 +706,13 @@ mod tests {
         };
         let watching = tokio::spawn(pods(Client::new(server, "default"), feed));
         until(|| service.cluster().ledger().pod_state(&uid).is_some()).await;
-        let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
+        let successor_is_known = || {
+            service
+                .cluster()
+                .kube_filters()
+                .successor_requirements(&uid)
+                .is_some()
+        };
         assert!(!successor_is_known());
 
         let moving = || {

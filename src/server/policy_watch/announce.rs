@@ -5,7 +5,7 @@
 //! log has it. The metric's counter is increased last, so a counted change has been announced.
 
 use super::Problems;
-use crate::service::{RefusedPolicy, Service};
+use crate::service::{RejectedPolicy, ServerState};
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
@@ -21,14 +21,14 @@ pub struct OwnPod {
 }
 
 pub(super) struct Announcer {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     own_pod: Option<OwnPod>,
 }
 
 impl Announcer {
     pub fn new(
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
     ) -> Self {
@@ -40,26 +40,26 @@ impl Announcer {
     }
 
     /// Announces that a policy replaced `before`.
-    pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
+    pub fn applied(&self, before: &Policy, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, before = %before.digest, "policy applied");
-        self.tell(
+        self.record_event(
             PodEventReason::PolicyApplied,
             format!("Policy {digest} replaces policy {}.", before.digest),
         );
-        self.good("applied", warnings);
+        self.record_valid_files("applied", warnings);
     }
 
     /// Announces that the files changed, and their meaning did not.
     pub fn unchanged(&self, warnings: Option<&str>) {
         let digest = self.digest();
         info!(policy = %digest, "the policy files changed, and the policy did not");
-        self.good("unchanged", warnings);
+        self.record_valid_files("unchanged", warnings);
     }
 
     /// Announces that the files are no valid policy now.
     pub fn refused(&self, problems: &Problems) {
-        self.refused_for(
+        self.reject(
             problems,
             &problems.headline,
             "the previous policy stays in force",
@@ -68,43 +68,45 @@ impl Announcer {
 
     /// The files were no valid policy when this process began. `acting` says which policy decides instead.
     pub(crate) fn refused_at_start(&self, problems: &Problems, acting: &str) {
-        self.refused_for(
+        self.reject(
             problems,
             &format!("{} ({acting})", problems.headline),
             acting,
         );
     }
 
-    fn refused_for(&self, problems: &Problems, headline: &str, acting: &str) {
-        self.service.policy_status.set_refused(Some(RefusedPolicy {
-            since: self.service.now(),
-            headline: headline.into(),
-            problems: problems.whole.as_str().into(),
-        }));
+    fn reject(&self, problems: &Problems, headline: &str, acting: &str) {
+        self.service
+            .policy_status
+            .set_rejected(Some(RejectedPolicy {
+                since: self.service.now(),
+                headline: headline.into(),
+                problems: problems.text.as_str().into(),
+            }));
         self.service.metrics.policy.refused.set(1);
         let digest = self.digest();
-        error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.whole.trim_end());
-        self.tell(
+        error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.text.trim_end());
+        self.record_event(
             PodEventReason::PolicyRejected,
             format!(
                 "The policy files are rejected; {acting} ({digest}). {}",
                 problems.headline
             ),
         );
-        self.count("rejected");
+        self.count_reload("rejected");
     }
 
     /// Records that the files contain the policy in force: an earlier rejection is cleared.
-    fn good(&self, outcome: &str, warnings: Option<&str>) {
+    fn record_valid_files(&self, outcome: &str, warnings: Option<&str>) {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
         }
-        self.service.policy_status.set_refused(None);
+        self.service.policy_status.set_rejected(None);
         self.service.metrics.policy.refused.set(0);
-        self.count(outcome);
+        self.count_reload(outcome);
     }
 
-    fn count(&self, outcome: &str) {
+    fn count_reload(&self, outcome: &str) {
         self.service
             .metrics
             .policy
@@ -118,7 +120,7 @@ impl Announcer {
         self.service.cluster().ledger().policy().digest
     }
 
-    fn tell(&self, kind: PodEventReason, text: String) {
+    fn record_event(&self, kind: PodEventReason, text: String) {
         if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
             self.control_plane.record_event(PodEvent {
                 key,

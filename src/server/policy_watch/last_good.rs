@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use stowage_policy_file::SourceText;
 
 /// Its name in the directory.
-const FILE: &str = "last-good-policy.json";
+const FILE_NAME: &str = "last-good-policy.json";
 /// Its name while it is written.
-const NEW: &str = ".last-good-policy.json.new";
+const TEMPORARY_FILE_NAME: &str = ".last-good-policy.json.new";
 /// More than any policy takes, written as JSON.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -21,50 +21,50 @@ const MAX_BYTES: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum LastGoodError {
     #[error("there is no last good policy in {}", .0.display())]
-    None(PathBuf),
+    Missing(PathBuf),
     #[error("the last good policy in {} is of --policy {other}", .path.display())]
-    OfAnotherPath { path: PathBuf, other: String },
+    ForAnotherPath { path: PathBuf, other: String },
     #[error("the last good policy in {} cannot be read: {reason}", .path.display())]
     Unreadable { path: PathBuf, reason: String },
 }
 
 /// A directory that outlives the process, such as an emptyDir.
 #[derive(Debug, Clone)]
-pub struct LastGood {
+pub struct LastGoodStore {
     directory: PathBuf,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct SavedPolicy {
+struct CachedPolicy {
     /// Digest of `policy` as it is written here.
     sha256: String,
-    policy: KeptPolicy,
+    policy: CachedPolicyFiles,
 }
 
 #[derive(Serialize, Deserialize)]
-struct KeptPolicy {
+struct CachedPolicyFiles {
     /// The path of its files: `--policy`.
     path: String,
-    files: Vec<KeptFile>,
+    files: Vec<CachedFile>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct KeptFile {
+struct CachedFile {
     name: String,
     text: String,
 }
 
-impl LastGood {
+impl LastGoodStore {
     pub fn in_directory(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// Stores the files of the current policy. A concurrent reader finds either the previous or this one, complete.
-    pub fn keep(&self, path: &Path, texts: &[SourceText]) -> io::Result<()> {
+    pub fn store(&self, path: &Path, texts: &[SourceText]) -> io::Result<()> {
         let file = |text: &SourceText| {
             let name = text.name.clone();
-            Ok(KeptFile {
+            Ok(CachedFile {
                 name,
                 text: std::str::from_utf8(&text.bytes)
                     .map_err(io::Error::other)?
@@ -72,31 +72,31 @@ impl LastGood {
             })
         };
         let files = texts.iter().map(file).collect::<io::Result<_>>()?;
-        let policy = KeptPolicy {
+        let policy = CachedPolicyFiles {
             path: path.display().to_string(),
             files,
         };
-        let kept = SavedPolicy {
+        let stored = CachedPolicy {
             sha256: checksum(&policy),
             policy,
         };
         std::fs::create_dir_all(&self.directory)?;
-        let new = self.directory.join(NEW);
+        let new = self.directory.join(TEMPORARY_FILE_NAME);
         let mut file = std::fs::File::create(&new)?;
-        file.write_all(&serde_json::to_vec(&kept)?)?;
+        file.write_all(&serde_json::to_vec(&stored)?)?;
         file.sync_all()?;
         std::fs::rename(new, self.file())
     }
 
     /// The files of the last good policy of this path.
-    pub fn of(&self, path: &Path) -> Result<Vec<SourceText>, LastGoodError> {
+    pub fn load(&self, path: &Path) -> Result<Vec<SourceText>, LastGoodError> {
         let unreadable = |reason: String| LastGoodError::Unreadable {
             path: self.file(),
             reason,
         };
         let file = match std::fs::File::open(self.file()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(LastGoodError::None(self.directory.clone()));
+                return Err(LastGoodError::Missing(self.directory.clone()));
             }
             file => file.map_err(|error| unreadable(error.to_string()))?,
         };
@@ -104,7 +104,7 @@ impl LastGood {
         file.take(MAX_BYTES)
             .read_to_end(&mut bytes)
             .map_err(|error| unreadable(error.to_string()))?;
-        let SavedPolicy { sha256, policy }: SavedPolicy =
+        let CachedPolicy { sha256, policy }: CachedPolicy =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if checksum(&policy) != sha256 {
             return Err(unreadable(
@@ -112,7 +112,7 @@ impl LastGood {
             ));
         }
         if policy.path != path.display().to_string() {
-            return Err(LastGoodError::OfAnotherPath {
+            return Err(LastGoodError::ForAnotherPath {
                 path: self.file(),
                 other: policy.path,
             });
@@ -125,11 +125,11 @@ impl LastGood {
     }
 
     fn file(&self) -> PathBuf {
-        self.directory.join(FILE)
+        self.directory.join(FILE_NAME)
     }
 }
 
-fn checksum(policy: &KeptPolicy) -> String {
+fn checksum(policy: &CachedPolicyFiles) -> String {
     let text = serde_json::to_vec(policy).expect("texts are always JSON");
     Sha256::digest(text)
         .iter()
@@ -143,20 +143,23 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn b8_what_is_kept_is_found_again_and_what_is_not_whole_is_not() {
+    fn a_stored_policy_is_loaded_again_and_a_damaged_one_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let last_good = LastGood::in_directory(folder.path().join("made/on/the/way"));
+        let last_good = LastGoodStore::in_directory(folder.path().join("made/on/the/way"));
         let path = Path::new("/etc/stowage-policy");
-        assert!(matches!(last_good.of(path), Err(LastGoodError::None(_))));
+        assert!(matches!(
+            last_good.load(path),
+            Err(LastGoodError::Missing(_))
+        ));
         let texts = vec![
             SourceText::new("a.yaml", "mode: shadow\n"),
             SourceText::new("b.yaml", "{}"),
         ];
-        last_good.keep(path, &texts).unwrap();
-        assert_eq!(last_good.of(path).unwrap(), texts);
+        last_good.store(path, &texts).unwrap();
+        assert_eq!(last_good.load(path).unwrap(), texts);
         assert!(matches!(
-            last_good.of(Path::new("/other")),
-            Err(LastGoodError::OfAnotherPath { .. })
+            last_good.load(Path::new("/other")),
+            Err(LastGoodError::ForAnotherPath { .. })
         ));
         let whole = fs::read_to_string(last_good.file()).unwrap();
         for broken in [
@@ -167,29 +170,29 @@ mod tests {
         ] {
             fs::write(last_good.file(), broken).unwrap();
             assert!(
-                matches!(last_good.of(path), Err(LastGoodError::Unreadable { .. })),
+                matches!(last_good.load(path), Err(LastGoodError::Unreadable { .. })),
                 "{broken}"
             );
         }
-        last_good.keep(path, &texts[..1]).unwrap();
-        assert_eq!(last_good.of(path).unwrap(), texts[..1]);
+        last_good.store(path, &texts[..1]).unwrap();
+        assert_eq!(last_good.load(path).unwrap(), texts[..1]);
         let left: Vec<_> = fs::read_dir(&last_good.directory).unwrap().collect();
         assert_eq!(left.len(), 1, "nothing half written stays");
     }
 
     #[test]
-    fn b8_a_copy_that_cannot_be_written_leaves_the_one_before() {
+    fn a_failed_write_keeps_the_stored_policy() {
         let folder = tempfile::tempdir().unwrap();
-        let last_good = LastGood::in_directory(folder.path().into());
+        let last_good = LastGoodStore::in_directory(folder.path().into());
         let (path, texts) = (Path::new("p"), vec![SourceText::new("a.yaml", "{}")]);
-        last_good.keep(path, &texts).unwrap();
+        last_good.store(path, &texts).unwrap();
         assert!(
             last_good
-                .keep(path, &[SourceText::new("b.yaml", [0xff])])
+                .store(path, &[SourceText::new("b.yaml", [0xff])])
                 .is_err()
         );
-        fs::create_dir(folder.path().join(NEW)).unwrap();
-        assert!(last_good.keep(path, &[]).is_err());
-        assert_eq!(last_good.of(path).unwrap(), texts);
+        fs::create_dir(folder.path().join(TEMPORARY_FILE_NAME)).unwrap();
+        assert!(last_good.store(path, &[]).is_err());
+        assert_eq!(last_good.load(path).unwrap(), texts);
     }
 }

@@ -23,31 +23,31 @@ mod step;
 mod windows;
 
 pub use announce::OwnPod;
-pub use last_good::LastGood;
+pub use last_good::LastGoodStore;
 
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use announce::Announcer;
 use read::{ReadError, read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use step::{PolicyTexts, ReloadStep, Watching};
+use step::{FileChangeDetector, PolicyTexts, ReloadStep};
 use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_policy_file::diagnostic::text::{Colors, render};
 use stowage_policy_file::diagnostic::{Diagnostic, Severity};
 use stowage_policy_file::windows::TimeZones;
 use stowage_policy_file::{self as policy_file, PolicySources, SourceText};
 use stowage_scheduling::policy::Policy;
-use windows::{ChangeOfPolicy, open_now};
+use windows::{PolicyChangeLock, open_now};
 
 /// A change is current within two seconds: it is seen after this time, settled after the next, and classifying all pods takes
 /// the rest.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const READ_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a change must be stable. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
-const SETTLES_IN: Duration = Duration::from_millis(250);
+const SETTLE_TIME: Duration = Duration::from_millis(250);
 
 /// After this many reads, ten seconds, it is announced that a policy still waits for the labels of namespaces.
-const LOOKS_IN_VAIN: u32 = 20;
+const READS_UNTIL_OVERDUE: u32 = 20;
 
 /// There is no policy to start with: nothing at its path, and no last good one.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub struct Problems {
     /// The first problem on one line, with its place.
     pub headline: String,
     /// All problems, on several lines.
-    pub whole: String,
+    pub text: String,
 }
 
 /// A policy as it was found, with its warnings.
@@ -73,10 +73,10 @@ struct LoadedPolicy {
 #[derive(Debug)]
 pub struct PolicyWatch {
     path: PathBuf,
-    watching: Watching,
-    last_good: Option<LastGood>,
+    detector: FileChangeDetector,
+    last_good: Option<LastGoodStore>,
     /// The problems of the files at the start, and which policy is used instead.
-    refused: Option<(Problems, String)>,
+    refused_at_start: Option<(Problems, String)>,
     awaiting: Option<AwaitingPolicy>,
 }
 
@@ -85,7 +85,7 @@ pub struct PolicyWatch {
 struct AwaitingPolicy {
     texts: Vec<SourceText>,
     /// How often the files were read while the labels were unknown.
-    looks: u32,
+    reads: u32,
 }
 
 /// Reads the policy at `path`: a file, or a directory of them. An invalid one does not prevent the start: the last good one of
@@ -95,76 +95,76 @@ struct AwaitingPolicy {
 /// The policy's windows are those that are open by this machine's clock.
 pub fn open(
     path: PathBuf,
-    last_good: Option<LastGood>,
+    last_good: Option<LastGoodStore>,
 ) -> Result<(Policy, PolicyWatch), OpenError> {
-    let (policy, watch) = open_files(path, last_good)?;
+    let (policy, watch) = open_without_windows(path, last_good)?;
     Ok((
-        stowage_policy_file::windows::at(policy, jiff::Timestamp::now()),
+        stowage_policy_file::windows::policy_at(policy, jiff::Timestamp::now()),
         watch,
     ))
 }
 
-fn open_files(
+fn open_without_windows(
     path: PathBuf,
-    last_good: Option<LastGood>,
+    last_good: Option<LastGoodStore>,
 ) -> Result<(Policy, PolicyWatch), OpenError> {
-    let seen = read(&path);
-    let problems = match seen.as_ref().map(|texts| load(texts)) {
-        Ok(Ok(found)) => return Ok(good(path, last_good, seen, found)),
+    let read_texts = read(&path);
+    let problems = match read_texts.as_ref().map(|texts| load(texts)) {
+        Ok(Ok(found)) => return Ok(watch_valid(path, last_good, read_texts, found)),
         Ok(Err(problems)) => problems,
         Err(error) => error.clone().into(),
     };
-    let (policy, acting) = match (last_good_of(&path, last_good.as_ref()), &seen) {
+    let (policy, acting) = match (load_last_good(&path, last_good.as_ref()), &read_texts) {
         (Ok(policy), _) => (policy, "the last good policy decides".to_owned()),
         (Err(_), Err(error)) => return Err(error.clone().into()),
         (Err(why), Ok(texts)) => (
-            instead_of(texts),
+            built_in_instead_of(texts),
             format!("the built-in policy decides: {why}"),
         ),
     };
-    let watching = Watching::from(seen);
+    let detector = FileChangeDetector::from(read_texts);
     let refused = Some((problems, acting));
     Ok((
         policy,
         PolicyWatch {
             path,
-            watching,
+            detector,
             last_good,
-            refused,
+            refused_at_start: refused,
             awaiting: None,
         },
     ))
 }
 
-fn good(
+fn watch_valid(
     path: PathBuf,
-    last_good: Option<LastGood>,
-    seen: PolicyTexts,
-    found: LoadedPolicy,
+    last_good: Option<LastGoodStore>,
+    texts: PolicyTexts,
+    loaded: LoadedPolicy,
 ) -> (Policy, PolicyWatch) {
-    if let Some(warnings) = found.warnings {
+    if let Some(warnings) = loaded.warnings {
         tracing::warn!("--policy {}:\n{warnings}", path.display());
     }
-    if let Ok(texts) = &seen {
-        keep(last_good.as_ref(), &path, texts);
+    if let Ok(texts) = &texts {
+        store_last_good(last_good.as_ref(), &path, texts);
     }
-    let watching = Watching::from(seen);
+    let detector = FileChangeDetector::from(texts);
     (
-        found.policy,
+        loaded.policy,
         PolicyWatch {
             path,
-            watching,
+            detector,
             last_good,
-            refused: None,
+            refused_at_start: None,
             awaiting: None,
         },
     )
 }
 
 /// The last good policy of that path, or why there is none.
-fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, String> {
+fn load_last_good(path: &Path, last_good: Option<&LastGoodStore>) -> Result<Policy, String> {
     let last_good = last_good.ok_or("no --policy-cache keeps a last good one")?;
-    let texts = last_good.of(path).map_err(|error| error.to_string())?;
+    let texts = last_good.load(path).map_err(|error| error.to_string())?;
     // Another version of Stowage stored it, and this one may reject it.
     let found = load(&texts)
         .map_err(|problems| format!("the last good one is refused: {}", problems.headline))?;
@@ -173,7 +173,7 @@ fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, Str
 
 /// The built-in policy in place of an invalid one. If the invalid one says `mode: shadow`, the built-in one only shadows, so
 /// that nothing unrequested is enforced.
-fn instead_of(texts: &[SourceText]) -> Policy {
+fn built_in_instead_of(texts: &[SourceText]) -> Policy {
     let says_shadow = |text: &SourceText| {
         let text = String::from_utf8_lossy(&text.bytes);
         text.lines().any(|line| {
@@ -192,8 +192,8 @@ fn instead_of(texts: &[SourceText]) -> Policy {
 }
 
 /// Stores the policy as the last good one. A failure is only logged: this process has the policy in memory.
-fn keep(last_good: Option<&LastGood>, path: &Path, texts: &[SourceText]) {
-    if let Some(Err(error)) = last_good.map(|last_good| last_good.keep(path, texts)) {
+fn store_last_good(last_good: Option<&LastGoodStore>, path: &Path, texts: &[SourceText]) {
+    if let Some(Err(error)) = last_good.map(|last_good| last_good.store(path, texts)) {
         tracing::warn!(
             "--policy-cache: the policy in force cannot be kept for the next start: {error}"
         );
@@ -210,11 +210,11 @@ impl PolicyWatch {
     /// `own_pod`, if that is known.
     pub async fn run(
         self,
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
     ) {
-        let change = ChangeOfPolicy::default();
+        let change = PolicyChangeLock::default();
         let windows = windows::watch(service.clone(), change.clone());
         futures::join!(
             self.watch_files(service, control_plane, own_pod, change),
@@ -224,45 +224,43 @@ impl PolicyWatch {
 
     async fn watch_files(
         mut self,
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
-        change: ChangeOfPolicy,
+        change: PolicyChangeLock,
     ) {
         service
             .policy_status
             .set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
-        if let Some((problems, acting)) = self.refused.take() {
+        if let Some((problems, acting)) = self.refused_at_start.take() {
             announcer.refused_at_start(&problems, &acting);
         }
-        let mut pause = LOOK_EVERY;
+        let mut pause = READ_INTERVAL;
         loop {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
             // A file system that hangs takes up one thread in the background, and only the next policy waits for it.
             let read = service
                 .heavy_work
-                .begin_in_background(WorkKind::Policy, move || read(&path));
-            let Ok(seen) = read.await else { continue };
-            pause = LOOK_EVERY;
-            match self.watching.look(seen) {
+                .spawn_in_background(WorkKind::Policy, move || read(&path));
+            let Ok(read_texts) = read.await else { continue };
+            pause = READ_INTERVAL;
+            match self.detector.observe(read_texts) {
                 ReloadStep::Nothing => {
-                    if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_known()) {
-                        self.take_over(&service, &announcer, awaiting.texts, &change)
+                    if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_listed()) {
+                        self.apply(&service, &announcer, awaiting.texts, &change)
                             .await;
                     } else if self
                         .awaiting
                         .as_mut()
                         .is_some_and(AwaitingPolicy::is_overdue)
                     {
-                        announcer.refused(&Problems::of_unknown_namespaces());
+                        announcer.refused(&Problems::for_unknown_namespaces());
                     }
                 }
-                ReloadStep::LookAgain => pause = SETTLES_IN,
-                ReloadStep::Load(texts) => {
-                    self.take_over(&service, &announcer, texts, &change).await
-                }
+                ReloadStep::ReadAgain => pause = SETTLE_TIME,
+                ReloadStep::Load(texts) => self.apply(&service, &announcer, texts, &change).await,
                 ReloadStep::Refuse(error) => {
                     // What waited for namespaces is not what the files say any more.
                     self.awaiting = None;
@@ -274,39 +272,41 @@ impl PolicyWatch {
     }
 
     /// Applies the texts in the background: classifying every pod of a large cluster takes a while.
-    async fn take_over(
+    async fn apply(
         &mut self,
-        service: &Arc<Service>,
+        service: &Arc<ServerState>,
         announcer: &Announcer,
         texts: Vec<SourceText>,
-        change: &ChangeOfPolicy,
+        change: &PolicyChangeLock,
     ) {
-        let (taking, last_good, path) =
-            (service.clone(), self.last_good.clone(), self.path.clone());
-        let (given, change) = (texts.clone(), change.clone());
-        let taken = service
+        let (state, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let (kept_texts, change) = (texts.clone(), change.clone());
+        let applied = service
             .heavy_work
-            .begin_in_background(WorkKind::Policy, move || {
-                let outcome = take(&taking, &texts, &change);
-                if !matches!(outcome, ReloadOutcome::Refused(_) | ReloadOutcome::Awaits) {
-                    keep(last_good.as_ref(), &path, &texts);
+            .spawn_in_background(WorkKind::Policy, move || {
+                let outcome = apply_texts(&state, &texts, &change);
+                if !matches!(
+                    outcome,
+                    ReloadOutcome::Refused(_) | ReloadOutcome::AwaitsNamespaces
+                ) {
+                    store_last_good(last_good.as_ref(), &path, &texts);
                 }
                 outcome
             });
         self.awaiting = None;
-        match taken
+        match applied
             .await
-            .unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic()))
+            .unwrap_or_else(|_| ReloadOutcome::Refused(Problems::for_panic()))
         {
             ReloadOutcome::InForce { warnings, before } => {
-                announcer.in_force(&before, warnings.as_deref())
+                announcer.applied(&before, warnings.as_deref())
             }
             ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
             ReloadOutcome::Refused(problems) => announcer.refused(&problems),
-            ReloadOutcome::Awaits => {
+            ReloadOutcome::AwaitsNamespaces => {
                 self.awaiting = Some(AwaitingPolicy {
-                    texts: given,
-                    looks: 0,
+                    texts: kept_texts,
+                    reads: 0,
                 })
             }
         }
@@ -316,8 +316,8 @@ impl PolicyWatch {
 impl AwaitingPolicy {
     /// Counts a read. Returns `true` once, after a time in which every permitted list of namespaces has arrived.
     fn is_overdue(&mut self) -> bool {
-        self.looks = self.looks.saturating_add(1);
-        self.looks == LOOKS_IN_VAIN
+        self.reads = self.reads.saturating_add(1);
+        self.reads == READS_UNTIL_OVERDUE
     }
 }
 
@@ -333,19 +333,27 @@ enum ReloadOutcome {
     },
     Refused(Problems),
     /// It is tried again when the labels of namespaces are known; the policy before stays in force.
-    Awaits,
+    AwaitsNamespaces,
 }
 
 /// Brings these texts into force, if they are a policy that may.
-fn take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
-    let outcome = try_to_take(service, texts, change);
+fn apply_texts(
+    service: &ServerState,
+    texts: &[SourceText],
+    change: &PolicyChangeLock,
+) -> ReloadOutcome {
+    let outcome = try_apply_texts(service, texts, change);
     // A policy that has waited for them may have been withdrawn.
-    let waits = matches!(outcome, ReloadOutcome::Awaits);
-    service.want_namespaces(waits || service.reads_namespaces());
+    let awaits_namespaces = matches!(outcome, ReloadOutcome::AwaitsNamespaces);
+    service.want_namespaces(awaits_namespaces || service.reads_namespaces());
     outcome
 }
 
-fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy) -> ReloadOutcome {
+fn try_apply_texts(
+    service: &ServerState,
+    texts: &[SourceText],
+    change: &PolicyChangeLock,
+) -> ReloadOutcome {
     let LoadedPolicy {
         mut policy,
         warnings,
@@ -353,10 +361,10 @@ fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy)
         Ok(found) => found,
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
-    let _whole = change.lock();
+    let _guard = change.lock();
     let before = service.cluster().ledger().policy().clone();
-    if policy.reads_namespaces() && !service.namespaces_known() {
-        return ReloadOutcome::Awaits;
+    if policy.depends_on_namespace_labels() && !service.namespaces_listed() {
+        return ReloadOutcome::AwaitsNamespaces;
     }
     policy.version = before.version;
     // Which windows are open, and which namespaces have which labels, is no change of the files.
@@ -367,7 +375,7 @@ fn try_to_take(service: &Service, texts: &[SourceText], change: &ChangeOfPolicy)
     }
     let open = open_now(service, &mut TimeZones::default(), &policy);
     if !service.set_policy(policy.with_open_windows(open)) {
-        return ReloadOutcome::Awaits;
+        return ReloadOutcome::AwaitsNamespaces;
     }
     ReloadOutcome::InForce { warnings, before }
 }
@@ -385,7 +393,7 @@ fn load(texts: &[SourceText]) -> Result<LoadedPolicy, Problems> {
         }
         Err(diagnostics) => Err(Problems {
             headline: headline(&diagnostics, texts),
-            whole: describe(&diagnostics),
+            text: describe(&diagnostics),
         }),
     }
 }
@@ -394,7 +402,7 @@ fn load(texts: &[SourceText]) -> Result<LoadedPolicy, Problems> {
 fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
     let mut errors = diagnostics
         .iter()
-        .filter(|one| one.severity == Severity::Error);
+        .filter(|diagnostic| diagnostic.severity == Severity::Error);
     let Some(first) = errors.next() else {
         return "it is refused without a word".into();
     };
@@ -411,22 +419,22 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
 
 impl Problems {
     /// The problem that namespaces could not be listed for ten seconds; usually Stowage may not read them.
-    fn of_unknown_namespaces() -> Self {
+    fn for_unknown_namespaces() -> Self {
         let text = "it selects namespaces by label (namespaceSelector), and these could not be listed for ten seconds; it comes \
                     into force when they can. May Stowage's service account list and watch namespaces?";
         Self {
             headline: text.into(),
-            whole: text.into(),
+            text: text.into(),
         }
     }
 
     /// The problem that Stowage panicked on this policy. Serving the last good policy is better than ending the process.
-    fn of_a_panic() -> Self {
+    fn for_panic() -> Self {
         let text =
             "Stowage failed on this policy, which is a defect of its own; its log says where";
         Self {
             headline: text.into(),
-            whole: text.into(),
+            text: text.into(),
         }
     }
 }
@@ -435,7 +443,7 @@ impl From<ReadError> for Problems {
     fn from(error: ReadError) -> Self {
         Self {
             headline: error.to_string(),
-            whole: error.to_string(),
+            text: error.to_string(),
         }
     }
 }
@@ -445,17 +453,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f_a_policy_that_selects_namespaces_waits_for_their_labels_and_then_comes_into_force() {
-        let service = Service::with_stopped_clock(built_in());
+    fn a_policy_with_namespace_selectors_waits_for_the_labels_of_namespaces() {
+        let service = ServerState::with_stopped_clock(built_in());
         let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let texts = [SourceText::new("policy.yaml", text)];
         let (before, change) = (
             service.cluster().ledger().policy().digest,
-            ChangeOfPolicy::default(),
+            PolicyChangeLock::default(),
         );
         assert!(matches!(
-            take(&service, &texts, &change),
-            ReloadOutcome::Awaits
+            apply_texts(&service, &texts, &change),
+            ReloadOutcome::AwaitsNamespaces
         ));
         assert_eq!(
             service.cluster().ledger().policy().digest,
@@ -467,18 +475,18 @@ mod tests {
             "and the namespaces are asked for"
         );
         let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
-        service.list_namespaces([("chat".to_owned(), labels)].into());
+        service.record_namespaces([("chat".to_owned(), labels)].into());
         assert!(matches!(
-            take(&service, &texts, &change),
+            apply_texts(&service, &texts, &change),
             ReloadOutcome::InForce { .. }
         ));
         assert!(matches!(
-            take(&service, &texts, &change),
+            apply_texts(&service, &texts, &change),
             ReloadOutcome::Unchanged { .. }
         ));
         let mut awaiting = AwaitingPolicy {
             texts: texts.to_vec(),
-            looks: 0,
+            reads: 0,
         };
         let announced = (0..100).filter(|_| awaiting.is_overdue()).count();
         assert_eq!(announced, 1, "it is said once that it takes long");
@@ -486,18 +494,18 @@ mod tests {
 
     #[test]
     fn a_policy_that_is_withdrawn_before_it_came_into_force_leaves_no_watch_of_namespaces() {
-        let service = Service::with_stopped_clock(built_in());
+        let service = ServerState::with_stopped_clock(built_in());
         let selects =
             "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
-        let change = ChangeOfPolicy::default();
+        let change = PolicyChangeLock::default();
         for then in ["", "classes: [{nmae: typo}]\n"] {
             let [selects, then] =
                 [selects, then].map(|text| [SourceText::new("policy.yaml", text)]);
             assert!(matches!(
-                take(&service, &selects, &change),
-                ReloadOutcome::Awaits
+                apply_texts(&service, &selects, &change),
+                ReloadOutcome::AwaitsNamespaces
             ));
-            take(&service, &then, &change);
+            apply_texts(&service, &then, &change);
             assert!(
                 !*service.namespaces_wanted().borrow(),
                 "nothing asks for them any more"

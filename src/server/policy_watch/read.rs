@@ -6,14 +6,14 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use stowage_policy_file::{MAX_FILE, SourceText};
+use stowage_policy_file::{MAX_FILE_BYTES, SourceText};
 
 /// The path that stands for standard input on the command line.
 const STANDARD_INPUT: &str = "-";
 /// More files than any policy has; a directory with more is the wrong one.
 const MAX_FILES: usize = 100;
 /// Maximum bytes of one policy over all its files: eight full ConfigMaps, and small enough to be read twice a second.
-const MAX_TOTAL: usize = 8 * MAX_FILE;
+const MAX_TOTAL: usize = 8 * MAX_FILE_BYTES;
 
 /// Why there is no policy at a path. Equal as long as nothing changes, so that it is logged once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,9 +49,9 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
 }
 
 /// Reads the policy at a path of the command line: as [`read`], and `-` is standard input.
-pub fn given(path: &Path) -> Result<Vec<SourceText>, ReadError> {
+pub fn read_argument(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     match path == Path::new(STANDARD_INPUT) {
-        true => Ok(vec![read_to_the_end(
+        true => Ok(vec![read_capped(
             "standard input",
             path,
             io::stdin().lock(),
@@ -72,11 +72,11 @@ pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
             count: files.len(),
         });
     }
-    let mut left = MAX_TOTAL;
+    let mut remaining_bytes = MAX_TOTAL;
     let mut texts = Vec::with_capacity(files.len());
     for file in &files {
         let text = read_file(file)?;
-        left = left
+        remaining_bytes = remaining_bytes
             .checked_sub(text.bytes.len())
             .ok_or_else(|| ReadError::TooLarge { path: path.into() })?;
         texts.push(text);
@@ -85,9 +85,9 @@ pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
 }
 
 /// The policies at `path`, which may be `-`: itself, and each directory right below it that has policy files.
-pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadError> {
+pub fn read_policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadError> {
     if !path.is_dir() {
-        return Ok(vec![(path.into(), given(path)?)]);
+        return Ok(vec![(path.into(), read_argument(path)?)]);
     }
     let below = entries(path)?.into_iter().filter(|entry| entry.is_dir());
     let mut found = Vec::new();
@@ -108,10 +108,11 @@ pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadErro
 fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| unreadable(path, &error))?;
-    let hidden = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let is_hidden =
+        |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let mut paths: Vec<PathBuf> = listed
         .into_iter()
-        .filter(|entry| !hidden(entry))
+        .filter(|entry| !is_hidden(entry))
         .map(|entry| entry.path())
         .collect();
     paths.sort();
@@ -130,16 +131,16 @@ fn read_file(path: &Path) -> Result<SourceText, ReadError> {
         return Err(ReadError::NeitherFileNorDirectory { path: path.into() });
     }
     let file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
-    read_to_the_end(path.display().to_string(), path, file)
+    read_capped(path.display().to_string(), path, file)
 }
 
-fn read_to_the_end(
+fn read_capped(
     name: impl AsRef<str>,
     path: &Path,
     text: impl Read,
 ) -> Result<SourceText, ReadError> {
     let mut bytes = Vec::new();
-    let read = text.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
+    let read = text.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(path, &error))?;
     Ok(SourceText::new(name, bytes))
 }
@@ -190,7 +191,7 @@ mod tests {
         for name in ["one/p.yaml", "two/p.yaml", ".hidden/p.yaml"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        let found = policies(dir.path()).unwrap();
+        let found = read_policies(dir.path()).unwrap();
         let found: Vec<_> = found
             .iter()
             .map(|(path, _)| path.file_name().unwrap().to_str().unwrap())
@@ -203,7 +204,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read(dir.path()), Err(ReadError::NoPolicy { .. })));
         assert!(matches!(
-            policies(dir.path()),
+            read_policies(dir.path()),
             Err(ReadError::NoPolicy { .. })
         ));
         assert!(matches!(
@@ -222,7 +223,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("big.yaml");
         fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
-        assert_eq!(read(&path).unwrap()[0].bytes.len(), MAX_FILE + 1);
+        assert_eq!(read(&path).unwrap()[0].bytes.len(), MAX_FILE_BYTES + 1);
     }
 
     #[test]
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_more_than_a_person_keeps_apart_is_refused() {
+    fn a_directory_with_too_many_or_too_large_files_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let fill = |count: usize, text: &str| {
             (0..count).for_each(|n| fs::write(dir.path().join(format!("{n}.yaml")), text).unwrap());
@@ -244,9 +245,9 @@ mod tests {
             Err(ReadError::TooManyFiles { .. })
         ));
         fs::remove_file(dir.path().join(format!("{MAX_FILES}.yaml"))).unwrap();
-        assert!(fill(8, &"#".repeat(MAX_FILE)).is_ok());
+        assert!(fill(8, &"#".repeat(MAX_FILE_BYTES)).is_ok());
         assert!(matches!(
-            fill(9, &"#".repeat(MAX_FILE)),
+            fill(9, &"#".repeat(MAX_FILE_BYTES)),
             Err(ReadError::TooLarge { .. })
         ));
     }

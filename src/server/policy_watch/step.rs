@@ -19,11 +19,11 @@ use stowage_policy_file::SourceText;
 pub(crate) type PolicyTexts = Result<Vec<SourceText>, ReadError>;
 
 #[derive(Debug)]
-pub(crate) struct Watching {
+pub(crate) struct FileChangeDetector {
     /// What was handled last, whether it became the policy or was rejected.
     settled: PolicyTexts,
     /// What the last read found, if it was something else.
-    changing: Option<PolicyTexts>,
+    candidate: Option<PolicyTexts>,
 }
 
 /// The action after a read.
@@ -31,32 +31,32 @@ pub(crate) struct Watching {
 pub(crate) enum ReloadStep {
     Nothing,
     /// The files are changing: read again soon.
-    LookAgain,
+    ReadAgain,
     Load(Vec<SourceText>),
     Refuse(ReadError),
 }
 
-impl Watching {
+impl FileChangeDetector {
     /// A detector for which `settled`, found at the start, has been handled.
     pub fn from(settled: PolicyTexts) -> Self {
         Self {
             settled,
-            changing: None,
+            candidate: None,
         }
     }
 
-    pub fn look(&mut self, seen: PolicyTexts) -> ReloadStep {
-        if seen == self.settled {
-            self.changing = None;
+    pub fn observe(&mut self, texts: PolicyTexts) -> ReloadStep {
+        if texts == self.settled {
+            self.candidate = None;
             return ReloadStep::Nothing;
         }
-        if self.changing.as_ref() != Some(&seen) {
-            self.changing = Some(seen);
-            return ReloadStep::LookAgain;
+        if self.candidate.as_ref() != Some(&texts) {
+            self.candidate = Some(texts);
+            return ReloadStep::ReadAgain;
         }
-        self.changing = None;
-        self.settled = seen.clone();
-        match seen {
+        self.candidate = None;
+        self.settled = texts.clone();
+        match texts {
             Ok(texts) => ReloadStep::Load(texts),
             Err(error) => ReloadStep::Refuse(error),
         }
@@ -79,57 +79,63 @@ mod tests {
 
     #[test]
     fn unchanged_files_lead_to_no_action() {
-        let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
-        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
+        let mut watching = FileChangeDetector::from(Ok(texts("a")));
+        assert_eq!(watching.observe(Ok(texts("a"))), ReloadStep::Nothing);
+        assert_eq!(watching.observe(Ok(texts("a"))), ReloadStep::Nothing);
     }
 
     #[test]
     fn a_change_is_loaded_once_when_it_is_seen_twice() {
-        let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::Load(texts("b")));
-        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::Nothing);
+        let mut watching = FileChangeDetector::from(Ok(texts("a")));
+        assert_eq!(watching.observe(Ok(texts("b"))), ReloadStep::ReadAgain);
+        assert_eq!(
+            watching.observe(Ok(texts("b"))),
+            ReloadStep::Load(texts("b"))
+        );
+        assert_eq!(watching.observe(Ok(texts("b"))), ReloadStep::Nothing);
     }
 
     #[test]
     fn a_file_that_is_still_being_written_is_not_loaded() {
-        let mut watching = Watching::from(Ok(texts("whole")));
+        let mut watching = FileChangeDetector::from(Ok(texts("whole")));
         for part in ["", "c", "ch", "chan"] {
             assert_eq!(
-                watching.look(Ok(texts(part))),
-                ReloadStep::LookAgain,
+                watching.observe(Ok(texts(part))),
+                ReloadStep::ReadAgain,
                 "{part:?}"
             );
         }
-        assert_eq!(watching.look(Ok(texts("changed"))), ReloadStep::LookAgain);
         assert_eq!(
-            watching.look(Ok(texts("changed"))),
+            watching.observe(Ok(texts("changed"))),
+            ReloadStep::ReadAgain
+        );
+        assert_eq!(
+            watching.observe(Ok(texts("changed"))),
             ReloadStep::Load(texts("changed"))
         );
     }
 
     #[test]
     fn a_directory_that_is_gone_for_a_moment_changes_nothing() {
-        let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
+        let mut watching = FileChangeDetector::from(Ok(texts("a")));
+        assert_eq!(watching.observe(Err(gone())), ReloadStep::ReadAgain);
+        assert_eq!(watching.observe(Ok(texts("a"))), ReloadStep::Nothing);
         assert_eq!(
-            watching.look(Err(gone())),
-            ReloadStep::LookAgain,
+            watching.observe(Err(gone())),
+            ReloadStep::ReadAgain,
             "what was seen before that does not count"
         );
     }
 
     #[test]
     fn unreadable_files_are_refused_once_and_loaded_when_they_are_back() {
-        let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
-        assert_eq!(watching.look(Err(gone())), ReloadStep::Refuse(gone()));
-        assert_eq!(watching.look(Err(gone())), ReloadStep::Nothing);
-        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::LookAgain);
+        let mut watching = FileChangeDetector::from(Ok(texts("a")));
+        assert_eq!(watching.observe(Err(gone())), ReloadStep::ReadAgain);
+        assert_eq!(watching.observe(Err(gone())), ReloadStep::Refuse(gone()));
+        assert_eq!(watching.observe(Err(gone())), ReloadStep::Nothing);
+        assert_eq!(watching.observe(Ok(texts("a"))), ReloadStep::ReadAgain);
         assert_eq!(
-            watching.look(Ok(texts("a"))),
+            watching.observe(Ok(texts("a"))),
             ReloadStep::Load(texts("a")),
             "it clears the refusal"
         );
@@ -137,11 +143,11 @@ mod tests {
 
     #[test]
     fn a_file_that_is_renamed_is_a_change() {
-        let mut watching = Watching::from(Ok(texts("a")));
+        let mut watching = FileChangeDetector::from(Ok(texts("a")));
         let renamed = vec![SourceText::new("other.yaml", "a")];
-        assert_eq!(watching.look(Ok(renamed.clone())), ReloadStep::LookAgain);
+        assert_eq!(watching.observe(Ok(renamed.clone())), ReloadStep::ReadAgain);
         assert_eq!(
-            watching.look(Ok(renamed.clone())),
+            watching.observe(Ok(renamed.clone())),
             ReloadStep::Load(renamed)
         );
     }

@@ -9,7 +9,7 @@
 //! process that starts in the middle of a window all come to what the clock says. A clock that jumps to and fro changes the policy
 //! once in [`PAUSE_AFTER_CHANGE`] at most. Two replicas go by their own clocks, and only the leader's decisions count.
 
-use crate::service::{Service, WorkKind};
+use crate::service::{ServerState, WorkKind};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,29 +19,31 @@ use stowage_scheduling::policy::{Policy, Window};
 use tracing::{error, info};
 
 /// A window opens this late at most, beside the time that classifying all pods takes.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause after a change, so that a jumping clock costs little: classifying a large cluster takes a second, windows differ by minutes.
-const AFTER_A_CHANGE: Duration = Duration::from_secs(10);
+const PAUSE_AFTER_CHANGE: Duration = Duration::from_secs(10);
 
 /// The lock held while a new policy is computed from the one in force and set: of two changes, the later builds on the earlier.
-pub(crate) type ChangeOfPolicy = Arc<Mutex<()>>;
+pub(crate) type PolicyChangeLock = Arc<Mutex<()>>;
 
 /// Runs until it is dropped.
-pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
+pub async fn watch(service: Arc<ServerState>, change: PolicyChangeLock) {
     let mut zones = TimeZones::default();
     loop {
         let policy = service.cluster().ledger().policy().clone();
         let pause = match open_now(&service, &mut zones, &policy) == *policy.open_windows() {
-            true => LOOK_EVERY,
+            true => CHECK_INTERVAL,
             false => {
-                let (moving, change) = (service.clone(), change.clone());
+                let (state, change) = (service.clone(), change.clone());
                 // Classifying every pod of a large cluster takes a while.
-                let moved = service
+                let applied = service
                     .heavy_work
-                    .begin_in_background(WorkKind::Policy, move || step(&moving, &change))
+                    .spawn_in_background(WorkKind::Policy, move || {
+                        apply_open_windows(&state, &change)
+                    })
                     .await;
-                moved.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
-                AFTER_A_CHANGE
+                applied.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
+                PAUSE_AFTER_CHANGE
             }
         };
         tokio::time::sleep(pause).await;
@@ -50,7 +52,7 @@ pub async fn watch(service: Arc<Service>, change: ChangeOfPolicy) {
 
 /// The windows of a policy that are open by the wall clock.
 pub(crate) fn open_now(
-    service: &Service,
+    service: &ServerState,
     zones: &mut TimeZones,
     policy: &Policy,
 ) -> BTreeSet<Window> {
@@ -58,8 +60,8 @@ pub(crate) fn open_now(
 }
 
 /// Sets the windows that are open by the wall clock, if they differ from those of the policy in force.
-fn step(service: &Service, change: &ChangeOfPolicy) {
-    let _whole = change.lock();
+fn apply_open_windows(service: &ServerState, change: &PolicyChangeLock) {
+    let _guard = change.lock();
     // The policy's files may have changed since the check.
     let before = service.cluster().ledger().policy().clone();
     let open = open_now(service, &mut TimeZones::default(), &before);
@@ -88,7 +90,7 @@ fn step(service: &Service, change: &ChangeOfPolicy) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ReloadOutcome, take};
+    use super::super::{ReloadOutcome, apply_texts};
     use super::*;
     use crate::service::TimeSource;
     use jiff::Timestamp;
@@ -122,23 +124,23 @@ classes:
         vec![SourceText::new("policy.yaml", text)]
     }
 
-    fn service(text: &str) -> Arc<Service> {
-        Service::timed_by(by_wall(), load(&sources(text)).unwrap().policy)
+    fn service(text: &str) -> Arc<ServerState> {
+        ServerState::with_time_source(by_wall(), load(&sources(text)).unwrap().policy)
     }
 
     /// The version of the policy, and how many of its windows are open.
-    fn standing(service: &Service) -> (u64, usize) {
+    fn version_and_open_windows(service: &ServerState) -> (u64, usize) {
         let policy = service.cluster().ledger().policy().clone();
         (policy.version, policy.open_windows().len())
     }
 
     #[test]
     fn windows_follow_the_wall_clock_and_nothing_else() {
-        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
         let look = |time| {
             at(time);
-            step(&service, &change);
-            standing(&service)
+            apply_open_windows(&service, &change);
+            version_and_open_windows(&service)
         };
         assert_eq!(look("2026-11-23T19:59:59+01:00"), (0, 0));
         assert_eq!(look("2026-11-23T20:00:00+01:00"), (1, 1), "at its minute");
@@ -164,35 +166,35 @@ classes:
     #[test]
     fn a_policy_that_is_read_within_a_window_has_it_open_at_once() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service("{}"), ChangeOfPolicy::default());
+        let (service, change) = (service("{}"), PolicyChangeLock::default());
         at("2026-11-23T23:00:00+01:00");
         assert!(matches!(
-            take(&service, &sources(NIGHTS), &change),
+            apply_texts(&service, &sources(NIGHTS), &change),
             ReloadOutcome::InForce { .. }
         ));
-        assert_eq!(standing(&service), (1, 1));
-        step(&service, &change);
-        assert_eq!(standing(&service), (1, 1));
+        assert_eq!(version_and_open_windows(&service), (1, 1));
+        apply_open_windows(&service, &change);
+        assert_eq!(version_and_open_windows(&service), (1, 1));
         // The same files in other words, after the window has closed: the files did not change the policy, the clock does.
         at("2026-11-24T07:00:00+01:00");
-        let again = take(&service, &sources(&format!("# nights\n{NIGHTS}")), &change);
+        let again = apply_texts(&service, &sources(&format!("# nights\n{NIGHTS}")), &change);
         assert!(matches!(again, ReloadOutcome::Unchanged { .. }));
-        assert_eq!(standing(&service), (1, 1));
-        step(&service, &change);
-        assert_eq!(standing(&service), (2, 0));
+        assert_eq!(version_and_open_windows(&service), (1, 1));
+        apply_open_windows(&service, &change);
+        assert_eq!(version_and_open_windows(&service), (2, 0));
     }
 
     #[test]
     fn a_window_that_opens_builds_on_the_files_that_were_read_last() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
-        take(
+        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
+        apply_texts(
             &service,
             &sources(&format!("mode: shadow\n{NIGHTS}")),
             &change,
         );
         at("2026-11-23T23:00:00+01:00");
-        step(&service, &change);
+        apply_open_windows(&service, &change);
         let policy = service.cluster().ledger().policy().clone();
         assert_eq!(
             (policy.mode, policy.open_windows().len()),
@@ -203,16 +205,16 @@ classes:
     #[test]
     fn a_policy_that_waits_for_namespaces_still_waits_for_them_when_a_window_opens() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service(NIGHTS), ChangeOfPolicy::default());
+        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
         let selects =
             "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         assert!(matches!(
-            take(&service, &sources(selects), &change),
-            ReloadOutcome::Awaits
+            apply_texts(&service, &sources(selects), &change),
+            ReloadOutcome::AwaitsNamespaces
         ));
         at("2026-11-23T23:00:00+01:00");
-        step(&service, &change);
-        assert_eq!(standing(&service), (1, 1));
+        apply_open_windows(&service, &change);
+        assert_eq!(version_and_open_windows(&service), (1, 1));
         assert!(
             *service.namespaces_wanted().borrow(),
             "otherwise nothing shows them, and it waits for good"
@@ -236,9 +238,13 @@ classes:
             wall: jumping,
             ..TimeSource::SYSTEM
         };
-        let service = Service::timed_by(source, load(&sources(NIGHTS)).unwrap().policy);
-        let watching = watch(service.clone(), ChangeOfPolicy::default());
+        let service = ServerState::with_time_source(source, load(&sources(NIGHTS)).unwrap().policy);
+        let watching = watch(service.clone(), PolicyChangeLock::default());
         let _ = tokio::time::timeout(Duration::from_secs(60), watching).await;
-        assert!(standing(&service).0 <= 7, "{:?}", standing(&service));
+        assert!(
+            version_and_open_windows(&service).0 <= 7,
+            "{:?}",
+            version_and_open_windows(&service)
+        );
     }
 }

@@ -12,9 +12,9 @@ use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage_scheduling::units::Moment;
 
 /// Maximum number of entries: several minutes of a busy cluster; some hundred kilobytes.
-const KEPT: usize = 500;
+const MAX_ENTRIES: usize = 500;
 /// Maximum bytes of an entry's text: as many as an Event has.
-const TEXT_BYTES: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -70,7 +70,7 @@ pub struct Activity {
 
 impl Activity {
     /// An activity without node, GPUs, reason and text.
-    pub fn of(kind: ActivityKind, pod: &PodKey, uid: &PodUid) -> Self {
+    pub fn new(kind: ActivityKind, pod: &PodKey, uid: &PodUid) -> Self {
         let (pod, uid) = (pod.clone(), uid.clone());
         Self {
             kind,
@@ -92,7 +92,7 @@ pub struct RecentActivity {
 
 #[derive(Debug, Default)]
 struct ActivityEntries {
-    numbers: u64,
+    last_number: u64,
     entries: VecDeque<Arc<ActivityEntry>>,
     latest: FxHashMap<PodUid, LatestOfPod>,
 }
@@ -113,25 +113,28 @@ impl RecentActivity {
     /// another.
     pub fn add(&self, at: Moment, mut what: Activity) {
         what.text
-            .truncate(what.text.floor_char_boundary(TEXT_BYTES));
+            .truncate(what.text.floor_char_boundary(MAX_TEXT_BYTES));
         let mut entries = self.entries.lock();
-        let fresh = || LatestOfPod {
+        let new_latest = || LatestOfPod {
             kind: what.kind,
             reasons: Vec::new(),
             entries: 0,
         };
-        let latest = entries.latest.entry(what.uid.clone()).or_insert_with(fresh);
-        if !latest.is_news(&what) {
+        let latest = entries
+            .latest
+            .entry(what.uid.clone())
+            .or_insert_with(new_latest);
+        if !latest.record_if_new(&what) {
             return;
         }
         latest.entries += 1;
-        entries.numbers += 1;
-        let number = entries.numbers;
+        entries.last_number += 1;
+        let number = entries.last_number;
         entries
             .entries
             .push_back(Arc::new(ActivityEntry { number, at, what }));
-        if entries.entries.len() > KEPT {
-            entries.forget_oldest();
+        if entries.entries.len() > MAX_ENTRIES {
+            entries.remove_oldest();
         }
     }
 
@@ -146,7 +149,7 @@ impl RecentActivity {
 }
 
 impl ActivityEntries {
-    fn forget_oldest(&mut self) {
+    fn remove_oldest(&mut self) {
         let Some(oldest) = self.entries.pop_front() else {
             return;
         };
@@ -167,15 +170,15 @@ impl ActivityEntries {
 
 impl LatestOfPod {
     /// Records `what` as the pod's latest activity. Returns whether it differs from what was recorded before.
-    fn is_news(&mut self, what: &Activity) -> bool {
+    fn record_if_new(&mut self, what: &Activity) -> bool {
         if self.kind != what.kind {
             (self.kind, self.reasons) = (what.kind, Vec::new());
         }
-        let is_known = self.reasons.contains(&what.reason);
-        if !is_known {
+        let is_recorded = self.reasons.contains(&what.reason);
+        if !is_recorded {
             self.reasons.push(what.reason);
         }
-        !is_known || what.kind == ActivityKind::Policy
+        !is_recorded || what.kind == ActivityKind::Policy
     }
 }
 
@@ -193,34 +196,34 @@ mod tests {
         Activity {
             reason,
             text,
-            ..Activity::of(ActivityKind::Refused, &key, &uid)
+            ..Activity::new(ActivityKind::Refused, &key, &uid)
         }
     }
 
     #[test]
-    fn the_latest_are_kept_with_short_texts_and_their_numbers_go_on() {
+    fn only_the_latest_entries_are_kept_and_numbers_continue() {
         let recent = RecentActivity::default();
-        (0..KEPT + 3).for_each(|pod| recent.add(Moment(pod as u64), refusal(pod)));
+        (0..MAX_ENTRIES + 3).for_each(|pod| recent.add(Moment(pod as u64), refusal(pod)));
         let all = recent.after(0);
         assert_eq!(
             (all.len(), all[0].number, all[0].what.text.len()),
-            (KEPT, 4, TEXT_BYTES)
+            (MAX_ENTRIES, 4, MAX_TEXT_BYTES)
         );
         let last: Vec<u64> = recent
-            .after(KEPT as u64 + 1)
+            .after(MAX_ENTRIES as u64 + 1)
             .iter()
             .map(|entry| entry.number)
             .collect();
-        assert_eq!(last, [KEPT as u64 + 2, KEPT as u64 + 3]);
+        assert_eq!(last, [MAX_ENTRIES as u64 + 2, MAX_ENTRIES as u64 + 3]);
         assert_eq!(
             recent.entries.lock().latest.len(),
-            KEPT,
+            MAX_ENTRIES,
             "what is forgotten takes no memory"
         );
     }
 
     #[test]
-    fn the_same_of_a_pod_in_a_row_is_one_entry() {
+    fn a_repeated_activity_of_a_pod_is_one_entry() {
         let recent = RecentActivity::default();
         let reserved = || Activity {
             kind: ActivityKind::Reserved,
@@ -256,7 +259,7 @@ mod tests {
             reason,
             ..refusal(1)
         };
-        for _ in 0..KEPT {
+        for _ in 0..MAX_ENTRIES {
             recent.add(Moment(0), warning("StowageDrift"));
             recent.add(Moment(0), warning("StowageOverGrant"));
         }

@@ -8,7 +8,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// After this time a leader has stopped acting, because its Lease was not renewed, and an API server that restarts behind a
 /// load balancer is back. A kubelet probes three times before it marks a pod unready.
-const LOST_AFTER: Millis = Millis::seconds(15);
+const UNREACHABLE_AFTER: Millis = Millis::seconds(15);
 
 /// When the API server last answered; never, in a process without an API server.
 const NEVER: u64 = 0;
@@ -18,7 +18,7 @@ pub struct ApiServerContact(AtomicU64);
 
 impl ApiServerContact {
     /// Records that the API server answered a request that was sent then, or sent a watch event.
-    pub fn heard(&self, at: Moment) {
+    pub fn record_contact(&self, at: Moment) {
         self.0.fetch_max(at.0, Ordering::AcqRel);
     }
 
@@ -29,8 +29,9 @@ impl ApiServerContact {
     }
 
     /// How long the API server has been silent, if that is long enough to call it unreachable.
-    pub(crate) fn lost_for(&self, now: Moment) -> Option<Millis> {
-        self.silence(now).filter(|silence| *silence > LOST_AFTER)
+    pub(crate) fn unreachable_for(&self, now: Moment) -> Option<Millis> {
+        self.silence(now)
+            .filter(|silence| *silence > UNREACHABLE_AFTER)
     }
 }
 
@@ -43,12 +44,12 @@ mod tests {
         let (contact, at) = (ApiServerContact::default(), |seconds| {
             Moment(0) + Millis::seconds(seconds)
         });
-        assert_eq!(contact.lost_for(at(1000)), None, "there is none");
-        contact.heard(at(100));
-        contact.heard(at(90));
-        assert_eq!(contact.lost_for(at(115)), None);
-        assert_eq!(contact.lost_for(at(116)), Some(Millis::seconds(16)));
-        contact.heard(at(116));
-        assert_eq!(contact.lost_for(at(116)), None);
+        assert_eq!(contact.unreachable_for(at(1000)), None, "there is none");
+        contact.record_contact(at(100));
+        contact.record_contact(at(90));
+        assert_eq!(contact.unreachable_for(at(115)), None);
+        assert_eq!(contact.unreachable_for(at(116)), Some(Millis::seconds(16)));
+        contact.record_contact(at(116));
+        assert_eq!(contact.unreachable_for(at(116)), None);
     }
 }

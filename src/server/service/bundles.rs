@@ -14,7 +14,7 @@ pub trait BundleSource: Send + Sync {
     /// Writes the recording's segments of the last `period`, whole entries only. May take a while: not on a thread that answers requests.
     fn write_bundle(
         &self,
-        last: Duration,
+        period: Duration,
         names: BundleNames,
         out: &mut dyn Write,
     ) -> io::Result<()>;

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default, Clone)]
-pub struct ChangeCount(Arc<Counted>);
+pub struct ChangeCount(Arc<CounterState>);
 
 #[derive(Debug, Default)]
-struct Counted {
+struct CounterState {
     number: AtomicU64,
-    grown: Notify,
+    changed: Notify,
 }
 
 impl ChangeCount {
@@ -22,49 +22,49 @@ impl ChangeCount {
     }
 
     /// Adds one, and wakes all that wait.
-    pub fn grow(&self) {
+    pub fn increment(&self) {
         self.0.number.fetch_add(1, Ordering::AcqRel);
-        self.0.grown.notify_waiters();
+        self.0.changed.notify_waiters();
     }
 
     /// A receiver that has seen the present number.
-    pub fn seen(&self) -> SeenCount {
-        SeenCount {
+    pub fn subscribe(&self) -> ChangeReceiver {
+        ChangeReceiver {
             count: self.clone(),
-            seen: self.get(),
+            last_seen: self.get(),
         }
     }
 }
 
 /// A receiver of changes, with the number that it saw last.
 #[derive(Debug)]
-pub struct SeenCount {
+pub struct ChangeReceiver {
     count: ChangeCount,
-    seen: u64,
+    last_seen: u64,
 }
 
-impl SeenCount {
+impl ChangeReceiver {
     /// Marks the present number as seen, and returns it.
-    pub fn see(&mut self) -> u64 {
-        self.seen = self.count.get();
-        self.seen
+    pub fn mark_seen(&mut self) -> u64 {
+        self.last_seen = self.count.get();
+        self.last_seen
     }
 
     pub(crate) fn has_changed(&self) -> bool {
-        self.count.get() != self.seen
+        self.count.get() != self.last_seen
     }
 
     /// Waits until the number is another than the one last seen, and sees it.
     pub async fn changed(&mut self) {
         loop {
             // Before the comparison: it is woken by every change from here on.
-            let grown = self.count.0.grown.notified();
+            let notified = self.count.0.changed.notified();
             if self.has_changed() {
                 break;
             }
-            grown.await;
+            notified.await;
         }
-        self.see();
+        self.mark_seen();
     }
 }
 
@@ -78,14 +78,14 @@ mod tests {
         let (count, woken) = (ChangeCount::default(), Arc::new(Mutex::new(Vec::new())));
         let mut tasks = tokio::task::JoinSet::new();
         for n in 0..50 {
-            let (mut seen, woken) = (count.seen(), woken.clone());
+            let (mut seen, woken) = (count.subscribe(), woken.clone());
             tasks.spawn(async move {
                 seen.changed().await;
                 woken.lock().push(n);
             });
         }
         tokio::task::yield_now().await;
-        count.grow();
+        count.increment();
         tasks.join_all().await;
         assert_eq!(*woken.lock(), (0..50).collect::<Vec<u32>>());
     }
@@ -93,12 +93,12 @@ mod tests {
     #[tokio::test]
     async fn a_change_between_two_waits_is_not_missed() {
         let count = ChangeCount::default();
-        let mut seen = count.seen();
+        let mut seen = count.subscribe();
         assert!(!seen.has_changed());
-        count.grow();
-        count.grow();
+        count.increment();
+        count.increment();
         seen.changed().await;
         assert!(!seen.has_changed());
-        assert_eq!((seen.see(), count.get()), (2, 2));
+        assert_eq!((seen.mark_seen(), count.get()), (2, 2));
     }
 }

@@ -13,10 +13,10 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::vocabulary::classification::{Classification, PodTraits};
 
 /// Cached kinds of pods; some megabytes. A cluster with more kinds classifies some of them again.
-const REMEMBERED: usize = 8192;
+const MAX_CACHED_KINDS: usize = 8192;
 /// Maximum bytes of text by which a kind is cached: forty labels of the usual length. A pod's author may write a megabyte of
 /// them; such a pod is classified each time.
-const LARGEST: usize = 2048;
+const MAX_KEY_BYTES: usize = 2048;
 
 pub(crate) struct Classifier {
     in_force: RwLock<Arc<ActivePolicy>>,
@@ -25,21 +25,21 @@ pub(crate) struct Classifier {
 /// A policy and the classifications it has produced.
 struct ActivePolicy {
     policy: Arc<Policy>,
-    known: DashMap<PodTraits, Classification, FxBuildHasher>,
+    cached: DashMap<PodTraits, Classification, FxBuildHasher>,
 }
 
 /// A cache filled for a policy before that policy is set, so that the first request after a policy change waits no longer than
 /// any other.
-pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
+pub struct CachedClassifications(DashMap<PodTraits, Classification, FxBuildHasher>);
 
-impl Remembered {
-    pub fn of(classified: &Classifications) -> Self {
-        let known = classified
+impl CachedClassifications {
+    pub fn from_classified(classified: &Classifications) -> Self {
+        let cached = classified
             .iter()
-            .filter(|(traits, _)| is_remembered(traits))
-            .take(REMEMBERED);
+            .filter(|(traits, _)| is_cacheable(traits))
+            .take(MAX_CACHED_KINDS);
         Self(
-            known
+            cached
                 .map(|(traits, classification)| (PodTraits::clone(traits), *classification))
                 .collect(),
         )
@@ -47,33 +47,36 @@ impl Remembered {
 }
 
 impl Classifier {
-    pub fn of(policy: Arc<Policy>) -> Self {
+    pub fn new(policy: Arc<Policy>) -> Self {
         Self {
             in_force: RwLock::new(Arc::new(ActivePolicy {
                 policy,
-                known: DashMap::default(),
+                cached: DashMap::default(),
             })),
         }
     }
 
-    pub fn set(&self, policy: Arc<Policy>, remembered: Remembered) {
+    pub fn set(&self, policy: Arc<Policy>, cached: CachedClassifications) {
         *self.in_force.write() = Arc::new(ActivePolicy {
             policy,
-            known: remembered.0,
+            cached: cached.0,
         });
     }
 
     /// Sets a new version of the policy in force, and drops the cached classifications of the namespaces for which `is_concerned`.
     pub(crate) fn reclassify(&self, policy: Arc<Policy>, is_concerned: impl Fn(&str) -> bool) {
         let before = self.in_force.read().clone();
-        let kept = before
-            .known
+        let unaffected = before
+            .cached
             .iter()
             .filter(|known| !is_concerned(&known.key().namespace));
-        let known = kept
+        let known = unaffected
             .map(|known| (known.key().clone(), *known.value()))
             .collect();
-        *self.in_force.write() = Arc::new(ActivePolicy { policy, known });
+        *self.in_force.write() = Arc::new(ActivePolicy {
+            policy,
+            cached: known,
+        });
     }
 
     /// The policy by which pods are classified now. One that is about to be replaced may still be answered.
@@ -84,22 +87,22 @@ impl Classifier {
     pub fn classify(&self, traits: &PodTraits) -> Classification {
         let in_force = self.in_force.read().clone();
         let version = in_force.policy.version;
-        if let Some(known) = in_force.known.get(traits) {
-            return Classification { version, ..*known };
+        if let Some(cached) = in_force.cached.get(traits) {
+            return Classification { version, ..*cached };
         }
         let classification = in_force.policy.classify(traits);
-        if !is_remembered(traits) {
+        if !is_cacheable(traits) {
             return classification;
         }
-        if in_force.known.len() >= REMEMBERED {
-            in_force.known.clear();
+        if in_force.cached.len() >= MAX_CACHED_KINDS {
+            in_force.cached.clear();
         }
-        in_force.known.insert(traits.clone(), classification);
+        in_force.cached.insert(traits.clone(), classification);
         classification
     }
 }
 
-fn is_remembered(traits: &PodTraits) -> bool {
+fn is_cacheable(traits: &PodTraits) -> bool {
     let labels = traits
         .labels
         .iter()
@@ -107,7 +110,7 @@ fn is_remembered(traits: &PodTraits) -> bool {
     labels
         .chain(traits.resources.iter().map(String::len))
         .sum::<usize>()
-        <= LARGEST
+        <= MAX_KEY_BYTES
 }
 
 #[cfg(test)]
@@ -122,10 +125,10 @@ mod tests {
                 namespaces: vec![namespace.into()],
                 ..Match::default()
             },
-            ..Class::named("own")
+            ..Class::new("own")
         };
         let mut policy = Policy::default()
-            .with_classes(vec![own, Class::named("serving")])
+            .with_classes(vec![own, Class::new("serving")])
             .unwrap();
         policy.version = version;
         Arc::new(policy)
@@ -148,14 +151,17 @@ mod tests {
     #[test]
     fn a_new_policy_does_not_use_the_classifications_of_the_old_one() {
         let (first, second) = (policy(1, "chat"), policy(2, "search"));
-        let classify = Classifier::of(first.clone());
+        let classify = Classifier::new(first.clone());
         for _ in 0..2 {
             assert_eq!(
                 class_of(&first, classify.classify(&pod("chat"))),
                 ("own".into(), 1)
             );
         }
-        classify.set(second.clone(), Remembered::of(&Classifications::default()));
+        classify.set(
+            second.clone(),
+            CachedClassifications::from_classified(&Classifications::default()),
+        );
         for _ in 0..2 {
             assert_eq!(
                 class_of(&second, classify.classify(&pod("chat"))),
@@ -177,8 +183,11 @@ mod tests {
         .into_iter()
         .collect();
         let in_force = policy(7, "chat");
-        let classify = Classifier::of(policy(6, "search"));
-        classify.set(in_force.clone(), Remembered::of(&classified));
+        let classify = Classifier::new(policy(6, "search"));
+        classify.set(
+            in_force.clone(),
+            CachedClassifications::from_classified(&classified),
+        );
         assert_eq!(
             class_of(&in_force, classify.classify(&pod("chat"))),
             ("own".into(), 7)
@@ -195,27 +204,31 @@ mod tests {
             labels,
             ..pod("chat")
         };
-        let classify = Classifier::of(policy.clone());
+        let classify = Classifier::new(policy.clone());
         assert_eq!(
             class_of(&policy, classify.classify(&large)),
             ("own".into(), 1)
         );
         classify.classify(&pod("chat"));
-        assert_eq!(classify.in_force.read().known.len(), 1);
+        assert_eq!(classify.in_force.read().cached.len(), 1);
         let classified: Classifications = [(Arc::new(large), policy.classify(&pod("chat")))]
             .into_iter()
             .collect();
-        assert!(Remembered::of(&classified).0.is_empty());
+        assert!(
+            CachedClassifications::from_classified(&classified)
+                .0
+                .is_empty()
+        );
     }
 
     #[test]
     fn more_kinds_than_are_cached_are_classified_all_the_same() {
         let policy = policy(1, "chat");
-        let classify = Classifier::of(policy.clone());
-        for n in 0..REMEMBERED + 10 {
+        let classify = Classifier::new(policy.clone());
+        for n in 0..MAX_CACHED_KINDS + 10 {
             classify.classify(&pod(&format!("team-{n}")));
         }
-        assert!(classify.in_force.read().known.len() <= REMEMBERED);
+        assert!(classify.in_force.read().cached.len() <= MAX_CACHED_KINDS);
         assert_eq!(
             class_of(&policy, classify.classify(&pod("chat"))),
             ("own".into(), 1)

@@ -5,13 +5,13 @@
 //! leadership closes, and everything is relisted into an empty state; if Bindings are under way, leadership opens only once they
 //! have landed. This module does not know what else the state contains.
 
-use super::{Service, Tenure};
+use super::{ServerState, Tenure};
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use stowage_recording::answer::Asked;
+use stowage_recording::answer::AnsweredInput;
 use stowage_recording::entry::Gap;
-use stowage_scheduling::control_loop::{Books, LockedBooks};
+use stowage_scheduling::control_loop::{ClusterAccess, LockedCluster};
 #[cfg(test)]
 use stowage_scheduling::ledger::PODS_LOOKED_AT;
 use stowage_scheduling::units::Moment;
@@ -22,105 +22,105 @@ use tracing::{error, info};
 /// The locked cluster. Take it for one call or a few; never across an await.
 pub struct ClusterGuard<'a> {
     cluster: MutexGuard<'a, Cluster>,
-    service: &'a Service,
+    service: &'a ServerState,
     /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
     /// lock.
     was_panicking: bool,
     #[cfg(test)]
-    looked_at_before: usize,
+    visited_before: usize,
 }
 
 #[cfg(debug_assertions)]
 thread_local! {
     /// Guards that this thread holds.
-    static HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    static GUARDS_HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(test)]
 thread_local! {
     /// How many pods this thread has visited under the lock.
-    pub(crate) static PODS_LOOKED_AT_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(crate) static PODS_VISITED_UNDER_LOCK: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// In a debug build: panics if this thread holds the lock. Call it where something begins that takes time. A guard that is a
 /// temporary lives until the end of its statement, which is easily overlooked.
-pub(crate) fn assert_not_held() {
+pub(crate) fn assert_cluster_unlocked() {
     #[cfg(debug_assertions)]
     assert_eq!(
-        HELD.get(),
+        GUARDS_HELD.get(),
         0,
         "the ledger is locked while something is done that takes time"
     );
 }
 
 impl<'a> ClusterGuard<'a> {
-    pub(super) fn new(service: &'a Service, cluster: MutexGuard<'a, Cluster>) -> Self {
+    pub(super) fn new(service: &'a ServerState, cluster: MutexGuard<'a, Cluster>) -> Self {
         #[cfg(debug_assertions)]
-        HELD.set(HELD.get() + 1);
+        GUARDS_HELD.set(GUARDS_HELD.get() + 1);
         Self {
             cluster,
             service,
             was_panicking: std::thread::panicking(),
             #[cfg(test)]
-            looked_at_before: PODS_LOOKED_AT.get(),
+            visited_before: PODS_LOOKED_AT.get(),
         }
     }
 
     /// Applies a change and records it. The only way in which the cluster changes.
     pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
-        if let Some(tap) = self.service.recording.get() {
-            tap.input(|| change.clone().into());
+        if let Some(tap) = self.service.recording_tap.get() {
+            tap.record_input(|| change.clone().into());
         }
         self.cluster.apply(change)
     }
 
     /// Applies a change and records `recorded` in its place: the input from which the rest of the change follows.
-    pub(super) fn apply_as<C: Change>(
+    pub(super) fn apply_recorded_as<C: Change>(
         &mut self,
         change: C,
         recorded: impl FnOnce(&C) -> Input,
     ) -> C::Output {
-        if let Some(tap) = self.service.recording.get() {
-            tap.input(|| recorded(&change));
+        if let Some(tap) = self.service.recording_tap.get() {
+            tap.record_input(|| recorded(&change));
         }
         self.cluster.apply(change)
     }
 
     /// Lets a request that waits for the lock have it now; call it between two of many changes. Otherwise this thread, which is
     /// awake, would take the lock again first.
-    pub(crate) fn give_way(&mut self) {
+    pub(crate) fn yield_to_waiters(&mut self) {
         MutexGuard::bump(&mut self.cluster);
     }
 
     /// Sets the cluster's time.
-    pub(super) fn advance(&mut self, now: Moment) {
-        if let Some(tap) = self.service.recording.get() {
-            tap.clock(now);
+    pub(super) fn set_time(&mut self, now: Moment) {
+        if let Some(tap) = self.service.recording_tap.get() {
+            tap.set_time(now);
         }
         self.cluster.apply(ClockAdvanced(now));
     }
 
     /// The input that was recorded last, to record its answer by; `None` if it is not recorded.
-    pub fn asked(&self) -> Option<Asked> {
-        let number = self.service.recording.get()?.latest()?;
-        Some(Asked {
+    pub fn last_recorded_input(&self) -> Option<AnsweredInput> {
+        let number = self.service.recording_tap.get()?.last_recorded()?;
+        Some(AnsweredInput {
             number,
             generation: self.cluster.ledger().generation(),
         })
     }
 
     /// Sends a copy of the state to the recorder, from which a replay can start.
-    pub(super) fn checkpoint(&self) {
-        if let Some(tap) = self.service.recording.get() {
-            tap.checkpoint(self.cluster.copy());
+    pub(super) fn record_checkpoint(&self) {
+        if let Some(tap) = self.service.recording_tap.get() {
+            tap.record_checkpoint(self.cluster.copy());
         }
     }
 }
 
 /// Access of the control loop to the locked cluster.
-pub(crate) struct SharedBooks(pub Arc<Service>);
+pub(crate) struct SharedCluster(pub Arc<ServerState>);
 
-impl Books for SharedBooks {
+impl ClusterAccess for SharedCluster {
     type Locked<'a> = ClusterGuard<'a>;
 
     fn lock(&mut self) -> ClusterGuard<'_> {
@@ -128,13 +128,13 @@ impl Books for SharedBooks {
     }
 }
 
-impl LockedBooks for ClusterGuard<'_> {
+impl LockedCluster for ClusterGuard<'_> {
     fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
         ClusterGuard::apply(self, change)
     }
 
-    fn give_way(&mut self) {
-        ClusterGuard::give_way(self);
+    fn yield_lock(&mut self) {
+        ClusterGuard::yield_to_waiters(self);
     }
 }
 
@@ -157,28 +157,28 @@ impl DerefMut for ClusterGuard<'_> {
 impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
-        HELD.set(HELD.get() - 1);
+        GUARDS_HELD.set(GUARDS_HELD.get() - 1);
         #[cfg(test)]
-        PODS_LOOKED_AT_UNDER_LOCK
-            .set(PODS_LOOKED_AT_UNDER_LOCK.get() + PODS_LOOKED_AT.get() - self.looked_at_before);
+        PODS_VISITED_UNDER_LOCK
+            .set(PODS_VISITED_UNDER_LOCK.get() + PODS_LOOKED_AT.get() - self.visited_before);
         if !std::thread::panicking() || self.was_panicking {
             return;
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         match self.cluster.unsettled_bindings() {
-            0 => self.service.leadership.list_anew(),
-            _ => self.service.leadership.succeed_itself(),
+            0 => self.service.leadership.require_relist(),
+            _ => self.service.leadership.await_own_writes(),
         }
         *self.cluster = self.cluster.emptied();
-        if let Some(tap) = self.service.recording.get() {
+        if let Some(tap) = self.service.recording_tap.get() {
             tap.interrupt(Gap::Discarded);
         }
-        self.advance(self.service.now());
+        self.set_time(self.service.now());
         self.service.metrics.ledgers_discarded.inc();
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted"
         );
-        if let Tenure::Succeeding { from } = self.service.leadership.tenure() {
+        if let Tenure::AwaitingEarlierWrites { from } = self.service.leadership.tenure() {
             let seconds = from.since(self.service.now()).0.div_ceil(1000);
             info!(
                 seconds,
@@ -202,8 +202,8 @@ mod tests {
     use stowage_scheduling::vocabulary::demand::Sharing;
     use stowage_scheduling::vocabulary::node::NodeKind;
 
-    fn synced() -> std::sync::Arc<Service> {
-        let service = Service::with_stopped_clock(Policy::default());
+    fn synced() -> std::sync::Arc<ServerState> {
+        let service = ServerState::with_stopped_clock(Policy::default());
         service.lead_from_the_start();
         service
     }
@@ -213,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn read_a_panic_under_the_ledgers_lock_shuts_the_gate_and_discards_the_ledger() {
+    fn a_panic_under_the_lock_ends_leadership_and_discards_the_ledger() {
         let service = synced();
-        let terms = service.leadership.terms();
+        let terms = service.leadership.watch_list_generation();
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut cluster = service.cluster();
             add_node(&mut cluster);
@@ -258,8 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn read_after_a_panic_a_replica_acts_only_once_no_binding_of_the_discarded_ledger_can_land_any_more()
-     {
+    fn after_a_panic_a_replica_waits_until_no_binding_of_the_discarded_ledger_can_commit() {
         let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
             let service = synced();
             before(&mut service.cluster());
@@ -288,13 +287,16 @@ mod tests {
             "the pod may be bound on a GPU that the lists show free"
         );
         let from =
-            service.now() + Millis(WriteTimes::default().latest_landing().as_millis() as u64);
-        assert_eq!(service.leadership.tenure(), Tenure::Succeeding { from });
+            service.now() + Millis(WriteTimes::default().max_commit_delay().as_millis() as u64);
+        assert_eq!(
+            service.leadership.tenure(),
+            Tenure::AwaitingEarlierWrites { from }
+        );
     }
 
     #[test]
-    fn read_a_ledger_that_is_locked_while_its_thread_unwinds_from_something_else_is_kept() {
-        struct LooksAtTheEnd<'a>(&'a Service);
+    fn a_ledger_locked_during_an_unrelated_unwind_is_kept() {
+        struct LooksAtTheEnd<'a>(&'a ServerState);
         impl Drop for LooksAtTheEnd<'_> {
             fn drop(&mut self) {
                 add_node(&mut self.0.cluster());

@@ -5,7 +5,7 @@
 //! have listed.
 
 use super::Clock;
-use super::change_count::{ChangeCount, SeenCount};
+use super::change_count::{ChangeCount, ChangeReceiver};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -30,7 +30,7 @@ pub enum Tenure {
     /// Another replica may act.
     Standby,
     /// This replica holds the Lease. Until `from`, writes of the previous holder, or of a discarded ledger, may still commit.
-    Succeeding { from: Moment },
+    AwaitingEarlierWrites { from: Moment },
     /// No other replica acts, and no other replica's write can commit any more. This replica may begin writes before `until`.
     Leading { epoch: LeaderEpoch, until: Moment },
 }
@@ -57,19 +57,19 @@ pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
     /// The longest time from the start of a write to its commit.
-    latest_landing: OnceLock<Duration>,
+    max_commit_delay: OnceLock<Duration>,
     /// The moment until which writes of a discarded ledger may commit.
-    succeeds_itself_from: AtomicU64,
+    own_writes_settled_at: AtomicU64,
     /// The Lease's holder as it was last read: `NAME_SUFFIX`, where the shipped manifests make the name a pod's.
     holder: Mutex<Option<Arc<str>>>,
     /// The generation of lists: grows whenever the cluster has to be relisted. Lists of an earlier generation do not count.
-    term: ChangeCount,
+    list_generation: ChangeCount,
     /// One more than the generation whose lists the ledger contains; zero before the first list.
-    synced: AtomicU64,
+    next_unsynced_generation: AtomicU64,
     /// How often this replica began to lead. What earlier leaders wrote is committed by then, and counts once it is in the ledger.
     takeovers: ChangeCount,
     /// The takeover up to which the ledger contains what happened to pods.
-    caught_up: AtomicU64,
+    caught_up_takeover: AtomicU64,
     stopping: AtomicBool,
 }
 
@@ -78,85 +78,90 @@ impl Leadership {
         Self {
             clock,
             tenure: Mutex::new(Tenure::Standby),
-            latest_landing: OnceLock::new(),
-            succeeds_itself_from: AtomicU64::default(),
+            max_commit_delay: OnceLock::new(),
+            own_writes_settled_at: AtomicU64::default(),
             holder: Mutex::default(),
-            term: ChangeCount::default(),
-            synced: AtomicU64::default(),
+            list_generation: ChangeCount::default(),
+            next_unsynced_generation: AtomicU64::default(),
             takeovers: ChangeCount::default(),
-            caught_up: AtomicU64::default(),
+            caught_up_takeover: AtomicU64::default(),
             stopping: AtomicBool::default(),
         }
     }
 
     /// Records that all lists in the ledger began in this generation or a later one, and that the ledger contains what had happened to
     /// pods by this takeover.
-    pub(super) fn set_synced_in(&self, term: u64, takeover: u64) {
-        self.caught_up.fetch_max(takeover, Ordering::AcqRel);
-        self.synced.fetch_max(term + 1, Ordering::AcqRel);
+    pub(super) fn record_synced(&self, list_generation: u64, takeover: u64) {
+        self.caught_up_takeover
+            .fetch_max(takeover, Ordering::AcqRel);
+        self.next_unsynced_generation
+            .fetch_max(list_generation + 1, Ordering::AcqRel);
     }
 
     /// Starts a new list generation: every list from here on belongs to it, and no earlier list makes the replica lead. A watch whose
     /// connection died silently may not have shown what another leader did.
-    pub(crate) fn list_anew(&self) {
-        self.term.grow();
+    pub(crate) fn require_relist(&self) {
+        self.list_generation.increment();
     }
 
     /// Sets the longest time from the start of a write to its commit. Has no effect a second time.
-    pub(crate) fn set_latest_landing(&self, times: WriteTimes) {
-        let _ = self.latest_landing.set(times.latest_landing());
+    pub(crate) fn set_max_commit_delay(&self, times: WriteTimes) {
+        let _ = self.max_commit_delay.set(times.max_commit_delay());
     }
 
     /// The ledger is discarded, and with it the record of the Bindings that were sent and not answered. This replica acts again
     /// when none of them can take effect any more, as the successor of another leader does, and relists the cluster meanwhile.
-    pub(super) fn succeed_itself(&self) {
-        let mut held = self.tenure.lock();
-        let landing = *self
-            .latest_landing
-            .get_or_init(|| WriteTimes::default().latest_landing());
-        let from = self.clock.now() + Millis(landing.as_millis() as u64);
-        self.succeeds_itself_from.store(from.0, Ordering::Release);
-        *held = self.not_too_early(held.clone());
-        self.list_anew();
+    pub(super) fn await_own_writes(&self) {
+        let mut current = self.tenure.lock();
+        let delay = *self
+            .max_commit_delay
+            .get_or_init(|| WriteTimes::default().max_commit_delay());
+        let from = self.clock.now() + Millis(delay.as_millis() as u64);
+        self.own_writes_settled_at.store(from.0, Ordering::Release);
+        *current = self.delayed_by_own_writes(current.clone());
+        self.require_relist();
     }
 
-    fn not_too_early(&self, tenure: Tenure) -> Tenure {
-        let from = Moment(self.succeeds_itself_from.load(Ordering::Acquire));
+    fn delayed_by_own_writes(&self, tenure: Tenure) -> Tenure {
+        let from = Moment(self.own_writes_settled_at.load(Ordering::Acquire));
         match tenure {
-            Tenure::Leading { .. } if self.clock.now() < from => Tenure::Succeeding { from },
+            Tenure::Leading { .. } if self.clock.now() < from => {
+                Tenure::AwaitingEarlierWrites { from }
+            }
             tenure => tenure,
         }
     }
 
     /// Whether this replica waits until no earlier write can commit any more.
-    pub fn is_succeeding(&self) -> bool {
-        matches!(*self.tenure.lock(), Tenure::Succeeding { .. })
+    pub fn is_awaiting_earlier_writes(&self) -> bool {
+        matches!(*self.tenure.lock(), Tenure::AwaitingEarlierWrites { .. })
     }
 
     /// Sets the tenure. A replica that takes the Lease relists while it waits for the last landing of earlier writes; one that
     /// leads without such a wait relists then. A replica that begins to lead, or leads in another epoch, acts once its ledger
     /// contains all that was written by then. Returns whether this replica leads.
     pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
-        let mut held = self.tenure.lock();
-        let tenure = self.not_too_early(tenure);
-        let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
-        let succeeds = matches!(tenure, Tenure::Succeeding { .. });
-        let was_succeeding = matches!(*held, Tenure::Succeeding { .. });
-        *held = tenure;
-        if begins {
-            self.takeovers.grow();
+        let mut current = self.tenure.lock();
+        let tenure = self.delayed_by_own_writes(tenure);
+        let begins_to_lead =
+            tenure.epoch().is_some() && tenure.epoch() != self.leading_epoch(&current);
+        let awaits_earlier_writes = matches!(tenure, Tenure::AwaitingEarlierWrites { .. });
+        let was_awaiting_earlier_writes = matches!(*current, Tenure::AwaitingEarlierWrites { .. });
+        *current = tenure;
+        if begins_to_lead {
+            self.takeovers.increment();
         }
-        if (begins || succeeds) && !was_succeeding {
-            self.list_anew();
+        if (begins_to_lead || awaits_earlier_writes) && !was_awaiting_earlier_writes {
+            self.require_relist();
         }
-        self.leading(&held).is_some()
+        self.leading_epoch(&current).is_some()
     }
 
     /// Records the Lease's holder; `None` if it has none, or there is no Lease.
     pub fn set_holder(&self, holder: Option<&str>) {
-        let mut known = self.holder.lock();
-        if known.as_deref() != holder {
-            *known = holder.map(Arc::from);
+        let mut recorded = self.holder.lock();
+        if recorded.as_deref() != holder {
+            *recorded = holder.map(Arc::from);
         }
     }
 
@@ -172,10 +177,10 @@ impl Leadership {
 
     /// The epoch as which this replica acts; `None` while it does not lead.
     pub fn epoch(&self) -> Option<LeaderEpoch> {
-        self.leading(&self.tenure.lock()).cloned()
+        self.leading_epoch(&self.tenure.lock()).cloned()
     }
 
-    fn leading<'a>(&self, tenure: &'a Tenure) -> Option<&'a LeaderEpoch> {
+    fn leading_epoch<'a>(&self, tenure: &'a Tenure) -> Option<&'a LeaderEpoch> {
         match tenure {
             Tenure::Leading { epoch, until } if self.clock.now() < *until => Some(epoch),
             _ => None,
@@ -187,13 +192,13 @@ impl Leadership {
         self.tenure.lock().clone()
     }
 
-    pub fn term(&self) -> u64 {
-        self.term.get()
+    pub fn list_generation(&self) -> u64 {
+        self.list_generation.get()
     }
 
     /// A receiver of the list generation. The watches relist whenever it changes.
-    pub fn terms(&self) -> SeenCount {
-        self.term.seen()
+    pub fn watch_list_generation(&self) -> ChangeReceiver {
+        self.list_generation.subscribe()
     }
 
     /// How often this replica began to lead.
@@ -201,8 +206,8 @@ impl Leadership {
         self.takeovers.get()
     }
 
-    pub(crate) fn takeovers(&self) -> SeenCount {
-        self.takeovers.seen()
+    pub(crate) fn watch_takeovers(&self) -> ChangeReceiver {
+        self.takeovers.subscribe()
     }
 
     pub fn set_stopping(&self) {
@@ -210,12 +215,12 @@ impl Leadership {
     }
 
     pub fn is_synced(&self) -> bool {
-        self.synced.load(Ordering::Acquire) > self.term()
-            && self.caught_up.load(Ordering::Acquire) >= self.takeover()
+        self.next_unsynced_generation.load(Ordering::Acquire) > self.list_generation()
+            && self.caught_up_takeover.load(Ordering::Acquire) >= self.takeover()
     }
 
     pub fn is_leading(&self) -> bool {
-        self.leading(&self.tenure.lock()).is_some()
+        self.leading_epoch(&self.tenure.lock()).is_some()
     }
 
     /// Whether requests are answered and writes are made.
@@ -241,12 +246,12 @@ impl Leadership {
     pub(crate) fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
         // Locked before the lists are compared: leadership begins with a takeover that no watch has caught up with yet.
         let tenure = self.tenure.lock();
-        if matches!(*tenure, Tenure::Succeeding { .. }) {
+        if matches!(*tenure, Tenure::AwaitingEarlierWrites { .. }) {
             return Err(
                 "this replica is about to lead: it waits until no earlier write can take effect",
             );
         }
-        match (self.is_synced(), self.leading(&tenure)) {
+        match (self.is_synced(), self.leading_epoch(&tenure)) {
             (true, Some(epoch)) => Ok(epoch.clone()),
             (false, _) => Err("the watches have not synced yet"),
             (true, None) => {
@@ -278,75 +283,90 @@ mod tests {
     }
 
     #[test]
-    fn b3_what_was_seen_before_leadership_never_opens_the_gate() {
+    fn lists_from_before_leadership_do_not_let_a_replica_act() {
         let leadership = leadership();
-        let terms = leadership.terms();
+        let terms = leadership.watch_list_generation();
         // The first lists are still in progress when this replica becomes leader.
         leadership.set_tenure(leading(&leadership, "a", 10));
-        assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
+        assert_eq!(
+            (leadership.list_generation(), leadership.takeover()),
+            (1, 1)
+        );
         assert!(terms.has_changed());
-        leadership.set_synced_in(0, 0);
+        leadership.record_synced(0, 0);
         assert!(
             !leadership.is_open(),
             "a list that began before may show the cluster as it was then"
         );
-        leadership.set_synced_in(1, 0);
+        leadership.record_synced(1, 0);
         assert!(!leadership.is_open(), "pods as they were before");
-        leadership.set_synced_in(1, 1);
+        leadership.record_synced(1, 1);
         assert!(leadership.is_open());
         leadership.set_tenure(leading(&leadership, "a", 12));
         assert_eq!(
-            (leadership.term(), leadership.is_open()),
+            (leadership.list_generation(), leadership.is_open()),
             (1, true),
             "a renewal lists nothing"
         );
         leadership.set_tenure(Tenure::Standby);
         leadership.set_tenure(leading(&leadership, "a", 12));
-        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
-        leadership.set_synced_in(2, 2);
+        assert_eq!(
+            (leadership.list_generation(), leadership.is_open()),
+            (2, false)
+        );
+        leadership.record_synced(2, 2);
         leadership.set_tenure(leading(&leadership, "b", 12));
         assert_eq!(
-            (leadership.term(), leadership.is_open()),
+            (leadership.list_generation(), leadership.is_open()),
             (3, false),
             "another epoch, although it led all the time"
         );
     }
 
     #[test]
-    fn a_successor_lists_once_and_has_to_be_shown_pods_as_they_are_when_it_leads() {
+    fn a_new_leader_relists_once_and_acts_only_after_the_pod_watch_caught_up() {
         let leadership = leadership();
         let from = leadership.clock.now() + Millis::seconds(11);
         for _ in 0..3 {
-            leadership.set_tenure(Tenure::Succeeding { from });
-            assert_eq!((leadership.term(), leadership.takeover()), (1, 0));
+            leadership.set_tenure(Tenure::AwaitingEarlierWrites { from });
+            assert_eq!(
+                (leadership.list_generation(), leadership.takeover()),
+                (1, 0)
+            );
         }
-        leadership.set_synced_in(1, 0);
+        leadership.record_synced(1, 0);
         assert!(leadership.is_synced() && !leadership.is_open());
         for _ in 0..3 {
             leadership.set_tenure(leading(&leadership, "a", 20));
-            assert_eq!((leadership.term(), leadership.takeover()), (1, 1));
+            assert_eq!(
+                (leadership.list_generation(), leadership.takeover()),
+                (1, 1)
+            );
             assert!(!leadership.is_synced() && !leadership.is_open());
         }
-        leadership.set_synced_in(1, 1);
+        leadership.record_synced(1, 1);
         assert!(leadership.is_open());
         leadership.set_tenure(Tenure::Standby);
-        leadership.set_tenure(Tenure::Succeeding { from });
-        assert_eq!(leadership.term(), 2, "it took the Lease again");
+        leadership.set_tenure(Tenure::AwaitingEarlierWrites { from });
+        assert_eq!(leadership.list_generation(), 2, "it took the Lease again");
     }
 
     #[test]
-    fn a_replica_that_succeeds_itself_lists_once_and_has_to_be_shown_what_it_wrote() {
+    fn a_leader_whose_ledger_was_discarded_relists_and_waits_for_its_own_writes() {
         let leadership = leadership();
         leadership.set_tenure(leading(&leadership, "a", 100));
-        leadership.set_synced_in(1, 1);
-        leadership.succeed_itself();
+        leadership.record_synced(1, 1);
+        leadership.await_own_writes();
         leadership.set_tenure(leading(&leadership, "a", 100));
         assert!(
-            leadership.is_succeeding(),
+            leadership.is_awaiting_earlier_writes(),
             "it holds the Lease all the time"
         );
-        leadership.set_synced_in(leadership.term(), leadership.takeover());
-        assert_eq!((leadership.term(), leadership.is_open()), (2, false));
+        leadership.record_synced(leadership.list_generation(), leadership.takeover());
+        assert_eq!(
+            (leadership.list_generation(), leadership.is_open()),
+            (2, false)
+        );
         let landed = leadership.clock.now() + Millis::seconds(16);
         let leadership = Leadership {
             clock: Clock {
@@ -356,14 +376,17 @@ mod tests {
             ..leadership
         };
         leadership.set_tenure(leading(&leadership, "a", 100));
-        assert_eq!((leadership.term(), leadership.takeover()), (2, 2));
+        assert_eq!(
+            (leadership.list_generation(), leadership.takeover()),
+            (2, 2)
+        );
         assert!(!leadership.is_open());
-        leadership.set_synced_in(2, 2);
+        leadership.record_synced(2, 2);
         assert!(leadership.is_open());
     }
 
     #[test]
-    fn no_reader_sees_the_lists_of_one_term_and_the_leadership_of_the_next() {
+    fn leadership_and_list_generation_are_read_together() {
         let leadership = leadership();
         let (is_over, seen) = (AtomicBool::default(), AtomicU64::default());
         std::thread::scope(|scope| {
@@ -378,7 +401,7 @@ mod tests {
             }
             for nonce in 0..20_000 {
                 leadership.set_tenure(Tenure::Standby);
-                leadership.set_synced_in(leadership.term(), leadership.takeover());
+                leadership.record_synced(leadership.list_generation(), leadership.takeover());
                 // Its term begins with it, and nothing is listed in that.
                 leadership.set_tenure(leading(&leadership, &nonce.to_string(), 10));
             }
@@ -391,7 +414,7 @@ mod tests {
     fn leadership_ends_with_the_lease_and_not_with_the_next_read_of_it() {
         let leadership = leadership();
         leadership.set_tenure(leading(&leadership, "a", 10));
-        leadership.set_synced_in(leadership.term(), leadership.takeover());
+        leadership.record_synced(leadership.list_generation(), leadership.takeover());
         assert!(leadership.is_open() && leadership.epoch().is_some());
         let later = Clock {
             stopped_at: Some(leadership.clock.now() + Millis::seconds(10)),
@@ -411,11 +434,11 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_that_waits_says_so_whether_or_not_it_has_synced() {
+    fn a_replica_awaiting_earlier_writes_gives_that_as_its_reason() {
         let leadership = leadership();
         let from = leadership.clock.now() + Millis::seconds(3);
         for synced in [false, true] {
-            leadership.set_tenure(Tenure::Succeeding { from });
+            leadership.set_tenure(Tenure::AwaitingEarlierWrites { from });
             assert!(!leadership.is_open() && leadership.epoch().is_none());
             assert!(
                 leadership
@@ -424,7 +447,7 @@ mod tests {
                     .contains("can take effect"),
                 "synced: {synced}"
             );
-            leadership.set_synced_in(leadership.term(), leadership.takeover());
+            leadership.record_synced(leadership.list_generation(), leadership.takeover());
         }
     }
 }

@@ -9,39 +9,39 @@ mod bundles;
 mod change_count;
 mod classifier;
 mod cluster_guard;
+mod failure_streak;
 mod heavy_work;
 mod leadership;
 pub(crate) mod niceness;
 mod policy_status;
 mod recording_tap;
 mod refused_reads;
-mod trouble;
 
 pub(crate) use activity::{Activity, ActivityEntry, ActivityKind, RecentActivity};
 pub(crate) use api_server_contact::ApiServerContact;
 pub use bundles::BundleNames;
 pub(crate) use bundles::BundleSource;
-pub use change_count::{ChangeCount, SeenCount};
+pub use change_count::{ChangeCount, ChangeReceiver};
 #[cfg(test)]
-pub(crate) use cluster_guard::PODS_LOOKED_AT_UNDER_LOCK;
-pub(crate) use cluster_guard::{ClusterGuard, SharedBooks, assert_not_held};
-pub use heavy_work::{HeavyWork, SimulatedThreads, WorkPlace};
+pub(crate) use cluster_guard::PODS_VISITED_UNDER_LOCK;
+pub(crate) use cluster_guard::{ClusterGuard, SharedCluster, assert_cluster_unlocked};
+pub(crate) use failure_streak::FailureStreak;
+pub use heavy_work::{HeavyWork, SimulatedThreads, WorkExecutor};
 pub use leadership::{Leadership, Tenure};
 pub use policy_status::PolicyStatus;
-pub(crate) use policy_status::{RefusedPolicy, SharedPolicyStatus};
-pub(crate) use recording_tap::{RecordingTap, Tapped};
+pub(crate) use policy_status::{RejectedPolicy, SharedPolicyStatus};
+pub(crate) use recording_tap::{RecordingTap, TapMessage};
 pub(crate) use refused_reads::{ReadFailure, RefusedReads};
 pub use stowage_telemetry::WorkKind;
-pub(crate) use trouble::Trouble;
 
-use classifier::{Classifier, Remembered};
+use classifier::{CachedClassifications, Classifier};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use stowage_recording::answer::{Asked, Decision};
-use stowage_scheduling::audit::conflicts::Conflicts;
+use stowage_recording::answer::{AnsweredInput, Decision};
+use stowage_scheduling::audit::conflicts::OverAllocationAudit;
 use stowage_scheduling::ledger::{Ledger, PreparedPolicy};
 use stowage_scheduling::placing::learned::PackingModel;
 use stowage_scheduling::placing::score_cache::{CachedScores, ScoreCache};
@@ -60,88 +60,88 @@ use stowage_telemetry::Metrics;
 use stowage_telemetry::traces::Traces;
 use tokio::sync::watch;
 
-pub struct Service {
+pub struct ServerState {
     cluster: Mutex<Cluster>,
     score_cache: Mutex<ScoreCache>,
-    conflicts: Mutex<Conflicts>,
-    classify: Classifier,
+    over_allocations: Mutex<OverAllocationAudit>,
+    classifier: Classifier,
     pub clock: Clock,
     pub leadership: Leadership,
     pub policy_status: SharedPolicyStatus,
-    pub contact: ApiServerContact,
+    pub api_server_contact: ApiServerContact,
     pub refused_reads: RefusedReads,
     pub activity: RecentActivity,
     /// The reason why the agents' address has no certificate yet; `None` if it has one, or needs none.
-    pub certificate: watch::Sender<Option<String>>,
+    pub missing_certificate_reason: watch::Sender<Option<String>>,
     /// Whether a policy selects by the labels of namespaces, so that these are watched.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether namespaces have been listed, and are watched since.
-    namespaces_known: AtomicBool,
+    namespaces_listed: AtomicBool,
     /// How often a policy came into force that turns consolidation on or changes `schedulerNames`: pods have to be listed again.
-    pub moving: ChangeCount,
+    pub pod_relists: ChangeCount,
     /// Where plans and searches run.
     pub heavy_work: HeavyWork,
     pub metrics: Metrics,
     traces: OnceLock<Traces>,
     /// The flight recorder's tap; empty unless [`ServerState::set_recording_tap`] was called.
-    recording: OnceLock<RecordingTap>,
+    recording_tap: OnceLock<RecordingTap>,
     /// How often the cluster or the continuous audit was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
 }
 
-impl Service {
+impl ServerState {
     pub fn new(policy: Policy) -> Arc<Self> {
-        Self::timed_by(TimeSource::SYSTEM, policy)
+        Self::with_time_source(TimeSource::SYSTEM, policy)
     }
 
     /// A state whose clock is driven from outside, such as by a simulation.
-    pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(source), WorkPlace::OnThreads, policy)
+    pub fn with_time_source(source: TimeSource, policy: Policy) -> Arc<Self> {
+        Self::with_clock(Clock::start(source), WorkExecutor::OnThreads, policy)
     }
 
     /// In simulated time on one thread: the same events lead to the same history.
-    pub fn simulated(source: TimeSource, work: WorkPlace, policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(source), work, policy)
+    pub fn simulated(source: TimeSource, work: WorkExecutor, policy: Policy) -> Arc<Self> {
+        Self::with_clock(Clock::start(source), work, policy)
     }
 
     /// With a clock that stands still until a test advances it.
     #[cfg(test)]
     pub(crate) fn with_stopped_clock(policy: Policy) -> Arc<Self> {
         let clock = Clock::start(TimeSource::SYSTEM);
-        Self::by(
+        Self::with_clock(
             Clock {
                 stopped_at: Some(clock.now()),
                 ..clock
             },
-            WorkPlace::OnThreads,
+            WorkExecutor::OnThreads,
             policy,
         )
     }
 
-    fn by(clock: Clock, work: WorkPlace, policy: Policy) -> Arc<Self> {
+    fn with_clock(clock: Clock, work: WorkExecutor, policy: Policy) -> Arc<Self> {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
-        let namespaces_wanted = watch::Sender::new(policy.reads_namespaces());
+        let namespaces_wanted = watch::Sender::new(policy.depends_on_namespace_labels());
         Arc::new(Self {
-            classify: Classifier::of(policy.clone()),
+            classifier: Classifier::new(policy.clone()),
             cluster: Mutex::new(Cluster::new(policy)),
             score_cache: Mutex::default(),
-            conflicts: Mutex::default(),
+            over_allocations: Mutex::default(),
             leadership: Leadership::new(clock),
             policy_status: SharedPolicyStatus::new(clock.now()),
-            contact: ApiServerContact::default(),
+            api_server_contact: ApiServerContact::default(),
             refused_reads: RefusedReads::default(),
             activity: RecentActivity::default(),
-            certificate: watch::Sender::default(),
+            missing_certificate_reason: watch::Sender::default(),
             namespaces_wanted,
-            namespaces_known: AtomicBool::default(),
-            moving: ChangeCount::default(),
+            namespaces_listed: AtomicBool::default(),
+            pod_relists: ChangeCount::default(),
             heavy_work: HeavyWork::new(work, metrics.panics.clone()),
             clock,
             metrics,
             traces: OnceLock::new(),
-            recording: OnceLock::new(),
+            recording_tap: OnceLock::new(),
             #[cfg(test)]
             locks: std::sync::atomic::AtomicU64::default(),
         })
@@ -152,13 +152,13 @@ impl Service {
     pub fn cluster(&self) -> ClusterGuard<'_> {
         self.count_lock();
         let mut cluster = ClusterGuard::new(self, self.cluster.lock());
-        cluster.advance(self.now());
+        cluster.set_time(self.now());
         cluster
     }
 
     /// A copy of the ledger to read, as it is now. The lock is released before this returns.
-    pub(crate) fn ledger_to_read(&self) -> Ledger {
-        self.cluster().ledger().to_read()
+    pub(crate) fn ledger_copy(&self) -> Ledger {
+        self.cluster().ledger().read_copy()
     }
 
     /// A copy of the ledger to plan on: GPU readings do not age there, the queue of waiting pods is empty, and it does not lead.
@@ -167,7 +167,7 @@ impl Service {
     }
 
     /// A copy of the whole cluster, to explain with it why pods are placed or not.
-    pub fn cluster_to_explain(&self) -> ClusterCopy {
+    pub fn cluster_copy(&self) -> ClusterCopy {
         self.cluster().copy()
     }
 
@@ -177,9 +177,9 @@ impl Service {
     }
 
     /// The continuous audit: what the watches show of allocated GPUs. Take no other lock while this is held.
-    pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+    pub fn over_allocations(&self) -> MutexGuard<'_, OverAllocationAudit> {
         self.count_lock();
-        self.conflicts.lock()
+        self.over_allocations.lock()
     }
 
     #[cfg(test)]
@@ -203,40 +203,44 @@ impl Service {
     }
 
     /// Records spans from here on. Has no effect once spans were asked for: it belongs before the first request.
-    pub(crate) fn trace_with(&self, traces: Traces) {
+    pub(crate) fn set_traces(&self, traces: Traces) {
         let _ = self.traces.set(traces);
     }
 
     /// Records every change from the first checkpoint on. Has no effect if another tap is there.
-    pub(crate) fn record_with(&self, tap: RecordingTap) {
-        let _ = self.recording.set(tap);
+    pub(crate) fn set_recording_tap(&self, tap: RecordingTap) {
+        let _ = self.recording_tap.set(tap);
     }
 
     /// The recorder's tap, if there is one.
-    pub fn recording(&self) -> Option<&RecordingTap> {
-        self.recording.get()
+    pub fn recording_tap(&self) -> Option<&RecordingTap> {
+        self.recording_tap.get()
     }
 
     /// Brings the whole state to the recorder. The lock is held for a copy that shares what neither side changes.
     pub fn record_checkpoint(&self) {
-        self.cluster().checkpoint();
+        self.cluster().record_checkpoint();
     }
 
     /// Records a verb's answer, for a replay to compare. Does nothing if the verb's input was not recorded.
-    pub(crate) fn record_answer(&self, asked: Option<Asked>, decision: impl FnOnce() -> Decision) {
-        if let Some((asked, tap)) = asked.zip(self.recording.get()) {
-            tap.answer(asked, decision());
+    pub(crate) fn record_answer(
+        &self,
+        recorded_input: Option<AnsweredInput>,
+        decision: impl FnOnce() -> Decision,
+    ) {
+        if let Some((recorded_input, tap)) = recorded_input.zip(self.recording_tap.get()) {
+            tap.record_answer(recorded_input, decision());
         }
     }
 
     /// How the current policy classifies a pod.
     pub fn classify(&self, traits: &PodTraits) -> Classification {
-        self.classify.classify(traits)
+        self.classifier.classify(traits)
     }
 
     /// The policy in force, without the cluster's lock: for what is read before that is taken. A decision reads the cluster's.
     pub fn policy(&self) -> Arc<Policy> {
-        self.classify.policy()
+        self.classifier.policy()
     }
 
     /// Sets another policy in one step. All that follows from it is computed beforehand, so that no request waits for that. Takes
@@ -246,25 +250,25 @@ impl Service {
     pub fn set_policy(&self, policy: Policy) -> bool {
         let copy = self.scratch_ledger();
         let mut prepared = PreparedPolicy::new(copy, policy);
-        for _ in 0..CATCHING_UP {
+        for _ in 0..CATCH_UP_ROUNDS {
             let copy = self.scratch_ledger();
             prepared = prepared.caught_up(copy);
         }
-        let reads_namespaces = prepared.policy().reads_namespaces();
-        let selections = prepared.policy().selections().clone();
-        let remembered = Remembered::of(prepared.classified());
+        let reads_namespaces = prepared.policy().depends_on_namespace_labels();
+        let selections = prepared.policy().namespace_selections().clone();
+        let cached = CachedClassifications::from_classified(prepared.classified());
         let moves_pods = prepared.policy().planning.consolidation.is_some();
         let mut cluster = self.cluster();
-        if reads_namespaces && !self.namespaces_known() {
+        if reads_namespaces && !self.namespaces_listed() {
             drop(cluster);
             self.want_namespaces(true);
             return false;
         }
         let begins_to_move =
             moves_pods && cluster.ledger().policy().planning.consolidation.is_none();
-        let serves_others = cluster.ledger().policy().planning.scheduler_names
+        let changes_schedulers = cluster.ledger().policy().planning.scheduler_names
             != prepared.policy().planning.scheduler_names;
-        let retired = cluster.apply_as(PolicySet::from(prepared), |set| {
+        let retired = cluster.apply_recorded_as(PolicySet::from(prepared), |set| {
             // What is prepared follows from the rest, and is much.
             PolicySet {
                 policy: set.policy.clone(),
@@ -276,12 +280,12 @@ impl Service {
         // All of it under the lock: two concurrent policy changes must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.policy_status.set_in_force(self.now());
-        self.classify.set(policy.clone(), remembered);
-        if *policy.selections() != selections {
+        self.classifier.set(policy.clone(), cached);
+        if *policy.namespace_selections() != selections {
             // Labels changed since the pods were classified beforehand.
             let before = |namespace: &str| selections.get(namespace).copied().unwrap_or_default();
-            self.classify.reclassify(policy.clone(), |namespace| {
-                before(namespace) != policy.selection(namespace)
+            self.classifier.reclassify(policy.clone(), |namespace| {
+                before(namespace) != policy.namespace_selection(namespace)
             });
         }
         drop(cluster);
@@ -290,8 +294,8 @@ impl Service {
         if reads_namespaces {
             self.want_namespaces(true);
         }
-        if begins_to_move || serves_others {
-            self.moving.grow();
+        if begins_to_move || changes_schedulers {
+            self.pod_relists.increment();
         }
         true
     }
@@ -304,20 +308,20 @@ impl Service {
         policy: &Policy,
         packing_model: PackingModel,
     ) {
-        let summarized = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
-        summarized.sum_up();
+        let prepared = Snapshot::clone(&snapshot).with_packing_model(Arc::new(packing_model));
+        prepared.summarize_nodes();
         // Otherwise the first request about many nodes would have to score all of them.
         let demands = self.score_cache().demands();
         let scores = demands
             .iter()
-            .map(|demand| CachedScores::of_all(&summarized, demand, policy));
+            .map(|demand| CachedScores::for_all_nodes(&prepared, demand, policy));
         let scores: Vec<CachedScores> = scores.collect();
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(snapshot);
         let (retired, before, after) = {
             let mut cluster = self.cluster();
             let before = cluster.ledger().packing_model().generation();
-            let retired = cluster.apply_as(PackingModelPrepared(summarized), |prepared| {
+            let retired = cluster.apply_recorded_as(PackingModelPrepared(prepared), |prepared| {
                 PackingModelLearned(prepared.0.packing_model().clone()).into()
             });
             (
@@ -331,11 +335,11 @@ impl Service {
         if after != before {
             scores
                 .into_iter()
-                .for_each(|scores| self.score_cache().put(scores.by_model(after)));
+                .for_each(|scores| self.score_cache().put(scores.with_model_generation(after)));
         }
         // So that the first request finds the nodes that have changed meanwhile summarized, too.
         let snapshot = self.cluster().snapshot();
-        snapshot.sum_up();
+        snapshot.summarize_nodes();
     }
 
     /// Applies a change of namespaces' labels and reclassifies the pods of the namespaces for which `is_concerned`. The new
@@ -345,16 +349,17 @@ impl Service {
         C: NamespaceChange + Clone + Into<Input>,
     {
         let mut prepared = NamespacesPrepared::new(change, self.scratch_ledger());
-        for _ in 0..CATCHING_UP {
+        for _ in 0..CATCH_UP_ROUNDS {
             if prepared.is_prepared() {
                 prepared = prepared.caught_up(self.scratch_ledger());
             }
         }
         let mut cluster = self.cluster();
-        let retired = cluster.apply_as(prepared, |prepared| prepared.change.clone().into());
+        let retired =
+            cluster.apply_recorded_as(prepared, |prepared| prepared.change.clone().into());
         if retired.is_some() {
             // Under the lock, as another policy is set.
-            self.classify
+            self.classifier
                 .reclassify(cluster.ledger().policy().clone(), is_concerned);
         }
         drop(cluster);
@@ -363,7 +368,10 @@ impl Service {
 
     /// Whether the policy in force asks for the labels of namespaces: without them it does not decide.
     pub fn reads_namespaces(&self) -> bool {
-        self.cluster().ledger().policy().reads_namespaces()
+        self.cluster()
+            .ledger()
+            .policy()
+            .depends_on_namespace_labels()
     }
 
     /// Starts or ends the watch of namespaces, for a policy that is in force or shall be.
@@ -378,26 +386,26 @@ impl Service {
     }
 
     /// Records the labels of all namespaces, which are watched from here on.
-    pub(crate) fn list_namespaces(&self, all: NamespaceLabels) {
+    pub(crate) fn record_namespaces(&self, all: NamespaceLabels) {
         self.apply_namespaces(NamespacesListed(all), |_| true);
-        self.namespaces_known.store(true, Ordering::Release);
+        self.namespaces_listed.store(true, Ordering::Release);
     }
 
     /// Forgets the labels of namespaces, when they are no longer watched. Returns `false`, and keeps them, if the policy in force
     /// selects by them.
     pub(crate) fn forget_namespaces(&self) -> bool {
         let mut cluster = self.cluster();
-        if cluster.ledger().policy().reads_namespaces() {
+        if cluster.ledger().policy().depends_on_namespace_labels() {
             return false;
         }
-        self.namespaces_known.store(false, Ordering::Release);
+        self.namespaces_listed.store(false, Ordering::Release);
         cluster.apply(NamespacesListed::default());
         true
     }
 
     /// Whether a policy with selectors of namespaces may come into force.
-    pub fn namespaces_known(&self) -> bool {
-        self.namespaces_known.load(Ordering::Acquire)
+    pub fn namespaces_listed(&self) -> bool {
+        self.namespaces_listed.load(Ordering::Acquire)
     }
 
     /// Sets what the Lease says of this replica. Lists from before it led do not make a new leader act.
@@ -413,20 +421,25 @@ impl Service {
 
     /// Records that everything has been listed in this list generation, and that what had happened to pods by this takeover is in the
     /// ledger. A leader adopts the reservations of its predecessors that pass the checks of a new reservation, and acts from now on.
-    pub(crate) fn set_synced_in(&self, term: u64, takeover: u64) {
+    pub(crate) fn record_synced(&self, list_generation: u64, takeover: u64) {
         let leadership = &self.leadership;
         // What an old watch still shows belongs to an earlier list generation: reservations are not adopted from it.
-        let is_all = |_: &_| term >= leadership.term() && takeover >= leadership.takeover();
-        if let Some(epoch) = leadership.epoch().filter(is_all) {
+        let is_current = |_: &_| {
+            list_generation >= leadership.list_generation() && takeover >= leadership.takeover()
+        };
+        if let Some(epoch) = leadership.epoch().filter(is_current) {
             self.cluster().apply(LeadershipBegan(epoch));
         }
-        leadership.set_synced_in(term, takeover);
+        leadership.record_synced(list_generation, takeover);
     }
 
     /// Makes this replica lead without a list: for a process without an API server, or a test in its place.
     pub fn lead_from_the_start(&self) {
         self.set_tenure(Tenure::without_end());
-        self.set_synced_in(self.leadership.term(), self.leadership.takeover());
+        self.record_synced(
+            self.leadership.list_generation(),
+            self.leadership.takeover(),
+        );
     }
 
     pub fn now(&self) -> Moment {
@@ -459,7 +472,7 @@ impl Clock {
             return at;
         }
         let elapsed = (self.source.monotonic)().saturating_sub(self.started);
-        Moment(elapsed.as_millis() as u64) + BEFORE_START
+        Moment(elapsed.as_millis() as u64) + TIME_AT_START
     }
 
     /// The present wall time.
@@ -470,7 +483,9 @@ impl Clock {
     /// The wall time of a moment, by this machine's current wall clock.
     pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
         let ahead = i128::from(moment.0) - i128::from(self.now().0);
-        let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
+        let ahead = jiff::SignedDuration::from_millis(
+            ahead.clamp(-MAX_OFFSET_MILLIS, MAX_OFFSET_MILLIS) as i64,
+        );
         (self.source.wall)()
             .saturating_add(ahead)
             .expect("a duration in milliseconds always adds")
@@ -481,7 +496,7 @@ impl Clock {
         let ahead = wall
             .duration_since((self.source.wall)())
             .as_millis()
-            .clamp(0, MAX_MILLIS);
+            .clamp(0, MAX_OFFSET_MILLIS);
         self.now() + Millis(ahead as u64)
     }
 }
@@ -509,14 +524,14 @@ fn since_boot() -> Duration {
 
 /// How often a prepared policy catches up, outside of the lock, with what has changed meanwhile. The first preparation takes seconds on a
 /// large cluster, in which thousands of pods and nodes change; in each one after it fewer do, and the last change under the lock.
-const CATCHING_UP: usize = 4;
+const CATCH_UP_ROUNDS: usize = 4;
 
 /// The clock does not begin at zero: a pod that has run for days must be known to have run for days in the first second too. No
 /// minimum runtime is longer than a year.
-const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
+const TIME_AT_START: Millis = Millis::seconds(365 * 24 * 3600);
 
 /// A year: nothing that Stowage writes is valid for longer.
-const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
+const MAX_OFFSET_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 
 #[cfg(test)]
 mod tests {
@@ -527,7 +542,7 @@ mod tests {
     use stowage_telemetry::RecordingMetrics;
 
     #[test]
-    fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
+    fn a_runtime_longer_than_this_process_is_kept() {
         let (now, month) = (
             Clock::start(TimeSource::SYSTEM).now(),
             Millis::seconds(30 * 24 * 3600),
@@ -537,13 +552,13 @@ mod tests {
 
     #[test]
     fn a_replica_that_stays_on_standby_records_nothing() {
-        let service = Service::with_stopped_clock(Policy::default());
+        let service = ServerState::with_stopped_clock(Policy::default());
         let (tap, _queue) = RecordingTap::new(RecordingMetrics::detached());
-        service.record_with(tap);
+        service.set_recording_tap(tap);
         service.record_checkpoint();
         (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
         assert_eq!(
-            service.recording().unwrap().latest(),
+            service.recording_tap().unwrap().last_recorded(),
             None,
             "nothing has changed"
         );
@@ -552,14 +567,14 @@ mod tests {
             .apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
         assert_eq!(
-            service.recording().unwrap().latest(),
+            service.recording_tap().unwrap().last_recorded(),
             Some(1),
             "it began to lead, and stopped"
         );
         assert_eq!(service.cluster().ledger().leader(), None);
     }
 
-    fn selecting() -> Policy {
+    fn policy_with_namespace_selector() -> Policy {
         let selector = NamespaceSelector {
             match_labels: [("team".into(), "a".into())].into(),
             ..Default::default()
@@ -570,14 +585,14 @@ mod tests {
         };
         let own = Class {
             matches,
-            ..Class::named("own")
+            ..Class::new("own")
         };
         Policy::default()
-            .with_classes(vec![own, Class::named("serving")])
+            .with_classes(vec![own, Class::new("serving")])
             .unwrap()
     }
 
-    fn labelled(namespaces: &[(&str, &str)]) -> NamespaceLabels {
+    fn namespace_labels(namespaces: &[(&str, &str)]) -> NamespaceLabels {
         let labels = |team: &str| Arc::new([("team".to_owned(), team.to_owned())].into());
         namespaces
             .iter()
@@ -585,7 +600,7 @@ mod tests {
             .collect()
     }
 
-    fn class_in(service: &Service, namespace: &str) -> String {
+    fn class_in(service: &ServerState, namespace: &str) -> String {
         let traits = PodTraits {
             namespace: namespace.into(),
             ..PodTraits::default()
@@ -600,16 +615,19 @@ mod tests {
     }
 
     #[test]
-    fn f_a_policy_with_selectors_comes_into_force_when_the_labels_of_namespaces_are_known() {
-        let service = Service::with_stopped_clock(Policy::default());
+    fn a_policy_with_namespace_selectors_waits_until_namespaces_are_listed() {
+        let service = ServerState::with_stopped_clock(Policy::default());
         assert!(
             !*service.namespaces_wanted().borrow(),
             "nothing asks for them"
         );
-        assert!(!service.set_policy(selecting()), "the policy before stays");
+        assert!(
+            !service.set_policy(policy_with_namespace_selector()),
+            "the policy before stays"
+        );
         assert!(!service.reads_namespaces());
-        service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
-        assert!(service.set_policy(selecting()));
+        service.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
+        assert!(service.set_policy(policy_with_namespace_selector()));
         assert!(*service.namespaces_wanted().borrow());
         assert_eq!(
             [class_in(&service, "chat"), class_in(&service, "jobs")],
@@ -623,21 +641,23 @@ mod tests {
         );
         service.want_namespaces(service.reads_namespaces());
         assert!(!*service.namespaces_wanted().borrow());
-        assert!(service.forget_namespaces() && !service.set_policy(selecting()));
+        assert!(
+            service.forget_namespaces() && !service.set_policy(policy_with_namespace_selector())
+        );
     }
 
     #[test]
-    fn f_a_label_that_changes_classifies_the_pods_of_its_namespace_again_and_no_others() {
-        let service = Service::with_stopped_clock(Policy::default());
-        service.list_namespaces(labelled(&[("chat", "a"), ("jobs", "b")]));
-        service.set_policy(selecting());
+    fn a_changed_namespace_label_reclassifies_only_the_pods_of_that_namespace() {
+        let service = ServerState::with_stopped_clock(Policy::default());
+        service.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
+        service.set_policy(policy_with_namespace_selector());
         let version = service.cluster().ledger().policy().version;
         assert_eq!(
             [class_in(&service, "chat"), class_in(&service, "jobs")],
             ["own", "serving"]
         );
         let observed = |name: &str, team: &str| {
-            let labels = labelled(&[(name, team)]).remove(name).unwrap();
+            let labels = namespace_labels(&[(name, team)]).remove(name).unwrap();
             service.apply_namespaces(
                 NamespaceObserved {
                     name: name.into(),

@@ -5,15 +5,16 @@
 
 use rustix::process::{getpid, getpriority_process, setpriority_process};
 
-const NICER: i32 = 10;
+const NICENESS_INCREMENT: i32 = 10;
 
 /// Makes the thread that calls it nicer than the process, from here on. A second call changes nothing. If the kernel refuses it,
 /// the thread works all the same.
-pub(crate) fn step_back() {
+pub(crate) fn lower_thread_priority() {
     // On Linux each thread has a niceness of its own, and a thread begins with that of the one that starts it. That of the
     // process is its first thread's.
-    let of_process = getpriority_process(Some(getpid()));
-    if let Err(error) = of_process.and_then(|niceness| setpriority_process(None, niceness + NICER))
+    let process_niceness = getpriority_process(Some(getpid()));
+    if let Err(error) = process_niceness
+        .and_then(|niceness| setpriority_process(None, niceness + NICENESS_INCREMENT))
     {
         tracing::warn!(
             "background work may delay the scheduler: could not lower the priority of its thread: {error}"
@@ -23,12 +24,12 @@ pub(crate) fn step_back() {
 
 /// The niceness of the thread that calls it.
 #[cfg(test)]
-pub(crate) fn of_this_thread() -> i32 {
+pub(crate) fn thread_niceness() -> i32 {
     getpriority_process(None).expect("the kernel knows it")
 }
 
 /// The niceness of a thread that has stepped back.
 #[cfg(test)]
-pub(crate) fn stepped_back() -> i32 {
-    (getpriority_process(Some(getpid())).expect("the kernel knows it") + NICER).min(19)
+pub(crate) fn lowered_niceness() -> i32 {
+    (getpriority_process(Some(getpid())).expect("the kernel knows it") + NICENESS_INCREMENT).min(19)
 }

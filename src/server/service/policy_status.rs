@@ -19,12 +19,12 @@ pub struct PolicyStatus {
     /// The path of the policy's files.
     pub source: Arc<str>,
     pub in_force_since: Moment,
-    pub refused: Option<RefusedPolicy>,
+    pub rejected: Option<RejectedPolicy>,
 }
 
 /// A change of the policy's files that was rejected.
 #[derive(Debug, Clone)]
-pub struct RefusedPolicy {
+pub struct RejectedPolicy {
     pub since: Moment,
     /// The first problem and its place, on one line.
     pub headline: Arc<str>,
@@ -34,13 +34,13 @@ pub struct RefusedPolicy {
 
 impl SharedPolicyStatus {
     pub fn new(now: Moment) -> Self {
-        let standing = PolicyStatus {
+        let status = PolicyStatus {
             source: BUILT_IN.into(),
             in_force_since: now,
-            refused: None,
+            rejected: None,
         };
         Self {
-            state: Mutex::new(standing),
+            state: Mutex::new(status),
         }
     }
 
@@ -57,7 +57,7 @@ impl SharedPolicyStatus {
     }
 
     /// Sets the policy change that was rejected; `None` if the files are valid now.
-    pub(crate) fn set_refused(&self, refused: Option<RefusedPolicy>) {
-        self.state.lock().refused = refused;
+    pub(crate) fn set_rejected(&self, rejected: Option<RejectedPolicy>) {
+        self.state.lock().rejected = rejected;
     }
 }

@@ -9,25 +9,25 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use stowage_recording::answer::{Asked, Decision};
-use stowage_recording::entry::{Gap, Numbered};
+use stowage_recording::answer::{AnsweredInput, Decision};
+use stowage_recording::entry::{Gap, NumberedInput};
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::{ClusterCopy, Input};
 use stowage_telemetry::RecordingMetrics;
 
 /// Inputs and answers that wait to be written; more are dropped.
-const WAITING: usize = 16_384;
+const QUEUE_CAPACITY: usize = 16_384;
 
 /// Bytes of inputs, and of answers, that wait to be written, roughly; more are dropped. In a large cluster an answer says something
 /// of thousands of nodes until it is written, and a call of `preempt` names pods on as many.
-const WAITING_BYTES: usize = 64 << 20;
+const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 /// What goes to the recorder.
 #[derive(Debug)]
-pub enum Tapped {
+pub enum TapMessage {
     Clock(Moment),
-    Input(Numbered, WaitingBytes),
-    Answer(Asked, Box<Decision>, WaitingBytes),
+    Input(NumberedInput, QueuedBytes),
+    Answer(AnsweredInput, Box<Decision>, QueuedBytes),
     Checkpoint {
         next: u64,
         after: Gap,
@@ -37,18 +37,18 @@ pub enum Tapped {
 
 /// The memory of a queued input or answer. It counts until this is dropped.
 #[derive(Debug)]
-pub struct WaitingBytes {
-    of_all: Arc<AtomicUsize>,
-    of_this: usize,
+pub struct QueuedBytes {
+    total: Arc<AtomicUsize>,
+    bytes: usize,
 }
 
 #[derive(Debug)]
 pub struct RecordingTap {
-    queue: SyncSender<Tapped>,
+    queue: SyncSender<TapMessage>,
     /// Bytes of inputs in the queue.
-    waiting_inputs: Arc<AtomicUsize>,
+    queued_input_bytes: Arc<AtomicUsize>,
     /// Bytes of answers in the queue.
-    waiting_answers: Arc<AtomicUsize>,
+    queued_answer_bytes: Arc<AtomicUsize>,
     state: Mutex<TapState>,
     metrics: RecordingMetrics,
 }
@@ -66,12 +66,12 @@ struct TapState {
 
 impl RecordingTap {
     /// A tap that records from its first checkpoint on, and what comes out of it.
-    pub fn new(metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
-        Self::holding(WAITING, metrics)
+    pub fn new(metrics: RecordingMetrics) -> (Self, Receiver<TapMessage>) {
+        Self::with_capacity(QUEUE_CAPACITY, metrics)
     }
 
-    fn holding(waiting: usize, metrics: RecordingMetrics) -> (Self, Receiver<Tapped>) {
-        let (queue, out) = sync_channel(waiting);
+    fn with_capacity(capacity: usize, metrics: RecordingMetrics) -> (Self, Receiver<TapMessage>) {
+        let (queue, receiver) = sync_channel(capacity);
         let (now, recorded_now) = (Moment::default(), Moment::default());
         let state = TapState {
             next: 0,
@@ -83,44 +83,44 @@ impl RecordingTap {
         (
             Self {
                 queue,
-                waiting_inputs,
-                waiting_answers,
+                queued_input_bytes: waiting_inputs,
+                queued_answer_bytes: waiting_answers,
                 state: Mutex::new(state),
                 metrics,
             },
-            out,
+            receiver,
         )
     }
 
     /// Sets the present time. It is recorded with the next input.
-    pub fn clock(&self, now: Moment) {
+    pub fn set_time(&self, now: Moment) {
         self.state.lock().now = now;
     }
 
     /// Records an input that is about to be applied.
-    pub fn input(&self, input: impl FnOnce() -> Input) {
+    pub fn record_input(&self, input: impl FnOnce() -> Input) {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         if state.gap.is_some() {
-            return self.drop_one(&mut state);
+            return self.drop_input(&mut state);
         }
         let input = input();
         if self.send_clock(&mut state)
-            && let Some(bytes) = WaitingBytes::add(&self.waiting_inputs, input.bytes())
+            && let Some(bytes) = QueuedBytes::add(&self.queued_input_bytes, input.bytes())
             && self
                 .queue
-                .try_send(Tapped::Input(Numbered { number, input }, bytes))
+                .try_send(TapMessage::Input(NumberedInput { number, input }, bytes))
                 .is_ok()
         {
             self.metrics.inputs.inc();
         } else {
-            self.drop_one(&mut state);
+            self.drop_input(&mut state);
         }
     }
 
     /// The number of the latest input, if it was recorded.
-    pub fn latest(&self) -> Option<u64> {
+    pub fn last_recorded(&self) -> Option<u64> {
         let state = self.state.lock();
         if state.gap.is_none() {
             state.next.checked_sub(1)
@@ -130,11 +130,11 @@ impl RecordingTap {
     }
 
     /// Records a verb's answer. If the queue is full the answer is dropped, and a replay goes on without it.
-    pub fn answer(&self, asked: Asked, decision: Decision) {
-        let is_sent =
-            WaitingBytes::add(&self.waiting_answers, decision.bytes()).is_some_and(|bytes| {
+    pub fn record_answer(&self, asked: AnsweredInput, decision: Decision) {
+        let is_sent = QueuedBytes::add(&self.queued_answer_bytes, decision.memory_bytes())
+            .is_some_and(|bytes| {
                 self.queue
-                    .try_send(Tapped::Answer(asked, Box::new(decision), bytes))
+                    .try_send(TapMessage::Answer(asked, Box::new(decision), bytes))
                     .is_ok()
             });
         if !is_sent {
@@ -143,7 +143,7 @@ impl RecordingTap {
     }
 
     /// Records the cluster as it is between two inputs. Recording continues from here if the queue has room.
-    pub fn checkpoint(&self, copy: ClusterCopy) {
+    pub fn record_checkpoint(&self, copy: ClusterCopy) {
         let mut state = self.state.lock();
         if state.gap.is_none() && !self.send_clock(&mut state) {
             state.gap = Some(Gap::Dropped(0));
@@ -151,7 +151,7 @@ impl RecordingTap {
         let (next, after) = (state.next, state.gap.unwrap_or(Gap::None));
         if self
             .queue
-            .try_send(Tapped::Checkpoint {
+            .try_send(TapMessage::Checkpoint {
                 next,
                 after,
                 copy: Box::new(copy),
@@ -165,10 +165,10 @@ impl RecordingTap {
     }
 
     /// Ends recording until the next checkpoint: the state was discarded, or an entry could not be written.
-    pub fn interrupt(&self, why: Gap) {
+    pub fn interrupt(&self, gap: Gap) {
         let mut state = self.state.lock();
-        if !matches!(state.gap, Some(Gap::Dropped(_))) || why == Gap::Discarded {
-            state.gap = Some(why);
+        if !matches!(state.gap, Some(Gap::Dropped(_))) || gap == Gap::Discarded {
+            state.gap = Some(gap);
         }
     }
 
@@ -182,14 +182,14 @@ impl RecordingTap {
         if state.now == state.recorded_now {
             return true;
         }
-        let is_sent = self.queue.try_send(Tapped::Clock(state.now)).is_ok();
+        let is_sent = self.queue.try_send(TapMessage::Clock(state.now)).is_ok();
         if is_sent {
             state.recorded_now = state.now;
         }
         is_sent
     }
 
-    fn drop_one(&self, state: &mut TapState) {
+    fn drop_input(&self, state: &mut TapState) {
         state.gap = Some(match state.gap {
             None => Gap::Dropped(1),
             Some(Gap::Dropped(dropped)) => Gap::Dropped(dropped + 1),
@@ -201,22 +201,22 @@ impl RecordingTap {
     }
 }
 
-impl WaitingBytes {
+impl QueuedBytes {
     /// Adds the bytes of an entry; `None` if the queue would have too many. An entry of any size fits an empty queue.
-    fn add(of_all: &Arc<AtomicUsize>, of_this: usize) -> Option<Self> {
+    fn add(total: &Arc<AtomicUsize>, bytes: usize) -> Option<Self> {
         // Dropped at once if there is no room for it.
         let added = Self {
-            of_all: of_all.clone(),
-            of_this,
+            total: total.clone(),
+            bytes,
         };
-        let before = of_all.fetch_add(of_this, Ordering::Relaxed);
-        (before == 0 || before + of_this <= WAITING_BYTES).then_some(added)
+        let before = total.fetch_add(bytes, Ordering::Relaxed);
+        (before == 0 || before + bytes <= MAX_QUEUED_BYTES).then_some(added)
     }
 }
 
-impl Drop for WaitingBytes {
+impl Drop for QueuedBytes {
     fn drop(&mut self) {
-        self.of_all.fetch_sub(self.of_this, Ordering::Relaxed);
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -240,16 +240,16 @@ mod tests {
     }
 
     fn input(tap: &RecordingTap) {
-        tap.input(|| LeadershipEnded.into());
+        tap.record_input(|| LeadershipEnded.into());
     }
 
     /// What comes out, shortened: inputs by their numbers.
-    fn out(queue: &Receiver<Tapped>) -> Vec<String> {
+    fn out(queue: &Receiver<TapMessage>) -> Vec<String> {
         let shown = |tapped| match tapped {
-            Tapped::Clock(now) => format!("clock {}", now.0),
-            Tapped::Input(numbered, _) => format!("{}", numbered.number),
-            Tapped::Answer(asked, ..) => format!("answer of {}", asked.number),
-            Tapped::Checkpoint { next, after, .. } => {
+            TapMessage::Clock(now) => format!("clock {}", now.0),
+            TapMessage::Input(numbered, _) => format!("{}", numbered.number),
+            TapMessage::Answer(asked, ..) => format!("answer of {}", asked.number),
+            TapMessage::Checkpoint { next, after, .. } => {
                 format!("checkpoint before {next} after {after:?}")
             }
         };
@@ -260,11 +260,11 @@ mod tests {
     fn nothing_is_recorded_before_the_first_checkpoint_and_everything_after_it() {
         let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
         input(&tap);
-        assert_eq!((tap.is_recording(), tap.latest()), (false, None));
-        tap.checkpoint(copy());
+        assert_eq!((tap.is_recording(), tap.last_recorded()), (false, None));
+        tap.record_checkpoint(copy());
         input(&tap);
-        tap.clock(Moment(5));
-        assert_eq!(tap.latest(), Some(1));
+        tap.set_time(Moment(5));
+        assert_eq!(tap.last_recorded(), Some(1));
         input(&tap);
         input(&tap);
         assert_eq!(
@@ -276,11 +276,11 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_and_counts_until_the_next_checkpoint_which_says_how_many() {
-        let (tap, queue) = RecordingTap::holding(3, RecordingMetrics::detached());
-        tap.checkpoint(copy());
+        let (tap, queue) = RecordingTap::with_capacity(3, RecordingMetrics::detached());
+        tap.record_checkpoint(copy());
         (0..5).for_each(|_| input(&tap));
         assert!(!tap.is_recording());
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         assert!(!tap.is_recording(), "the queue is full still");
         assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0", "1"]);
         input(&tap);
@@ -289,25 +289,24 @@ mod tests {
             Vec::<String>::new(),
             "a change without those before it is of no use"
         );
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         input(&tap);
         assert_eq!(out(&queue), ["checkpoint before 6 after Dropped(4)", "6"]);
         assert_eq!(tap.metrics.dropped_inputs.get(), 4);
     }
 
     #[test]
-    fn answers_that_wait_take_no_more_memory_than_so_much_and_are_taken_again_once_some_are_written()
-     {
+    fn queued_answers_are_bounded_in_memory_and_accepted_again_after_writes() {
         let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         // Of ten million names that are no node's.
         let answer = || {
             let list = Shortlist {
-                places: vec![UNKNOWN_PLACE; 10_000_000],
+                node_indices: vec![UNKNOWN_PLACE; 10_000_000],
                 ..Shortlist::default()
             };
-            tap.answer(
-                Asked {
+            tap.record_answer(
+                AnsweredInput {
                     number: 0,
                     generation: 0,
                 },
@@ -331,9 +330,9 @@ mod tests {
 
     /// kube-scheduler names the pods that it would evict on every node, call after call, while a disk hangs.
     #[test]
-    fn inputs_that_wait_take_no_more_memory_than_so_much() {
+    fn queued_inputs_are_bounded_in_memory() {
         let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         let asked = || {
             let key = PodKey::parse("default", "p").unwrap();
             let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
@@ -356,23 +355,23 @@ mod tests {
                 wants: Requirements::default(),
                 offered,
             };
-            tap.input(|| asked.into());
+            tap.record_input(|| asked.into());
             tap.metrics.dropped_inputs.get()
         };
         assert_eq!([asked(), asked()], [0, 1]);
         assert!(!tap.is_recording());
         assert_eq!(out(&queue), ["checkpoint before 0 after Start", "0"]);
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         assert_eq!(asked(), 1, "there is room again");
     }
 
     #[test]
     fn a_discarded_state_is_a_gap() {
         let (tap, queue) = RecordingTap::new(RecordingMetrics::detached());
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         tap.interrupt(Gap::Discarded);
         input(&tap);
-        tap.checkpoint(copy());
+        tap.record_checkpoint(copy());
         assert_eq!(
             out(&queue),
             [

@@ -6,8 +6,8 @@
 //! device plugins slices are counted by memory, by compute and by profile. Nodes are
 //! bounded by CPU, memory and other resources, and by pods that take several GPUs of one node.
 
-use super::device_plugin::{PluginDevice, asked};
-use super::geometry::most_of;
+use super::device_plugin::{PluginDevice, requested_devices};
+use super::geometry::max_slices;
 use super::question::{CapacityQuestion, NodeTemplate, PodToPlace};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,18 +30,18 @@ pub struct LowerBound {
 
 /// Lower bound for these pods, by index in the question.
 pub fn lower_bound(question: &CapacityQuestion, pods: &[usize]) -> LowerBound {
-    bound_with(&question.node_kinds, question, pods)
+    lower_bound_with_kinds(&question.node_kinds, question, pods)
 }
 
 /// Lower bound with these kinds of nodes instead of the question's.
-pub fn bound_with(
+pub fn lower_bound_with_kinds(
     kinds: &[NodeTemplate],
     question: &CapacityQuestion,
     pods: &[usize],
 ) -> LowerBound {
-    let pods = pods.iter().map(|place| &question.pods[*place]);
+    let pods = pods.iter().map(|index| &question.pods[*index]);
     let (plugin, vram): (Vec<&PodToPlace>, Vec<&PodToPlace>) =
-        pods.partition(|pod| pod.demand.asks_plugin());
+        pods.partition(|pod| pod.demand.is_allocated_externally());
     if kinds.is_empty() {
         return LowerBound::default();
     }
@@ -60,18 +60,25 @@ fn vram_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate], headroom: &Headroom)
     if pods.is_empty() {
         return LowerBound::default();
     }
-    let sizes: Vec<Vec<Bytes>> = kinds.iter().map(|kind| slices(kind, headroom)).collect();
-    let each: BTreeSet<Bytes> = sizes.iter().flatten().copied().collect();
+    let sizes: Vec<Vec<Bytes>> = kinds
+        .iter()
+        .map(|kind| slice_capacities(kind, headroom))
+        .collect();
+    let distinct_sizes: BTreeSet<Bytes> = sizes.iter().flatten().copied().collect();
     let tier = |size: &Bytes| {
         tier_bound(
             pods,
             &sizes,
             *size,
-            each.range(..*size).next_back().copied(),
+            distinct_sizes.range(..*size).next_back().copied(),
         )
     };
     // On a tie the bound over all pods wins: its tier comes first.
-    let by_tiers = each.iter().rev().map(tier).max_by_key(|(gpus, _)| *gpus);
+    let by_tiers = distinct_sizes
+        .iter()
+        .rev()
+        .map(tier)
+        .max_by_key(|(gpus, _)| *gpus);
     let (mut gpus, mut because) = by_tiers.unwrap_or_default();
     let (by_sum, total) = sum_bound(pods, &sizes);
     if by_sum > gpus {
@@ -80,10 +87,10 @@ fn vram_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate], headroom: &Headroom)
             vec![format!("{total} shared need {}", plural(by_sum, "GPU"))],
         );
     }
-    let nodes = node_bound(pods, kinds).max(gpus.div_ceil(most_gpus(kinds)));
+    let nodes = node_bound(pods, kinds).max(gpus.div_ceil(max_gpus_per_node(kinds)));
     let by_nodes = gpus_of_nodes(nodes, kinds);
     if by_nodes > gpus {
-        because.push(of_nodes(nodes));
+        because.push(nodes_reason(nodes));
     }
     LowerBound {
         gpus: gpus.max(by_nodes),
@@ -107,45 +114,50 @@ fn tier_bound(
         .map(|sizes| sizes.iter().filter(|other| **other >= size).count())
         .max();
     let slices = slices.unwrap_or(1).max(1) as u32;
-    let whole: u32 = of(&pods, Sharing::Exclusive)
+    let exclusive_gpus: u32 = with_sharing(&pods, Sharing::Exclusive)
         .map(|pod| pod.demand.gpus)
         .sum();
-    let shared: Vec<(u32, Bytes)> = groups(&pods)
+    let shared: Vec<(u32, Bytes)> = sharing_groups(&pods)
         .iter()
         .map(|group| group_bound(group, capacity))
         .collect();
-    let needed = whole + shared.iter().map(|(gpus, _)| gpus).sum::<u32>();
+    let needed = exclusive_gpus + shared.iter().map(|(gpus, _)| gpus).sum::<u32>();
     let is_cut = kinds.iter().any(|sizes| sizes.len() > 1);
     let what = if is_cut { "slice" } else { "GPU" };
     let mut because = Vec::new();
-    if whole > 0 {
-        because.push(format!("{} asked for exclusively", plural(whole, what)));
+    if exclusive_gpus > 0 {
+        because.push(format!(
+            "{} asked for exclusively",
+            plural(exclusive_gpus, what)
+        ));
     }
     for (gpus, vram) in shared {
         because.push(format!("{vram} shared need {}", plural(gpus, what)));
     }
     if is_cut {
-        let of = if smaller.is_some() {
+        let size_note = if smaller.is_some() {
             format!(" of {size} or more")
         } else {
             String::new()
         };
-        because.push(format!("a GPU has {}{of}", plural(slices, "slice")));
+        because.push(format!("a GPU has {}{size_note}", plural(slices, "slice")));
     }
     (needed.div_ceil(slices), because)
 }
 
 /// GPUs needed by the sum of shared VRAM, as if it could be split at will; and that sum.
 fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
-    let of_gpu: u128 = kinds
+    let vram_per_gpu: u128 = kinds
         .iter()
         .map(|sizes| sizes.iter().map(|size| u128::from(size.0)).sum())
         .max()
         .unwrap_or(0);
-    let total: Bytes = of(pods, Sharing::Shared).map(|pod| pod.demand.vram()).sum();
+    let total: Bytes = with_sharing(pods, Sharing::Shared)
+        .map(|pod| pod.demand.vram())
+        .sum();
     (
         u128::from(total.0)
-            .div_ceil(of_gpu.max(1))
+            .div_ceil(vram_per_gpu.max(1))
             .try_into()
             .unwrap_or(u32::MAX),
         total,
@@ -153,7 +165,7 @@ fn sum_bound(pods: &[&PodToPlace], kinds: &[Vec<Bytes>]) -> (u32, Bytes) {
 }
 
 /// Allocatable VRAM of each slice of a GPU of this kind, or of the whole GPU.
-fn slices(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
+fn slice_capacities(kind: &NodeTemplate, headroom: &Headroom) -> Vec<Bytes> {
     let name = stowage_scheduling::ids::NodeName::parse("any").expect("it is a plain word");
     kind.devices(&name, 1)
         .iter()
@@ -169,70 +181,80 @@ fn gpus_of_nodes(nodes: u32, kinds: &[NodeTemplate]) -> u32 {
     }
 }
 
-fn of_nodes(nodes: u32) -> String {
+fn nodes_reason(nodes: u32) -> String {
     format!(
         "CPU, memory and the like, or pods over several GPUs, need {}",
         plural(nodes, "node")
     )
 }
 
-fn most_gpus(kinds: &[NodeTemplate]) -> u32 {
+fn max_gpus_per_node(kinds: &[NodeTemplate]) -> u32 {
     kinds.iter().map(|kind| kind.gpus).max().unwrap_or(1).max(1)
 }
 
-fn of<'p>(pods: &[&'p PodToPlace], sharing: Sharing) -> impl Iterator<Item = &'p PodToPlace> {
+fn with_sharing<'p>(
+    pods: &[&'p PodToPlace],
+    sharing: Sharing,
+) -> impl Iterator<Item = &'p PodToPlace> {
     pods.iter()
         .copied()
         .filter(move |pod| pod.demand.sharing == sharing)
 }
 
 /// Pods of classes that share GPUs with each other, directly or through a third class.
-struct Group {
+struct SharingGroup {
     /// VRAM requested on each GPU, one entry for each GPU.
     parts: Vec<Bytes>,
     /// The group is one class that excludes itself: each of its pods has its GPUs alone.
-    is_alone: bool,
+    excludes_itself: bool,
 }
 
 /// Partitions pods that share GPUs into groups of classes; classes of different groups never share a GPU.
-fn groups(pods: &[&PodToPlace]) -> Vec<Group> {
+fn sharing_groups(pods: &[&PodToPlace]) -> Vec<SharingGroup> {
     let mut terms: BTreeMap<usize, ClassTerms> = BTreeMap::new();
-    for pod in of(pods, Sharing::Shared) {
-        terms.insert(pod.demand.class.place(), pod.demand.terms);
+    for pod in with_sharing(pods, Sharing::Shared) {
+        terms.insert(pod.demand.class.index(), pod.demand.terms);
     }
-    let shares = |one: usize, other: usize| {
-        !terms[&one].class_exclusions.contains(ClassId::at(other))
-            && !terms[&other].class_exclusions.contains(ClassId::at(one))
+    let may_share = |one: usize, other: usize| {
+        !terms[&one]
+            .class_exclusions
+            .contains(ClassId::from_index(other))
+            && !terms[&other]
+                .class_exclusions
+                .contains(ClassId::from_index(one))
     };
-    let mut left: BTreeSet<usize> = terms.keys().copied().collect();
+    let mut unassigned: BTreeSet<usize> = terms.keys().copied().collect();
     let mut groups = Vec::new();
-    while let Some(first) = left.pop_first() {
+    while let Some(first) = unassigned.pop_first() {
         let (mut group, mut open) = (BTreeSet::from([first]), vec![first]);
         while let Some(class) = open.pop() {
-            let found: Vec<usize> = left
+            let found: Vec<usize> = unassigned
                 .iter()
                 .copied()
-                .filter(|other| shares(class, *other))
+                .filter(|other| may_share(class, *other))
                 .collect();
-            left.retain(|other| !found.contains(other));
+            unassigned.retain(|other| !found.contains(other));
             group.extend(&found);
             open.extend(found);
         }
-        let is_alone = group.len() == 1 && !shares(first, first);
-        let members =
-            of(pods, Sharing::Shared).filter(|pod| group.contains(&pod.demand.class.place()));
+        let is_alone = group.len() == 1 && !may_share(first, first);
+        let members = with_sharing(pods, Sharing::Shared)
+            .filter(|pod| group.contains(&pod.demand.class.index()));
         let parts = members
             .flat_map(|pod| (0..pod.demand.gpus).map(|_| pod.demand.per_gpu))
             .collect();
-        groups.push(Group { parts, is_alone });
+        groups.push(SharingGroup {
+            parts,
+            excludes_itself: is_alone,
+        });
     }
     groups
 }
 
 /// GPUs that a group needs, and its VRAM.
-fn group_bound(group: &Group, capacity: Bytes) -> (u32, Bytes) {
+fn group_bound(group: &SharingGroup, capacity: Bytes) -> (u32, Bytes) {
     let parts: Vec<u64> = group.parts.iter().map(|part| part.0).collect();
-    let gpus = if group.is_alone {
+    let gpus = if group.excludes_itself {
         parts.len() as u32
     } else {
         l2(&parts, capacity.0)
@@ -264,19 +286,19 @@ pub(super) fn l2(items: &[u64], capacity: u64) -> u32 {
         );
         let alone = alone.max(above_half);
         let (large, middle) = (sorted.len() - above_half, (alone - above_half) as u128);
-        let room = middle * u128::from(capacity) - sum(above_half, alone);
-        let rest = sum(from.min(above_half), above_half).saturating_sub(room);
-        large as u64 + rest.div_ceil(u128::from(capacity)) as u64
+        let free = middle * u128::from(capacity) - sum(above_half, alone);
+        let remaining = sum(from.min(above_half), above_half).saturating_sub(free);
+        large as u64 + remaining.div_ceil(u128::from(capacity)) as u64
     };
     let by_l2 = thresholds.map(bound).max().unwrap_or(0);
     by_l2
-        .max(by_number(&sorted, capacity))
+        .max(count_bound(&sorted, capacity))
         .try_into()
         .unwrap_or(u32::MAX)
 }
 
 /// Bins by counting: of items larger than an `n + 1`th of a bin, at most `n` fit into one. `sorted` ascends.
-fn by_number(sorted: &[u64], capacity: u64) -> u64 {
+fn count_bound(sorted: &[u64], capacity: u64) -> u64 {
     let bound = |most: u64| {
         let is_small =
             |item: &u64| u128::from(*item) * u128::from(most + 1) <= u128::from(capacity);
@@ -296,7 +318,7 @@ fn by_number(sorted: &[u64], capacity: u64) -> u64 {
 
 /// Nodes by pods that take several GPUs of one node exclusively, and by what pods ask for beside GPUs.
 fn node_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
-    let counts: Vec<u64> = of(pods, Sharing::Exclusive)
+    let counts: Vec<u64> = with_sharing(pods, Sharing::Exclusive)
         .map(|pod| u64::from(pod.demand.gpus))
         .collect();
     let slices = kinds
@@ -304,7 +326,7 @@ fn node_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
         .map(NodeTemplate::slices_per_gpu)
         .max()
         .unwrap_or(1);
-    l2(&counts, u64::from(most_gpus(kinds) * slices)).max(host_bound(pods, kinds))
+    l2(&counts, u64::from(max_gpus_per_node(kinds) * slices)).max(host_bound(pods, kinds))
 }
 
 /// Nodes by CPU, memory and other resources, and by the number of pods, where all kinds say what they have.
@@ -317,23 +339,26 @@ fn host_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> u32 {
             .into_iter()
             .max()
     };
-    let mut asked: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    for (name, amount) in pods.iter().flat_map(|pod| pod.requirements.amounts.named()) {
-        asked.entry(name).or_default().push(amount);
-    }
-    let by_resource = asked
+    let mut requested: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for (name, amount) in pods
         .iter()
-        .filter_map(|(name, amounts)| Some(l2(amounts, most(&|kind| kind.has_of(name))?)));
+        .flat_map(|pod| pod.requirements.amounts.nonzero())
+    {
+        requested.entry(name).or_default().push(amount);
+    }
+    let by_resource = requested
+        .iter()
+        .filter_map(|(name, amounts)| Some(l2(amounts, most(&|kind| kind.allocatable_of(name))?)));
     let by_number = most(&|kind| kind.host.pods()).map(|most| l2(&vec![1; pods.len()], most));
     by_resource.chain(by_number).max().unwrap_or(0)
 }
 
 fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     if kinds.iter().any(|kind| kind.plugin_devices.is_some()) {
-        return observed_bound(pods, kinds);
+        return observed_plugin_bound(pods, kinds);
     }
     let (mut whole, mut slices): (u32, BTreeMap<String, u32>) = (0, BTreeMap::new());
-    for (_, device, count) in pods.iter().filter_map(|pod| asked(pod)) {
+    for (_, device, count) in pods.iter().filter_map(|pod| requested_devices(pod)) {
         match device {
             PluginDevice::WholeGpu => whole = whole.saturating_add(count),
             PluginDevice::Slice(profile) => *slices.entry(profile).or_default() += count,
@@ -347,13 +372,13 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
         .min()
         .unwrap_or(0);
     let gpus = whole + cut;
-    let counts = pods.iter().filter_map(|pod| match asked(pod)? {
+    let counts = pods.iter().filter_map(|pod| match requested_devices(pod)? {
         (_, PluginDevice::WholeGpu, count) => Some(u64::from(count)),
         _ => None,
     });
-    let by_gpus = l2(&counts.collect::<Vec<_>>(), most_gpus(kinds).into());
+    let by_gpus = l2(&counts.collect::<Vec<_>>(), max_gpus_per_node(kinds).into());
     let nodes = gpus
-        .div_ceil(most_gpus(kinds))
+        .div_ceil(max_gpus_per_node(kinds))
         .max(by_gpus)
         .max(host_bound(pods, kinds));
     let nodes = nodes.max(u32::from(!pods.is_empty()));
@@ -370,7 +395,7 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
     }
     let by_nodes = gpus_of_nodes(nodes, kinds);
     if by_nodes > gpus {
-        because.push(of_nodes(nodes));
+        because.push(nodes_reason(nodes));
     }
     LowerBound {
         gpus: gpus.max(by_nodes),
@@ -380,10 +405,10 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
 }
 
 /// Lower bound where nodes were observed: by the count of each resource, because a plugin may offer one GPU several times over.
-fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
-    let mut wanted: BTreeMap<&PluginResource, u64> = BTreeMap::new();
-    for (resource, _, count) in pods.iter().filter_map(|pod| asked(pod)) {
-        *wanted.entry(resource).or_default() += u64::from(count);
+fn observed_plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
+    let mut requested: BTreeMap<&PluginResource, u64> = BTreeMap::new();
+    for (resource, _, count) in pods.iter().filter_map(|pod| requested_devices(pod)) {
+        *requested.entry(resource).or_default() += u64::from(count);
     }
     // How a described node is cut is not known here: assume eight slices on each GPU, the maximum.
     let offers = |kind: &NodeTemplate, resource: &PluginResource| match &kind.plugin_devices {
@@ -397,7 +422,7 @@ fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
             .max()
             .unwrap_or(0)
     };
-    let of_each = wanted.iter().filter(|(resource, _)| most(resource) > 0);
+    let of_each = requested.iter().filter(|(resource, _)| most(resource) > 0);
     let nodes = of_each
         .map(|(resource, count)| count.div_ceil(most(resource)))
         .max()
@@ -415,7 +440,7 @@ fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
         })
         .min();
     let because = (nodes > 0).then(|| match nodes > by_devices {
-        true => of_nodes(nodes),
+        true => nodes_reason(nodes),
         false => format!("devices of a plugin need {}", plural(nodes, "node")),
     });
     LowerBound {
@@ -426,12 +451,12 @@ fn observed_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
 }
 
 /// GPUs that these slices need by memory slices, by compute slices and by each profile.
-fn slice_bound(wanted: &BTreeMap<String, u32>, kind: &NodeTemplate) -> u32 {
-    let Some(family) = kind.gpu.known.and_then(|gpu| gpu.family()) else {
+fn slice_bound(requested: &BTreeMap<String, u32>, kind: &NodeTemplate) -> u32 {
+    let Some(family) = kind.gpu.gpu_type.and_then(|gpu| gpu.family()) else {
         return 0;
     };
     let total = |size: &dyn Fn(&str) -> u32| {
-        wanted
+        requested
             .iter()
             .map(|(profile, count)| size(profile) * count)
             .sum::<u32>()
@@ -442,10 +467,10 @@ fn slice_bound(wanted: &BTreeMap<String, u32>, kind: &NodeTemplate) -> u32 {
             .map_or(0, |slot| u32::from(slot.slices))
     });
     let compute = total(&|profile| compute_slices(profile).unwrap_or(0));
-    let by_profile = wanted.iter().map(|(profile, count)| {
+    let by_profile = requested.iter().map(|(profile, count)| {
         let most = match &kind.geometry {
             Some(geometry) => geometry.profiles().filter(|name| name == profile).count(),
-            None => most_of(family, profile),
+            None => max_slices(family, profile),
         };
         count
             .checked_div(most as u32)

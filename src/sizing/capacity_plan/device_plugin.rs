@@ -6,17 +6,17 @@
 
 use super::order::PlacingOrder;
 use super::question::{NodeTemplate, PodToPlace};
-use super::trial::{Obstacle, Offer, Trial, TrialSetting};
+use super::trial::{CandidateNodes, Obstacle, Trial, TrialSetting};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use stowage_scheduling::vocabulary::device_plugin::{Ask, PluginDevices, PluginResource};
+use stowage_scheduling::vocabulary::device_plugin::{GpuRequest, PluginDevices, PluginResource};
 
 /// The whole GPU, as a device plugin offers it.
-const WHOLE: &str = "nvidia.com/gpu";
+const WHOLE_GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// Prefix of the resource names of MIG profiles.
-const MIG: &str = "nvidia.com/mig-";
+const MIG_RESOURCE_PREFIX: &str = "nvidia.com/mig-";
 /// A device count that no node reaches.
-const PLENTY: u32 = 1 << 20;
+const UNLIMITED_DEVICES: u32 = 1 << 20;
 
 /// One device that a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,17 +30,17 @@ pub(crate) enum PluginDevice {
 
 /// GPU of a node, and the devices of it that pods hold: each with the pod's index in the question.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Card(pub Vec<(PluginDevice, usize)>);
+pub struct PluginGpu(pub Vec<(PluginDevice, usize)>);
 
 /// Node whose GPUs a device plugin hands out.
 #[derive(Debug, Clone)]
 pub(crate) struct PluginNode {
     pub template: usize,
     /// GPUs in use, one after the other; empty for an observed node, of which only counts are known.
-    pub cards: Vec<Card>,
+    pub gpus: Vec<PluginGpu>,
     /// Its pods, by index in the question.
     pub pods: Vec<usize>,
-    left: PluginDevices,
+    remaining: PluginDevices,
 }
 
 /// Placements of the pods that request GPUs of a device plugin.
@@ -69,15 +69,15 @@ pub(crate) enum PluginObstacle {
 }
 
 /// The devices that a pod asks for, all of one kind; `None` for one that asks for none.
-pub fn asked(pod: &PodToPlace) -> Option<(&PluginResource, PluginDevice, u32)> {
-    let Ask::Plugin { resource, count } = &pod.demand.ask else {
+pub fn requested_devices(pod: &PodToPlace) -> Option<(&PluginResource, PluginDevice, u32)> {
+    let GpuRequest::Plugin { resource, count } = &pod.demand.ask else {
         return None;
     };
     let device = match resource.as_str() {
-        WHOLE => PluginDevice::WholeGpu,
+        WHOLE_GPU_RESOURCE => PluginDevice::WholeGpu,
         // A profile with media engines is `1g.10gb+me`, which no resource may be called.
         other => other
-            .strip_prefix(MIG)
+            .strip_prefix(MIG_RESOURCE_PREFIX)
             .map_or(PluginDevice::Other, |profile| {
                 PluginDevice::Slice(profile.replace(".me", "+me"))
             }),
@@ -86,9 +86,9 @@ pub fn asked(pod: &PodToPlace) -> Option<(&PluginResource, PluginDevice, u32)> {
 }
 
 /// What to do where a kind of node has no such device.
-pub fn instead(pod: &PodToPlace, kind: &NodeTemplate) -> String {
-    let family = kind.gpu.known.and_then(|gpu| gpu.family());
-    match (asked(pod), family) {
+pub fn device_remedy(pod: &PodToPlace, kind: &NodeTemplate) -> String {
+    let family = kind.gpu.gpu_type.and_then(|gpu| gpu.family());
+    match (requested_devices(pod), family) {
         (Some((_, PluginDevice::Slice(profile), _)), Some(_)) if kind.geometry.is_some() => {
             format!("add {profile} to --mig, or leave --mig out")
         }
@@ -111,62 +111,67 @@ pub fn instead(pod: &PodToPlace, kind: &NodeTemplate) -> String {
 
 /// Places these pods of the question. Of two orders the one that leaves fewer pods out, then with fewer GPUs.
 pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
-    let fitting = Fitting::of(setting, pods);
+    let fitting = PluginFits::new(setting, pods);
     let orders = [PlacingOrder::DecreasingSize, PlacingOrder::Given]
-        .map(|order| arranged(setting, pods, order));
+        .map(|order| pods_in_order(setting, pods, order));
     let plans = orders
         .into_iter()
-        .map(|order| Packing::new(setting, pods).packed(&order, &fitting));
+        .map(|order| PluginPacking::new(setting, pods).pack(&order, &fitting));
     let best = plans.min_by_key(|plan| (plan.not_held.len(), plan.gpus(setting)));
-    best.map(|plan| plan.confirmed(setting)).unwrap_or_default()
+    best.map(|plan| plan.into_verified(setting))
+        .unwrap_or_default()
 }
 
 /// Indices of the pods in the order in which they are placed: largest first (whole GPUs, then slices), or as given.
-fn arranged(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> Vec<usize> {
-    let mut places = pods.to_vec();
+fn pods_in_order(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> Vec<usize> {
+    let mut indices = pods.to_vec();
     if order == PlacingOrder::DecreasingSize {
-        places.sort_by_key(|place| {
+        indices.sort_by_key(|place| {
             Reverse(
-                asked(setting.pod(*place))
+                requested_devices(setting.pod(*place))
                     .map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
             )
         });
     }
-    places
+    indices
 }
 
 /// For each workload, whether an empty node of each kind takes one of its pods, and why not.
-struct Fitting(BTreeMap<usize, Vec<Result<(), PluginObstacle>>>);
+struct PluginFits(BTreeMap<usize, Vec<Result<(), PluginObstacle>>>);
 
-impl Fitting {
-    fn of(setting: &TrialSetting<'_>, pods: &[usize]) -> Self {
-        let mut known = BTreeMap::new();
-        for place in pods {
-            known
-                .entry(setting.pod(*place).workload)
+impl PluginFits {
+    fn new(setting: &TrialSetting<'_>, pods: &[usize]) -> Self {
+        let mut by_workload = BTreeMap::new();
+        for index in pods {
+            by_workload
+                .entry(setting.pod(*index).workload)
                 .or_insert_with(|| {
                     let kinds = 0..setting.question.node_kinds.len();
                     kinds
-                        .map(|template| alone(setting, *place, template))
+                        .map(|template| check_empty_node(setting, *index, template))
                         .collect()
                 });
         }
-        Self(known)
+        Self(by_workload)
     }
 
-    fn of_pod(&self, pod: &PodToPlace) -> &[Result<(), PluginObstacle>] {
+    fn for_pod(&self, pod: &PodToPlace) -> &[Result<(), PluginObstacle>] {
         self.0.get(&pod.workload).map_or(&[], Vec::as_slice)
     }
 }
 
 /// Whether an empty node of that kind takes the pod.
-fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<(), PluginObstacle> {
-    let pod = setting.pod(place);
-    let Some((resource, ..)) = asked(pod) else {
+fn check_empty_node(
+    setting: &TrialSetting<'_>,
+    index: usize,
+    template: usize,
+) -> Result<(), PluginObstacle> {
+    let pod = setting.pod(index);
+    let Some((resource, ..)) = requested_devices(pod) else {
         return Ok(());
     };
     let mut node = PluginNode::new(template, setting.template(template));
-    node.take(place, pod, setting.template(template))
+    node.allocate(index, pod, setting.template(template))
         .map_err(|most| {
             let (resource, asked) = (resource.as_str().to_owned(), pod.demand.gpus);
             match most {
@@ -180,7 +185,7 @@ fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<()
         })?;
     let mut trial = Trial::new(setting);
     node.add_to(&mut trial, setting, 0);
-    let refused = trial.place(place, Offer::FirstOf(&[0])).err();
+    let refused = trial.place(index, CandidateNodes::FirstOf(&[0])).err();
     match refused.and_then(|obstacles| obstacles.into_values().find(Obstacle::is_lasting)) {
         Some(obstacle) => Err(PluginObstacle::Placing(obstacle)),
         None => Ok(()),
@@ -189,34 +194,39 @@ fn alone(setting: &TrialSetting<'_>, place: usize, template: usize) -> Result<()
 
 /// Nodes that are filled one pod after the other. A trial beside them knows what pods ask for beside devices, and who repels
 /// whom; which device is on which GPU is known here.
-struct Packing<'q> {
+struct PluginPacking<'q> {
     setting: &'q TrialSetting<'q>,
     /// Trial with the nodes of `plan`, in the same order.
     trial: Trial<'q>,
     /// More of each device than any node has, so that the trial leaves the count to the plan's GPUs.
-    plenty: PluginDevices,
+    unlimited_devices: PluginDevices,
     plan: PluginPlan,
 }
 
-impl<'q> Packing<'q> {
+impl<'q> PluginPacking<'q> {
     fn new(setting: &'q TrialSetting<'q>, pods: &[usize]) -> Self {
         let resources = pods
             .iter()
-            .filter_map(|place| Some(asked(setting.pod(*place))?.0.clone()));
-        let plenty = resources.map(|resource| (resource, PLENTY)).collect();
+            .filter_map(|place| Some(requested_devices(setting.pod(*place))?.0.clone()));
+        let unlimited_devices = resources
+            .map(|resource| (resource, UNLIMITED_DEVICES))
+            .collect();
         Self {
             setting,
             trial: Trial::new(setting),
-            plenty,
+            unlimited_devices,
             plan: PluginPlan::default(),
         }
     }
 
-    fn packed(mut self, order: &[usize], fitting: &Fitting) -> PluginPlan {
-        for place in order {
+    fn pack(mut self, order: &[usize], fitting: &PluginFits) -> PluginPlan {
+        for index in order {
             let mut obstacles: Vec<(usize, PluginObstacle)> = Vec::new();
-            for (template, fits) in fitting.of_pod(self.setting.pod(*place)).iter().enumerate() {
-                match fits.clone().and_then(|()| self.take(*place, template)) {
+            for (template, fits) in fitting.for_pod(self.setting.pod(*index)).iter().enumerate() {
+                match fits
+                    .clone()
+                    .and_then(|()| self.place_on_kind(*index, template))
+                {
                     Ok(()) => {
                         obstacles.clear();
                         break;
@@ -225,7 +235,7 @@ impl<'q> Packing<'q> {
                 }
             }
             if !obstacles.is_empty() || self.setting.question.node_kinds.is_empty() {
-                self.plan.not_held.push((*place, obstacles));
+                self.plan.not_held.push((*index, obstacles));
             }
         }
         self.plan.nodes.retain(|node| !node.pods.is_empty());
@@ -233,31 +243,31 @@ impl<'q> Packing<'q> {
     }
 
     /// Places the pod on the first node of the kind that takes it, or on a new one.
-    fn take(&mut self, place: usize, template: usize) -> Result<(), PluginObstacle> {
-        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+    fn place_on_kind(&mut self, index: usize, template: usize) -> Result<(), PluginObstacle> {
+        let (pod, kind) = (self.setting.pod(index), self.setting.template(template));
         let has_devices = |node: &PluginNode| {
-            node.template == template && node.clone().take(place, pod, kind).is_ok()
+            node.template == template && node.clone().allocate(index, pod, kind).is_ok()
         };
         let nodes = self.plan.nodes.iter().enumerate();
-        let mut open: Vec<usize> = nodes
+        let mut candidates: Vec<usize> = nodes
             .filter(|(_, node)| has_devices(node))
             .map(|(number, _)| number)
             .collect();
-        let there = self
+        let node_count = self
             .plan
             .nodes
             .iter()
             .filter(|node| node.template == template)
             .count() as u32;
-        let refused = match self.place(place, template, &open) {
+        let refused = match self.place_on_nodes(index, template, &candidates) {
             Ok(()) => return Ok(()),
             Err(refused) => refused,
         };
-        if let Some(nodes) = kind.at_most.filter(|most| there >= *most) {
+        if let Some(nodes) = kind.max_nodes.filter(|most| node_count >= *most) {
             return Err(PluginObstacle::AllInUse { nodes });
         }
-        open.retain(|number| self.plan.nodes[*number].pods.is_empty());
-        if !open.is_empty() {
+        candidates.retain(|number| self.plan.nodes[*number].pods.is_empty());
+        if !candidates.is_empty() {
             // An empty node has just refused it.
             return Err(refused);
         }
@@ -266,24 +276,24 @@ impl<'q> Packing<'q> {
         let devices = kind
             .plugin_devices
             .clone()
-            .unwrap_or_else(|| self.plenty.clone());
+            .unwrap_or_else(|| self.unlimited_devices.clone());
         self.trial
             .add_plugin_node(template, &name, kind.gpus, devices);
         self.plan.nodes.push(PluginNode::new(template, kind));
-        self.place(place, template, &[number])
+        self.place_on_nodes(index, template, &[number])
     }
 
     /// Places the pod on the first of these nodes that takes it; all have its devices.
-    fn place(
+    fn place_on_nodes(
         &mut self,
-        place: usize,
+        index: usize,
         template: usize,
         nodes: &[usize],
     ) -> Result<(), PluginObstacle> {
-        let (pod, kind) = (self.setting.pod(place), self.setting.template(template));
+        let (pod, kind) = (self.setting.pod(index), self.setting.template(template));
         let number = self
             .trial
-            .place(place, Offer::FirstOf(nodes))
+            .place(index, CandidateNodes::FirstOf(nodes))
             .map_err(|obstacles| match obstacles.into_values().next() {
                 Some(obstacle) => PluginObstacle::Placing(obstacle),
                 None => PluginObstacle::AllInUse {
@@ -291,7 +301,7 @@ impl<'q> Packing<'q> {
                 },
             })?;
         // The caller has checked that the node has them.
-        let _ = self.plan.nodes[number].take(place, pod, kind);
+        let _ = self.plan.nodes[number].allocate(index, pod, kind);
         Ok(())
     }
 }
@@ -300,12 +310,12 @@ impl PluginPlan {
     /// GPUs in all: of each kind full nodes, and one with as many as are in use there.
     pub fn gpus(&self, setting: &TrialSetting<'_>) -> u32 {
         (0..setting.question.node_kinds.len())
-            .map(|template| self.gpus_of(setting, template))
+            .map(|template| self.gpus_of_kind(setting, template))
             .sum()
     }
 
     /// GPUs on nodes of one kind. Which of them is not full may be chosen, so it is the one with the fewest in use.
-    pub fn gpus_of(&self, setting: &TrialSetting<'_>, template: usize) -> u32 {
+    pub fn gpus_of_kind(&self, setting: &TrialSetting<'_>, template: usize) -> u32 {
         let kind = setting.template(template);
         let there = self.nodes.iter().filter(|node| node.template == template);
         let in_use: Vec<u32> = there.map(|node| node.gpus_in_use(kind)).collect();
@@ -317,13 +327,15 @@ impl PluginPlan {
 
     /// The plan without pods that the core refuses on the nodes found for them. The node of each kind that is not full
     /// comes last.
-    fn confirmed(mut self, setting: &TrialSetting<'_>) -> Self {
+    fn into_verified(mut self, setting: &TrialSetting<'_>) -> Self {
         let mut trial = Trial::new(setting);
         let refused = self.place_all(&mut trial, setting);
-        for (place, template, obstacle) in refused {
-            self.nodes.iter_mut().for_each(|node| node.forget(place));
+        for (index, template, obstacle) in refused {
+            self.nodes
+                .iter_mut()
+                .for_each(|node| node.remove_pod(index));
             self.not_held
-                .push((place, vec![(template, PluginObstacle::Placing(obstacle))]));
+                .push((index, vec![(template, PluginObstacle::Placing(obstacle))]));
         }
         self.nodes.retain(|node| !node.pods.is_empty());
         self.nodes.sort_by_key(|node| {
@@ -347,12 +359,12 @@ impl PluginPlan {
             node.add_to(trial, setting, number);
         }
         for (number, node) in self.nodes.iter().enumerate() {
-            for place in &node.pods {
-                let placed = trial.place(*place, Offer::FirstOf(&[first + number]));
+            for index in &node.pods {
+                let placed = trial.place(*index, CandidateNodes::FirstOf(&[first + number]));
                 let why = placed
                     .err()
                     .and_then(|obstacles| obstacles.into_values().next());
-                refused.extend(why.map(|obstacle| (*place, node.template, obstacle)));
+                refused.extend(why.map(|obstacle| (*index, node.template, obstacle)));
             }
         }
         refused
@@ -363,65 +375,65 @@ impl PluginNode {
     fn new(template: usize, kind: &NodeTemplate) -> Self {
         Self {
             template,
-            cards: Vec::new(),
+            gpus: Vec::new(),
             pods: Vec::new(),
-            left: kind.plugin_devices.clone().unwrap_or_default(),
+            remaining: kind.plugin_devices.clone().unwrap_or_default(),
         }
     }
 
     /// Allocates the pod's devices if the node has them; otherwise changes nothing and returns how many it has.
-    fn take(&mut self, place: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
-        let Some((resource, device, count)) = asked(pod) else {
+    fn allocate(&mut self, index: usize, pod: &PodToPlace, kind: &NodeTemplate) -> Result<(), u32> {
+        let Some((resource, device, count)) = requested_devices(pod) else {
             return Err(0);
         };
         match &kind.plugin_devices {
-            Some(_) => self.count_off(resource, count)?,
-            None => self.cut(place, &device, count, kind)?,
+            Some(_) => self.allocate_counted(resource, count)?,
+            None => self.allocate_on_gpus(index, &device, count, kind)?,
         }
-        self.pods.push(place);
+        self.pods.push(index);
         Ok(())
     }
 
     /// Allocates devices of an observed node, where only counts are known.
-    fn count_off(&mut self, resource: &PluginResource, count: u32) -> Result<(), u32> {
-        let left = self.left.get_mut(resource).ok_or(0u32)?;
-        *left = left.checked_sub(count).ok_or(*left)?;
+    fn allocate_counted(&mut self, resource: &PluginResource, count: u32) -> Result<(), u32> {
+        let remaining = self.remaining.get_mut(resource).ok_or(0u32)?;
+        *remaining = remaining.checked_sub(count).ok_or(*remaining)?;
         Ok(())
     }
 
     /// Allocates devices of a described node: on the first GPUs that can provide them, then on unused GPUs of the node.
-    fn cut(
+    fn allocate_on_gpus(
         &mut self,
-        place: usize,
+        index: usize,
         device: &PluginDevice,
         count: u32,
         kind: &NodeTemplate,
     ) -> Result<(), u32> {
-        let before = self.cards.clone();
-        for found in 0..count {
+        let before = self.gpus.clone();
+        for allocated in 0..count {
             if self
-                .cards
+                .gpus
                 .iter_mut()
-                .any(|card| card.add(device, place, kind))
+                .any(|card| card.allocate(device, index, kind))
             {
                 continue;
             }
-            let mut card = Card::default();
-            if self.cards.len() >= kind.gpus as usize || !card.add(device, place, kind) {
-                self.cards = before;
-                return Err(found);
+            let mut card = PluginGpu::default();
+            if self.gpus.len() >= kind.gpus as usize || !card.allocate(device, index, kind) {
+                self.gpus = before;
+                return Err(allocated);
             }
-            self.cards.push(card);
+            self.gpus.push(card);
         }
         Ok(())
     }
 
-    fn forget(&mut self, place: usize) {
-        self.pods.retain(|pod| *pod != place);
-        self.cards
+    fn remove_pod(&mut self, index: usize) {
+        self.pods.retain(|pod| *pod != index);
+        self.gpus
             .iter_mut()
-            .for_each(|card| card.0.retain(|(_, pod)| *pod != place));
-        self.cards.retain(|card| !card.0.is_empty());
+            .for_each(|card| card.0.retain(|(_, pod)| *pod != index));
+        self.gpus.retain(|card| !card.0.is_empty());
     }
 
     /// GPUs in use. All GPUs of an observed node count: it does not show which are in use.
@@ -429,7 +441,7 @@ impl PluginNode {
         if kind.plugin_devices.is_some() {
             kind.gpus
         } else {
-            self.cards.len() as u32
+            self.gpus.len() as u32
         }
     }
 
@@ -439,7 +451,7 @@ impl PluginNode {
             return devices.clone();
         }
         let mut devices = PluginDevices::new();
-        for (device, _) in self.cards.iter().flat_map(|card| &card.0) {
+        for (device, _) in self.gpus.iter().flat_map(|card| &card.0) {
             *devices.entry(device.resource()).or_default() += 1;
         }
         devices
@@ -457,18 +469,18 @@ impl PluginNode {
     }
 }
 
-impl Card {
+impl PluginGpu {
     /// Allocates a device to the pod, if the GPU can still be cut so.
-    fn add(&mut self, device: &PluginDevice, place: usize, kind: &NodeTemplate) -> bool {
-        let can = match device {
+    fn allocate(&mut self, device: &PluginDevice, index: usize, kind: &NodeTemplate) -> bool {
+        let is_possible = match device {
             PluginDevice::WholeGpu => self.0.is_empty() && kind.geometry.is_none(),
             PluginDevice::Slice(profile) => self.can_be_cut(profile, kind),
             PluginDevice::Other => false,
         };
-        if can {
-            self.0.push((device.clone(), place));
+        if is_possible {
+            self.0.push((device.clone(), index));
         }
-        can
+        is_possible
     }
 
     fn can_be_cut(&self, profile: &str, kind: &NodeTemplate) -> bool {
@@ -483,9 +495,9 @@ impl Card {
         }
         profiles.push(profile);
         kind.gpu
-            .known
+            .gpu_type
             .and_then(|gpu| gpu.family())
-            .is_some_and(|family| family.can_be_cut_into(&profiles))
+            .is_some_and(|family| family.can_be_partitioned_into(&profiles))
     }
 
     /// Profiles of its slices; `None` if a pod has the whole GPU.
@@ -514,8 +526,8 @@ impl PluginDevice {
 
     fn resource(&self) -> PluginResource {
         let name = match self {
-            Self::WholeGpu | Self::Other => WHOLE.to_owned(),
-            Self::Slice(profile) => format!("{MIG}{}", profile.replace('+', ".")),
+            Self::WholeGpu | Self::Other => WHOLE_GPU_RESOURCE.to_owned(),
+            Self::Slice(profile) => format!("{MIG_RESOURCE_PREFIX}{}", profile.replace('+', ".")),
         };
         PluginResource::parse(&name).expect("these are names of the plugin's")
     }

@@ -17,7 +17,7 @@ pub struct Geometry(Vec<String>);
 
 /// Why a GPU cannot be cut so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadGeometry {
+pub enum GeometryError {
     #[error(
         "no profile is named; write those of one GPU with commas between them, such as 3g.40gb,3g.40gb"
     )]
@@ -42,27 +42,27 @@ pub enum BadGeometry {
 
 impl Geometry {
     /// `3g.40gb,3g.40gb`: the slices of one GPU of that type.
-    pub fn parse(text: &str, gpu: &GpuType) -> Result<Self, BadGeometry> {
+    pub fn parse(text: &str, gpu: &GpuType) -> Result<Self, GeometryError> {
         let profiles: Vec<&str> = text
             .split(',')
             .map(str::trim)
             .filter(|one| !one.is_empty())
             .collect();
         if profiles.is_empty() {
-            return Err(BadGeometry::Empty);
+            return Err(GeometryError::Empty);
         }
-        let family = gpu.family().ok_or_else(|| BadGeometry::NoMig {
+        let family = gpu.family().ok_or_else(|| GeometryError::NoMig {
             gpu: gpu.name.into(),
         })?;
         for profile in &profiles {
-            is_known(profile, gpu, family)?;
+            check_profile(profile, gpu, family)?;
         }
-        match family.can_be_cut_into(&profiles) {
+        match family.can_be_partitioned_into(&profiles) {
             true => Ok(Self(profiles.into_iter().map(str::to_owned).collect())),
-            false => Err(BadGeometry::Impossible {
+            false => Err(GeometryError::Impossible {
                 gpu: gpu.name.into(),
-                wanted: counted(&profiles),
-                why: why_not(&profiles, family),
+                wanted: format_counts(&profiles),
+                why: explain_impossible(&profiles, family),
             }),
         }
     }
@@ -74,7 +74,7 @@ impl Geometry {
 
 impl fmt::Display for Geometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&counted(&self.profiles().collect::<Vec<_>>()))
+        f.write_str(&format_counts(&self.profiles().collect::<Vec<_>>()))
     }
 }
 
@@ -85,14 +85,14 @@ impl Serialize for Geometry {
 }
 
 /// Maximum number of slices of that profile on one GPU.
-pub(crate) fn most_of(family: &Family, profile: &str) -> usize {
-    let fits = |count: &usize| family.can_be_cut_into(&vec![profile; *count]);
+pub(crate) fn max_slices(family: &Family, profile: &str) -> usize {
+    let fits = |count: &usize| family.can_be_partitioned_into(&vec![profile; *count]);
     (1..=usize::from(family.memory_slices()))
         .take_while(fits)
         .count()
 }
 
-fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeometry> {
+fn check_profile(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), GeometryError> {
     if family.slot(profile).is_some() {
         return Ok(());
     }
@@ -100,7 +100,7 @@ fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeom
         Some(near) => format!("did you mean {near}?"),
         None => format!("it has {}", family.profiles().join(", ")),
     };
-    Err(BadGeometry::UnknownProfile {
+    Err(GeometryError::UnknownProfile {
         gpu: gpu.name.into(),
         profile: profile.into(),
         help,
@@ -108,7 +108,7 @@ fn is_known(profile: &str, gpu: &GpuType, family: &Family) -> Result<(), BadGeom
 }
 
 /// Explains why the profiles do not fit: one that is requested too often by itself, or else the placements of all of them.
-fn why_not(profiles: &[&str], family: &Family) -> String {
+fn explain_impossible(profiles: &[&str], family: &Family) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     profiles
         .iter()
@@ -122,28 +122,28 @@ fn why_not(profiles: &[&str], family: &Family) -> String {
     }
     let too_many = counts
         .iter()
-        .find(|(profile, count)| **count > most_of(family, profile));
+        .find(|(profile, count)| **count > max_slices(family, profile));
     if let Some((profile, _)) = too_many {
-        let most = most_of(family, profile);
+        let most = max_slices(family, profile);
         return format!(
             "{}, so at most {most} fit{}",
-            places(profile, family),
-            compute(profiles, family)
+            describe_placements(profile, family),
+            describe_compute_shortage(profiles, family)
         );
     }
     let all: Vec<String> = counts
         .keys()
-        .map(|profile| places(profile, family))
+        .map(|profile| describe_placements(profile, family))
         .collect();
     format!(
         "{}; no choice of these keeps the slices apart{}",
         all.join("; "),
-        compute(profiles, family)
+        describe_compute_shortage(profiles, family)
     )
 }
 
 /// `2g.20gb takes 2 of 8 memory slices and has placements at 0, 2, 4`.
-fn places(profile: &str, family: &Family) -> String {
+fn describe_placements(profile: &str, family: &Family) -> String {
     let Some(slot) = family.slot(profile) else {
         return profile.into();
     };
@@ -161,7 +161,7 @@ fn places(profile: &str, family: &Family) -> String {
 }
 
 /// `; they would take 8 of 7 compute slices`, where that is so.
-fn compute(profiles: &[&str], family: &Family) -> String {
+fn describe_compute_shortage(profiles: &[&str], family: &Family) -> String {
     let (wanted, has): (u32, u32) = (
         profiles
             .iter()
@@ -179,7 +179,7 @@ fn compute(profiles: &[&str], family: &Family) -> String {
 }
 
 /// `3g.40gb × 2 + 1g.10gb`, in the order of their first mention.
-fn counted(profiles: &[&str]) -> String {
+fn format_counts(profiles: &[&str]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for profile in profiles {
         match counts.iter_mut().find(|(known, _)| known == profile) {

@@ -147,10 +147,10 @@ pub enum UnknownGpuType {
         candidates: Vec<&'static str>,
     },
     #[error("{name:?} is not a GPU type known here; did you mean {near}?")]
-    Slip { name: String, near: &'static str },
+    Misspelled { name: String, near: &'static str },
     #[error(
         "{name:?} is not a GPU type known here; give its memory beside the name, such as vram=24Gi, or one of {}",
-        known().join(", ")
+        known_names().join(", ")
     )]
     Unknown { name: String },
 }
@@ -158,11 +158,11 @@ pub enum UnknownGpuType {
 impl GpuType {
     /// Finds a type by its name, by the part of the name before the size if that is unambiguous, or by its product label.
     pub fn find(text: &str) -> Result<&'static Self, UnknownGpuType> {
-        let wanted = folded(text);
+        let wanted = normalize(text);
         let is_it = |one: &&Self| {
             [one.name, one.product]
                 .iter()
-                .any(|name| folded(name) == wanted)
+                .any(|name| normalize(name) == wanted)
         };
         if let Some(found) = GPU_TYPES.iter().find(is_it) {
             return Ok(found);
@@ -170,7 +170,7 @@ impl GpuType {
         let short = |one: &&Self| {
             one.name
                 .rsplit_once('-')
-                .is_some_and(|(short, _)| folded(short) == wanted)
+                .is_some_and(|(short, _)| normalize(short) == wanted)
         };
         let candidates: Vec<&'static Self> = GPU_TYPES.iter().filter(short).collect();
         match candidates[..] {
@@ -184,10 +184,10 @@ impl GpuType {
             }
             [] => {}
         }
-        match nearest(text, &known())
-            .and_then(|near| known().into_iter().find(|name| *name == near))
+        match nearest(text, &known_names())
+            .and_then(|near| known_names().into_iter().find(|name| *name == near))
         {
-            Some(near) => Err(UnknownGpuType::Slip {
+            Some(near) => Err(UnknownGpuType::Misspelled {
                 name: text.into(),
                 near,
             }),
@@ -206,11 +206,11 @@ impl GpuType {
 
     /// Where its MIG profiles can be placed; `None` if it has no MIG.
     pub fn family(&self) -> Option<&'static Family> {
-        Family::named(self.mig.as_ref()?.family)
+        Family::for_gpu(self.mig.as_ref()?.family)
     }
 
     /// Memory of a slice of that profile; `None` if it is not known. A `+me` suffix (media engines) makes no difference.
-    pub fn slice(&self, profile: &str) -> Option<Bytes> {
+    pub fn slice_memory(&self, profile: &str) -> Option<Bytes> {
         let plain = profile.split_once('+').map_or(profile, |(plain, _)| plain);
         let slices = self.mig.as_ref()?.slices;
         slices
@@ -220,12 +220,12 @@ impl GpuType {
     }
 }
 
-fn known() -> Vec<&'static str> {
+fn known_names() -> Vec<&'static str> {
     GPU_TYPES.iter().map(|one| one.name).collect()
 }
 
 /// The name without separators, in upper case: neither counts in a comparison.
-fn folded(text: &str) -> String {
+fn normalize(text: &str) -> String {
     text.chars()
         .filter(char::is_ascii_alphanumeric)
         .map(|c| c.to_ascii_uppercase())
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_slice_has_the_memory_of_its_own_gpu() {
-        let slice = |gpu, profile| GpuType::find(gpu).unwrap().slice(profile);
+        let slice = |gpu, profile| GpuType::find(gpu).unwrap().slice_memory(profile);
         assert_eq!(slice("A100-80GB", "3g.40gb"), Some(Bytes::mib(40_192)));
         assert_eq!(slice("H100-80GB", "1g.10gb+me"), Some(Bytes::mib(9_984)));
         assert_eq!(slice("B200", "1g.23gb"), None);

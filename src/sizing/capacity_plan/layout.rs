@@ -1,9 +1,9 @@
 //! A trial's end as a report: which pods are on which GPU, and how much of each is allocated.
 
-use super::device_plugin::{Card, PluginNode, PluginPlan};
+use super::device_plugin::{PluginGpu, PluginNode, PluginPlan};
 use super::question::{NodeTemplate, PodToPlace};
 use super::report::{GpuPlan, GpuSharing, NodePlan, OneMore, PodOnGpu};
-use super::trial::{Trial, TrialNode, TrialSetting, places_of};
+use super::trial::{Trial, TrialNode, TrialSetting, gpu_indices};
 use std::collections::BTreeMap;
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::classification::ClassSet;
@@ -12,12 +12,12 @@ use stowage_scheduling::vocabulary::gpu::Gpu;
 use stowage_scheduling::vocabulary::node::{Node, NodeKind};
 
 /// One whole GPU in the unit of shares: millionths.
-const WHOLE: u64 = 1_000_000;
+const WHOLE_SHARE: u64 = 1_000_000;
 
 /// Plans of all nodes of a trial; the plugin's nodes come first.
 pub fn layout(setting: &TrialSetting<'_>, trial: &Trial<'_>, plugin: &PluginPlan) -> Vec<NodePlan> {
     let nodes = trial.nodes().iter().enumerate();
-    let plan = |(place, node): (usize, &TrialNode)| match plugin.nodes.get(place) {
+    let plan = |(node_index, node): (usize, &TrialNode)| match plugin.nodes.get(node_index) {
         Some(planned) => plugin_node(setting, node, planned),
         None => stowage_node(setting, trial, node),
     };
@@ -26,9 +26,15 @@ pub fn layout(setting: &TrialSetting<'_>, trial: &Trial<'_>, plugin: &PluginPlan
 
 /// Idle percentage with one GPU more; `None` if the plan has no GPU.
 pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> Option<OneMore> {
-    let allocated: u64 = layout.iter().flat_map(|node| shares(setting, node)).sum();
+    let allocated: u64 = layout
+        .iter()
+        .flat_map(|node| allocated_shares(setting, node))
+        .sum();
     // Rounded to the nearest.
-    let idle = |of: u64| (WHOLE - (allocated / of.max(1)).min(WHOLE) + WHOLE / 200) * 100 / WHOLE;
+    let idle = |of: u64| {
+        (WHOLE_SHARE - (allocated / of.max(1)).min(WHOLE_SHARE) + WHOLE_SHARE / 200) * 100
+            / WHOLE_SHARE
+    };
     let percent = |of: u64| u8::try_from(idle(of)).unwrap_or(100);
     let count = u64::from(gpus);
     (gpus > 0).then(|| OneMore {
@@ -39,11 +45,11 @@ pub fn one_more(setting: &TrialSetting<'_>, layout: &[NodePlan], gpus: u32) -> O
 }
 
 /// Allocated share of each of the node's GPUs, in millionths.
-fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
-    let mut cards: BTreeMap<u32, Vec<&GpuPlan>> = BTreeMap::new();
+fn allocated_shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
+    let mut slices_by_gpu: BTreeMap<u32, Vec<&GpuPlan>> = BTreeMap::new();
     node.gpus
         .iter()
-        .for_each(|gpu| cards.entry(gpu.gpu).or_default().push(gpu));
+        .for_each(|gpu| slices_by_gpu.entry(gpu.gpu).or_default().push(gpu));
     let template = setting
         .question
         .node_kinds
@@ -54,10 +60,10 @@ fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
             let sum = |of: &dyn Fn(&GpuPlan) -> Bytes| {
                 slices.iter().map(|slice| of(slice)).sum::<Bytes>()
             };
-            part(
+            scaled_share(
                 sum(&|slice| slice.allocated_bytes),
                 sum(&|slice| slice.allocatable_bytes),
-                WHOLE,
+                WHOLE_SHARE,
             )
         }
         NodeKind::DevicePlugin | NodeKind::Dra => slices
@@ -65,25 +71,25 @@ fn shares(setting: &TrialSetting<'_>, node: &NodePlan) -> Vec<u64> {
             .map(|slice| slice_share(slice, template))
             .sum(),
     };
-    let known: Vec<u64> = cards.values().map(share).collect();
+    let shares: Vec<u64> = slices_by_gpu.values().map(share).collect();
     // Of a node that was observed it is not known which of its GPUs are in use: all count.
-    match known.is_empty() {
-        true => vec![WHOLE * template.map_or(0, |kind| u64::from(kind.gpus))],
-        false => known,
+    match shares.is_empty() {
+        true => vec![WHOLE_SHARE * template.map_or(0, |kind| u64::from(kind.gpus))],
+        false => shares,
     }
 }
 
 /// A slice's share of its GPU, by memory slices, in millionths.
 fn slice_share(slice: &GpuPlan, template: Option<&NodeTemplate>) -> u64 {
     let Some(profile) = &slice.mig else {
-        return WHOLE;
+        return WHOLE_SHARE;
     };
-    let family = template.and_then(|kind| kind.gpu.known?.family());
-    let taken =
+    let family = template.and_then(|kind| kind.gpu.gpu_type?.family());
+    let sizes =
         family.and_then(|family| Some((family.slot(profile)?.slices, family.memory_slices())));
-    match taken {
+    match sizes {
         Some((slices, of)) if !slice.pods.is_empty() => {
-            WHOLE * u64::from(slices) / u64::from(of.max(1))
+            WHOLE_SHARE * u64::from(slices) / u64::from(of.max(1))
         }
         _ => 0,
     }
@@ -93,17 +99,17 @@ fn stowage_node(setting: &TrialSetting<'_>, trial: &Trial<'_>, trial_node: &Tria
     let kind = setting.template(trial_node.template);
     let node = trial.cluster.ledger().node(&trial_node.name);
     let gpus = node.map_or_else(Vec::new, |node| {
-        let mut there: Vec<Vec<usize>> = vec![Vec::new(); node.gpus.len()];
+        let mut pods_by_gpu: Vec<Vec<usize>> = vec![Vec::new(); node.gpus.len()];
         let placed = trial
             .placements()
             .iter()
             .filter(|(_, placement)| placement.node == trial_node.name);
-        for (place, placement) in placed {
-            places_of(&node.devices, &placement.devices)
+        for (pod_index, placement) in placed {
+            gpu_indices(&node.devices, &placement.devices)
                 .into_iter()
-                .for_each(|gpu| there[gpu].push(*place));
+                .for_each(|gpu| pods_by_gpu[gpu].push(*pod_index));
         }
-        there
+        pods_by_gpu
             .iter()
             .enumerate()
             .map(|(gpu, pods)| gpu_plan(setting, kind, node, gpu, pods))
@@ -122,17 +128,17 @@ fn gpu_plan(
     setting: &TrialSetting<'_>,
     kind: &NodeTemplate,
     node: &Node,
-    place: usize,
+    gpu_index: usize,
     pods: &[usize],
 ) -> GpuPlan {
-    let gpu = &node.gpus[place];
+    let gpu = &node.gpus[gpu_index];
     let slices = kind.slices_per_gpu();
     let profile = kind
         .geometry
         .as_ref()
-        .and_then(|geometry| geometry.profiles().nth(place % slices as usize));
+        .and_then(|geometry| geometry.profiles().nth(gpu_index % slices as usize));
     GpuPlan {
-        gpu: place as u32 / slices,
+        gpu: gpu_index as u32 / slices,
         mig: profile.map(str::to_owned),
         allocatable_bytes: gpu.capacity,
         allocated_bytes: gpu.charged,
@@ -147,12 +153,12 @@ fn gpu_plan(
 
 fn sharing(setting: &TrialSetting<'_>, gpu: &Gpu, pods: &[usize]) -> GpuSharing {
     let classes = setting.question.policy.classes().len();
-    let every: ClassSet = (0..classes)
-        .map(stowage_scheduling::vocabulary::classification::ClassId::at)
+    let all_classes: ClassSet = (0..classes)
+        .map(stowage_scheduling::vocabulary::classification::ClassId::from_index)
         .collect();
     let excludes_all = |pod: &usize| {
-        every
-            .without(setting.pod(*pod).demand.terms.class_exclusions)
+        all_classes
+            .difference(setting.pod(*pod).demand.terms.class_exclusions)
             .is_empty()
     };
     match pods {
@@ -181,11 +187,11 @@ fn plugin_node(
 ) -> NodePlan {
     let kind = setting.template(planned.template);
     let gpus = planned
-        .cards
+        .gpus
         .iter()
         .enumerate()
-        .flat_map(|(gpu, card)| card_plan(setting, gpu as u32, card));
-    let pods: Vec<usize> = if planned.cards.is_empty() {
+        .flat_map(|(gpu, card)| plugin_gpu_plans(setting, gpu as u32, card));
+    let pods: Vec<usize> = if planned.gpus.is_empty() {
         planned.pods.clone()
     } else {
         Vec::new()
@@ -202,7 +208,7 @@ fn plugin_node(
     }
 }
 
-fn card_plan(setting: &TrialSetting<'_>, gpu: u32, card: &Card) -> Vec<GpuPlan> {
+fn plugin_gpu_plans(setting: &TrialSetting<'_>, gpu: u32, card: &PluginGpu) -> Vec<GpuPlan> {
     let devices = card.0.iter();
     let plan = devices.map(|(device, pod)| GpuPlan {
         gpu,
@@ -221,11 +227,11 @@ fn card_plan(setting: &TrialSetting<'_>, gpu: u32, card: &Card) -> Vec<GpuPlan> 
 }
 
 fn percent(part_of: Bytes, whole: Bytes) -> u8 {
-    u8::try_from(part(part_of, whole, 100)).unwrap_or(100)
+    u8::try_from(scaled_share(part_of, whole, 100)).unwrap_or(100)
 }
 
 /// `part / whole` in units of `1 / of`, rounded down.
-fn part(part: Bytes, whole: Bytes, of: u64) -> u64 {
+fn scaled_share(part: Bytes, whole: Bytes, of: u64) -> u64 {
     let share = u128::from(part.0) * u128::from(of) / u128::from(whole.0.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)
 }

@@ -28,30 +28,30 @@ pub use order::PlacingOrder;
 use device_plugin::{PluginObstacle, PluginPlan};
 use question::{CapacityQuestion, PodToPlace};
 use report::{CapacityPlan, FewerAlone, NodeKindPlan, NodePlan, NotHeldReason, PodNotHeld};
-use search::{Fleet, Found, Search};
+use search::{Fleet, Search, SearchResult};
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::units::{Bytes, plural};
 use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
-use stowage_scheduling::vocabulary::device_plugin::Ask;
+use stowage_scheduling::vocabulary::device_plugin::GpuRequest;
 use stowage_scheduling::vocabulary::node::NodeKind;
-use trial::{Obstacle, Obstacles, Offer, Trial, TrialSetting};
+use trial::{CandidateNodes, Obstacle, Obstacles, Trial, TrialSetting};
 
 /// The fewest GPUs that hold the pods, as far as they can be held.
 pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
     let setting = TrialSetting::new(question);
     let all = 0..question.pods.len();
     let (by_plugin, by_vram): (Vec<usize>, Vec<usize>) =
-        all.partition(|place| question.pods[*place].demand.asks_plugin());
+        all.partition(|index| question.pods[*index].demand.is_allocated_externally());
     let plugin = device_plugin::plan(&setting, &by_plugin);
     let mut not_held: Vec<PodNotHeld> = Vec::new();
-    for (place, obstacles) in &plugin.not_held {
-        not_held.push(refused_by_plugin(&setting, *place, obstacles));
+    for (index, obstacles) in &plugin.not_held {
+        not_held.push(plugin_pod_not_held(&setting, *index, obstacles));
     }
-    let (possible, impossible) = possible(&setting, &by_vram);
+    let (possible, impossible) = partition_placeable(&setting, &by_vram);
     not_held.extend(
         impossible
             .iter()
-            .map(|(place, why)| refused(&setting, *place, why)),
+            .map(|(index, why)| vram_pod_not_held(&setting, *index, why)),
     );
 
     let least = bound::lower_bound(question, &possible).gpus;
@@ -59,27 +59,27 @@ pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
         &setting,
         &plugin,
         &possible,
-        caps(&setting, &plugin, &possible),
+        max_gpus_by_kind(&setting, &plugin, &possible),
     );
     let found = search.run(least);
     not_held.extend(
         found
             .not_held
             .iter()
-            .map(|(place, why)| refused(&setting, *place, why)),
+            .map(|(index, why)| vram_pod_not_held(&setting, *index, why)),
     );
-    let mut plan = answer(&setting, &plugin, &search, &found, not_held);
+    let mut plan = build_plan(&setting, &plugin, &search, &found, not_held);
     if plan.not_held.is_empty() && !plan.is_optimal && !possible.is_empty() {
         plan.fewer_alone = fewer_alone(&setting, &search, &found.fleet, &possible);
     }
     plan
 }
 
-fn answer(
+fn build_plan(
     setting: &TrialSetting<'_>,
     plugin: &PluginPlan,
     search: &Search<'_>,
-    found: &Found,
+    found: &SearchResult,
     not_held: Vec<PodNotHeld>,
 ) -> CapacityPlan {
     let question = setting.question;
@@ -88,7 +88,7 @@ fn answer(
     let held: Vec<usize> = trial.placements().keys().copied().collect();
     let asks_vram = held
         .iter()
-        .any(|place| !question.pods[*place].demand.asks_plugin());
+        .any(|index| !question.pods[*index].demand.is_allocated_externally());
     let node_kinds = node_kinds(setting, plugin, &found.fleet, &layout);
     let (gpus, nodes) = (
         node_kinds.iter().map(|kind| kind.gpus).sum(),
@@ -127,8 +127,8 @@ fn fewer_alone(
     }
     for kind in kinds {
         let only = [setting.template(kind).clone()];
-        let least = bound::bound_with(&only, setting.question, pods).gpus;
-        if let Some(gpus) = search.alone(kind, least, fewest) {
+        let least = bound::lower_bound_with_kinds(&only, setting.question, pods).gpus;
+        if let Some(gpus) = search.fewest_alone(kind, least, fewest) {
             fewest = gpus;
             found = Some(FewerAlone {
                 name: setting.template(kind).name.clone(),
@@ -140,38 +140,44 @@ fn fewer_alone(
 }
 
 /// Splits pods into those that an empty node of some kind takes, and those that none takes, with the obstacle for each kind.
-fn possible(setting: &TrialSetting<'_>, pods: &[usize]) -> (Vec<usize>, Vec<(usize, Obstacles)>) {
-    let mut known: BTreeMap<usize, Obstacles> = BTreeMap::new();
+fn partition_placeable(
+    setting: &TrialSetting<'_>,
+    pods: &[usize],
+) -> (Vec<usize>, Vec<(usize, Obstacles)>) {
+    let mut by_workload: BTreeMap<usize, Obstacles> = BTreeMap::new();
     let kinds = setting.question.node_kinds.len();
-    let mut reasons = |place: usize| -> Obstacles {
-        let reasons = known.entry(setting.pod(place).workload).or_insert_with(|| {
-            let each = (0..kinds).map(|kind| Some((kind, alone(setting, place, kind)?)));
-            // One kind of node that takes it is enough.
-            each.collect::<Option<Obstacles>>().unwrap_or_default()
-        });
-        reasons.clone()
+    let mut obstacles_of = |index: usize| -> Obstacles {
+        let obstacles = by_workload
+            .entry(setting.pod(index).workload)
+            .or_insert_with(|| {
+                let each =
+                    (0..kinds).map(|kind| Some((kind, lasting_obstacle(setting, index, kind)?)));
+                // One kind of node that takes it is enough.
+                each.collect::<Option<Obstacles>>().unwrap_or_default()
+            });
+        obstacles.clone()
     };
     let (mut possible, mut impossible) = (Vec::new(), Vec::new());
-    for place in pods {
-        match reasons(*place) {
-            why if why.is_empty() && kinds > 0 => possible.push(*place),
-            why => impossible.push((*place, why)),
+    for index in pods {
+        match obstacles_of(*index) {
+            why if why.is_empty() && kinds > 0 => possible.push(*index),
+            why => impossible.push((*index, why)),
         }
     }
     (possible, impossible)
 }
 
 /// Obstacle for which an empty node of the kind never takes the pod, whatever other nodes there are.
-fn alone(setting: &TrialSetting<'_>, place: usize, kind: usize) -> Option<Obstacle> {
+fn lasting_obstacle(setting: &TrialSetting<'_>, index: usize, kind: usize) -> Option<Obstacle> {
     let mut trial = Trial::new(setting);
     trial.add_nodes(kind, setting.template(kind).gpus);
-    let obstacles = trial.place(place, Offer::Any).err()?;
+    let obstacles = trial.place(index, CandidateNodes::Any).err()?;
     obstacles.into_values().find(Obstacle::is_lasting)
 }
 
 /// Maximum number of GPUs to try, by kind of node: one node for each pod and for each GPU that the policy keeps free suffices,
 /// except where a tenant may only have a share of them.
-fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<u32> {
+fn max_gpus_by_kind(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<u32> {
     let spare: u32 = setting
         .question
         .policy
@@ -181,19 +187,19 @@ fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<
         .map(|rule| rule.gpus)
         .fold(0, u32::saturating_add);
     let nodes = (pods.len() as u32).saturating_add(spare);
-    let cap = |(kind, template): (usize, &question::NodeTemplate)| {
-        let taken = plugin
+    let max_gpus = |(kind, template): (usize, &question::NodeTemplate)| {
+        let plugin_nodes = plugin
             .nodes
             .iter()
             .filter(|node| node.template == kind)
             .count() as u32;
-        let most = template
-            .at_most
-            .map_or(nodes, |most| nodes.min(most.saturating_sub(taken)));
+        let max_nodes = template
+            .max_nodes
+            .map_or(nodes, |most| nodes.min(most.saturating_sub(plugin_nodes)));
         if pods.is_empty() {
             0
         } else {
-            most.saturating_mul(template.gpus)
+            max_nodes.saturating_mul(template.gpus)
         }
     };
     setting
@@ -201,36 +207,41 @@ fn caps(setting: &TrialSetting<'_>, plugin: &PluginPlan, pods: &[usize]) -> Vec<
         .node_kinds
         .iter()
         .enumerate()
-        .map(cap)
+        .map(max_gpus)
         .collect()
 }
 
-fn refused(setting: &TrialSetting<'_>, place: usize, obstacles: &Obstacles) -> PodNotHeld {
-    let (pod, policy) = (setting.pod(place), &setting.question.policy);
+fn vram_pod_not_held(
+    setting: &TrialSetting<'_>,
+    index: usize,
+    obstacles: &Obstacles,
+) -> PodNotHeld {
+    let (pod, policy) = (setting.pod(index), &setting.question.policy);
     let reason = |(kind, obstacle): (&usize, &Obstacle)| NotHeldReason {
         nodes: Some(setting.template(*kind).name.clone()),
         code: obstacle.code().into(),
         text: obstacle.describe(),
         remedy: obstacle.remedy(pod, setting.template(*kind), policy),
     };
-    not_held(pod, obstacles.iter().map(reason).collect())
+    pod_not_held(pod, obstacles.iter().map(reason).collect())
 }
 
-fn refused_by_plugin(
+fn plugin_pod_not_held(
     setting: &TrialSetting<'_>,
-    place: usize,
+    index: usize,
     obstacles: &[(usize, PluginObstacle)],
 ) -> PodNotHeld {
-    let (pod, policy) = (setting.pod(place), &setting.question.policy);
+    let (pod, policy) = (setting.pod(index), &setting.question.policy);
     let reason = |(kind, obstacle): &(usize, PluginObstacle)| {
         let template = setting.template(*kind);
         let (code, remedy) = match obstacle {
             PluginObstacle::Placing(obstacle) => {
                 (obstacle.code(), obstacle.remedy(pod, template, policy))
             }
-            PluginObstacle::NoSuchDevice { .. } => {
-                ("no-such-device", device_plugin::instead(pod, template))
-            }
+            PluginObstacle::NoSuchDevice { .. } => (
+                "no-such-device",
+                device_plugin::device_remedy(pod, template),
+            ),
             PluginObstacle::TooFew { .. } => (
                 "too-few-devices",
                 "give nodes with more GPUs, or ask for fewer".into(),
@@ -245,10 +256,10 @@ fn refused_by_plugin(
             remedy,
         }
     };
-    not_held(pod, obstacles.iter().map(reason).collect())
+    pod_not_held(pod, obstacles.iter().map(reason).collect())
 }
 
-fn not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
+fn pod_not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
     let (source, requests) = (pod.source.to_string(), requests(&pod.demand));
     PodNotHeld {
         pod: pod.key.clone(),
@@ -261,9 +272,9 @@ fn not_held(pod: &PodToPlace, reasons: Vec<NotHeldReason>) -> PodNotHeld {
 /// Request as text: `40.0 GiB on 1 GPU`, `2 of nvidia.com/gpu`.
 fn requests(demand: &Demand) -> String {
     match &demand.ask {
-        Ask::Plugin { resource, count } => format!("{count} of {resource}"),
-        Ask::Claims => "devices by its claims".into(),
-        Ask::Vram => {
+        GpuRequest::Plugin { resource, count } => format!("{count} of {resource}"),
+        GpuRequest::Claims => "devices by its claims".into(),
+        GpuRequest::Vram => {
             let whole = if demand.sharing == Sharing::Exclusive {
                 ", exclusively"
             } else {
@@ -287,29 +298,29 @@ fn node_kinds(
 ) -> Vec<NodeKindPlan> {
     let mut plans = Vec::new();
     for (kind, template) in setting.question.node_kinds.iter().enumerate() {
-        let of_plugin = plugin
+        let plugin_nodes = plugin
             .nodes
             .iter()
             .filter(|node| node.template == kind)
             .count() as u32;
-        let of_stowage = fleet.gpus(kind);
+        let stowage_gpus = fleet.gpus(kind);
         let both = [
             (
                 NodeKind::Stowage,
-                of_stowage.div_ceil(template.gpus),
-                of_stowage,
+                stowage_gpus.div_ceil(template.gpus),
+                stowage_gpus,
             ),
             (
                 NodeKind::DevicePlugin,
-                of_plugin,
-                plugin.gpus_of(setting, kind),
+                plugin_nodes,
+                plugin.gpus_of_kind(setting, kind),
             ),
         ];
         for (allocator, nodes, gpus) in both.into_iter().filter(|(_, nodes, _)| *nodes > 0) {
-            let there = layout
+            let planned_nodes = layout
                 .iter()
                 .filter(|node| node.kind == template.name && node.allocator == allocator);
-            let each: BTreeSet<Bytes> = there
+            let allocatable_sizes: BTreeSet<Bytes> = planned_nodes
                 .flat_map(|node| &node.gpus)
                 .map(|gpu| gpu.allocatable_bytes)
                 .collect();
@@ -320,7 +331,7 @@ fn node_kinds(
                 nodes,
                 gpus,
                 gpus_per_node: template.gpus,
-                allocatable_bytes: each.last().copied().unwrap_or_default(),
+                allocatable_bytes: allocatable_sizes.last().copied().unwrap_or_default(),
                 mig: template.geometry.clone(),
             });
         }

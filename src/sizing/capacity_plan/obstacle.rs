@@ -14,7 +14,7 @@ impl Obstacle {
         match self {
             Self::Filter(reason) => !reason.entry(),
             Self::Rule(rule) => !is_repulsion(*rule),
-            Self::Gpus(misfit) => !misfit.entry().by_count,
+            Self::Gpus(misfit) => !misfit.entry().more_nodes_help,
         }
     }
 
@@ -37,12 +37,12 @@ impl Obstacle {
     /// What to change in the pod, or on nodes of this kind.
     pub fn remedy(&self, pod: &PodToPlace, kind: &NodeTemplate, policy: &Policy) -> String {
         match self {
-            Self::Filter(reason) => of_filter(reason, pod, kind),
+            Self::Filter(reason) => filter_remedy(reason, pod, kind),
             Self::Rule(rule) if is_repulsion(*rule) => {
                 "a required anti-affinity keeps such pods on nodes of their own: it needs more nodes".into()
             }
             Self::Rule(_) => "write the quantity or rule so that Kubernetes reads it".into(),
-            Self::Gpus(misfit) => of_gpus(misfit, pod, kind, policy),
+            Self::Gpus(misfit) => misfit_remedy(misfit, pod, kind, policy),
         }
     }
 }
@@ -54,7 +54,7 @@ fn is_repulsion(rule: UnsupportedRule) -> bool {
     )
 }
 
-fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> String {
+fn filter_remedy(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> String {
     match reason {
         FilterReason::NotSelected => {
             let lacks = |(key, value): &(&String, &String)| kind.labels.get(*key) != Some(*value);
@@ -84,7 +84,12 @@ fn of_filter(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -> St
     }
 }
 
-fn of_gpus(misfit: &Misfit, pod: &PodToPlace, kind: &NodeTemplate, policy: &Policy) -> String {
+fn misfit_remedy(
+    misfit: &Misfit,
+    pod: &PodToPlace,
+    kind: &NodeTemplate,
+    policy: &Policy,
+) -> String {
     match misfit {
         Misfit::TooLarge { largest, .. } if *largest == Bytes::ZERO => {
             "the memory of these GPUs is not known: give it as vram=80Gi, or label the node with nvidia.com/gpu.memory".into()
@@ -94,8 +99,8 @@ fn of_gpus(misfit: &Misfit, pod: &PodToPlace, kind: &NodeTemplate, policy: &Poli
             "a pod over several GPUs gets whole ones, no slices: leave --mig out, or ask for one GPU".into()
         }
         Misfit::TooFewGpus { asked, .. } => format!("give nodes with gpus={asked} or more, or ask for fewer"),
-        Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch => pools(pod, policy),
-        told => told.entry().plan.into(),
+        Misfit::ClassNotAdmitted | Misfit::ClassKeptInPools | Misfit::MigLayoutMismatch => pool_labels_remedy(pod, policy),
+        other => other.entry().plan.into(),
     }
 }
 
@@ -113,7 +118,7 @@ fn split_over_more(pod: &PodToPlace, largest: Bytes, kind: &NodeTemplate) -> Str
 }
 
 /// Remedy that names the labels of the pools that take the pod's class.
-fn pools(pod: &PodToPlace, policy: &Policy) -> String {
+fn pool_labels_remedy(pod: &PodToPlace, policy: &Policy) -> String {
     let class = policy.class(pod.demand.class);
     let takes = |names: &Option<Vec<String>>| {
         names
@@ -123,7 +128,7 @@ fn pools(pod: &PodToPlace, policy: &Policy) -> String {
     let pools = policy
         .pools()
         .iter()
-        .filter(|pool| takes(&pool.classes) && class.may_be_in(Some(&pool.name)));
+        .filter(|pool| takes(&pool.classes) && class.may_be_placed_in(Some(&pool.name)));
     let labels = |selector: &std::collections::BTreeMap<String, String>| {
         selector
             .iter()
@@ -131,11 +136,11 @@ fn pools(pod: &PodToPlace, policy: &Policy) -> String {
             .collect::<Vec<_>>()
             .join(",")
     };
-    let known: Vec<String> = pools
+    let choices: Vec<String> = pools
         .filter(|pool| !pool.selector.is_empty())
         .map(|pool| format!("{} (pool {})", labels(&pool.selector), pool.name))
         .collect();
-    match known.is_empty() {
+    match choices.is_empty() {
         true => format!(
             "class {}: no node pool of the policy takes it with these nodes' labels",
             class.name
@@ -143,7 +148,7 @@ fn pools(pod: &PodToPlace, policy: &Policy) -> String {
         false => format!(
             "the pod is of class {}: add {} to --nodes",
             class.name,
-            known.join(" or ")
+            choices.join(" or ")
         ),
     }
 }

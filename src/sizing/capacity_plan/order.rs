@@ -21,10 +21,10 @@ impl PlacingOrder {
     pub const ALL: [Self; 3] = [Self::DecreasingSize, Self::ExclusiveFirst, Self::Given];
 
     /// Sorts indices of pods into this order.
-    pub fn arrange(self, pods: &[PodToPlace], places: &[usize]) -> Vec<usize> {
-        let mut order = places.to_vec();
-        let demand = |place: &usize| &pods[*place].demand;
-        let is_shared = |place: &usize| demand(place).sharing == Sharing::Shared;
+    pub fn arrange(self, pods: &[PodToPlace], indices: &[usize]) -> Vec<usize> {
+        let mut order = indices.to_vec();
+        let demand = |index: &usize| &pods[*index].demand;
+        let is_shared = |index: &usize| demand(index).sharing == Sharing::Shared;
         match self {
             Self::DecreasingSize => order.sort_by_key(|place| {
                 let pod = demand(place);

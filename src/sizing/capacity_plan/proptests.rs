@@ -5,7 +5,9 @@ use super::bound::l2;
 use super::plan;
 use super::question::{NodeTemplate, PodToPlace, TemplateHost};
 use super::report::CapacityPlan;
-use super::testkit::{nodes, nodes_of, of_class, plugin, pod, policy, question, with_cpu};
+use super::testkit::{
+    nodes, nodes_with_gpu, plugin_pod, pod, policy, question, with_class, with_cpu,
+};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use stowage_scheduling::units::MilliCpu;
@@ -35,7 +37,7 @@ struct Shape {
     cores: Option<u64>,
 }
 
-fn asked(most_gpus: u32) -> impl Strategy<Value = Asked> {
+fn any_pod(most_gpus: u32) -> impl Strategy<Value = Asked> {
     (
         1..=SIZE,
         1..=most_gpus,
@@ -56,7 +58,7 @@ fn case() -> impl Strategy<Value = (Shape, Vec<Asked>)> {
     (1..=3u32, proptest::option::of(4..8u64)).prop_flat_map(|(gpus, cores)| {
         (
             Just(Shape { gpus, cores }),
-            proptest::collection::vec(asked(gpus), 1..6),
+            proptest::collection::vec(any_pod(gpus), 1..6),
         )
     })
 }
@@ -146,7 +148,7 @@ fn subsets(of: &[usize], size: usize) -> Vec<Vec<usize>> {
     }
 }
 
-fn planned(shape: Shape, pods: &[Asked]) -> CapacityPlan {
+fn plan_of(shape: Shape, pods: &[Asked]) -> CapacityPlan {
     let policy = policy(&[
         ("red", Some(&["red", "blue"])),
         ("blue", Some(&["red", "blue"])),
@@ -160,7 +162,7 @@ fn planned(shape: Shape, pods: &[Asked]) -> CapacityPlan {
             Sharing::Shared
         };
         let pod = pod(&format!("pod-{place}"), asked.gib, asked.gpus, sharing);
-        with_cpu(of_class(pod, CLASSES[asked.class], &policy), asked.cores)
+        with_cpu(with_class(pod, CLASSES[asked.class], &policy), asked.cores)
     };
     let cpu = shape.cores.map(|cores| MilliCpu(cores * 1000));
     let kind = NodeTemplate {
@@ -172,7 +174,7 @@ fn planned(shape: Shape, pods: &[Asked]) -> CapacityPlan {
 }
 
 /// Pods on each GPU of a plan, by their places.
-fn on_gpus(plan: &CapacityPlan) -> Vec<Vec<usize>> {
+fn pods_by_gpu(plan: &CapacityPlan) -> Vec<Vec<usize>> {
     let place = |name: &str| name.strip_prefix("pod-").unwrap().parse().unwrap();
     let gpus = plan.layout.iter().flat_map(|node| &node.gpus);
     gpus.map(|gpu| gpu.pods.iter().map(|pod| place(&pod.pod.name)).collect())
@@ -256,7 +258,7 @@ proptest! {
     fn the_bound_is_at_most_the_optimum_and_what_is_found_at_least_that((shape, pods) in case()) {
         // A pod that fits on no empty node is another test's.
         prop_assume!(pods.iter().all(|pod| shape.cores.is_none_or(|most| pod.cores <= most)));
-        let plan = planned(shape, &pods);
+        let plan = plan_of(shape, &pods);
         let optimum = Oracle::optimum(shape, &pods);
         prop_assert_eq!(plan.held, pods.len());
         prop_assert!(plan.lower_bound.gpus as usize <= optimum, "{:?} is above {}", plan.lower_bound, optimum);
@@ -267,8 +269,8 @@ proptest! {
     #[test]
     fn what_is_found_keeps_every_rule((shape, pods) in case()) {
         prop_assume!(pods.iter().all(|pod| shape.cores.is_none_or(|most| pod.cores <= most)));
-        let plan = planned(shape, &pods);
-        let on = on_gpus(&plan);
+        let plan = plan_of(shape, &pods);
+        let on = pods_by_gpu(&plan);
         prop_assert_eq!(on.len(), plan.gpus as usize);
         for gpu in &on {
             prop_assert!(fits_together(&pods, gpu), "{:?}", gpu);
@@ -287,10 +289,10 @@ proptest! {
             .iter()
             .enumerate()
             .map(|(place, profile)| {
-                plugin(&format!("pod-{place}"), &format!("nvidia.com/mig-{}", slices::PROFILES[*profile].0), 1)
+                plugin_pod(&format!("pod-{place}"), &format!("nvidia.com/mig-{}", slices::PROFILES[*profile].0), 1)
             })
             .collect();
-        let plan = plan(&question(policy(&[]), pods, [nodes_of(1, "A100-80GB", None)]));
+        let plan = plan(&question(policy(&[]), pods, [nodes_with_gpu(1, "A100-80GB", None)]));
         let optimum = slices::fewest(&wanted);
         prop_assert_eq!(plan.held, wanted.len());
         prop_assert!(plan.lower_bound.gpus as usize <= optimum && optimum <= plan.gpus as usize,
@@ -302,7 +304,7 @@ proptest! {
         prop_assume!(pods.iter().all(|pod| shape.cores.is_none_or(|most| pod.cores <= most)));
         let pods: Vec<Asked> = pods.into_iter().map(|pod| Asked { is_exclusive: true, ..pod }).collect();
         let to_place = pods.iter().enumerate().map(|(place, asked)| {
-            with_cpu(plugin(&format!("pod-{place}"), "nvidia.com/gpu", asked.gpus), asked.cores)
+            with_cpu(plugin_pod(&format!("pod-{place}"), "nvidia.com/gpu", asked.gpus), asked.cores)
         });
         let host = TemplateHost::Described { cpu: shape.cores.map(|cores| MilliCpu(cores * 1000)), memory: None };
         let kind = NodeTemplate { host, ..nodes(shape.gpus, SIZE) };
@@ -321,7 +323,7 @@ proptest! {
             let sharing = if *is_exclusive { Sharing::Exclusive } else { Sharing::Shared };
             pod(&format!("pod-{place}"), *gib, 1, sharing)
         });
-        let kind = nodes_of(1, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
+        let kind = nodes_with_gpu(1, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
         let plan = plan(&question(policy(&[]), pods.collect::<Vec<_>>(), [kind]));
         let optimum = slices::fewest_cut(&sizes);
         prop_assert_eq!(plan.held, sizes.len());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName, PodKey};
 use stowage_scheduling::kube_filters::node::{FilterNode, ObjectLabels, Taint};
 use stowage_scheduling::kube_filters::resources::{CPU, MEMORY};
-use stowage_scheduling::kube_filters::{Amounts, Requirements};
+use stowage_scheduling::kube_filters::{Requirements, ResourceList};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::vocabulary::demand::Demand;
@@ -52,7 +52,7 @@ pub struct NodeTemplate {
     pub taints: Vec<Taint>,
     pub host: TemplateHost,
     /// Maximum number of nodes of this kind; `None` for no limit.
-    pub at_most: Option<u32>,
+    pub max_nodes: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub struct TemplateGpu {
     /// Memory in bytes, as NVML reports it.
     pub total: Bytes,
     /// The catalogued GPU type, if its name is one.
-    pub known: Option<&'static GpuType>,
+    pub gpu_type: Option<&'static GpuType>,
 }
 
 /// What a node has beside its GPUs.
@@ -75,15 +75,18 @@ pub enum TemplateHost {
         memory: Option<Bytes>,
     },
     /// A node that was observed in a cluster.
-    Observed { allocatable: Amounts, pods: u64 },
+    Observed {
+        allocatable: ResourceList,
+        pods: u64,
+    },
 }
 
 /// A stand-in for "unlimited": more than the pods of one node request together, and far below the overflow of a `u64` sum.
-const PLENTY: u64 = 1 << 50;
+const UNLIMITED: u64 = 1 << 50;
 
 impl TemplateHost {
     /// Allocatable resources of an observed node; `None` for a described one.
-    pub fn allocatable(&self) -> Option<&Amounts> {
+    pub fn allocatable(&self) -> Option<&ResourceList> {
         match self {
             Self::Observed { allocatable, .. } => Some(allocatable),
             Self::Described { .. } => None,
@@ -101,20 +104,20 @@ impl TemplateHost {
 
 impl NodeTemplate {
     /// The node as kube-scheduler's filters see it. `resources` are the names of all that pods ask for beside GPUs.
-    pub(super) fn machine(&self, name: &NodeName, resources: &[Arc<str>]) -> FilterNode {
+    pub(super) fn filter_node(&self, name: &NodeName, resources: &[Arc<str>]) -> FilterNode {
         let (allocatable, pods) = match &self.host {
             TemplateHost::Observed { allocatable, pods } => (allocatable.clone(), *pods),
             TemplateHost::Described { cpu, memory } => {
-                let amounts = Amounts {
-                    cpu: cpu.unwrap_or(MilliCpu(PLENTY)),
-                    memory: memory.unwrap_or(Bytes(PLENTY)),
-                    ephemeral_storage: Bytes(PLENTY),
+                let amounts = ResourceList {
+                    cpu: cpu.unwrap_or(MilliCpu(UNLIMITED)),
+                    memory: memory.unwrap_or(Bytes(UNLIMITED)),
+                    ephemeral_storage: Bytes(UNLIMITED),
                     others: resources
                         .iter()
-                        .map(|name| (name.clone(), PLENTY))
+                        .map(|name| (name.clone(), UNLIMITED))
                         .collect(),
                 };
-                (amounts, PLENTY)
+                (amounts, UNLIMITED)
             }
         };
         let mut labels = self.labels.clone();
@@ -130,31 +133,31 @@ impl NodeTemplate {
 
     /// The first `gpus` GPUs of such a node, or their slices.
     pub(super) fn devices(&self, node: &NodeName, gpus: u32) -> Vec<Device> {
-        let card = |place: u32| {
-            GpuUuid::parse(&format!("GPU-{node}-{place}")).expect("a node's name is short")
+        let gpu_uuid = |gpu_index: u32| {
+            GpuUuid::parse(&format!("GPU-{node}-{gpu_index}")).expect("a node's name is short")
         };
-        let whole = |place: u32| {
+        let whole_gpu = |gpu_index: u32| {
             self.device(
-                card(place),
-                place,
+                gpu_uuid(gpu_index),
+                gpu_index,
                 self.gpu.model.clone(),
                 None,
                 self.gpu.total,
             )
         };
         let Some(geometry) = &self.geometry else {
-            return (0..gpus).map(whole).collect();
+            return (0..gpus).map(whole_gpu).collect();
         };
         let mut slices = Vec::new();
-        for place in 0..gpus {
+        for gpu_index in 0..gpus {
             for profile in geometry.profiles() {
                 let index = slices.len() as u32;
                 let uuid =
                     GpuUuid::parse(&format!("MIG-{node}-{index}")).expect("a node's name is short");
                 let model = GpuModel::parse(&format!("{}-MIG-{profile}", self.gpu.model));
                 let model = model.expect("a profile is a plain word");
-                let total = self.slice(profile).unwrap_or_default();
-                slices.push(self.device(uuid, index, model, Some(card(place)), total));
+                let total = self.slice_memory(profile).unwrap_or_default();
+                slices.push(self.device(uuid, index, model, Some(gpu_uuid(gpu_index)), total));
             }
         }
         slices
@@ -168,16 +171,14 @@ impl NodeTemplate {
     }
 
     /// Memory of a slice of that profile; `None` if it is not known.
-    pub(super) fn slice(&self, profile: &str) -> Option<Bytes> {
-        self.gpu.known?.slice(profile)
+    pub(super) fn slice_memory(&self, profile: &str) -> Option<Bytes> {
+        self.gpu.gpu_type?.slice_memory(profile)
     }
 
     /// Allocatable amount of a resource other than GPUs; `None` if it is not known.
-    pub(super) fn has_of(&self, resource: &str) -> Option<u64> {
+    pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
         match (&self.host, resource) {
-            (TemplateHost::Observed { allocatable, .. }, _) => {
-                Some(allocatable.of_resource(resource))
-            }
+            (TemplateHost::Observed { allocatable, .. }, _) => Some(allocatable.get(resource)),
             (TemplateHost::Described { cpu, .. }, CPU) => cpu.map(|cpu| cpu.0),
             (TemplateHost::Described { memory, .. }, MEMORY) => memory.map(|memory| memory.0),
             (TemplateHost::Described { .. }, _) => None,

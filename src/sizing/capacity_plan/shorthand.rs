@@ -2,7 +2,7 @@
 //!
 //! What is not said of a node is never short, except the GPUs: how many there are and how much memory they have must be known.
 
-use super::geometry::{BadGeometry, Geometry};
+use super::geometry::{Geometry, GeometryError};
 use super::gpu_types::{GpuType, UnknownGpuType};
 use super::question::{NodeTemplate, TemplateGpu, TemplateHost};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const KEYS: [&str; 8] = [
     "gpus", "gpu", "vram", "cpu", "memory", "label", "count", "name",
 ];
 /// Maximum length of a kind's name in bytes, so that it is still a valid node name with a number appended.
-const LONGEST_NAME: usize = 100;
+const MAX_NAME_LENGTH: usize = 100;
 
 /// A kind of node as it was written. Its GPU may be given later.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,13 +32,13 @@ pub struct NodeShorthand {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadNodes {
+pub enum NodeShorthandError {
     #[error("{part:?} is no KEY=VALUE; write such as gpus=8,gpu=A100-80GB")]
-    NoPair { part: String },
-    #[error("{key:?} is not a key; {}", meant(.key))]
+    NotKeyValue { part: String },
+    #[error("{key:?} is not a key; {}", key_suggestion(.key))]
     UnknownKey { key: String },
     #[error("{key} stands there twice; write it once")]
-    Twice { key: &'static str },
+    DuplicateKey { key: &'static str },
     #[error("{key} is {text:?}; write {expected}")]
     Value {
         key: &'static str,
@@ -68,7 +68,7 @@ pub enum BadNodes {
     #[error("{0}")]
     Name(#[from] InvalidName),
     #[error("--mig: {0}")]
-    Geometry(#[from] BadGeometry),
+    Geometry(#[from] GeometryError),
     #[error(
         "--mig: where GPU {gpu:?} can be cut is not known; name a known GPU, such as A100-80GB, or leave --mig out"
     )]
@@ -88,7 +88,7 @@ pub enum BadNodes {
     },
 }
 
-fn meant(key: &str) -> String {
+fn key_suggestion(key: &str) -> String {
     match nearest(key, &KEYS) {
         Some(near) => format!("did you mean {near}?"),
         None => format!("the keys are {}", KEYS.join(", ")),
@@ -96,9 +96,9 @@ fn meant(key: &str) -> String {
 }
 
 /// Rejects less than a mebibyte, which no node has: the unit was forgotten.
-fn with_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, BadNodes> {
+fn check_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, NodeShorthandError> {
     match bytes.0 < 1 << 20 {
-        true => Err(BadNodes::NoUnit {
+        true => Err(NodeShorthandError::NoUnit {
             key,
             text: text.into(),
             bytes,
@@ -108,9 +108,9 @@ fn with_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, BadNo
 }
 
 impl NodeShorthand {
-    pub fn parse(text: &str) -> Result<Self, BadNodes> {
-        let mut found = Self::default();
-        let mut seen: Vec<&'static str> = Vec::new();
+    pub fn parse(text: &str) -> Result<Self, NodeShorthandError> {
+        let mut shorthand = Self::default();
+        let mut keys_set: Vec<&'static str> = Vec::new();
         for part in text
             .split(',')
             .map(str::trim)
@@ -118,20 +118,20 @@ impl NodeShorthand {
         {
             let (key, value) = part
                 .split_once('=')
-                .ok_or_else(|| BadNodes::NoPair { part: part.into() })?;
+                .ok_or_else(|| NodeShorthandError::NotKeyValue { part: part.into() })?;
             let (key, value) = (key.trim(), value.trim());
             let known = KEYS.iter().find(|known| **known == key);
-            let key = *known.ok_or_else(|| BadNodes::UnknownKey { key: key.into() })?;
-            if key != "label" && seen.contains(&key) {
-                return Err(BadNodes::Twice { key });
+            let key = *known.ok_or_else(|| NodeShorthandError::UnknownKey { key: key.into() })?;
+            if key != "label" && keys_set.contains(&key) {
+                return Err(NodeShorthandError::DuplicateKey { key });
             }
-            seen.push(key);
-            found.set(key, value)?;
+            keys_set.push(key);
+            shorthand.set(key, value)?;
         }
-        if found.gpus == 0 {
-            Err(BadNodes::NoGpus)
+        if shorthand.gpus == 0 {
+            Err(NodeShorthandError::NoGpus)
         } else {
-            Ok(found)
+            Ok(shorthand)
         }
     }
 
@@ -150,7 +150,7 @@ impl NodeShorthand {
     }
 
     /// The kind of node, each of its GPUs cut as `mig` says.
-    pub fn template(&self, mig: Option<&str>) -> Result<NodeTemplate, BadNodes> {
+    pub fn template(&self, mig: Option<&str>) -> Result<NodeTemplate, NodeShorthandError> {
         let gpu = self.template_gpu()?;
         let geometry = mig.map(|mig| geometry(mig, &gpu));
         let labels = self.labels_with(&gpu);
@@ -166,17 +166,17 @@ impl NodeShorthand {
                 cpu: self.cpu,
                 memory: self.memory,
             },
-            at_most: self.count,
+            max_nodes: self.count,
         })
     }
 
-    fn set(&mut self, key: &'static str, text: &str) -> Result<(), BadNodes> {
-        let quantity = |error| BadNodes::Quantity {
+    fn set(&mut self, key: &'static str, text: &str) -> Result<(), NodeShorthandError> {
+        let quantity = |error| NodeShorthandError::Quantity {
             key,
             text: text.into(),
             error,
         };
-        let value = |expected| BadNodes::Value {
+        let value = |expected| NodeShorthandError::Value {
             key,
             text: text.into(),
             expected,
@@ -191,7 +191,7 @@ impl NodeShorthand {
             }
             "gpu" => self.gpu = Some(GpuModel::parse(text)?.to_string()),
             "vram" => {
-                self.vram = Some(with_unit(
+                self.vram = Some(check_unit(
                     key,
                     text,
                     Bytes::parse_quantity(text).map_err(quantity)?,
@@ -199,10 +199,10 @@ impl NodeShorthand {
             }
             "cpu" => self.cpu = Some(MilliCpu::parse_quantity(text).map_err(quantity)?),
             "memory" => {
-                self.memory = Some(with_unit(
+                self.memory = Some(check_unit(
                     key,
                     text,
-                    Bytes::parse_quantity_up(text).map_err(quantity)?,
+                    Bytes::parse_quantity_rounding_up(text).map_err(quantity)?,
                 )?);
             }
             "label" => {
@@ -219,7 +219,7 @@ impl NodeShorthand {
             }
             _ => {
                 let name = NodeName::parse(text)?.to_string();
-                let is_short = name.len() <= LONGEST_NAME;
+                let is_short = name.len() <= MAX_NAME_LENGTH;
                 self.name = Some(
                     Some(name)
                         .filter(|_| is_short)
@@ -230,15 +230,15 @@ impl NodeShorthand {
         Ok(())
     }
 
-    fn template_gpu(&self) -> Result<TemplateGpu, BadNodes> {
+    fn template_gpu(&self) -> Result<TemplateGpu, NodeShorthandError> {
         let found = self.gpu.as_deref().map(GpuType::find);
         match (found, self.vram) {
-            (None, None) => Err(BadNodes::NoGpu),
+            (None, None) => Err(NodeShorthandError::NoGpu),
             (Some(Ok(known)), vram) => Ok(TemplateGpu {
                 name: known.name.into(),
                 model: known.model(),
                 total: vram.unwrap_or(known.total()),
-                known: Some(known),
+                gpu_type: Some(known),
             }),
             // With its memory any GPU will do.
             (_, Some(total)) => {
@@ -247,7 +247,7 @@ impl NodeShorthand {
                     model: GpuModel::parse(&name)?,
                     name,
                     total,
-                    known: None,
+                    gpu_type: None,
                 })
             }
             (Some(Err(error)), None) => Err(error.into()),
@@ -256,7 +256,7 @@ impl NodeShorthand {
 
     /// The labels, and those that nodes with such GPUs always have.
     fn labels_with(&self, gpu: &TemplateGpu) -> BTreeMap<String, String> {
-        let usual = [
+        let standard_labels = [
             ("kubernetes.io/os", "linux".to_owned()),
             ("kubernetes.io/arch", "amd64".to_owned()),
             ("nvidia.com/gpu.present", "true".to_owned()),
@@ -264,7 +264,7 @@ impl NodeShorthand {
             ("nvidia.com/gpu.count", self.gpus.to_string()),
             ("nvidia.com/gpu.memory", (gpu.total.0 >> 20).to_string()),
         ];
-        let mut labels: BTreeMap<String, String> = usual
+        let mut labels: BTreeMap<String, String> = standard_labels
             .into_iter()
             .map(|(key, value)| (key.to_owned(), value))
             .collect();
@@ -274,17 +274,19 @@ impl NodeShorthand {
 }
 
 /// Parses a geometry; rejects slices of unknown memory, and slices with more memory than the GPU.
-fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
-    let known = gpu.known.ok_or_else(|| BadNodes::UnknownGeometry {
-        gpu: gpu.name.clone(),
-    })?;
+fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, NodeShorthandError> {
+    let known = gpu
+        .gpu_type
+        .ok_or_else(|| NodeShorthandError::UnknownGeometry {
+            gpu: gpu.name.clone(),
+        })?;
     let geometry = Geometry::parse(mig, known)?;
     let slice = |profile: &str| {
-        let unknown = || BadNodes::UnknownSlice {
+        let unknown = || NodeShorthandError::UnknownSlice {
             gpu: gpu.name.clone(),
             profile: profile.into(),
         };
-        known.slice(profile).ok_or_else(unknown)
+        known.slice_memory(profile).ok_or_else(unknown)
     };
     let slices: Bytes = geometry
         .profiles()
@@ -295,7 +297,7 @@ fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, BadNodes> {
     match slices > gpu.total {
         true => {
             let geometry = geometry.to_string();
-            Err(BadNodes::SlicesTooLarge {
+            Err(NodeShorthandError::SlicesTooLarge {
                 geometry,
                 slices,
                 vram: gpu.total,
@@ -314,7 +316,7 @@ pub fn node_name(gpu: &str) -> String {
             '-'
         }
     });
-    let name: String = plain.take(LONGEST_NAME).collect();
+    let name: String = plain.take(MAX_NAME_LENGTH).collect();
     if name.is_empty() { "node".into() } else { name }
 }
 
@@ -335,7 +337,7 @@ mod tests {
             .template(Some("3g.40gb,3g.40gb"))
             .unwrap();
         assert_eq!(
-            (found.gpus, &*found.name, found.at_most),
+            (found.gpus, &*found.name, found.max_nodes),
             (8, "bank", Some(4))
         );
         assert_eq!(found.gpu.total, Bytes::gib(80));

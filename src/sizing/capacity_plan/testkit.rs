@@ -6,9 +6,9 @@ use crate::capacity_plan::gpu_types::GpuType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, PodKey};
-use stowage_scheduling::kube_filters::{Amounts, Requirements};
+use stowage_scheduling::kube_filters::{Requirements, ResourceList};
 use stowage_scheduling::policy::{Class, Policy};
-use stowage_scheduling::testkit::{classified, demand_of};
+use stowage_scheduling::testkit::{demand_of, reclassified};
 use stowage_scheduling::units::{Bytes, MilliCpu, Percent};
 use stowage_scheduling::vocabulary::classification::PodTraits;
 use stowage_scheduling::vocabulary::demand::{
@@ -19,7 +19,7 @@ use stowage_scheduling::vocabulary::headroom::Headroom;
 /// The built-in policy without headroom, with these classes before its own: each takes the pods of its label `class`.
 pub fn policy(classes: &[(&str, Option<&[&str]>)]) -> Policy {
     let class = |(name, shares_with): &(&str, Option<&[&str]>)| {
-        let mut class = Class::named(name);
+        let mut class = Class::new(name);
         class.matches.labels = BTreeMap::from([("class".into(), (*name).into())]);
         class.shares_with =
             shares_with.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
@@ -32,37 +32,37 @@ pub fn policy(classes: &[(&str, Option<&[&str]>)]) -> Policy {
         .chain(built_in.classes().iter().cloned())
         .collect();
     let mut policy = built_in.with_classes(all).unwrap();
-    policy.settings.headroom = Headroom::all(Percent::default());
+    policy.settings.headroom = Headroom::uniform(Percent::default());
     policy
 }
 
 /// A pod of so many GiB on each of so many GPUs.
 pub fn pod(name: &str, gib: u64, gpus: u32, sharing: Sharing) -> PodToPlace {
-    of_demand(name, demand_of(gib << 30, gpus, sharing, 0))
+    pod_with_demand(name, demand_of(gib << 30, gpus, sharing, 0))
 }
 
 /// Pod that shares one GPU, with so many GiB.
-pub fn shared(name: &str, gib: u64) -> PodToPlace {
+pub fn shared_pod(name: &str, gib: u64) -> PodToPlace {
     pod(name, gib, 1, Sharing::Shared)
 }
 
 /// The pod with the label `class`.
-pub fn of_class(pod: PodToPlace, class: &str, policy: &Policy) -> PodToPlace {
+pub fn with_class(pod: PodToPlace, class: &str, policy: &Policy) -> PodToPlace {
     let traits = PodTraits {
         labels: BTreeMap::from([("class".into(), class.into())]),
         ..(*pod.demand.traits).clone()
     };
     PodToPlace {
-        demand: classified(pod.demand, traits, policy),
+        demand: reclassified(pod.demand, traits, policy),
         ..pod
     }
 }
 
 /// Pod that requests GPUs of a device plugin.
-pub fn plugin(name: &str, resource: &str, count: u32) -> PodToPlace {
+pub fn plugin_pod(name: &str, resource: &str, count: u32) -> PodToPlace {
     let amount = count.to_string();
     let containers = [ContainerRequest {
-        plugin: PluginAmount::Of {
+        plugin: PluginAmount::One {
             resource,
             amount: &amount,
         },
@@ -72,14 +72,17 @@ pub fn plugin(name: &str, resource: &str, count: u32) -> PodToPlace {
         resources: &BTreeSet::from([resource]),
         ..PodRequest::plain("default", &containers)
     };
-    of_demand(name, Demand::of(&request, &Policy::default()).unwrap())
+    pod_with_demand(
+        name,
+        Demand::from_pod(&request, &Policy::default()).unwrap(),
+    )
 }
 
 /// The pod with a CPU request, in cores.
 pub fn with_cpu(mut pod: PodToPlace, cores: u64) -> PodToPlace {
-    pod.requirements.amounts = Amounts {
+    pod.requirements.amounts = ResourceList {
         cpu: MilliCpu(cores * 1000),
-        ..Amounts::default()
+        ..ResourceList::default()
     };
     pod
 }
@@ -93,7 +96,7 @@ pub fn nodes(gpus: u32, gib: u64) -> NodeTemplate {
             name: "test".into(),
             model: GpuModel::parse("test").unwrap(),
             total: Bytes::gib(gib),
-            known: None,
+            gpu_type: None,
         },
         geometry: None,
         plugin_devices: None,
@@ -103,19 +106,19 @@ pub fn nodes(gpus: u32, gib: u64) -> NodeTemplate {
             cpu: None,
             memory: None,
         },
-        at_most: None,
+        max_nodes: None,
     }
 }
 
 /// Nodes of so many GPUs of a known type, each cut into the MIG slices of `mig`.
-pub fn nodes_of(gpus: u32, gpu: &str, mig: Option<&str>) -> NodeTemplate {
+pub fn nodes_with_gpu(gpus: u32, gpu: &str, mig: Option<&str>) -> NodeTemplate {
     let known = GpuType::find(gpu).unwrap();
     NodeTemplate {
         gpu: TemplateGpu {
             name: known.name.into(),
             model: known.model(),
             total: known.total(),
-            known: Some(known),
+            gpu_type: Some(known),
         },
         geometry: mig.map(|text| Geometry::parse(text, known).unwrap()),
         ..nodes(gpus, 1)
@@ -148,7 +151,7 @@ pub fn question(
     }
 }
 
-fn of_demand(name: &str, demand: Demand) -> PodToPlace {
+fn pod_with_demand(name: &str, demand: Demand) -> PodToPlace {
     PodToPlace {
         key: PodKey::parse("default", name).unwrap(),
         workload: 0,

@@ -3,12 +3,14 @@
 use super::plan;
 use super::question::{NodeTemplate, PodToPlace, TemplateHost};
 use super::report::{CapacityPlan, GpuSharing, OneMore};
-use super::testkit::{nodes, nodes_of, of_class, plugin, pod, policy, question, shared, with_cpu};
+use super::testkit::{
+    nodes, nodes_with_gpu, plugin_pod, pod, policy, question, shared_pod, with_class, with_cpu,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stowage_scheduling::kube_filters::Amounts;
+use stowage_scheduling::kube_filters::ResourceList;
 use stowage_scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScope};
-use stowage_scheduling::kube_filters::resources::{EVERY_ADDRESS, HostPort};
+use stowage_scheduling::kube_filters::resources::{ANY_ADDRESS, HostPort};
 use stowage_scheduling::policy::{Policy, Pool};
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::vocabulary::demand::Sharing;
@@ -17,7 +19,7 @@ use stowage_scheduling::vocabulary::label_selector::Selector;
 use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// The pods that share a GPU, by name, each GPU in order.
-fn together(plan: &CapacityPlan) -> Vec<Vec<&str>> {
+fn pods_by_gpu(plan: &CapacityPlan) -> Vec<Vec<&str>> {
     let gpus = plan.layout.iter().flat_map(|node| &node.gpus);
     gpus.map(|gpu| gpu.pods.iter().map(|pod| &*pod.pod.name).collect())
         .collect()
@@ -27,14 +29,14 @@ fn together(plan: &CapacityPlan) -> Vec<Vec<&str>> {
 fn two_gpus_hold_a_pod_that_shares_with_none_and_two_that_share() {
     let policy = policy(&[("fraud", Some(&[])), ("credit", None), ("chatbot", None)]);
     let pods = [("fraud", 20), ("credit", 40), ("chatbot", 32)]
-        .map(|(name, gib)| of_class(shared(name, gib), name, &policy));
+        .map(|(name, gib)| with_class(shared_pod(name, gib), name, &policy));
     let plan = plan(&question(policy, pods, [nodes(8, 80)]));
     assert_eq!(
         (plan.gpus, plan.nodes, plan.held, plan.is_optimal),
         (2, 1, 3, true),
         "{plan:#?}"
     );
-    let groups: BTreeSet<Vec<&str>> = together(&plan).into_iter().collect();
+    let groups: BTreeSet<Vec<&str>> = pods_by_gpu(&plan).into_iter().collect();
     assert_eq!(
         groups,
         BTreeSet::from([vec!["fraud"], vec!["credit", "chatbot"]])
@@ -67,8 +69,8 @@ fn two_gpus_hold_a_pod_that_shares_with_none_and_two_that_share() {
 fn an_exclusive_pod_is_charged_its_whole_gpu() {
     let pods = [
         pod("alone", 10, 1, Sharing::Exclusive),
-        shared("a", 40),
-        shared("b", 40),
+        shared_pod("a", 40),
+        shared_pod("b", 40),
     ];
     let plan = plan(&question(policy(&[]), pods, [nodes(1, 80)]));
     assert_eq!((plan.gpus, plan.nodes, plan.lower_bound.gpus), (2, 2, 2));
@@ -97,7 +99,7 @@ fn cpu_that_is_given_counts_and_bounds_the_nodes() {
         host: TemplateHost::Described { cpu, memory: None },
         ..nodes(4, 80)
     };
-    let pods = || ["a", "b", "c"].map(|name| with_cpu(shared(name, 10), 16));
+    let pods = || ["a", "b", "c"].map(|name| with_cpu(shared_pod(name, 10), 16));
     let free = plan(&question(policy(&[]), pods(), [kind(None)]));
     assert_eq!((free.gpus, free.nodes), (1, 1));
     let short = plan(&question(
@@ -119,7 +121,11 @@ fn cpu_that_is_given_counts_and_bounds_the_nodes() {
 
 #[test]
 fn a_later_kind_of_node_is_for_what_the_earlier_ones_cannot_hold() {
-    let pods = [shared("large", 120), shared("a", 60), shared("b", 60)];
+    let pods = [
+        shared_pod("large", 120),
+        shared_pod("a", 60),
+        shared_pod("b", 60),
+    ];
     let plan = plan(&question(policy(&[]), pods, [nodes(2, 80), nodes(2, 140)]));
     let kinds: Vec<(&str, u32)> = plan
         .node_kinds
@@ -130,10 +136,10 @@ fn a_later_kind_of_node_is_for_what_the_earlier_ones_cannot_hold() {
 }
 
 #[test]
-fn a_kind_with_a_count_gives_no_more_and_the_rest_has_no_place() {
-    let pods = ["a", "b", "c"].map(|name| shared(name, 60));
+fn a_kind_with_a_count_has_no_more_nodes_and_other_pods_are_not_held() {
+    let pods = ["a", "b", "c"].map(|name| shared_pod(name, 60));
     let only = NodeTemplate {
-        at_most: Some(2),
+        max_nodes: Some(2),
         ..nodes(1, 80)
     };
     let plan = plan(&question(policy(&[]), pods, [only]));
@@ -144,8 +150,8 @@ fn a_kind_with_a_count_gives_no_more_and_the_rest_has_no_place() {
 #[test]
 fn a_pod_that_no_gpu_holds_says_what_it_lacks_and_the_others_are_planned() {
     let pods = [
-        shared("huge", 100),
-        shared("small", 10),
+        shared_pod("huge", 100),
+        shared_pod("small", 10),
         pod("wide", 10, 3, Sharing::Shared),
     ];
     let plan = plan(&question(policy(&[]), pods, [nodes(2, 80)]));
@@ -164,7 +170,7 @@ fn a_pod_that_no_gpu_holds_says_what_it_lacks_and_the_others_are_planned() {
 
 #[test]
 fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing() {
-    let mut picky = shared("picky", 10);
+    let mut picky = shared_pod("picky", 10);
     picky.requirements.node_selector = BTreeMap::from([("zone".into(), "a".into())]);
     let asked = question(policy(&[]), [picky.clone()], [nodes(1, 80)]);
     assert!(
@@ -182,14 +188,14 @@ fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing
     let bank = Pool {
         selector: BTreeMap::from([("gpu-pool".into(), "bank".into())]),
         classes: Some(vec!["fraud".into()]),
-        ..Pool::named("bank")
+        ..Pool::new("bank")
     };
     let rest = Pool {
         classes: Some(vec!["serving".into()]),
-        ..Pool::named("rest")
+        ..Pool::new("rest")
     };
     let with_pools = with_pools.with_pools(vec![bank, rest]).unwrap();
-    let fraud = of_class(shared("fraud", 10), "fraud", &with_pools);
+    let fraud = with_class(shared_pod("fraud", 10), "fraud", &with_pools);
     let refused = plan(&question(with_pools, [fraud], [nodes(1, 80)]));
     let reason = &refused.not_held[0].reasons[0];
     assert_eq!(reason.code, "class-not-admitted");
@@ -204,7 +210,7 @@ fn a_node_selector_and_a_node_pool_are_obeyed_and_name_the_label_that_is_missing
 fn repelling(mut pod: PodToPlace, app: &str, repelled: &str) -> PodToPlace {
     let repels = AntiAffinity {
         scope: NamespaceScope::Of(BTreeSet::from(["default".into()])),
-        selector: Selector::of_labels(&BTreeMap::from([("app".into(), repelled.into())])),
+        selector: Selector::from_labels(&BTreeMap::from([("app".into(), repelled.into())])),
         topology: "kubernetes.io/hostname".into(),
     };
     pod.requirements.labels = BTreeMap::from([("app".into(), app.into())]);
@@ -214,18 +220,18 @@ fn repelling(mut pod: PodToPlace, app: &str, repelled: &str) -> PodToPlace {
 
 /// The pod with another amount of a resource beside GPUs.
 fn with_resource(mut pod: PodToPlace, resource: &str, amount: u64) -> PodToPlace {
-    pod.requirements.amounts = Amounts::of(&BTreeMap::from([(resource, amount)]));
+    pod.requirements.amounts = ResourceList::from_amounts(&BTreeMap::from([(resource, amount)]));
     pod
 }
 
 #[test]
 fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
-    let gpu = |name: &str| plugin(name, "nvidia.com/gpu", 1);
+    let gpu = |name: &str| plugin_pod(name, "nvidia.com/gpu", 1);
     let repelling = ["a", "b", "c"].map(|name| repelling(gpu(name), "x", "x"));
     let on_port = ["a", "b", "c"].map(|name| {
         let mut pod = gpu(name);
         let port = HostPort {
-            ip: EVERY_ADDRESS.into(),
+            ip: ANY_ADDRESS.into(),
             protocol: "TCP".into(),
             port: 8000,
         };
@@ -236,7 +242,7 @@ fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
         let found = plan(&question(
             policy(&[]),
             pods.clone(),
-            [nodes_of(8, "A100-80GB", None)],
+            [nodes_with_gpu(8, "A100-80GB", None)],
         ));
         // Two full nodes, and one GPU of the last.
         assert_eq!(
@@ -245,8 +251,8 @@ fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
             "{found:#?}"
         );
         let two = NodeTemplate {
-            at_most: Some(2),
-            ..nodes_of(8, "A100-80GB", None)
+            max_nodes: Some(2),
+            ..nodes_with_gpu(8, "A100-80GB", None)
         };
         let found = plan(&question(policy(&[]), pods, [two]));
         assert_eq!(
@@ -258,10 +264,10 @@ fn pods_of_a_device_plugin_that_cannot_share_a_node_get_nodes_of_their_own() {
 
 #[test]
 fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them() {
-    let allocatable = Amounts {
+    let allocatable = ResourceList {
         cpu: MilliCpu(96_000),
         ephemeral_storage: Bytes::gib(100),
-        ..Amounts::of(&BTreeMap::from([("rdma/ib", 1)]))
+        ..ResourceList::from_amounts(&BTreeMap::from([("rdma/ib", 1)]))
     };
     let kind = || NodeTemplate {
         plugin_devices: Some(BTreeMap::from([(
@@ -272,11 +278,11 @@ fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them
             allocatable: allocatable.clone(),
             pods: 110,
         },
-        ..nodes_of(8, "A100-80GB", None)
+        ..nodes_with_gpu(8, "A100-80GB", None)
     };
     for (resource, amount) in [("rdma/ib", 1), ("ephemeral-storage", 60 << 30)] {
         let pods = ["a", "b", "c"]
-            .map(|name| with_resource(plugin(name, "nvidia.com/gpu", 1), resource, amount));
+            .map(|name| with_resource(plugin_pod(name, "nvidia.com/gpu", 1), resource, amount));
         let found = plan(&question(policy(&[]), pods, [kind()]));
         let numbers = (
             found.held,
@@ -291,10 +297,10 @@ fn another_resource_of_observed_nodes_counts_for_a_device_plugin_and_bounds_them
 
 #[test]
 fn of_several_plugin_nodes_the_one_with_the_fewest_gpus_is_not_full() {
-    let mut pods = vec![with_cpu(plugin("wide", "nvidia.com/gpu", 3), 32)];
-    pods.push(with_cpu(plugin("two", "nvidia.com/gpu", 2), 1));
+    let mut pods = vec![with_cpu(plugin_pod("wide", "nvidia.com/gpu", 3), 32)];
+    pods.push(with_cpu(plugin_pod("two", "nvidia.com/gpu", 2), 1));
     pods.extend(
-        (0..6).map(|number| with_cpu(plugin(&format!("one-{number}"), "nvidia.com/gpu", 1), 1)),
+        (0..6).map(|number| with_cpu(plugin_pod(&format!("one-{number}"), "nvidia.com/gpu", 1), 1)),
     );
     let host = TemplateHost::Described {
         cpu: Some(MilliCpu(32_000)),
@@ -305,7 +311,7 @@ fn of_several_plugin_nodes_the_one_with_the_fewest_gpus_is_not_full() {
         pods,
         [NodeTemplate {
             host,
-            ..nodes_of(8, "A100-80GB", None)
+            ..nodes_with_gpu(8, "A100-80GB", None)
         }],
     ));
     assert_eq!(
@@ -325,9 +331,9 @@ fn of_several_plugin_nodes_the_one_with_the_fewest_gpus_is_not_full() {
 
 #[test]
 fn a_pod_keeps_away_from_those_that_it_repels_in_either_order() {
-    let mut repelled = shared("repelled", 10);
+    let mut repelled = shared_pod("repelled", 10);
     repelled.requirements.labels = BTreeMap::from([("app".into(), "y".into())]);
-    let picky = repelling(shared("picky", 10), "x", "y");
+    let picky = repelling(shared_pod("picky", 10), "x", "y");
     for pods in [[picky.clone(), repelled.clone()], [repelled, picky]] {
         let found = plan(&question(policy(&[]), pods, [nodes(4, 80)]));
         assert_eq!((found.held, found.nodes), (2, 2), "{found:#?}");
@@ -336,7 +342,7 @@ fn a_pod_keeps_away_from_those_that_it_repels_in_either_order() {
 
 #[test]
 fn a_kind_that_needs_fewer_gpus_by_itself_is_named() {
-    let pods = || (0..6).map(|number| shared(&format!("p-{number}"), 30));
+    let pods = || (0..6).map(|number| shared_pod(&format!("p-{number}"), 30));
     let both = plan(&question(policy(&[]), pods(), [nodes(2, 45), nodes(2, 80)]));
     assert_eq!(
         (
@@ -351,7 +357,7 @@ fn a_kind_that_needs_fewer_gpus_by_itself_is_named() {
 
 #[test]
 fn replicas_of_over_a_third_of_a_gpu_are_bounded_by_their_number() {
-    let pods = (0..10).map(|number| shared(&format!("p-{number}"), 30));
+    let pods = (0..10).map(|number| shared_pod(&format!("p-{number}"), 30));
     let found = plan(&question(policy(&[]), pods, [nodes(8, 80)]));
     assert_eq!(
         (found.gpus, found.lower_bound.gpus, found.is_optimal),
@@ -361,8 +367,8 @@ fn replicas_of_over_a_third_of_a_gpu_are_bounded_by_their_number() {
 
 #[test]
 fn pods_that_only_the_largest_slice_holds_are_bounded_by_it() {
-    let pods = ["a", "b", "c"].map(|name| shared(name, 30));
-    let kind = nodes_of(8, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
+    let pods = ["a", "b", "c"].map(|name| shared_pod(name, 30));
+    let kind = nodes_with_gpu(8, "A100-80GB", Some("4g.40gb,2g.20gb,1g.10gb"));
     let found = plan(&question(policy(&[]), pods, [kind]));
     assert_eq!((found.gpus, found.lower_bound.gpus), (3, 3), "{found:#?}");
     assert!(
@@ -379,7 +385,7 @@ fn pods_that_only_the_largest_slice_holds_are_bounded_by_it() {
 fn a_plan_that_holds_no_pod_is_not_called_optimal() {
     let found = plan(&question(
         policy(&[]),
-        [shared("huge", 100)],
+        [shared_pod("huge", 100)],
         [nodes(1, 80)],
     ));
     assert_eq!((found.held, found.gpus, found.is_optimal), (0, 0, false));
@@ -387,14 +393,14 @@ fn a_plan_that_holds_no_pod_is_not_called_optimal() {
 
 #[test]
 fn pods_that_repel_each_other_get_nodes_of_their_own() {
-    let pods = ["a", "b"].map(|name| repelling(shared(name, 10), "x", "x"));
+    let pods = ["a", "b"].map(|name| repelling(shared_pod(name, 10), "x", "x"));
     assert_eq!(plan(&question(policy(&[]), pods, [nodes(2, 80)])).nodes, 2);
 }
 
 #[test]
 fn slices_are_gpus_of_their_own_to_pods_that_ask_for_vram() {
-    let pods = ["a", "b", "c"].map(|name| shared(name, 30));
-    let kind = nodes_of(2, "A100-80GB", Some("3g.40gb,3g.40gb"));
+    let pods = ["a", "b", "c"].map(|name| shared_pod(name, 30));
+    let kind = nodes_with_gpu(2, "A100-80GB", Some("3g.40gb,3g.40gb"));
     let found = plan(&question(policy(&[]), pods, [kind.clone()]));
     assert_eq!(
         (found.gpus, found.nodes, found.lower_bound.gpus),
@@ -431,16 +437,16 @@ fn slices_are_gpus_of_their_own_to_pods_that_ask_for_vram() {
 #[test]
 fn pods_of_a_device_plugin_decide_how_gpus_are_cut() {
     let pods = [
-        plugin("a", "nvidia.com/mig-3g.40gb", 1),
-        plugin("b", "nvidia.com/mig-3g.40gb", 1),
-        plugin("c", "nvidia.com/mig-2g.20gb", 2),
-        plugin("d", "nvidia.com/mig-1g.10gb", 1),
-        plugin("whole", "nvidia.com/gpu", 1),
+        plugin_pod("a", "nvidia.com/mig-3g.40gb", 1),
+        plugin_pod("b", "nvidia.com/mig-3g.40gb", 1),
+        plugin_pod("c", "nvidia.com/mig-2g.20gb", 2),
+        plugin_pod("d", "nvidia.com/mig-1g.10gb", 1),
+        plugin_pod("whole", "nvidia.com/gpu", 1),
     ];
     let found = plan(&question(
         policy(&[]),
         pods,
-        [nodes_of(4, "A100-80GB", None)],
+        [nodes_with_gpu(4, "A100-80GB", None)],
     ));
     assert_eq!(
         (found.held, found.gpus, found.nodes, found.lower_bound.gpus),
@@ -452,18 +458,18 @@ fn pods_of_a_device_plugin_decide_how_gpus_are_cut() {
 }
 
 #[test]
-fn four_slices_of_which_three_fit_on_a_gpu_need_two() {
-    let pods = ["a", "b", "c", "d"].map(|name| plugin(name, "nvidia.com/mig-2g.20gb", 1));
+fn four_slices_need_two_gpus_that_hold_three_each() {
+    let pods = ["a", "b", "c", "d"].map(|name| plugin_pod(name, "nvidia.com/mig-2g.20gb", 1));
     let found = plan(&question(
         policy(&[]),
         pods.clone(),
-        [nodes_of(1, "A100-80GB", None)],
+        [nodes_with_gpu(1, "A100-80GB", None)],
     ));
     assert_eq!((found.gpus, found.lower_bound.gpus), (2, 2));
     let cut = plan(&question(
         policy(&[]),
         pods,
-        [nodes_of(1, "A100-80GB", Some("3g.40gb,3g.40gb"))],
+        [nodes_with_gpu(1, "A100-80GB", Some("3g.40gb,3g.40gb"))],
     ));
     assert_eq!(
         (cut.held, &*cut.not_held[0].reasons[0].code),
@@ -479,11 +485,11 @@ fn four_slices_of_which_three_fit_on_a_gpu_need_two() {
 
 #[test]
 fn pods_of_both_kinds_get_nodes_of_both_kinds() {
-    let pods = [plugin("p", "nvidia.com/gpu", 2), shared("v", 20)];
+    let pods = [plugin_pod("p", "nvidia.com/gpu", 2), shared_pod("v", 20)];
     let found = plan(&question(
         policy(&[]),
         pods,
-        [nodes_of(8, "H100-80GB", None)],
+        [nodes_with_gpu(8, "H100-80GB", None)],
     ));
     let kinds: Vec<(NodeKind, u32, u32)> = found
         .node_kinds
@@ -503,8 +509,8 @@ fn a_device_that_no_node_has_says_what_to_ask_for() {
     let reason = |resource| {
         let asked = question(
             policy(&[]),
-            [plugin("p", resource, 1)],
-            [nodes_of(1, "L40S", None)],
+            [plugin_pod("p", resource, 1)],
+            [nodes_with_gpu(1, "L40S", None)],
         );
         plan(&asked).not_held[0].reasons[0].remedy.clone()
     };
@@ -513,14 +519,14 @@ fn a_device_that_no_node_has_says_what_to_ask_for() {
 }
 
 #[test]
-fn without_pods_nothing_is_needed() {
+fn a_question_without_pods_needs_no_gpu() {
     let found = plan(&question(Policy::default(), [], [nodes(8, 80)]));
     assert_eq!((found.gpus, found.nodes, found.one_more), (0, 0, None));
 }
 
 #[test]
-fn the_policys_headroom_is_not_handed_out() {
-    let pods = ["a", "b"].map(|name| shared(name, 37));
+fn the_policys_headroom_is_not_allocated() {
+    let pods = ["a", "b"].map(|name| shared_pod(name, 37));
     let found = plan(&question(Policy::default(), pods, [nodes(1, 80)]));
     assert_eq!(
         (found.gpus, found.node_kinds[0].allocatable_bytes),

@@ -52,7 +52,7 @@ pub(crate) struct TrialNode {
 
 /// Nodes on which a trial may place a pod.
 #[derive(Debug, Clone, Copy)]
-pub enum Offer<'n> {
+pub enum CandidateNodes<'n> {
     /// All nodes whose GPUs Stowage hands out; the best one is taken.
     Any,
     /// These nodes, by index; the first that takes the pod is taken.
@@ -96,12 +96,12 @@ impl<'q> TrialSetting<'q> {
         }
     }
 
-    pub fn pod(&self, place: usize) -> &'q PodToPlace {
-        &self.question.pods[place]
+    pub fn pod(&self, index: usize) -> &'q PodToPlace {
+        &self.question.pods[index]
     }
 
-    pub fn template(&self, place: usize) -> &'q NodeTemplate {
-        &self.question.node_kinds[place]
+    pub fn template(&self, index: usize) -> &'q NodeTemplate {
+        &self.question.node_kinds[index]
     }
 }
 
@@ -138,13 +138,13 @@ impl<'q> Trial<'q> {
         gpus: u32,
         devices: PluginDevices,
     ) {
-        self.observe(
+        self.observe_node(
             template,
             name,
             gpus,
             NodeObserved {
                 plugin_devices: devices,
-                ..unnamed(NodeKind::DevicePlugin)
+                ..unnamed_node(NodeKind::DevicePlugin)
             },
         );
     }
@@ -160,16 +160,20 @@ impl<'q> Trial<'q> {
 
     /// Places a pod, by index in the question. Returns the index of its node, or why each kind of the candidate nodes does not take
     /// it.
-    pub fn place(&mut self, place: usize, offer: Offer<'_>) -> Result<usize, Obstacles> {
-        let pod = self.setting.pod(place);
-        let uid = uid(place);
-        self.see(
-            place,
+    pub fn place(
+        &mut self,
+        index: usize,
+        candidates: CandidateNodes<'_>,
+    ) -> Result<usize, Obstacles> {
+        let pod = self.setting.pod(index);
+        let uid = uid(index);
+        self.observe_pod(
+            index,
             &uid,
             ObservedPhase::Waiting(ObservedWaiting::default()),
         );
-        match self.choose(pod, &uid, offer) {
-            Ok(node) if self.bind(place, &uid, node) => Ok(node),
+        match self.choose_node(pod, &uid, candidates) {
+            Ok(node) if self.bind(index, &uid, node) => Ok(node),
             Ok(_) => Err(Obstacles::new()),
             Err(obstacles) => {
                 self.cluster.apply(PodReleased(uid));
@@ -179,9 +183,9 @@ impl<'q> Trial<'q> {
     }
 
     fn add_node(&mut self, template: usize, name: &str, gpus: u32) {
-        let node = self.observe(template, name, gpus, unnamed(NodeKind::Stowage));
+        let node = self.observe_node(template, name, gpus, unnamed_node(NodeKind::Stowage));
         let devices = self.setting.template(template).devices(&node, gpus);
-        let reading = idle(&devices);
+        let reading = idle_reading(&devices);
         let reported = self.cluster.apply(DevicesReported {
             node: node.clone(),
             devices: devices.into(),
@@ -197,19 +201,25 @@ impl<'q> Trial<'q> {
         });
     }
 
-    fn observe(&mut self, template: usize, name: &str, gpus: u32, shown: NodeObserved) -> NodeName {
+    fn observe_node(
+        &mut self,
+        template: usize,
+        name: &str,
+        gpus: u32,
+        observation: NodeObserved,
+    ) -> NodeName {
         let node = NodeName::parse(name).expect("a template's name is short and printable");
-        let machine = self
+        let filter_node = self
             .setting
             .template(template)
-            .machine(&node, &self.setting.resources);
-        let labels = machine.labels.clone();
-        let allocator = shown.kind;
+            .filter_node(&node, &self.setting.resources);
+        let labels = filter_node.labels.clone();
+        let allocator = observation.kind;
         self.cluster.apply(NodeObserved {
             name: node.clone(),
             labels,
-            machine: Some(machine),
-            ..shown
+            machine: Some(filter_node),
+            ..observation
         });
         self.nodes.push(TrialNode {
             name: node.clone(),
@@ -222,13 +232,13 @@ impl<'q> Trial<'q> {
     }
 
     /// Index of the best node for the pod.
-    fn choose(
+    fn choose_node(
         &mut self,
         pod: &PodToPlace,
         uid: &PodUid,
-        offer: Offer<'_>,
+        candidates: CandidateNodes<'_>,
     ) -> Result<usize, Obstacles> {
-        let offered = self.offered(offer);
+        let indices = self.candidate_indices(candidates);
         let request = VerbRequest {
             uid: uid.clone(),
             key: pod.key.clone(),
@@ -237,23 +247,23 @@ impl<'q> Trial<'q> {
             disruption: None,
         };
         let view = DecisionView::take(&mut self.cluster, request);
-        let (accepted, mut obstacles) = self.by_filters(pod, offered);
+        let (accepted, mut obstacles) = self.filter_nodes(pod, indices);
         let attempt = ScheduleAttempt {
             limit: 1,
             ..view.attempt()
         };
         // Score all at once, or one after the other.
-        let together = match offer {
-            Offer::Any => accepted.len().max(1),
-            Offer::FirstOf(_) => 1,
+        let chunk_size = match candidates {
+            CandidateNodes::Any => accepted.len().max(1),
+            CandidateNodes::FirstOf(_) => 1,
         };
-        for some in accepted.chunks(together) {
+        for some in accepted.chunks(chunk_size) {
             let names = some.iter().map(|node| self.nodes[*node].name.as_str());
             let list = shortlist(&view.snapshot, &view.request.demand, names, attempt);
             if let Some(best) = list.best.first() {
-                return Ok(some[best.asked]);
+                return Ok(some[best.query_index]);
             }
-            let refused = list.refused.iter();
+            let refused = list.rejected.iter();
             obstacles
                 .extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
         }
@@ -266,8 +276,8 @@ impl<'q> Trial<'q> {
 
     /// Indices of the nodes to try: those that Stowage hands out and that have pods, and the first of the empty ones that are equal,
     /// because it would be chosen of them.
-    fn offered(&self, offer: Offer<'_>) -> Vec<usize> {
-        if let Offer::FirstOf(nodes) = offer {
+    fn candidate_indices(&self, candidates: CandidateNodes<'_>) -> Vec<usize> {
+        if let CandidateNodes::FirstOf(nodes) = candidates {
             return nodes.to_vec();
         }
         let mut empty = BTreeSet::new();
@@ -281,13 +291,13 @@ impl<'q> Trial<'q> {
     }
 
     /// The nodes that kube-scheduler's filters accept, and why they refuse the others.
-    fn by_filters(
+    fn filter_nodes(
         &self,
         pod: &PodToPlace,
         offered: Vec<usize>,
     ) -> (Vec<usize>, Vec<(usize, Obstacle)>) {
-        let query = self.cluster.kube_filters().ask(None, &pod.requirements);
-        let repelled = self.repelled(pod);
+        let query = self.cluster.kube_filters().query(None, &pod.requirements);
+        let repelled = self.repelled_topology_values(pod);
         let (mut accepted, mut refused) = (Vec::with_capacity(offered.len()), Vec::new());
         for node in offered {
             match query.verdict(&self.nodes[node].name, &AssumedNodeChange::default()) {
@@ -304,16 +314,20 @@ impl<'q> Trial<'q> {
 
     /// By topology of the pod's own anti-affinities, the values at which there are pods that it repels. The filters know only the
     /// anti-affinities of pods that are placed.
-    fn repelled<'p>(&'p self, pod: &'p PodToPlace) -> BTreeMap<&'p str, BTreeSet<&'p str>> {
+    fn repelled_topology_values<'p>(
+        &'p self,
+        pod: &'p PodToPlace,
+    ) -> BTreeMap<&'p str, BTreeSet<&'p str>> {
         let mut repelled: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for term in pod.requirements.repels.iter() {
-            let takes = |place: usize| term.may_take(&self.setting.pod(place).requirements);
-            let there = self
+            let takes = |index: usize| term.may_exclude(&self.setting.pod(index).requirements);
+            let occupied_nodes = self
                 .workloads
                 .values()
                 .filter(|(any, _)| takes(*any))
                 .flat_map(|(_, nodes)| nodes);
-            let values = there.filter_map(|node| self.topology_value(*node, &term.topology));
+            let values =
+                occupied_nodes.filter_map(|node| self.topology_value(*node, &term.topology));
             repelled.entry(&term.topology).or_default().extend(values);
         }
         repelled
@@ -343,19 +357,19 @@ impl<'q> Trial<'q> {
     }
 
     /// Binds the pod to the node, where it runs from now on. Returns whether it got GPUs.
-    fn bind(&mut self, place: usize, uid: &PodUid, node: usize) -> bool {
+    fn bind(&mut self, index: usize, uid: &PodUid, node: usize) -> bool {
         let name = self.nodes[node].name.clone();
         let Some(BindDecision { placement, .. }) = self.cluster.allocate(uid, &name) else {
             return false;
         };
-        let devices = placement.recorded();
+        let devices = placement.recorded_gpus();
         self.cluster.apply(BindingWritten {
             uid: uid.clone(),
             node: name.clone(),
             devices: devices.clone(),
         });
-        self.see(
-            place,
+        self.observe_pod(
+            index,
             uid,
             ObservedPhase::Bound {
                 node: name.clone(),
@@ -365,7 +379,7 @@ impl<'q> Trial<'q> {
             },
         );
         let pod = FilterPod::Bound {
-            footprint: footprint(self.setting.pod(place), name),
+            footprint: footprint(self.setting.pod(index), name),
             successor: None,
         };
         self.cluster.apply(FilterPodObserved {
@@ -373,17 +387,17 @@ impl<'q> Trial<'q> {
             pod,
         });
         self.nodes[node].is_empty = false;
-        self.placements.insert(place, placement);
-        let workload = self.workloads.entry(self.setting.pod(place).workload);
+        self.placements.insert(index, placement);
+        let workload = self.workloads.entry(self.setting.pod(index).workload);
         workload
-            .or_insert_with(|| (place, BTreeSet::new()))
+            .or_insert_with(|| (index, BTreeSet::new()))
             .1
             .insert(node);
         true
     }
 
-    fn see(&mut self, place: usize, uid: &PodUid, state: ObservedPhase) {
-        let PodToPlace { key, demand, .. } = self.setting.pod(place);
+    fn observe_pod(&mut self, index: usize, uid: &PodUid, state: ObservedPhase) {
+        let PodToPlace { key, demand, .. } = self.setting.pod(index);
         let (uid, key, demand) = (uid.clone(), key.clone(), demand.clone());
         self.cluster.apply(PodObserved(PodObservation {
             uid,
@@ -396,11 +410,11 @@ impl<'q> Trial<'q> {
 }
 
 /// UID of a pod, made of its index in the question: names may repeat.
-fn uid(place: usize) -> PodUid {
-    PodUid::parse(&format!("pod-{place:08}")).expect("digits are a name")
+fn uid(index: usize) -> PodUid {
+    PodUid::parse(&format!("pod-{index:08}")).expect("digits are a name")
 }
 
-fn unnamed(kind: NodeKind) -> NodeObserved {
+fn unnamed_node(kind: NodeKind) -> NodeObserved {
     NodeObserved::new(
         NodeName::parse("unnamed").expect("it is a plain word"),
         kind,
@@ -408,7 +422,7 @@ fn unnamed(kind: NodeKind) -> NodeObserved {
 }
 
 /// Reading of idle GPUs.
-fn idle(devices: &[Device]) -> NodeReading {
+fn idle_reading(devices: &[Device]) -> NodeReading {
     let gpu = |device: &Device| GpuReading {
         uuid: device.uuid.clone(),
         used: Some(Bytes::ZERO),
@@ -422,19 +436,19 @@ fn idle(devices: &[Device]) -> NodeReading {
 }
 
 fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
-    let asked = &pod.requirements;
+    let requirements = &pod.requirements;
     NodeFootprint {
         node,
-        amounts: asked.amounts.clone(),
-        ports: asked.ports.clone().into(),
-        repels: asked.repels.clone(),
+        amounts: requirements.amounts.clone(),
+        ports: requirements.ports.clone().into(),
+        repels: requirements.repels.clone(),
         volumes: 0,
         claims_devices: false,
     }
 }
 
 /// Indices of the chosen GPUs among the node's devices.
-pub fn places_of(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
+pub fn gpu_indices(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
     (0..devices.len())
         .filter(|place| chosen.contains(&devices[*place].uuid))
         .collect()

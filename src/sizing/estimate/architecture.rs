@@ -1,11 +1,11 @@
 //! A model as its layers: made of a file's fields and its family's row, checked once.
 
 use super::config::{Config, ConfigError, Fields};
-use super::family::{AttentionKind, Family, LayerOrder, family};
+use super::family::{AttentionKind, Family, LayerOrder, find_family};
 use super::feed_forward::{FeedForward, FeedForwardRule};
 use super::mixer::{Attention, LatentAttention, Mixer, Parameters, Recurrent};
 use super::quantization::{Precision, Quantization};
-use super::{MOST_GPUS, WorkloadError, product};
+use super::{MAX_GPUS_PER_POD, WorkloadError, saturating_product};
 
 /// Architecture of a model, as far as its VRAM depends on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,9 +14,9 @@ pub struct ModelArchitecture {
     pub hidden: u64,
     pub vocab: u64,
     /// Number of learned position embeddings.
-    positions: u64,
+    learned_positions: u64,
     /// The input embedding is also the output projection, and in memory once.
-    pub tied: bool,
+    pub has_tied_embeddings: bool,
     pub layers: Vec<Layer>,
     /// Maximum number of tokens in its context, if the file gives it.
     pub max_context: Option<u64>,
@@ -34,7 +34,7 @@ pub struct Layer {
 }
 
 /// Maximum number of layers: ten times as many as the deepest known model.
-const MOST_LAYERS: u64 = 2048;
+const MAX_LAYERS: u64 = 2048;
 
 /// Kind of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,15 +51,18 @@ enum LayerKind {
 impl ModelArchitecture {
     /// Reads the model that a file describes.
     pub fn read(config: &Config) -> Result<Self, ConfigError> {
-        Self::read_in(config, None)
+        Self::read_with_precision(config, None)
     }
 
     /// Reads a model with its weights in this precision instead of the file's.
-    pub fn read_in(config: &Config, precision: Option<Precision>) -> Result<Self, ConfigError> {
-        Self::of_fields(config.fields(), precision).map_err(|error| config.placed(error))
+    pub fn read_with_precision(
+        config: &Config,
+        precision: Option<Precision>,
+    ) -> Result<Self, ConfigError> {
+        Self::from_fields(config.fields(), precision).map_err(|error| config.with_line(error))
     }
 
-    fn of_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
+    fn from_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
         let mut notes = Vec::new();
         // In a multimodal model, the language model.
         let text = whole.object("text_config")?.or(whole.object("llm_config")?);
@@ -71,20 +74,22 @@ impl ModelArchitecture {
             notes.push("encoders of images and sound are not counted".into());
         }
         let named = fields.text("model_type")?;
-        let named = named.map(|name| (name, fields.place("model_type")));
-        let (model_type, place) = match (named, &text) {
+        let named = named.map(|name| (name, fields.path_of("model_type")));
+        let (model_type, field) = match (named, &text) {
             (Some(named), _) => named,
             (None, Some(_)) => (
                 whole.text("model_type")?.unwrap_or_default(),
-                whole.place("model_type"),
+                whole.path_of("model_type"),
             ),
-            (None, None) => return Err(fields.refuse("model_type", "the name of an architecture")),
+            (None, None) => {
+                return Err(fields.field_error("model_type", "the name of an architecture"));
+            }
         };
-        let family = family(model_type, place)?;
-        let fields = fields.of_family(family.names, family.defaults);
-        let max_context = fields.number_at("max_position_embeddings")?;
+        let family = find_family(model_type, field)?;
+        let fields = fields.for_family(family.field_names, family.defaults);
+        let max_context = fields.optional_number("max_position_embeddings")?;
         if fields
-            .count_at("num_nextn_predict_layers")?
+            .optional_count("num_nextn_predict_layers")?
             .is_some_and(|layers| layers > 0)
         {
             notes.push(
@@ -103,19 +108,19 @@ impl ModelArchitecture {
         notes.extend(quantization.notes());
         Ok(Self {
             model_type: model_type.to_owned(),
-            hidden: fields.number("hidden_size")?,
-            vocab: fields.number("vocab_size")?,
-            positions: match family.positions {
+            hidden: fields.required_number("hidden_size")?,
+            vocab: fields.required_number("vocab_size")?,
+            learned_positions: match family.extra_positions {
                 Some(more) => fields
-                    .number("max_position_embeddings")?
+                    .required_number("max_position_embeddings")?
                     .saturating_add(more),
                 None => 0,
             },
-            tied: fields.flag(
+            has_tied_embeddings: fields.flag(
                 "tie_word_embeddings",
-                whole.flag("tie_word_embeddings", family.tied)?,
+                whole.flag("tie_word_embeddings", family.ties_embeddings)?,
             )?,
-            layers: layers(&fields, family)?,
+            layers: build_layers(&fields, family)?,
             max_context,
             quantization,
             notes,
@@ -128,8 +133,8 @@ impl ModelArchitecture {
             let is_kv_split = kv_heads.is_multiple_of(gpus) || gpus.is_multiple_of(kv_heads.max(1));
             (heads.is_multiple_of(gpus), is_kv_split)
         };
-        let all = self.heads();
-        let suits = |gpus: u64| {
+        let all = self.head_counts();
+        let is_possible = |gpus: u64| {
             all.iter()
                 .all(|(_, heads, kv_heads)| splits(gpus, (*heads, *kv_heads)) == (true, true))
         };
@@ -140,7 +145,9 @@ impl ModelArchitecture {
                 (false, _) => (*what, *heads),
                 (true, false) => ("KV heads", *kv_heads),
             };
-            let possible = (1..=MOST_GPUS).filter(|gpus| suits(*gpus)).collect();
+            let possible = (1..=MAX_GPUS_PER_POD)
+                .filter(|gpus| is_possible(*gpus))
+                .collect();
             return Err(WorkloadError::HeadsNotSplit {
                 what,
                 heads,
@@ -152,7 +159,7 @@ impl ModelArchitecture {
     }
 
     /// Distinct head counts of its layers: what they are, how many, and how many KV heads.
-    fn heads(&self) -> Vec<(&'static str, u64, u64)> {
+    fn head_counts(&self) -> Vec<(&'static str, u64, u64)> {
         let mut all = Vec::new();
         for layer in &self.layers {
             let heads = match layer.mixer {
@@ -170,21 +177,23 @@ impl ModelArchitecture {
 
     /// Number of all its parameters.
     pub fn parameters(&self) -> u128 {
-        self.counted(|experts| experts.weights(self.hidden, 1, (1, 1)))
+        self.count_parameters(|experts| experts.weights(self.hidden, 1, (1, 1)))
     }
 
     /// Number of parameters that one token passes through.
     pub fn active_parameters(&self) -> u128 {
-        self.counted(|experts| {
+        self.count_parameters(|experts| {
             experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count)
-                * u128::from(experts.used)
+                * u128::from(experts.used_per_token)
         })
     }
 
-    fn counted(&self, of_experts: impl Fn(&super::feed_forward::Experts) -> u128) -> u128 {
+    fn count_parameters(&self, of_experts: impl Fn(&super::feed_forward::Experts) -> u128) -> u128 {
         let of_layer = |layer: &Layer| {
             let experts = layer.feed_forward.experts().map_or(0, &of_experts);
-            self.parameters_of(layer, 1).total().saturating_add(experts)
+            self.layer_parameters(layer, 1)
+                .total()
+                .saturating_add(experts)
         };
         let layers = self
             .layers
@@ -195,10 +204,10 @@ impl ModelArchitecture {
     }
 
     /// Parameters of a layer on each GPU, without its experts' matrices.
-    pub(crate) fn parameters_of(&self, layer: &Layer, gpus: u64) -> Parameters {
+    pub(crate) fn layer_parameters(&self, layer: &Layer, gpus: u64) -> Parameters {
         let norms = Parameters {
-            linear: 0,
-            plain: layer.norms.into(),
+            quantizable: 0,
+            unquantized: layer.norms.into(),
         };
         let mixer = layer.mixer.parameters(self.hidden, gpus);
         mixer
@@ -208,19 +217,22 @@ impl ModelArchitecture {
 
     /// Embeddings, output projection and last norm on each GPU: no quantization touches them.
     pub fn embeddings(&self, gpus: u64) -> u128 {
-        let matrices = if self.tied { 1 } else { 2 };
-        let tokens = product(&[matrices, self.vocab, self.hidden]).div_ceil(gpus.max(1).into());
+        let matrices = if self.has_tied_embeddings { 1 } else { 2 };
+        let tokens =
+            saturating_product(&[matrices, self.vocab, self.hidden]).div_ceil(gpus.max(1).into());
         tokens
-            .saturating_add(product(&[self.positions, self.hidden]))
+            .saturating_add(saturating_product(&[self.learned_positions, self.hidden]))
             .saturating_add(self.hidden.into())
     }
 }
 
-fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigError> {
-    let kinds = kinds(fields, family)?;
+fn build_layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigError> {
+    let kinds = layer_kinds(fields, family)?;
     let rule = FeedForwardRule::read(fields, family)?;
-    let norms = family.norms.saturating_mul(fields.number("hidden_size")?);
-    let window = fields.number_at("sliding_window")?;
+    let norms = family
+        .norms
+        .saturating_mul(fields.required_number("hidden_size")?);
+    let window = fields.optional_number("sliding_window")?;
     // Every layer of a kind is alike.
     let has = |kind: LayerKind| kinds.contains(&kind);
     let attention = |window| match family.attention {
@@ -235,14 +247,14 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
     let sliding = match (has(LayerKind::Sliding), window) {
         (false, _) => Mixer::None,
         (true, Some(_)) => attention(window)?,
-        (true, None) => return Err(fields.refuse("sliding_window", "the tokens of a window")),
+        (true, None) => return Err(fields.field_error("sliding_window", "the tokens of a window")),
     };
     let recurrent = match has(LayerKind::Recurrent) {
         true => Mixer::Recurrent(Recurrent::read(fields, family)?),
         false => Mixer::None,
     };
     // In a family with a letter for each layer, a layer has one part: a mixer or a feed-forward network.
-    let is_one_thing = family.layers == LayerOrder::Letters;
+    let is_single_part = family.layers == LayerOrder::Letters;
     let layer = |(index, kind): (usize, &LayerKind)| {
         let mixer = match kind {
             LayerKind::Full => full,
@@ -253,8 +265,8 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
         let feed_forward = match kind {
             LayerKind::Dense => rule.dense.map_or(FeedForward::None, FeedForward::Dense),
             LayerKind::Experts => rule.experts.map_or(FeedForward::None, FeedForward::Experts),
-            _ if is_one_thing => FeedForward::None,
-            _ => rule.at(index as u64),
+            _ if is_single_part => FeedForward::None,
+            _ => rule.for_layer(index as u64),
         };
         Layer {
             mixer,
@@ -266,16 +278,16 @@ fn layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigErro
 }
 
 /// Kind of each layer: as the file lists it, or by the family's order.
-fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigError> {
+fn layer_kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigError> {
     for name in ["layer_types", "layers_block_type"] {
         if let Some(types) = fields.texts(name)? {
-            let count = fields.number_at("num_hidden_layers")?;
+            let count = fields.optional_number("num_hidden_layers")?;
             if types.is_empty()
-                || types.len() as u64 > MOST_LAYERS
+                || types.len() as u64 > MAX_LAYERS
                 || count.is_some_and(|n| n != types.len() as u64)
             {
                 let of = count.map_or("1 or more".into(), |count| count.to_string());
-                return Err(fields.refuse(name, format!("a type for each of {of} layers")));
+                return Err(fields.field_error(name, format!("a type for each of {of} layers")));
             }
             return types
                 .iter()
@@ -284,16 +296,16 @@ fn kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigE
         }
     }
     if family.layers == LayerOrder::Letters {
-        return letters(fields);
+        return kinds_from_pattern(fields);
     }
-    let count = fields.number("num_hidden_layers")?;
-    if count > MOST_LAYERS {
-        return Err(fields.refuse(
+    let count = fields.required_number("num_hidden_layers")?;
+    if count > MAX_LAYERS {
+        return Err(fields.field_error(
             "num_hidden_layers",
-            format!("a whole number from 1 to {MOST_LAYERS}"),
+            format!("a whole number from 1 to {MAX_LAYERS}"),
         ));
     }
-    let kind = ordered(fields, family)?;
+    let kind = kind_by_index(fields, family)?;
     Ok((0..count).map(kind).collect())
 }
 
@@ -308,39 +320,39 @@ fn listed_kind(
         "linear_attention" | "mamba" => Ok(LayerKind::Recurrent),
         "mlp" => Ok(LayerKind::Dense),
         "moe" => Ok(LayerKind::Experts),
-        _ => Err(fields.refuse(
+        _ => Err(fields.field_error(
             name,
             "types among full_attention, sliding_attention, linear_attention, mamba, mlp and moe",
         )),
     }
 }
 
-fn letters(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
+fn kinds_from_pattern(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
     let expected =
         "a letter for each layer: M for Mamba, * for attention, - for feed-forward, E for experts";
-    let refused = || fields.refuse("hybrid_override_pattern", expected);
+    let invalid = || fields.field_error("hybrid_override_pattern", expected);
     let pattern = fields
         .text("hybrid_override_pattern")?
-        .ok_or_else(refused)?;
-    if pattern.is_empty() || pattern.len() as u64 > MOST_LAYERS {
-        return Err(refused());
+        .ok_or_else(invalid)?;
+    if pattern.is_empty() || pattern.len() as u64 > MAX_LAYERS {
+        return Err(invalid());
     }
     let kind = |letter: char| match letter {
         'M' => Ok(LayerKind::Recurrent),
         '*' => Ok(LayerKind::Full),
         '-' => Ok(LayerKind::Dense),
         'E' => Ok(LayerKind::Experts),
-        _ => Err(refused()),
+        _ => Err(invalid()),
     };
     pattern.chars().map(kind).collect()
 }
 
 /// The rule that gives a layer's kind by its index.
-fn ordered(
+fn kind_by_index(
     fields: &Fields<'_>,
     family: &Family,
 ) -> Result<Box<dyn Fn(u64) -> LayerKind>, ConfigError> {
-    let has_window = fields.number_at("sliding_window")?.is_some();
+    let has_window = fields.optional_number("sliding_window")?.is_some();
     let either = |is_first: bool, first, second| if is_first { first } else { second };
     Ok(match family.layers {
         LayerOrder::AllFull | LayerOrder::Letters => Box::new(|_| LayerKind::Full),
@@ -349,7 +361,9 @@ fn ordered(
         }
         LayerOrder::SlidingLast => {
             let is_used = has_window && fields.flag("use_sliding_window", false)?;
-            let first = fields.count_at("max_window_layers")?.unwrap_or_default();
+            let first = fields
+                .optional_count("max_window_layers")?
+                .unwrap_or_default();
             Box::new(move |index| {
                 either(
                     is_used && index >= first,
@@ -358,17 +372,17 @@ fn ordered(
                 )
             })
         }
-        LayerOrder::FullEvery(otherwise) => {
+        LayerOrder::FullEvery(default_interval) => {
             let every = fields
-                .number_at("sliding_window_pattern")?
-                .unwrap_or(otherwise);
+                .optional_number("sliding_window_pattern")?
+                .unwrap_or(default_interval);
             let is_full = move |index: u64| !has_window || (index + 1).is_multiple_of(every);
             Box::new(move |index| either(is_full(index), LayerKind::Full, LayerKind::Sliding))
         }
-        LayerOrder::AttentionEvery(otherwise) => {
+        LayerOrder::AttentionEvery(default_interval) => {
             let every = fields
-                .number_at("full_attention_interval")?
-                .unwrap_or(otherwise);
+                .optional_number("full_attention_interval")?
+                .unwrap_or(default_interval);
             Box::new(move |index| {
                 either(
                     (index + 1).is_multiple_of(every),
@@ -378,8 +392,8 @@ fn ordered(
             })
         }
         LayerOrder::AttentionPeriod => {
-            let period = fields.number("attn_layer_period")?;
-            let offset = fields.count_at("attn_layer_offset")?.unwrap_or(0);
+            let period = fields.required_number("attn_layer_period")?;
+            let offset = fields.optional_count("attn_layer_offset")?.unwrap_or(0);
             Box::new(move |index| {
                 either(
                     index % period == offset,

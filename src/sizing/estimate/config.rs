@@ -4,7 +4,7 @@
 
 use super::json_lines;
 use serde_json::{Map, Value};
-use stowage_policy_file::diagnostic::{quoted, shown};
+use stowage_policy_file::diagnostic::{escape_control_characters, quoted};
 use stowage_policy_file::nearest::nearest;
 
 /// Why a file cannot be read as a model's configuration. Each text says what to do.
@@ -54,9 +54,9 @@ pub enum ConfigError {
 }
 
 /// Maximum of any number in a file, more than any model has. Products of a few of them stay within 128 bits.
-const LARGEST: u64 = 1 << 32;
+const MAX_NUMBER: u64 = 1 << 32;
 /// Maximum length of a value in a message, in characters: enough to recognize it.
-const SHOWN: usize = 60;
+const MAX_SHOWN_CHARS: usize = 60;
 
 impl ConfigError {
     /// Path of the field that the error is about: the names of the objects around it, joined by dots.
@@ -98,7 +98,7 @@ impl Config {
         match value {
             Value::Object(fields) => Ok(Self { text, fields }),
             other => Err(ConfigError::NotAnObject {
-                found: kind(&other),
+                found: json_type(&other),
             }),
         }
     }
@@ -107,13 +107,13 @@ impl Config {
         Fields {
             map: &self.fields,
             path: String::new(),
-            names: &[],
+            family_names: &[],
             defaults: &[],
         }
     }
 
     /// The error with the line of its field, or of the object that lacks the field.
-    pub fn placed(&self, error: ConfigError) -> ConfigError {
+    pub fn with_line(&self, error: ConfigError) -> ConfigError {
         match error.field() {
             Some(field) => ConfigError::At {
                 line: json_lines::line_of(&self.text, field),
@@ -124,7 +124,7 @@ impl Config {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -178,7 +178,7 @@ fn without_non_finite(text: &str) -> String {
 }
 
 /// Text of a value as its file has it.
-fn written(value: &Value) -> String {
+fn source_text(value: &Value) -> String {
     let text = value.to_string();
     NON_FINITE
         .iter()
@@ -205,30 +205,30 @@ pub struct Fields<'a> {
     /// Path of the object, with a dot at its end; empty for the whole file.
     path: String,
     /// Pairs of a usual name and the name in files of the family.
-    names: &'static [(&'static str, &'static str)],
+    family_names: &'static [(&'static str, &'static str)],
     /// Values that files of the family leave out, as its code in transformers has them.
     defaults: &'static [(&'static str, u64)],
 }
 
 impl<'a> Fields<'a> {
     /// The fields with a family's names and defaults.
-    pub(crate) fn of_family(
+    pub(crate) fn for_family(
         self,
         names: &'static [(&'static str, &'static str)],
         defaults: &'static [(&'static str, u64)],
     ) -> Self {
         Self {
-            names,
+            family_names: names,
             defaults,
             ..self
         }
     }
 
     fn name(&self, usual: &'static str) -> &'static str {
-        self.names
+        self.family_names
             .iter()
             .find(|(name, _)| *name == usual)
-            .map_or(usual, |(_, own)| own)
+            .map_or(usual, |(_, family_name)| family_name)
     }
 
     fn default(&self, usual: &str) -> Option<u64> {
@@ -244,13 +244,13 @@ impl<'a> Fields<'a> {
     }
 
     fn invalid(&self, name: &str, value: &Value, expected: impl Into<String>) -> ConfigError {
-        let text = written(value);
-        let found = match text.char_indices().nth(SHOWN) {
-            Some((end, _)) => shown(&text[..end]) + "…",
-            None => shown(&text),
+        let text = source_text(value);
+        let found = match text.char_indices().nth(MAX_SHOWN_CHARS) {
+            Some((end, _)) => escape_control_characters(&text[..end]) + "…",
+            None => escape_control_characters(&text),
         };
         ConfigError::Invalid {
-            field: self.place(name),
+            field: self.path_of(name),
             found,
             expected: expected.into(),
         }
@@ -267,18 +267,18 @@ impl<'a> Fields<'a> {
         let names: Vec<&String> = self.map.keys().collect();
         let near = nearest(name, &names).map(str::to_owned);
         ConfigError::Missing {
-            field: self.place(name),
+            field: self.path_of(name),
             near,
         }
     }
 
     /// Path of a field: the names of the objects around it, joined by dots.
-    pub fn place(&self, name: &str) -> String {
+    pub fn path_of(&self, name: &str) -> String {
         format!("{}{name}", self.path)
     }
 
     /// Error about this field's value, or that it is missing.
-    pub fn refuse(&self, usual: &'static str, expected: impl Into<String>) -> ConfigError {
+    pub fn field_error(&self, usual: &'static str, expected: impl Into<String>) -> ConfigError {
         let name = self.name(usual);
         match self.get(name) {
             Some(value) => self.invalid(name, value, expected),
@@ -287,21 +287,23 @@ impl<'a> Fields<'a> {
     }
 
     /// Whole number of at least 1; an error if it is missing.
-    pub fn number(&self, usual: &'static str) -> Result<u64, ConfigError> {
-        self.number_at(usual)?
+    pub fn required_number(&self, usual: &'static str) -> Result<u64, ConfigError> {
+        self.optional_number(usual)?
             .ok_or_else(|| self.missing(self.name(usual)))
     }
 
     /// Whole number of at least 1, if the field is there.
-    pub(crate) fn number_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
-        match self.count_at(usual)? {
-            Some(0) => Err(self.refuse(usual, format!("a whole number from 1 to {LARGEST}"))),
+    pub(crate) fn optional_number(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
+        match self.optional_count(usual)? {
+            Some(0) => {
+                Err(self.field_error(usual, format!("a whole number from 1 to {MAX_NUMBER}")))
+            }
             number => Ok(number),
         }
     }
 
     /// Whole number of at least 0, if the field is there.
-    pub(crate) fn count_at(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn optional_count(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
         let name = self.name(usual);
         let Some(value) = self.get(name) else {
             return Ok(self.default(usual));
@@ -316,15 +318,21 @@ impl<'a> Fields<'a> {
             .as_u64()
             .or_else(|| whole().map(|number| number as u64));
         number
-            .filter(|number| *number <= LARGEST)
+            .filter(|number| *number <= MAX_NUMBER)
             .map(Some)
-            .ok_or_else(|| self.invalid(name, value, format!("a whole number from 0 to {LARGEST}")))
+            .ok_or_else(|| {
+                self.invalid(
+                    name,
+                    value,
+                    format!("a whole number from 0 to {MAX_NUMBER}"),
+                )
+            })
     }
 
     /// Count in the first of these fields that is there.
-    pub fn count_of(&self, names: &[&'static str]) -> Result<Option<u64>, ConfigError> {
+    pub fn first_count(&self, names: &[&'static str]) -> Result<Option<u64>, ConfigError> {
         for name in names {
-            if let Some(count) = self.count_at(name)? {
+            if let Some(count) = self.optional_count(name)? {
                 return Ok(Some(count));
             }
         }
@@ -332,18 +340,18 @@ impl<'a> Fields<'a> {
     }
 
     /// Number of at least 1 in the first of these fields that is there; an error that names the first field if none is.
-    pub fn number_of(&self, names: &[&'static str]) -> Result<u64, ConfigError> {
+    pub fn first_number_required(&self, names: &[&'static str]) -> Result<u64, ConfigError> {
         for name in names {
-            if let Some(number) = self.number_at(name)? {
+            if let Some(number) = self.optional_number(name)? {
                 return Ok(number);
             }
         }
         Err(self.missing(names[0]))
     }
 
-    pub fn flag(&self, name: &'static str, otherwise: bool) -> Result<bool, ConfigError> {
+    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         match self.get(name) {
-            None => Ok(otherwise),
+            None => Ok(default),
             Some(value) => value
                 .as_bool()
                 .ok_or_else(|| self.invalid(name, value, "true or false")),
@@ -404,7 +412,7 @@ impl<'a> Fields<'a> {
                 Ok(Some(Fields {
                     map,
                     path,
-                    names: &[],
+                    family_names: &[],
                     defaults: &[],
                 }))
             }
@@ -422,7 +430,7 @@ impl<'a> Fields<'a> {
         inner.map(move |(name, map)| Fields {
             map,
             path: format!("{path}{name}."),
-            names: &[],
+            family_names: &[],
             defaults: &[],
         })
     }

@@ -17,7 +17,7 @@ pub struct Family {
     pub layers: LayerOrder,
     pub feed_forward: FeedForwardKind,
     /// Whether a file may describe experts.
-    pub experts: bool,
+    pub may_have_experts: bool,
     /// Biases of the query, key and value projections, unless the file has `attention_bias`.
     pub qkv_bias: bool,
     /// A bias of the output projection wherever the other three have one.
@@ -26,13 +26,13 @@ pub struct Family {
     /// Vectors of the hidden size that normalize each layer; a layer norm with a bias counts twice.
     pub norms: u64,
     /// The input embedding is the output projection, unless the file has `tie_word_embeddings`.
-    pub tied: bool,
+    pub ties_embeddings: bool,
     /// Learned embeddings of positions, beyond `max_position_embeddings` by this many.
-    pub positions: Option<u64>,
+    pub extra_positions: Option<u64>,
     /// Pairs of a usual field name and the name in files of the family.
-    pub names: &'static [(&'static str, &'static str)],
+    pub field_names: &'static [(&'static str, &'static str)],
     /// Recurrent states have 32 bits, unless the file says something else.
-    pub wide_state: bool,
+    pub has_32_bit_state: bool,
     /// Values of fields that its files leave out.
     pub defaults: &'static [(&'static str, u64)],
 }
@@ -94,11 +94,11 @@ pub enum FeedForwardKind {
 pub enum HeadNorms {
     None,
     /// One vector for queries and one for keys, of a head's size.
-    OfHead,
+    PerHead,
     /// One vector for queries and one for keys, of all heads' size.
-    OfAllHeads,
+    AcrossHeads,
     /// [`HeadNorms::PerHead`] if `use_qk_norm` is set.
-    IfSet,
+    PerHeadIfSet,
     /// One number for each head: gpt-oss' attention sinks.
     Sinks,
 }
@@ -109,20 +109,20 @@ const LLAMA: Family = Family {
     recurrent: RecurrentKind::None,
     layers: LayerOrder::AllFull,
     feed_forward: FeedForwardKind::Gated,
-    experts: false,
+    may_have_experts: false,
     qkv_bias: false,
     out_bias: true,
     head_norms: HeadNorms::None,
     norms: 2,
-    tied: false,
-    positions: None,
-    names: &[],
-    wide_state: false,
+    ties_embeddings: false,
+    extra_positions: None,
+    field_names: &[],
+    has_32_bit_state: false,
     defaults: &[],
 };
 const MIXTRAL: Family = Family {
     name: "mixtral",
-    experts: true,
+    may_have_experts: true,
     layers: LayerOrder::AllSliding,
     defaults: KV_HEADS_8,
     ..LLAMA
@@ -142,21 +142,21 @@ const QWEN2_VL: Family = Family {
 };
 const QWEN3: Family = Family {
     name: "qwen3",
-    head_norms: HeadNorms::OfHead,
+    head_norms: HeadNorms::PerHead,
     layers: LayerOrder::SlidingLast,
     defaults: &[("head_dim", 128), ("max_window_layers", 28)],
     ..LLAMA
 };
 const GEMMA: Family = Family {
     name: "gemma",
-    tied: true,
+    ties_embeddings: true,
     defaults: &[("head_dim", 256)],
     ..LLAMA
 };
 const GEMMA3: Family = Family {
     name: "gemma3_text",
     norms: 4,
-    head_norms: HeadNorms::OfHead,
+    head_norms: HeadNorms::PerHead,
     layers: LayerOrder::FullEvery(6),
     defaults: &[
         ("vocab_size", 262_208),
@@ -170,14 +170,14 @@ const GEMMA3: Family = Family {
 const COHERE: Family = Family {
     name: "cohere",
     norms: 1,
-    head_norms: HeadNorms::IfSet,
-    tied: true,
+    head_norms: HeadNorms::PerHeadIfSet,
+    ties_embeddings: true,
     ..LLAMA
 };
 const DEEPSEEK: Family = Family {
     name: "deepseek_v3",
     attention: AttentionKind::Latent,
-    experts: true,
+    may_have_experts: true,
     ..LLAMA
 };
 const QWEN3_NEXT: Family = Family {
@@ -185,8 +185,8 @@ const QWEN3_NEXT: Family = Family {
     attention: AttentionKind::GatedHeads,
     recurrent: RecurrentKind::GatedDeltaNet,
     layers: LayerOrder::AttentionEvery(4),
-    head_norms: HeadNorms::OfHead,
-    experts: true,
+    head_norms: HeadNorms::PerHead,
+    may_have_experts: true,
     defaults: &[("head_dim", 256)],
     ..LLAMA
 };
@@ -231,9 +231,9 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "glm4_moe",
-        experts: true,
+        may_have_experts: true,
         out_bias: false,
-        head_norms: HeadNorms::IfSet,
+        head_norms: HeadNorms::PerHeadIfSet,
         ..LLAMA
     },
     Family {
@@ -242,9 +242,9 @@ pub const FAMILIES: &[Family] = &[
         feed_forward: FeedForwardKind::PlainBiased,
         qkv_bias: true,
         norms: 4,
-        tied: true,
-        positions: Some(0),
-        names: &[
+        ties_embeddings: true,
+        extra_positions: Some(0),
+        field_names: &[
             ("hidden_size", "n_embd"),
             ("num_hidden_layers", "n_layer"),
             ("num_attention_heads", "n_head"),
@@ -255,7 +255,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "gpt_oss",
-        experts: true,
+        may_have_experts: true,
         feed_forward: FeedForwardKind::GatedBiasedExperts,
         qkv_bias: true,
         head_norms: HeadNorms::Sinks,
@@ -269,19 +269,19 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "granitemoe",
-        experts: true,
+        may_have_experts: true,
         ..LLAMA
     },
     Family {
         name: "granitemoehybrid",
-        experts: true,
+        may_have_experts: true,
         ..BAMBA
     },
     Family {
         name: "jamba",
         recurrent: RecurrentKind::Mamba1,
         layers: LayerOrder::AttentionPeriod,
-        experts: true,
+        may_have_experts: true,
         defaults: &[
             ("num_key_value_heads", 8),
             ("num_experts", 16),
@@ -302,8 +302,8 @@ pub const FAMILIES: &[Family] = &[
     LLAMA,
     Family {
         name: "minimax_m2",
-        experts: true,
-        head_norms: HeadNorms::OfAllHeads,
+        may_have_experts: true,
+        head_norms: HeadNorms::AcrossHeads,
         defaults: &[("head_dim", 128), ("num_key_value_heads", 8)],
         ..LLAMA
     },
@@ -319,21 +319,21 @@ pub const FAMILIES: &[Family] = &[
         recurrent: RecurrentKind::Mamba2,
         layers: LayerOrder::Letters,
         feed_forward: FeedForwardKind::Plain,
-        experts: true,
+        may_have_experts: true,
         norms: 1,
-        wide_state: true,
+        has_32_bit_state: true,
         defaults: &[("head_dim", 128)],
         ..LLAMA
     },
     Family {
         name: "olmo2",
-        head_norms: HeadNorms::OfAllHeads,
+        head_norms: HeadNorms::AcrossHeads,
         ..LLAMA
     },
     Family {
         name: "olmoe",
-        experts: true,
-        head_norms: HeadNorms::OfAllHeads,
+        may_have_experts: true,
+        head_norms: HeadNorms::AcrossHeads,
         ..LLAMA
     },
     Family {
@@ -341,9 +341,9 @@ pub const FAMILIES: &[Family] = &[
         feed_forward: FeedForwardKind::PlainBiased,
         qkv_bias: true,
         norms: 4,
-        tied: true,
-        positions: Some(2),
-        names: &[("intermediate_size", "ffn_dim")],
+        ties_embeddings: true,
+        extra_positions: Some(2),
+        field_names: &[("intermediate_size", "ffn_dim")],
         ..LLAMA
     },
     Family {
@@ -362,7 +362,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "qwen2_moe",
-        experts: true,
+        may_have_experts: true,
         ..QWEN2
     },
     QWEN2_VL,
@@ -373,20 +373,20 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "qwen3_5_text",
-        experts: false,
+        may_have_experts: false,
         ..QWEN3_NEXT
     },
     // All its layers have the window, unless the file says something else.
     Family {
         name: "qwen3_moe",
-        experts: true,
+        may_have_experts: true,
         defaults: &[("head_dim", 128)],
         ..QWEN3
     },
     QWEN3_NEXT,
     Family {
         name: "qwen3_vl_moe_text",
-        experts: true,
+        may_have_experts: true,
         ..QWEN3
     },
     Family {
@@ -402,7 +402,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "smollm3",
-        tied: true,
+        ties_embeddings: true,
         ..LLAMA
     },
     Family {
@@ -410,7 +410,7 @@ pub const FAMILIES: &[Family] = &[
         feed_forward: FeedForwardKind::PlainBiased,
         qkv_bias: true,
         norms: 4,
-        tied: true,
+        ties_embeddings: true,
         layers: LayerOrder::AllSliding,
         ..LLAMA
     },
@@ -454,7 +454,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 ];
 
 /// Finds the family by `model_type`; `field` is the path of the field that names it.
-pub fn family(model_type: &str, field: String) -> Result<&'static Family, ConfigError> {
+pub fn find_family(model_type: &str, field: String) -> Result<&'static Family, ConfigError> {
     if let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) {
         return Ok(family);
     }

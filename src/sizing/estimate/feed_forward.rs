@@ -2,8 +2,8 @@
 
 use super::config::{ConfigError, Fields};
 use super::family::{Family, FeedForwardKind, RecurrentKind};
-use super::mixer::{Parameters, share};
-use super::product;
+use super::mixer::{Parameters, per_gpu_share};
+use super::saturating_product;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedForward {
@@ -23,14 +23,14 @@ pub struct Dense {
 pub struct Experts {
     pub count: u64,
     /// Number of experts that each token uses.
-    pub used: u64,
+    pub used_per_token: u64,
     pub intermediate: u64,
     /// Intermediate size of the shared experts together, which every token uses; 0 if there are none.
-    shared: u64,
+    shared_intermediate: u64,
     /// Whether a gate weights the shared experts.
-    shared_gate: bool,
+    has_shared_gate: bool,
     /// Size of the space that experts work in, if it is smaller than the hidden size.
-    latent: Option<u64>,
+    latent_size: Option<u64>,
     matrices: u64,
     bias: bool,
 }
@@ -41,7 +41,7 @@ pub(crate) struct FeedForwardRule {
     pub dense: Option<Dense>,
     pub experts: Option<Experts>,
     /// Layers before this index are dense.
-    first: u64,
+    first_expert_layer: u64,
     /// One layer in this many has experts; `offset` is the index of such a layer.
     period: u64,
     offset: u64,
@@ -57,21 +57,24 @@ impl FeedForwardRule {
             FeedForwardKind::PlainBiased => (2, true),
         };
         let experts = Experts::read(fields, family, matrices, bias)?;
-        let inner = match (fields.number_at("intermediate_size")?, &experts) {
+        let inner = match (fields.optional_number("intermediate_size")?, &experts) {
             (Some(inner), _) => Some(inner),
             // gpt_bigcode's default.
             (None, None) if family.feed_forward == FeedForwardKind::PlainBiased => {
-                Some(fields.number("hidden_size")?.saturating_mul(4))
+                Some(fields.required_number("hidden_size")?.saturating_mul(4))
             }
-            (None, None) => Some(fields.number("intermediate_size")?),
+            (None, None) => Some(fields.required_number("intermediate_size")?),
             (None, Some(_)) => None,
         };
         let bias = fields.flag("mlp_bias", bias && experts.is_none())?;
-        let (period, offset) = match fields.number_at("expert_layer_period")? {
-            Some(period) => (period, fields.count_at("expert_layer_offset")?.unwrap_or(0)),
+        let (period, offset) = match fields.optional_number("expert_layer_period")? {
+            Some(period) => (
+                period,
+                fields.optional_count("expert_layer_offset")?.unwrap_or(0),
+            ),
             // Counted from 1: of 2, the second, the fourth and so on.
             None => match fields
-                .count_of(&["decoder_sparse_step", "moe_layer_freq"])?
+                .first_count(&["decoder_sparse_step", "moe_layer_freq"])?
                 .unwrap_or(1)
             {
                 0 => (1, 0),
@@ -85,7 +88,7 @@ impl FeedForwardRule {
                 bias,
             }),
             experts,
-            first: fields.count_at("first_k_dense_replace")?.unwrap_or(0),
+            first_expert_layer: fields.optional_count("first_k_dense_replace")?.unwrap_or(0),
             period,
             offset,
             dense_layers: fields.indices("mlp_only_layers")?,
@@ -93,8 +96,8 @@ impl FeedForwardRule {
     }
 
     /// Feed-forward network of a layer, by index from 0. A dense layer needs `intermediate_size`.
-    pub fn at(&self, layer: u64) -> FeedForward {
-        let has_experts = layer >= self.first
+    pub fn for_layer(&self, layer: u64) -> FeedForward {
+        let has_experts = layer >= self.first_expert_layer
             && layer % self.period == self.offset % self.period
             && !self.dense_layers.contains(&layer);
         match (self.experts, self.dense) {
@@ -115,41 +118,44 @@ impl Experts {
     ) -> Result<Option<Self>, ConfigError> {
         const COUNTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
         let count = fields
-            .count_of(&COUNTS)?
-            .filter(|count| *count > 0 && family.experts);
+            .first_count(&COUNTS)?
+            .filter(|count| *count > 0 && family.may_have_experts);
         let Some(count) = count else { return Ok(None) };
-        let intermediate = match fields.number_at("moe_intermediate_size")? {
+        let intermediate = match fields.optional_number("moe_intermediate_size")? {
             Some(inner) => inner,
-            None => fields.number("intermediate_size")?,
+            None => fields.required_number("intermediate_size")?,
         };
-        let used = fields.number_of(&["num_experts_per_tok", "moe_topk"])?;
+        let used = fields.first_number_required(&["num_experts_per_tok", "moe_topk"])?;
         if used > count {
             let expected = format!("at most the number of experts, which is {count}");
-            return Err(fields.refuse("num_experts_per_tok", expected));
+            return Err(fields.field_error("num_experts_per_tok", expected));
         }
-        let shared_gate = fields.number_at("shared_expert_intermediate_size")?;
-        let of_each = fields
-            .number_at("moe_shared_expert_intermediate_size")?
+        let shared_gate = fields.optional_number("shared_expert_intermediate_size")?;
+        let each_shared = fields
+            .optional_number("moe_shared_expert_intermediate_size")?
             .unwrap_or(intermediate);
-        let shared = match (shared_gate, fields.number_at("shared_intermediate_size")?) {
+        let shared = match (
+            shared_gate,
+            fields.optional_number("shared_intermediate_size")?,
+        ) {
             (Some(shared), _) | (None, Some(shared)) => shared,
             (None, None) => fields
-                .count_at("n_shared_experts")?
+                .optional_count("n_shared_experts")?
                 .unwrap_or(0)
-                .saturating_mul(of_each),
+                .saturating_mul(each_shared),
         };
         let latent = match family.recurrent {
-            RecurrentKind::Mamba2 => fields.number_at("moe_latent_size")?,
+            RecurrentKind::Mamba2 => fields.optional_number("moe_latent_size")?,
             _ => None,
         };
         let shared_gate = shared_gate.is_some();
         Ok(Some(Self {
             count,
-            used,
+            used_per_token: used,
             intermediate,
-            shared,
-            shared_gate,
-            latent,
+            shared_intermediate: shared,
+            has_shared_gate: shared_gate,
+            latent_size: latent,
             matrices,
             bias,
         }))
@@ -157,17 +163,20 @@ impl Experts {
 
     /// Number of weights in the experts' matrices on each GPU, with dimensions rounded up to multiples that an engine's kernels need.
     pub fn weights(&self, hidden: u64, gpus: u64, multiples: (u64, u64)) -> u128 {
-        let hidden = self.latent.unwrap_or(hidden).next_multiple_of(multiples.0);
+        let hidden = self
+            .latent_size
+            .unwrap_or(hidden)
+            .next_multiple_of(multiples.0);
         let inner = self
             .intermediate
             .div_ceil(gpus.max(1))
             .next_multiple_of(multiples.1);
-        product(&[self.count, self.matrices, hidden, inner])
+        saturating_product(&[self.count, self.matrices, hidden, inner])
     }
 
     /// Parameters on each GPU beside the experts' matrices: router, shared experts, projections into the latent space.
-    fn beside(&self, hidden: u64, gpus: u64) -> Parameters {
-        let biases = product(&[
+    fn other_parameters(&self, hidden: u64, gpus: u64) -> Parameters {
+        let biases = saturating_product(&[
             self.count,
             hidden.saturating_add((self.matrices - 1) * self.intermediate),
         ]);
@@ -176,13 +185,16 @@ impl Experts {
         } else {
             0
         };
-        let gate = if self.shared_gate { hidden } else { 0 };
-        let latent = product(&[2, hidden, self.latent.unwrap_or(0)]);
+        let gate = if self.has_shared_gate { hidden } else { 0 };
+        let latent = saturating_product(&[2, hidden, self.latent_size.unwrap_or(0)]);
         Parameters {
-            linear: share(product(&[self.matrices, hidden, self.shared]), gpus)
-                .saturating_add(latent),
-            plain: product(&[hidden, self.count])
-                .saturating_add(share(biases, gpus))
+            quantizable: per_gpu_share(
+                saturating_product(&[self.matrices, hidden, self.shared_intermediate]),
+                gpus,
+            )
+            .saturating_add(latent),
+            unquantized: saturating_product(&[hidden, self.count])
+                .saturating_add(per_gpu_share(biases, gpus))
                 .saturating_add(gate.into()),
         }
     }
@@ -196,15 +208,18 @@ impl FeedForward {
             Self::Dense(one) => {
                 let biases = u128::from((one.matrices - 1).saturating_mul(one.intermediate));
                 Parameters {
-                    linear: share(product(&[one.matrices, hidden, one.intermediate]), gpus),
-                    plain: if one.bias {
-                        share(biases, gpus).saturating_add(hidden.into())
+                    quantizable: per_gpu_share(
+                        saturating_product(&[one.matrices, hidden, one.intermediate]),
+                        gpus,
+                    ),
+                    unquantized: if one.bias {
+                        per_gpu_share(biases, gpus).saturating_add(hidden.into())
                     } else {
                         0
                     },
                 }
             }
-            Self::Experts(experts) => experts.beside(hidden, gpus),
+            Self::Experts(experts) => experts.other_parameters(hidden, gpus),
         }
     }
 
@@ -219,17 +234,18 @@ impl FeedForward {
     /// Activation elements of one token on each GPU: the output of the first matrices and the input of the last one; with experts,
     /// for each expert that the token uses, and its output.
     pub fn width(&self, hidden: u64, gpus: u64) -> u128 {
-        let inner = |matrices: u64, size: u64| share(product(&[matrices, size]), gpus);
+        let inner =
+            |matrices: u64, size: u64| per_gpu_share(saturating_product(&[matrices, size]), gpus);
         match self {
             Self::None => 0,
             Self::Dense(one) => inner(one.matrices, one.intermediate),
             Self::Experts(one) => {
                 let first = inner(one.matrices - 1, one.intermediate);
-                let out = first.max(one.latent.unwrap_or(hidden).into());
+                let out = first.max(one.latent_size.unwrap_or(hidden).into());
                 let of_each = out.saturating_add(inner(1, one.intermediate));
                 of_each
-                    .saturating_mul(one.used.into())
-                    .saturating_add(inner(one.matrices, one.shared))
+                    .saturating_mul(one.used_per_token.into())
+                    .saturating_add(inner(one.matrices, one.shared_intermediate))
             }
         }
     }

@@ -17,7 +17,7 @@ pub struct GpuSize {
 const ALLOCATABLE_PERCENT: u64 = 90;
 
 impl GpuSize {
-    pub fn of(gpu: &GpuType) -> Self {
+    pub fn from_type(gpu: &GpuType) -> Self {
         Self {
             name: gpu.name.into(),
             memory_bytes: gpu.total(),
@@ -26,8 +26,8 @@ impl GpuSize {
 }
 
 /// GPU types that a capacity plan knows by name, in order of memory.
-pub fn known() -> impl Iterator<Item = GpuSize> {
-    GPU_TYPES.iter().map(GpuSize::of)
+pub fn known_gpus() -> impl Iterator<Item = GpuSize> {
+    GPU_TYPES.iter().map(GpuSize::from_type)
 }
 
 /// Fit of an estimate on a GPU.
@@ -48,28 +48,30 @@ pub struct GpuFit {
 }
 
 impl GpuFit {
-    pub fn of(estimate: &Estimate, gpu: GpuSize) -> Self {
+    pub fn new(estimate: &Estimate, gpu: GpuSize) -> Self {
         let memory = gpu.memory_bytes.0.max(1);
-        let counted = estimate.bytes_of(PartName::KvCache) + beside(estimate);
-        let hundredths = (u128::from(counted.0) * 100).div_ceil(memory.into());
+        let counted_bytes = estimate.bytes_of(PartName::KvCache) + fixed_counted_bytes(estimate);
+        let hundredths = (u128::from(counted_bytes.0) * 100).div_ceil(memory.into());
         let share = (u128::from(memory) * hundredths).div_ceil(100);
-        let asked = pod::per_gpu(estimate).max(pod::whole_gib(super::bytes(share)));
-        let engines = memory / 100 * ALLOCATABLE_PERCENT / asked.0.max(1);
-        let fraction_percent = (u128::from(asked.0.min(memory)) * 100 / u128::from(memory)) as u64;
+        let requested = pod::requested_per_gpu(estimate)
+            .max(pod::round_up_to_gib(super::saturating_bytes(share)));
+        let engines = memory / 100 * ALLOCATABLE_PERCENT / requested.0.max(1);
+        let fraction_percent =
+            (u128::from(requested.0.min(memory)) * 100 / u128::from(memory)) as u64;
         let usable = Bytes(memory / 100 * fraction_percent);
         Self {
             fits: engines > 0,
             engines,
-            vram_per_gpu_bytes: asked,
+            vram_per_gpu_bytes: requested,
             fraction_percent,
-            kv_cache_bytes: usable.minus(beside(estimate)),
+            kv_cache_bytes: usable.minus(fixed_counted_bytes(estimate)),
             gpu,
         }
     }
 }
 
 /// Bytes that an engine counts towards its fraction, without the KV cache.
-fn beside(estimate: &Estimate) -> Bytes {
+fn fixed_counted_bytes(estimate: &Estimate) -> Bytes {
     estimate
         .fixed_bytes()
         .minus(estimate.bytes_of(PartName::CudaContext))

@@ -3,73 +3,73 @@
 /// Line, counted from 1, of the field with this path (names joined by dots); if it is missing, of the object that lacks it.
 /// The text must be valid JSON: the search ends at the first error.
 pub fn line_of(text: &str, path: &str) -> usize {
-    let mut scan = Scan {
+    let mut scan = LineScanner {
         text,
-        at: 0,
+        offset: 0,
         line: 1,
-        found: 1,
+        found_line: 1,
     };
-    scan.blanks();
-    scan.found = scan.line;
-    scan.value(Some(path));
-    scan.found
+    scan.skip_blanks();
+    scan.found_line = scan.line;
+    scan.skip_value(Some(path));
+    scan.found_line
 }
 
-struct Scan<'a> {
+struct LineScanner<'a> {
     text: &'a str,
-    at: usize,
+    offset: usize,
     line: usize,
     /// The line of the innermost part of the path so far. Of equal names the last counts, as it does to the reader.
-    found: usize,
+    found_line: usize,
 }
 
-impl Scan<'_> {
-    fn next(&self) -> Option<u8> {
-        self.text.as_bytes().get(self.at).copied()
+impl LineScanner<'_> {
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.offset).copied()
     }
 
-    fn blanks(&mut self) {
-        while let Some(byte) = self.next().filter(u8::is_ascii_whitespace) {
+    fn skip_blanks(&mut self) {
+        while let Some(byte) = self.peek().filter(u8::is_ascii_whitespace) {
             self.line += usize::from(byte == b'\n');
-            self.at += 1;
+            self.offset += 1;
         }
     }
 
     /// Skips a value; within one on the path, `wanted` is the remaining path. Returns whether there was a value.
-    fn value(&mut self, wanted: Option<&str>) -> bool {
-        self.blanks();
-        match self.next() {
-            Some(b'{') => self.items(b'}', |scan| scan.field(wanted)),
-            Some(b'[') => self.items(b']', |scan| scan.value(None)),
-            Some(b'"') => self.string().is_some(),
+    fn skip_value(&mut self, wanted: Option<&str>) -> bool {
+        self.skip_blanks();
+        match self.peek() {
+            Some(b'{') => self.skip_items(b'}', |scan| scan.skip_field(wanted)),
+            Some(b'[') => self.skip_items(b']', |scan| scan.skip_value(None)),
+            Some(b'"') => self.read_string().is_some(),
             _ => {
-                let rest = &self.text[self.at..];
+                let rest = &self.text[self.offset..];
                 let length = rest
                     .find([',', ']', '}', ' ', '\t', '\r', '\n'])
                     .unwrap_or(rest.len());
-                self.at += length;
+                self.offset += length;
                 length > 0
             }
         }
     }
 
-    fn items(&mut self, end: u8, mut item: impl FnMut(&mut Self) -> bool) -> bool {
+    fn skip_items(&mut self, end: u8, mut item: impl FnMut(&mut Self) -> bool) -> bool {
         loop {
             // The bracket, or a comma.
-            self.at += 1;
-            self.blanks();
-            if self.next() == Some(end) {
-                self.at += 1;
+            self.offset += 1;
+            self.skip_blanks();
+            if self.peek() == Some(end) {
+                self.offset += 1;
                 return true;
             }
             if !item(self) {
                 return false;
             }
-            self.blanks();
-            match self.next() {
+            self.skip_blanks();
+            match self.peek() {
                 Some(b',') => {}
                 Some(byte) if byte == end => {
-                    self.at += 1;
+                    self.offset += 1;
                     return true;
                 }
                 _ => return false,
@@ -77,28 +77,28 @@ impl Scan<'_> {
         }
     }
 
-    fn field(&mut self, wanted: Option<&str>) -> bool {
+    fn skip_field(&mut self, wanted: Option<&str>) -> bool {
         let line = self.line;
-        let Some(name) = self.string() else {
+        let Some(name) = self.read_string() else {
             return false;
         };
-        self.blanks();
-        if self.next() != Some(b':') {
+        self.skip_blanks();
+        if self.peek() != Some(b':') {
             return false;
         }
-        self.at += 1;
-        let rest = wanted.and_then(|wanted| wanted.strip_prefix(name.as_str()));
-        let within = rest.and_then(|rest| rest.strip_prefix('.'));
-        if within.is_some() || rest == Some("") {
-            self.found = line;
+        self.offset += 1;
+        let remaining_path = wanted.and_then(|wanted| wanted.strip_prefix(name.as_str()));
+        let within = remaining_path.and_then(|rest| rest.strip_prefix('.'));
+        if within.is_some() || remaining_path == Some("") {
+            self.found_line = line;
         }
-        self.value(within)
+        self.skip_value(within)
     }
 
-    fn string(&mut self) -> Option<String> {
-        let rest = &self.text[self.at..];
+    fn read_string(&mut self) -> Option<String> {
+        let rest = &self.text[self.offset..];
         let length = super::config::string_length(rest);
-        self.at += length;
+        self.offset += length;
         serde_json::from_str(&rest[..length]).ok()
     }
 }

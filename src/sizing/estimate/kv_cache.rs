@@ -5,7 +5,10 @@
 
 use super::architecture::ModelArchitecture;
 use super::mixer::Mixer;
-use super::{KvCacheSize, Part, PartName, Workload, bytes, grouped, product};
+use super::{
+    KvCacheSize, PartName, VramPart, Workload, saturating_bytes, saturating_product,
+    with_thousands_separators,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -21,21 +24,21 @@ pub enum KvCacheDtype {
 }
 
 /// Tokens in a block of the KV cache: vLLM's default.
-const BLOCK: u64 = 16;
+const BLOCK_TOKENS: u64 = 16;
 
 /// KV cache bytes of tokens and sequences on each GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvCache {
     /// Bytes of one token in all layers without a window.
-    full: u128,
+    full_attention: u128,
     /// Bytes of one token in the layers with a window, by its size in tokens.
     windows: BTreeMap<u64, u128>,
     /// Bytes of one sequence in recurrent layers, whatever its length.
-    state: u128,
+    recurrent_state: u128,
 }
 
 impl KvCache {
-    pub fn of(model: &ModelArchitecture, workload: &Workload) -> Self {
+    pub fn for_model(model: &ModelArchitecture, workload: &Workload) -> Self {
         let element = match workload.kv_cache_dtype {
             KvCacheDtype::Fp8 => 1,
             KvCacheDtype::Auto if model.quantization.fp8_kv_cache => 1,
@@ -43,26 +46,31 @@ impl KvCache {
         };
         let gpus = workload.tensor_parallel;
         let mut cache = Self {
-            full: 0,
+            full_attention: 0,
             windows: BTreeMap::new(),
-            state: 0,
+            recurrent_state: 0,
         };
         for layer in &model.layers {
             match layer.mixer {
                 Mixer::None => {}
                 Mixer::Attention(one) => {
-                    let token = product(&[2, one.kv_heads_on(gpus), one.head_dim, element]);
+                    let token =
+                        saturating_product(&[2, one.kv_heads_on(gpus), one.head_dim, element]);
                     let sum = match one.window {
                         Some(window) => cache.windows.entry(window).or_default(),
-                        None => &mut cache.full,
+                        None => &mut cache.full_attention,
                     };
                     *sum = sum.saturating_add(token);
                 }
                 Mixer::Latent(one) => {
-                    cache.full = cache.full.saturating_add(product(&[one.cached(), element]));
+                    cache.full_attention = cache
+                        .full_attention
+                        .saturating_add(saturating_product(&[one.cached_elements(), element]));
                 }
                 Mixer::Recurrent(one) => {
-                    cache.state = cache.state.saturating_add(one.state_on(gpus))
+                    cache.recurrent_state = cache
+                        .recurrent_state
+                        .saturating_add(one.state_bytes_on(gpus))
                 }
             }
         }
@@ -71,73 +79,82 @@ impl KvCache {
 
     /// Whether every token costs the same.
     pub(crate) fn is_uniform(&self) -> bool {
-        self.windows.is_empty() && self.state == 0
+        self.windows.is_empty() && self.recurrent_state == 0
     }
 
-    fn per_token(&self) -> u128 {
+    fn bytes_per_token(&self) -> u128 {
         self.windows
             .values()
             .copied()
-            .fold(self.full, u128::saturating_add)
+            .fold(self.full_attention, u128::saturating_add)
     }
 
     /// Bytes of one sequence of so many tokens. `step` is the number of tokens of a prefill step; 0 once the prompt is read.
-    fn of_sequence(&self, tokens: u64, step: u64) -> u128 {
-        let of = |bytes: u128, tokens: u64| {
-            bytes.saturating_mul(tokens.div_ceil(BLOCK).saturating_mul(BLOCK).into())
+    fn sequence_bytes(&self, tokens: u64, step: u64) -> u128 {
+        let bytes_of_blocks = |bytes: u128, tokens: u64| {
+            bytes.saturating_mul(
+                tokens
+                    .div_ceil(BLOCK_TOKENS)
+                    .saturating_mul(BLOCK_TOKENS)
+                    .into(),
+            )
         };
         let windows = self.windows.iter();
-        let windows =
-            windows.map(|(window, bytes)| of(*bytes, tokens.min(window.saturating_add(step))));
+        let windows = windows.map(|(window, bytes)| {
+            bytes_of_blocks(*bytes, tokens.min(window.saturating_add(step)))
+        });
         windows.fold(
-            of(self.full, tokens).saturating_add(self.state),
+            bytes_of_blocks(self.full_attention, tokens).saturating_add(self.recurrent_state),
             u128::saturating_add,
         )
     }
 
     /// Bytes of one sequence of full length during prefill: the minimum with which an engine starts.
-    pub fn of_one(&self, workload: &Workload) -> u128 {
-        self.of_sequence(workload.context, workload.max_num_batched_tokens)
+    pub fn min_bytes(&self, workload: &Workload) -> u128 {
+        self.sequence_bytes(workload.context, workload.max_num_batched_tokens)
     }
 
     /// Bytes of all sequences at full length, one of them during prefill.
-    fn total(&self, workload: &Workload) -> u128 {
+    fn total_bytes(&self, workload: &Workload) -> u128 {
         let others = u128::from(workload.sequences.saturating_sub(1));
-        self.of_sequence(workload.context, 0)
+        self.sequence_bytes(workload.context, 0)
             .saturating_mul(others)
-            .saturating_add(self.of_one(workload))
+            .saturating_add(self.min_bytes(workload))
     }
 
     pub fn size(&self, workload: &Workload) -> KvCacheSize {
         KvCacheSize {
-            bytes_per_token: bytes(self.per_token()),
-            bytes_per_token_beyond_windows: bytes(self.full),
-            state_bytes_per_sequence: bytes(self.state),
-            bytes_per_sequence: bytes(self.of_sequence(workload.context, 0)),
-            bytes: bytes(self.total(workload)),
+            bytes_per_token: saturating_bytes(self.bytes_per_token()),
+            bytes_per_token_beyond_windows: saturating_bytes(self.full_attention),
+            state_bytes_per_sequence: saturating_bytes(self.recurrent_state),
+            bytes_per_sequence: saturating_bytes(self.sequence_bytes(workload.context, 0)),
+            bytes: saturating_bytes(self.total_bytes(workload)),
         }
     }
 
-    pub fn part(&self, workload: &Workload) -> Part {
+    pub fn part(&self, workload: &Workload) -> VramPart {
         let tokens = format!(
             "{} × {} tokens",
             workload.sequences,
-            grouped(workload.context.into())
+            with_thousands_separators(workload.context.into())
         );
-        let mut formula = format!("{tokens} × {}", bytes(self.full));
+        let mut formula = format!("{tokens} × {}", saturating_bytes(self.full_attention));
         for (window, of_token) in &self.windows {
             formula += &format!(
                 " + the last {} × {}",
-                grouped((*window).into()),
-                bytes(*of_token)
+                with_thousands_separators((*window).into()),
+                saturating_bytes(*of_token)
             );
         }
-        if self.state > 0 {
-            formula += &format!(" + {} of state for each sequence", bytes(self.state));
+        if self.recurrent_state > 0 {
+            formula += &format!(
+                " + {} of state for each sequence",
+                saturating_bytes(self.recurrent_state)
+            );
         }
-        Part {
+        VramPart {
             part: PartName::KvCache,
-            bytes: bytes(self.total(workload)),
+            bytes: saturating_bytes(self.total_bytes(workload)),
             formula,
             source: "Kwon et al. 2023, §3; vLLM kv_cache_interface.py",
         }

@@ -80,7 +80,7 @@ pub struct Estimate {
     /// Parameters that one token passes through; fewer than all in a model with experts.
     pub active_parameters: u64,
     /// Uses of VRAM on one GPU, in the order of the table.
-    pub parts: Vec<Part>,
+    pub parts: Vec<VramPart>,
     pub per_gpu_bytes: Bytes,
     /// Sum over all GPUs.
     pub total_bytes: Bytes,
@@ -92,7 +92,7 @@ pub struct Estimate {
 /// One use of VRAM, on each GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Part {
+pub struct VramPart {
     pub part: PartName,
     pub bytes: Bytes,
     /// The formula with its numbers.
@@ -154,16 +154,19 @@ fn listed(numbers: &[u64]) -> String {
 }
 
 /// Maximum number of GPUs of a pod, all on one node: the pod contract's limit.
-pub const MOST_GPUS: u64 = 64;
+pub const MAX_GPUS_PER_POD: u64 = 64;
 
 /// 1 EiB: more than any machine has, and small enough that sums and roundings are exact.
-const MOST_BYTES: Bytes = Bytes(1 << 60);
+const MAX_BYTES: Bytes = Bytes(1 << 60);
 
 impl Estimate {
     /// VRAM of one engine that serves `model` with this workload.
-    pub fn of(model: &ModelArchitecture, workload: &Workload) -> Result<Self, WorkloadError> {
+    pub fn for_model(
+        model: &ModelArchitecture,
+        workload: &Workload,
+    ) -> Result<Self, WorkloadError> {
         model.check_split(workload.tensor_parallel)?;
-        let cache = KvCache::of(model, workload);
+        let cache = KvCache::for_model(model, workload);
         let parts = [
             weights::part(model, workload),
             cache.part(workload),
@@ -174,12 +177,12 @@ impl Estimate {
         ];
         let per_gpu = parts.iter().map(|part| part.bytes).sum::<Bytes>();
         let total = per_gpu.times(workload.tensor_parallel);
-        if total > MOST_BYTES || bytes(model.parameters()) > MOST_BYTES {
+        if total > MAX_BYTES || saturating_bytes(model.parameters()) > MAX_BYTES {
             return Err(WorkloadError::TooLarge);
         }
         Ok(Self {
-            parameters: bytes(model.parameters()).0,
-            active_parameters: bytes(model.active_parameters()).0,
+            parameters: saturating_bytes(model.parameters()).0,
+            active_parameters: saturating_bytes(model.active_parameters()).0,
             parts: parts.into(),
             per_gpu_bytes: per_gpu,
             total_bytes: total,
@@ -204,19 +207,19 @@ impl Estimate {
 }
 
 /// Product of the factors, saturated at [`u128::MAX`].
-pub(crate) fn product(factors: &[u64]) -> u128 {
+pub(crate) fn saturating_product(factors: &[u64]) -> u128 {
     factors.iter().fold(1, |product: u128, factor| {
         product.saturating_mul(u128::from(*factor))
     })
 }
 
 /// Converts to bytes, saturated at 64 bits: more than any GPU has.
-pub(crate) fn bytes(count: u128) -> Bytes {
+pub(crate) fn saturating_bytes(count: u128) -> Bytes {
     Bytes(u64::try_from(count).unwrap_or(u64::MAX))
 }
 
 /// A number as people write it: `8,030,261,248`.
-pub fn grouped(number: u128) -> String {
+pub fn with_thousands_separators(number: u128) -> String {
     let digits = number.to_string();
     let first = digits.len() % 3;
     let mut text = String::new();

@@ -5,7 +5,7 @@ use super::kv_cache::KvCacheDtype;
 use super::{Estimate, PartName, Workload};
 use serde::Serialize;
 use stowage_scheduling::units::Bytes;
-use stowage_scheduling::units::text::quantity_text;
+use stowage_scheduling::units::text::format_quantity;
 
 /// The lines of a pod that an estimate decides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,30 +24,30 @@ pub struct PodLines {
 const GIB: u64 = 1 << 30;
 
 /// Rounds up to a whole GiB, saturated at 64 bits.
-pub(super) fn whole_gib(bytes: Bytes) -> Bytes {
+pub(super) fn round_up_to_gib(bytes: Bytes) -> Bytes {
     Bytes(bytes.0.checked_next_multiple_of(GIB).unwrap_or(u64::MAX))
 }
 
 /// VRAM that the pod requests on each GPU, whichever GPU it is.
-pub fn per_gpu(estimate: &Estimate) -> Bytes {
-    whole_gib(estimate.per_gpu_bytes)
+pub fn requested_per_gpu(estimate: &Estimate) -> Bytes {
+    round_up_to_gib(estimate.per_gpu_bytes)
 }
 
 impl PodLines {
     /// Lines for an estimate, with `per_gpu` on each GPU: [`requested_per_gpu`], or the request for certain GPUs.
-    pub fn of(
+    pub fn for_estimate(
         model: &ModelArchitecture,
         estimate: &Estimate,
         workload: &Workload,
         per_gpu: Bytes,
     ) -> Self {
         let gpus = workload.tensor_parallel;
-        let kv_cache = whole_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
-        Self::with(per_gpu.times(gpus), kv_cache, model, workload)
+        let kv_cache = round_up_to_gib(estimate.bytes_of(PartName::KvCache).times(gpus));
+        Self::new(per_gpu.times(gpus), kv_cache, model, workload)
     }
 
     /// Lines for these amounts, each the sum over all GPUs.
-    pub fn with(
+    pub fn new(
         vram: Bytes,
         kv_cache: Bytes,
         model: &ModelArchitecture,
@@ -66,7 +66,7 @@ impl PodLines {
         if gpus > 1 {
             args.push(format!("--tensor-parallel-size={gpus}"));
         }
-        if model.quantization.is_made_on_load() {
+        if model.quantization.is_quantized_on_load() {
             args.push(format!(
                 "--quantization={}",
                 model.quantization.precision.name
@@ -83,8 +83,8 @@ impl PodLines {
             args.push("--enforce-eager".into());
         }
         Self {
-            vram: quantity_text(vram),
-            kv_cache: quantity_text(kv_cache),
+            vram: format_quantity(vram),
+            kv_cache: format_quantity(kv_cache),
             gpus,
             args,
         }

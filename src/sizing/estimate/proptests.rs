@@ -4,7 +4,7 @@
 use super::architecture::ModelArchitecture;
 use super::config::Config;
 use super::family::FAMILIES;
-use super::gpus::{GpuFit, known};
+use super::gpus::{GpuFit, known_gpus};
 use super::kv_cache::KvCacheDtype;
 use super::pod::PodLines;
 use super::quantization::Precision;
@@ -122,7 +122,7 @@ fn dense(layers: u64, heads: u64, kv_heads: u64, head_dim: u64, inner: u64) -> S
 }
 
 fn model(file: &str, precision: Option<Precision>) -> ModelArchitecture {
-    ModelArchitecture::read_in(&Config::parse(file).unwrap(), precision).unwrap()
+    ModelArchitecture::read_with_precision(&Config::parse(file).unwrap(), precision).unwrap()
 }
 
 proptest! {
@@ -156,13 +156,13 @@ proptest! {
         tokens in any::<Option<u64>>(),
     ) {
         let Ok(model) = ModelArchitecture::read(&Config::parse(&file).unwrap()) else { return Ok(()) };
-        let Ok(estimate) = Estimate::of(&model, &workload) else { return Ok(()) };
+        let Ok(estimate) = Estimate::for_model(&model, &workload) else { return Ok(()) };
         prop_assert!(estimate.active_parameters <= estimate.parameters);
         let sum: Bytes = estimate.parts.iter().map(|part| part.bytes).sum();
         prop_assert_eq!(sum, estimate.per_gpu_bytes);
-        for gpu in known() {
-            let fit = GpuFit::of(&estimate, gpu);
-            let _ = PodLines::of(&model, &estimate, &workload, fit.vram_per_gpu_bytes);
+        for gpu in known_gpus() {
+            let fit = GpuFit::new(&estimate, gpu);
+            let _ = PodLines::for_estimate(&model, &estimate, &workload, fit.vram_per_gpu_bytes);
         }
         let seen = Observation {
             reserved: reserved.map(Bytes),
@@ -170,7 +170,7 @@ proptest! {
             kv_cache_tokens: tokens,
             ..Observation::default()
         };
-        if let Ok(size) = RightSize::of(&model, &workload, &estimate, &seen) {
+        if let Ok(size) = RightSize::new(&model, &workload, &estimate, &seen) {
             prop_assert!(size.kv_cache_used_bytes <= size.kv_cache_bytes);
         }
     }
@@ -191,7 +191,7 @@ proptest! {
         }
         file["model_type"] = family.name.into();
         let Ok(model) = ModelArchitecture::read(&Config::parse(&file.to_string()).unwrap()) else { return Ok(()) };
-        if let Ok(estimate) = Estimate::of(&model, &Workload::default()) {
+        if let Ok(estimate) = Estimate::for_model(&model, &Workload::default()) {
             prop_assert!(estimate.total_bytes < Bytes(u64::MAX) && estimate.parameters < u64::MAX);
         }
     }
@@ -205,7 +205,7 @@ proptest! {
         let workload = Workload { context, sequences, ..Workload::default() };
         let file = dense(layers, heads, kv_heads, head_dim, inner);
         let bytes = |file: &str, workload: &Workload| {
-            Estimate::of(&model(file, None), workload).unwrap().per_gpu_bytes
+            Estimate::for_model(&model(file, None), workload).unwrap().per_gpu_bytes
         };
         let least = bytes(&file, &workload);
         prop_assert!(bytes(&dense(layers + 1, heads, kv_heads, head_dim, inner), &workload) > least);
@@ -215,7 +215,7 @@ proptest! {
         let longer = Workload { context: context + 16, ..workload };
         prop_assert!(bytes(&file, &longer) > least);
         let int4 = model(&file, Some(Precision::INT4));
-        prop_assert!(Estimate::of(&int4, &workload).unwrap().per_gpu_bytes < least);
+        prop_assert!(Estimate::for_model(&int4, &workload).unwrap().per_gpu_bytes < least);
         let halves = Workload { kv_cache_dtype: KvCacheDtype::Fp8, ..workload };
         prop_assert!(bytes(&file, &halves) < least);
     }
@@ -226,9 +226,9 @@ proptest! {
     ) {
         // Eight KV heads can be split over 2, 4 and 8.
         let model = model(&dense(layers, heads, 8, head_dim, inner), None);
-        let whole = super::weights::on_each(&model, 1).0;
+        let whole = super::weights::bytes_per_gpu(&model, 1).0;
         for gpus in [2, 4, 8] {
-            let shares = super::weights::on_each(&model, gpus).0 * gpus;
+            let shares = super::weights::bytes_per_gpu(&model, gpus).0 * gpus;
             // Norms are on every GPU, and every division is rounded up.
             let norms = (2 * layers + 1) * heads * head_dim * 2 * gpus;
             prop_assert!(shares >= whole);

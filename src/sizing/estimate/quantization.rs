@@ -89,17 +89,17 @@ const LAYER_PARTS: [LayerPart; 3] = [LayerPart::Mixer, LayerPart::FeedForward, L
 pub struct Quantization {
     pub precision: Precision,
     /// Parts that keep 16 bits in all layers; then those that do in one layer.
-    kept: BTreeSet<LayerPart>,
-    kept_in: BTreeSet<(u64, LayerPart)>,
+    unquantized: BTreeSet<LayerPart>,
+    unquantized_in: BTreeSet<(u64, LayerPart)>,
     /// The file asks for a KV cache of 8 bits.
     pub fp8_kv_cache: bool,
     /// Precision requested instead of the file's, if another was.
-    asked: Option<Asked>,
+    precision_override: Option<PrecisionOverride>,
 }
 
 /// How an engine gets weights in a precision other than the file's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum PrecisionOverride {
     /// The engine quantizes 16-bit weights to fp8 while it loads the model.
     OnLoad,
     /// It loads another checkpoint, which has them so.
@@ -123,54 +123,54 @@ impl Quantization {
     pub(crate) fn uniform(precision: Precision) -> Self {
         Self {
             precision,
-            kept: BTreeSet::new(),
-            kept_in: BTreeSet::new(),
+            unquantized: BTreeSet::new(),
+            unquantized_in: BTreeSet::new(),
             fp8_kv_cache: false,
-            asked: None,
+            precision_override: None,
         }
     }
 
     /// Reads `quantization_config` from its parent object. A `requested` precision replaces the file's, whose method may then be
     /// unknown; the modules that the file excludes from quantization are excluded all the same.
-    pub fn read(fields: &Fields<'_>, asked: Option<Precision>) -> Result<Self, ConfigError> {
+    pub fn read(fields: &Fields<'_>, requested: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
-            let asked = asked.filter(|precision| *precision != Precision::HALF);
+            let asked = requested.filter(|precision| *precision != Precision::HALF);
             let how = if asked == Some(Precision::FP8) {
-                Asked::OnLoad
+                PrecisionOverride::OnLoad
             } else {
-                Asked::Checkpoint
+                PrecisionOverride::Checkpoint
             };
             let read = Self::uniform(asked.unwrap_or(Precision::HALF));
             return Ok(Self {
-                asked: asked.map(|_| how),
+                precision_override: asked.map(|_| how),
                 ..read
             });
         };
-        if asked == Some(Precision::HALF) {
+        if requested == Some(Precision::HALF) {
             return Ok(Self {
-                asked: Some(Asked::Checkpoint),
+                precision_override: Some(PrecisionOverride::Checkpoint),
                 ..Self::uniform(Precision::HALF)
             });
         }
-        let own = Self::precision(&fields);
-        let (precision, asked) = match (own, asked) {
-            (own, None) => (own.map_err(or_another)?, None),
+        let from_file = Self::precision(&fields);
+        let (precision, asked) = match (from_file, requested) {
+            (own, None) => (own.map_err(with_flag_hint)?, None),
             // The file's own has its groups and scales.
             (Ok(own), Some(asked)) if own.name == asked.name => (own, None),
-            (_, Some(asked)) => (asked, Some(Asked::Checkpoint)),
+            (_, Some(asked)) => (asked, Some(PrecisionOverride::Checkpoint)),
         };
         let scheme = fields.object("kv_cache_scheme")?;
-        let of_scheme = scheme
-            .map(|scheme| scheme.count_at("num_bits"))
+        let scheme_bits = scheme
+            .map(|scheme| scheme.optional_count("num_bits"))
             .transpose()?
             .flatten();
-        let of_modelopt = fields.text("kv_cache_quant_algo").unwrap_or_default();
-        let mut read = Self {
-            asked,
+        let modelopt_algorithm = fields.text("kv_cache_quant_algo").unwrap_or_default();
+        let mut quantization = Self {
+            precision_override: asked,
             ..Self::uniform(precision)
         };
-        read.fp8_kv_cache = of_scheme == Some(8)
-            || of_modelopt.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
+        quantization.fp8_kv_cache = scheme_bits == Some(8)
+            || modelopt_algorithm.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
         for list in [
             "modules_to_not_convert",
             "ignored_layers",
@@ -181,22 +181,22 @@ impl Quantization {
                 .texts(list)?
                 .unwrap_or_default()
                 .into_iter()
-                .for_each(|module| read.keep(module));
+                .for_each(|module| quantization.keep_in_16_bits(module));
         }
-        Ok(read)
+        Ok(quantization)
     }
 
     fn precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
         let method = fields
             .text("quant_method")?
-            .ok_or_else(|| fields.refuse("quant_method", "a method"))?;
+            .ok_or_else(|| fields.field_error("quant_method", "a method"))?;
         Ok(match method {
             "fp8" if fields.has("weight_block_size") => Precision::FP8_BLOCKS,
             "fp8" | "fbgemm_fp8" => Precision::FP8,
-            "modelopt" | "modelopt_fp4" => modelopt(fields)?,
+            "modelopt" | "modelopt_fp4" => modelopt_precision(fields)?,
             "mxfp4" => Precision::MXFP4,
-            "awq" | "gptq" | "auto-round" => integers(fields)?,
-            "compressed-tensors" => compressed_tensors(fields)?,
+            "awq" | "gptq" | "auto-round" => integer_precision(fields)?,
+            "compressed-tensors" => compressed_tensors_precision(fields)?,
             "bitsandbytes"
                 if fields.flag("load_in_8bit", false)?
                     || fields.flag("_load_in_8bit", false)? =>
@@ -208,18 +208,18 @@ impl Quantization {
                 let near =
                     nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
                 let expected = format!("one of {}{near}", METHODS.join(", "));
-                return Err(fields.refuse("quant_method", expected));
+                return Err(fields.field_error("quant_method", expected));
             }
         })
     }
 
     /// Records a module that keeps 16 bits: of one layer, or, if the name is a pattern, of all.
-    fn keep(&mut self, module: &str) {
+    fn keep_in_16_bits(&mut self, module: &str) {
         let module = module
             .trim_start_matches("re:")
             .replace("\\.", ".")
             .to_ascii_lowercase();
-        if NOT_COUNTED.iter().any(|word| module.contains(word)) {
+        if OTHER_MODULES.iter().any(|word| module.contains(word)) {
             return;
         }
         let layer = module.split_once("layers.").map(|(_, rest)| rest);
@@ -229,17 +229,18 @@ impl Quantization {
                 .collect::<String>()
         };
         let index = layer.and_then(|rest| digits(rest).parse::<u64>().ok());
-        for part in parts_named(&module, layer) {
+        for part in parts_of_module(&module, layer) {
             match index {
-                Some(index) => drop(self.kept_in.insert((index, *part))),
-                None => drop(self.kept.insert(*part)),
+                Some(index) => drop(self.unquantized_in.insert((index, *part))),
+                None => drop(self.unquantized.insert(*part)),
             }
         }
     }
 
     /// Precision of a part of a layer.
-    pub fn at(&self, layer: u64, part: LayerPart) -> Precision {
-        let is_kept = self.kept.contains(&part) || self.kept_in.contains(&(layer, part));
+    pub fn precision_of(&self, layer: u64, part: LayerPart) -> Precision {
+        let is_kept =
+            self.unquantized.contains(&part) || self.unquantized_in.contains(&(layer, part));
         if is_kept {
             Precision::HALF
         } else {
@@ -248,16 +249,16 @@ impl Quantization {
     }
 
     /// Whether the engine needs `--quantization`: it loads the file's own precision without.
-    pub(crate) fn is_made_on_load(&self) -> bool {
-        self.asked == Some(Asked::OnLoad)
+    pub(crate) fn is_quantized_on_load(&self) -> bool {
+        self.precision_override == Some(PrecisionOverride::OnLoad)
     }
 
     /// Notes for the table.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let name = self.precision.name;
-        let is_kept = !self.kept.is_empty() || !self.kept_in.is_empty();
+        let is_kept = !self.unquantized.is_empty() || !self.unquantized_in.is_empty();
         let kept = is_kept.then(|| format!("some modules are not in {name}: the file names them"));
-        let other = (self.asked == Some(Asked::Checkpoint)).then(|| {
+        let other = (self.precision_override == Some(PrecisionOverride::Checkpoint)).then(|| {
             format!("the file's weights are not in {name}: give the engine a checkpoint whose weights are")
         });
         other.into_iter().chain(kept)
@@ -265,7 +266,7 @@ impl Quantization {
 }
 
 /// Words in the names of modules that are no layers of the language model, though theirs have layers and attention, too.
-const NOT_COUNTED: [&str; 10] = [
+const OTHER_MODULES: [&str; 10] = [
     "visual",
     "vision",
     "image",
@@ -279,7 +280,7 @@ const NOT_COUNTED: [&str; 10] = [
 ];
 
 /// Modules of a layer that keep 16 bits either way, or are so small beside its matrices that the rest does not follow them.
-const SMALL: [&str; 9] = [
+const SMALL_MODULES: [&str; 9] = [
     "gate",
     "router",
     "shared_expert_gate",
@@ -292,12 +293,12 @@ const SMALL: [&str; 9] = [
 ];
 
 /// Parts of a layer that a module's name denotes. Modules outside layers keep 16 bits either way.
-fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
+fn parts_of_module(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
     let mut names = module
         .split('.')
         .map(|name| name.trim_matches(['*', '$', '^']));
     let last = names.rfind(|name| !name.is_empty()).unwrap_or_default();
-    if SMALL.contains(&last) || last.ends_with("norm") {
+    if SMALL_MODULES.contains(&last) || last.ends_with("norm") {
         return &[];
     }
     let is_whole = |rest: &str| {
@@ -322,7 +323,7 @@ fn parts_named(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
 }
 
 /// Adds `--quantization` as the remedy to an error about an unknown storage format.
-fn or_another(error: ConfigError) -> ConfigError {
+fn with_flag_hint(error: ConfigError) -> ConfigError {
     match error {
         ConfigError::Invalid {
             field,
@@ -337,14 +338,16 @@ fn or_another(error: ConfigError) -> ConfigError {
     }
 }
 
-fn integers(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    let bits = fields.number_of(&["bits", "w_bit"])?;
+fn integer_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+    let bits = fields.first_number_required(&["bits", "w_bit"])?;
     // −1 is one group for each channel, whose scales hardly count.
-    let group = fields.number_of(&["group_size", "q_group_size"]).ok();
-    with_bits(fields, "bits", bits, group, true)
+    let group = fields
+        .first_number_required(&["group_size", "q_group_size"])
+        .ok();
+    grouped_precision(fields, "bits", bits, group, true)
 }
 
-fn with_bits(
+fn grouped_precision(
     fields: &Fields<'_>,
     name: &'static str,
     bits: u64,
@@ -358,11 +361,11 @@ fn with_bits(
             group.unwrap_or(WHOLE_CHANNEL).min(WHOLE_CHANNEL),
             zeros,
         )),
-        _ => Err(fields.refuse(name, "4 or 8")),
+        _ => Err(fields.field_error(name, "4 or 8")),
     }
 }
 
-fn modelopt(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+fn modelopt_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
     match fields
         .text("quant_algo")?
         .unwrap_or_default()
@@ -371,30 +374,30 @@ fn modelopt(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
     {
         "FP8" => Ok(Precision::FP8),
         "NVFP4" => Ok(Precision::NVFP4),
-        _ => Err(fields.refuse("quant_algo", "FP8 or NVFP4")),
+        _ => Err(fields.field_error("quant_algo", "FP8 or NVFP4")),
     }
 }
 
 /// Precision of the first group: a file has several only for parts that hardly count.
-fn compressed_tensors(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    let missing = || fields.refuse("config_groups", "groups with `weights`");
+fn compressed_tensors_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
+    let missing = || fields.field_error("config_groups", "groups with `weights`");
     let groups = fields.object("config_groups")?.ok_or_else(missing)?;
     let group = groups.objects().next().ok_or_else(missing)?;
     let weights = group.object("weights")?.ok_or_else(missing)?;
-    let bits = weights.number("num_bits")?;
-    let group = weights.number_at("group_size").unwrap_or_default();
+    let bits = weights.required_number("num_bits")?;
+    let group = weights.optional_number("group_size").unwrap_or_default();
     match (weights.text("type")?.unwrap_or("int"), bits) {
         ("float", 8) => Ok(Precision::FP8),
         ("float", 4) if group == Some(32) => Ok(Precision::MXFP4),
         ("float", 4) => Ok(Precision::NVFP4),
         ("int", 8) if group.is_none() => Ok(Precision::INT8),
-        ("int", _) => with_bits(
+        ("int", _) => grouped_precision(
             &weights,
             "num_bits",
             bits,
             group,
             !weights.flag("symmetric", true)?,
         ),
-        _ => Err(weights.refuse("type", "int or float")),
+        _ => Err(weights.field_error("type", "int or float")),
     }
 }

@@ -5,8 +5,8 @@
 
 use super::architecture::ModelArchitecture;
 use super::kv_cache::KvCache;
-use super::pod::{PodLines, whole_gib};
-use super::{Estimate, PartName, Workload, bytes, grouped};
+use super::pod::{PodLines, round_up_to_gib};
+use super::{Estimate, PartName, Workload, saturating_bytes, with_thousands_separators};
 use serde::Serialize;
 use stowage_scheduling::units::Bytes;
 
@@ -61,7 +61,7 @@ pub enum Advice {
 
 /// Why nothing can be advised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unobserved {
+pub enum RightSizeError {
     #[error(
         "the engine does not say how full its KV cache is; vLLM does, with vllm:kv_cache_usage_perc on its metrics page"
     )]
@@ -76,67 +76,71 @@ pub enum Unobserved {
 /// Margin on the KV cache in use, in per cent.
 const MARGIN_PERCENT: u64 = 25;
 /// Usage of the KV cache beyond which an engine begins to preempt requests.
-const FULL: f64 = 0.9;
+const FULL_USAGE: f64 = 0.9;
 /// Minimum change in per cent: less is not worth a restart.
-const LEAST_CHANGE_PERCENT: u64 = 10;
+const MIN_CHANGE_PERCENT: u64 = 10;
 
 impl RightSize {
-    pub fn of(
+    pub fn new(
         model: &ModelArchitecture,
         workload: &Workload,
         estimate: &Estimate,
-        seen: &Observation,
-    ) -> Result<Self, Unobserved> {
-        let usage = seen
+        observation: &Observation,
+    ) -> Result<Self, RightSizeError> {
+        let usage = observation
             .kv_cache_usage
             .filter(|usage| usage.is_finite())
-            .ok_or(Unobserved::Usage)?;
+            .ok_or(RightSizeError::Usage)?;
         let usage = usage.clamp(0.0, 1.0);
         let gpus = workload.tensor_parallel;
-        let cache = KvCache::of(model, workload);
+        let cache = KvCache::for_model(model, workload);
         let estimated = estimate.fixed_bytes().times(gpus);
-        let holds = kv_cache_bytes(&cache, workload, estimate, seen).ok_or(Unobserved::Size)?;
+        let cache_bytes =
+            kv_cache_bytes(&cache, workload, estimate, observation).ok_or(RightSizeError::Size)?;
         // What was measured is better known than what was estimated, unless it is less than any engine has.
-        let fixed = seen
+        let fixed = observation
             .used
-            .map(|used| used.minus(holds))
+            .map(|used| used.minus(cache_bytes))
             .filter(|fixed| fixed.0 >= estimated.0 / 2);
         let fixed = fixed.unwrap_or(estimated);
-        let used = share(holds, usage);
-        let is_full =
-            seen.preempting || usage >= FULL && seen.waiting.is_some_and(|waiting| waiting > 0);
-        let one = bytes(cache.of_one(workload)).times(gpus);
-        let wanted = match is_full {
+        let used = fraction_of(cache_bytes, usage);
+        let is_full = observation.preempting
+            || usage >= FULL_USAGE && observation.waiting.is_some_and(|waiting| waiting > 0);
+        let min_cache = saturating_bytes(cache.min_bytes(workload)).times(gpus);
+        let target_cache = match is_full {
             // How much more it needs cannot be seen: what was asked for, or the margin.
-            true => with_margin(holds).max(estimate.bytes_of(PartName::KvCache).times(gpus)),
+            true => with_margin(cache_bytes).max(estimate.bytes_of(PartName::KvCache).times(gpus)),
             false => with_margin(used),
         }
-        .max(one);
+        .max(min_cache);
         let needed = fixed + used;
-        let per_gpu = whole_gib((fixed + wanted).split(gpus.clamp(1, 64) as u32));
-        let asks = per_gpu.times(gpus);
-        let reserved = seen.reserved.or(seen.used).unwrap_or(fixed + holds);
-        let advice = advice(reserved, asks, is_full);
+        let per_gpu = round_up_to_gib((fixed + target_cache).split(gpus.clamp(1, 64) as u32));
+        let recommended = per_gpu.times(gpus);
+        let reserved = observation
+            .reserved
+            .or(observation.used)
+            .unwrap_or(fixed + cache_bytes);
+        let advice = advice(reserved, recommended, is_full);
         let reason = reason(
             advice,
             usage,
             is_full,
-            (wanted == one).then_some(workload.context),
-            seen,
+            (target_cache == min_cache).then_some(workload.context),
+            observation,
         );
         let pod = (advice != Advice::Keep)
-            .then(|| PodLines::with(asks, whole_gib(wanted), model, workload));
+            .then(|| PodLines::new(recommended, round_up_to_gib(target_cache), model, workload));
         Ok(Self {
             advice,
-            reserved_bytes: seen.reserved,
-            used_bytes: seen.used,
-            kv_cache_bytes: holds,
+            reserved_bytes: observation.reserved,
+            used_bytes: observation.used,
+            kv_cache_bytes: cache_bytes,
             kv_cache_usage: usage,
             kv_cache_used_bytes: used,
             needed_bytes: needed,
-            needed_with_margin_bytes: asks,
-            running: seen.running,
-            waiting: seen.waiting,
+            needed_with_margin_bytes: recommended,
+            running: observation.running,
+            waiting: observation.waiting,
             reason,
             pod,
         })
@@ -148,31 +152,33 @@ fn kv_cache_bytes(
     cache: &KvCache,
     workload: &Workload,
     estimate: &Estimate,
-    seen: &Observation,
+    observation: &Observation,
 ) -> Option<Bytes> {
     let gpus = workload.tensor_parallel;
     let by_tokens = || {
         let of_token = estimate.kv_cache.bytes_per_token.times(gpus);
-        seen.kv_cache_tokens.map(|tokens| of_token.times(tokens))
+        observation
+            .kv_cache_tokens
+            .map(|tokens| of_token.times(tokens))
     };
-    let rest = || {
-        let has = seen.used.or(seen.reserved)?;
+    let by_memory = || {
+        let has = observation.used.or(observation.reserved)?;
         Some(has.minus(estimate.fixed_bytes().times(gpus)))
     };
     // Engines count tokens of windows and states each in its own way.
     if cache.is_uniform() {
-        by_tokens().or_else(rest)
+        by_tokens().or_else(by_memory)
     } else {
-        rest().or_else(by_tokens)
+        by_memory().or_else(by_tokens)
     }
 }
 
-fn advice(reserved: Bytes, asks: Bytes, is_full: bool) -> Advice {
-    let least = reserved.0 / 100 * LEAST_CHANGE_PERCENT;
+fn advice(reserved: Bytes, recommended: Bytes, is_full: bool) -> Advice {
+    let least = reserved.0 / 100 * MIN_CHANGE_PERCENT;
     match is_full {
-        true if asks > reserved => Advice::Grow,
-        false if reserved.minus(asks).0 > least => Advice::Shrink,
-        false if asks.minus(reserved).0 > least => Advice::Grow,
+        true if recommended > reserved => Advice::Grow,
+        false if reserved.minus(recommended).0 > least => Advice::Shrink,
+        false if recommended.minus(reserved).0 > least => Advice::Grow,
         _ => Advice::Keep,
     }
 }
@@ -183,14 +189,14 @@ fn reason(
     usage: f64,
     is_full: bool,
     least: Option<u64>,
-    seen: &Observation,
+    observation: &Observation,
 ) -> String {
     let percent = (usage * 100.0).round();
     let cache = format!("its KV cache is {percent} % full");
     match (advice, least) {
         _ if is_full => {
-            let waiting = seen.waiting.unwrap_or(0);
-            let what = if seen.preempting {
+            let waiting = observation.waiting.unwrap_or(0);
+            let what = if observation.preempting {
                 "it interrupts requests".into()
             } else {
                 format!("{waiting} requests wait")
@@ -200,7 +206,7 @@ fn reason(
         (Advice::Keep, _) => format!("{cache}, and a change would be less than a tenth"),
         (Advice::Shrink | Advice::Grow, Some(tokens)) => format!(
             "{cache}; the least is room for one sequence of {} tokens, without which an engine does not start",
-            grouped(tokens.into())
+            with_thousands_separators(tokens.into())
         ),
         (Advice::Shrink, None) => format!("{cache}, and a quarter more than it uses is left to it"),
         (Advice::Grow, None) => format!("{cache}, and it has less than a quarter more than that"),
@@ -212,7 +218,7 @@ fn with_margin(amount: Bytes) -> Bytes {
 }
 
 /// A fraction from 0 to 1 of an amount; the fraction is rounded up to thousandths.
-fn share(amount: Bytes, share: f64) -> Bytes {
+fn fraction_of(amount: Bytes, share: f64) -> Bytes {
     let thousandths = (share * 1000.0).ceil() as u128;
-    bytes(u128::from(amount.0) * thousandths / 1000)
+    saturating_bytes(u128::from(amount.0) * thousandths / 1000)
 }

@@ -65,7 +65,7 @@ pub struct UnknownModel {
 
 impl ShippedModel {
     /// Finds a model by name or repository.
-    pub fn named(name: &str) -> Result<&'static Self, UnknownModel> {
+    pub fn find(name: &str) -> Result<&'static Self, UnknownModel> {
         let is_named = |model: &&Self| {
             model.name.eq_ignore_ascii_case(name) || model.repository.eq_ignore_ascii_case(name)
         };
@@ -81,11 +81,14 @@ impl ShippedModel {
     }
 
     pub fn read(&self) -> Result<ModelArchitecture, ConfigError> {
-        self.read_in(None)
+        self.read_with_precision(None)
     }
 
     /// Reads the model with its weights in this precision instead of the file's.
-    pub fn read_in(&self, precision: Option<Precision>) -> Result<ModelArchitecture, ConfigError> {
-        ModelArchitecture::read_in(&Config::parse(self.text)?, precision)
+    pub fn read_with_precision(
+        &self,
+        precision: Option<Precision>,
+    ) -> Result<ModelArchitecture, ConfigError> {
+        ModelArchitecture::read_with_precision(&Config::parse(self.text)?, precision)
     }
 }

@@ -22,7 +22,7 @@ fn read(text: &str) -> Result<ModelArchitecture, ConfigError> {
 }
 
 /// Llama-3.1-8B's file with this in place of that.
-fn changed(from: &str, to: &str) -> Result<ModelArchitecture, ConfigError> {
+fn llama_with(from: &str, to: &str) -> Result<ModelArchitecture, ConfigError> {
     assert!(LLAMA_8B.contains(from));
     read(&LLAMA_8B.replace(from, to))
 }
@@ -32,11 +32,11 @@ fn message<T: std::fmt::Debug>(read: Result<T, ConfigError>) -> String {
 }
 
 fn shipped(name: &str) -> ModelArchitecture {
-    ShippedModel::named(name).unwrap().read().unwrap()
+    ShippedModel::find(name).unwrap().read().unwrap()
 }
 
 fn in_precision(text: &str, precision: Precision) -> ModelArchitecture {
-    ModelArchitecture::read_in(&Config::parse(text).unwrap(), Some(precision)).unwrap()
+    ModelArchitecture::read_with_precision(&Config::parse(text).unwrap(), Some(precision)).unwrap()
 }
 
 /// Llama-3.1-8B's file with this `quantization_config`.
@@ -47,7 +47,7 @@ fn quantized(config: &str) -> String {
     )
 }
 
-fn on(gpus: u64) -> Workload {
+fn workload_on(gpus: u64) -> Workload {
     Workload {
         tensor_parallel: gpus,
         ..Workload::default()
@@ -55,7 +55,7 @@ fn on(gpus: u64) -> Workload {
 }
 
 fn estimate(model: &ModelArchitecture, workload: &Workload) -> Estimate {
-    Estimate::of(model, workload).unwrap()
+    Estimate::for_model(model, workload).unwrap()
 }
 
 fn kib(n: u64) -> Bytes {
@@ -133,7 +133,7 @@ fn families_without_a_shipped_model_are_counted_too() {
 }
 
 #[test]
-fn a_token_takes_what_its_attention_keeps_of_it() {
+fn the_kv_cache_per_token_depends_on_the_kind_of_attention() {
     for (name, bytes_per_token) in [
         ("llama-2-7b", kib(512)),
         ("llama-3.1-8b", kib(128)),
@@ -148,7 +148,7 @@ fn a_token_takes_what_its_attention_keeps_of_it() {
         ("jamba-1.5-mini", Bytes(4 * 2 * 8 * 128 * 2)),
         ("nemotron-h-8b", Bytes(4 * 2 * 8 * 128 * 2)),
     ] {
-        let size = estimate(&shipped(name), &on(1)).kv_cache;
+        let size = estimate(&shipped(name), &workload_on(1)).kv_cache;
         assert_eq!(size.bytes_per_token, bytes_per_token, "{name}");
         assert_eq!(
             size.bytes_per_token_beyond_windows, bytes_per_token,
@@ -160,7 +160,11 @@ fn a_token_takes_what_its_attention_keeps_of_it() {
 #[test]
 fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
     let llama = shipped("llama-3.1-70b");
-    let of_token = |gpus| estimate(&llama, &on(gpus)).kv_cache.bytes_per_token;
+    let of_token = |gpus| {
+        estimate(&llama, &workload_on(gpus))
+            .kv_cache
+            .bytes_per_token
+    };
     assert_eq!(
         (of_token(1), of_token(4), of_token(8)),
         (kib(320), kib(80), kib(40))
@@ -171,9 +175,13 @@ fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
         "each GPU holds a whole one of 8 KV heads"
     );
     let deepseek = shipped("deepseek-v3");
-    let of_token = |gpus| estimate(&deepseek, &on(gpus)).kv_cache.bytes_per_token;
+    let of_token = |gpus| {
+        estimate(&deepseek, &workload_on(gpus))
+            .kv_cache
+            .bytes_per_token
+    };
     assert_eq!(of_token(1), of_token(8), "a compressed vector has no heads");
-    let weights = |gpus| weights::on_each(&deepseek, gpus).0;
+    let weights = |gpus| weights::bytes_per_gpu(&deepseek, gpus).0;
     assert!(weights(8) * 8 > weights(1), "down-projections are on each");
     assert!(weights(8) * 8 < weights(1) / 100 * 102);
 }
@@ -181,7 +189,7 @@ fn tensor_parallelism_splits_heads_and_repeats_what_has_none() {
 #[test]
 fn heads_that_cannot_be_split_are_refused_with_the_numbers_that_can() {
     let refused = |name: &str, gpus| {
-        Estimate::of(&shipped(name), &on(gpus))
+        Estimate::for_model(&shipped(name), &workload_on(gpus))
             .unwrap_err()
             .to_string()
     };
@@ -226,7 +234,7 @@ fn a_sliding_window_caps_what_its_layers_keep() {
     );
     let mistral = r#"{"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32, "sliding_window": 4096}"#;
-    let size = estimate(&read(mistral).unwrap(), &on(1)).kv_cache;
+    let size = estimate(&read(mistral).unwrap(), &workload_on(1)).kv_cache;
     assert_eq!(
         (size.bytes_per_token, size.bytes_per_token_beyond_windows),
         (kib(128), Bytes(0))
@@ -236,7 +244,7 @@ fn a_sliding_window_caps_what_its_layers_keep() {
 #[test]
 fn a_recurrent_state_is_the_same_for_every_context_and_split_by_heads() {
     let state = |name: &str, gpus| {
-        estimate(&shipped(name), &on(gpus))
+        estimate(&shipped(name), &workload_on(gpus))
             .kv_cache
             .state_bytes_per_sequence
             .0
@@ -270,7 +278,7 @@ fn a_kv_cache_of_8_bits_is_half_as_large_and_a_file_may_ask_for_it() {
     };
     let llama = read(LLAMA_8B).unwrap();
     assert_eq!(of_token(&llama, &fp8), kib(64));
-    let asks = changed(
+    let asks = llama_with(
         "\"model_type\"",
         r#""quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}, "model_type""#,
     );
@@ -329,7 +337,7 @@ fn every_quantization_has_its_bytes_for_a_parameter() {
             1000,
         ),
     ] {
-        let model = changed(
+        let model = llama_with(
             "\"model_type\"",
             &format!(r#""quantization_config": {config}, "model_type""#),
         );
@@ -344,7 +352,7 @@ fn modules_that_are_not_quantized_keep_16_bits() {
         let config = format!(
             r#""quantization_config": {{"quant_method": "fp8", "modules_to_not_convert": {list}}}, "model_type""#
         );
-        weights::on_each(&changed("\"model_type\"", &config).unwrap(), 1).0
+        weights::bytes_per_gpu(&llama_with("\"model_type\"", &config).unwrap(), 1).0
     };
     let attention = 32 * (4096 * (2 * 4096 + 2 * 1024));
     let layer = attention / 32 + 3 * 4096 * 14_336;
@@ -391,8 +399,8 @@ fn modules_beside_the_language_models_layers_and_small_ones_keep_nothing_in_16_b
         ));
         let model = read(&file).unwrap();
         assert_eq!(
-            weights::on_each(&model, 1),
-            weights::on_each(&all, 1),
+            weights::bytes_per_gpu(&model, 1),
+            weights::bytes_per_gpu(&all, 1),
             "{name}"
         );
         assert!(model.notes.is_empty(), "{name}: {:?}", model.notes);
@@ -401,8 +409,8 @@ fn modules_beside_the_language_models_layers_and_small_ones_keep_nothing_in_16_b
 
 #[test]
 fn another_quantization_than_the_files_can_be_asked_for() {
-    let halves = weights::on_each(&read(LLAMA_8B).unwrap(), 1).0;
-    let eighths = weights::on_each(&in_precision(LLAMA_8B, Precision::FP8), 1).0;
+    let halves = weights::bytes_per_gpu(&read(LLAMA_8B).unwrap(), 1).0;
+    let eighths = weights::bytes_per_gpu(&in_precision(LLAMA_8B, Precision::FP8), 1).0;
     let smaller = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096;
     assert_eq!(
         halves - eighths,
@@ -431,8 +439,8 @@ fn a_quantization_that_is_not_known_has_a_way_out() {
         );
         let model = in_precision(&file, Precision::INT4);
         assert_eq!(
-            weights::on_each(&model, 1),
-            weights::on_each(&in_precision(LLAMA_8B, Precision::INT4), 1)
+            weights::bytes_per_gpu(&model, 1),
+            weights::bytes_per_gpu(&in_precision(LLAMA_8B, Precision::INT4), 1)
         );
         assert!(
             model.notes[0].contains("not in int4: give the engine a checkpoint"),
@@ -444,15 +452,18 @@ fn a_quantization_that_is_not_known_has_a_way_out() {
 
 #[test]
 fn asking_for_the_files_own_quantization_changes_nothing_and_for_none_leaves_nothing_of_it() {
-    let gpt = ShippedModel::named("gpt-oss-20b").unwrap();
+    let gpt = ShippedModel::find("gpt-oss-20b").unwrap();
     let own = gpt.read().unwrap();
-    assert_eq!(gpt.read_in(Some(Precision::MXFP4)).unwrap(), own);
+    assert_eq!(
+        gpt.read_with_precision(Some(Precision::MXFP4)).unwrap(),
+        own
+    );
     assert!(
         own.notes.iter().any(|note| note.contains("not in mxfp4")),
         "{:?}",
         own.notes
     );
-    let halves = gpt.read_in(Some(Precision::HALF)).unwrap();
+    let halves = gpt.read_with_precision(Some(Precision::HALF)).unwrap();
     assert!(
         halves.notes.iter().all(|note| !note.contains("mxfp4")),
         "{:?}",
@@ -482,9 +493,14 @@ fn a_pods_lines_make_the_engine_load_what_was_counted() {
             ..Workload::default()
         };
         let estimate = estimate(model, &workload);
-        PodLines::of(model, &estimate, &workload, pod::per_gpu(&estimate))
-            .args
-            .join(" ")
+        PodLines::for_estimate(
+            model,
+            &estimate,
+            &workload,
+            pod::requested_per_gpu(&estimate),
+        )
+        .args
+        .join(" ")
     };
     let plain = read(LLAMA_8B).unwrap();
     let fp8 = in_precision(LLAMA_8B, Precision::FP8);
@@ -583,9 +599,14 @@ fn the_sampler_or_the_widest_layer_is_the_peak() {
 #[test]
 fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
     let model = shipped("llama-3.1-70b");
-    let workload = on(4);
+    let workload = workload_on(4);
     let estimate = estimate(&model, &workload);
-    let lines = PodLines::of(&model, &estimate, &workload, pod::per_gpu(&estimate));
+    let lines = PodLines::for_estimate(
+        &model,
+        &estimate,
+        &workload,
+        pod::requested_per_gpu(&estimate),
+    );
     let gib = estimate.per_gpu_bytes.0.div_ceil(1 << 30) * 4;
     assert_eq!((lines.vram, lines.gpus), (format!("{gib}Gi"), 4));
     assert_eq!(lines.kv_cache, "40Gi", "16 × 8192 × 320 KiB");
@@ -602,17 +623,17 @@ fn the_pods_lines_ask_for_whole_gib_over_all_gpus() {
 
 #[test]
 fn a_gpu_takes_an_estimate_beside_its_headroom() {
-    let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
-    let asked = pod::per_gpu(&estimate).0 >> 30;
+    let estimate = estimate(&read(LLAMA_8B).unwrap(), &workload_on(1));
+    let asked = pod::requested_per_gpu(&estimate).0 >> 30;
     let gpu = |gib| GpuSize {
         name: "a".into(),
         memory_bytes: Bytes::gib(gib),
     };
     assert!(
-        !GpuFit::of(&estimate, gpu(asked)).fits,
+        !GpuFit::new(&estimate, gpu(asked)).fits,
         "a tenth is headroom"
     );
-    let fit = GpuFit::of(&estimate, gpu(80));
+    let fit = GpuFit::new(&estimate, gpu(80));
     assert_eq!((fit.fits, fit.engines), (true, 72 / asked));
     assert_eq!(
         (fit.vram_per_gpu_bytes, fit.fraction_percent),
@@ -626,11 +647,11 @@ fn a_gpu_takes_an_estimate_beside_its_headroom() {
 }
 
 #[test]
-fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
-    let estimate = estimate(&read(LLAMA_8B).unwrap(), &on(1));
+fn a_pod_requests_more_where_the_rounded_fraction_is_too_small() {
+    let estimate = estimate(&read(LLAMA_8B).unwrap(), &workload_on(1));
     let counted = estimate.bytes_of(PartName::KvCache);
     for gib in 40..200 {
-        let fit = GpuFit::of(
+        let fit = GpuFit::new(
             &estimate,
             GpuSize {
                 name: "a".into(),
@@ -642,9 +663,10 @@ fn where_the_rounded_fraction_is_too_little_a_pod_asks_for_more() {
             "{gib}: {}",
             fit.kv_cache_bytes
         );
-        assert!(fit.vram_per_gpu_bytes >= pod::per_gpu(&estimate));
+        assert!(fit.vram_per_gpu_bytes >= pod::requested_per_gpu(&estimate));
         assert!(
-            fit.vram_per_gpu_bytes.0 <= pod::per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30)
+            fit.vram_per_gpu_bytes.0
+                <= pod::requested_per_gpu(&estimate).0 + (gib << 30) / 100 + (1 << 30)
         );
     }
 }
@@ -661,28 +683,31 @@ fn every_shipped_model_is_read_and_found_by_either_name() {
             .unwrap_or_else(|error| panic!("{}: {error}", model.name));
         assert!(read.max_context.is_some(), "{}", model.name);
         assert_eq!(
-            ShippedModel::named(&model.repository.to_lowercase()),
+            ShippedModel::find(&model.repository.to_lowercase()),
             Ok(model)
         );
     }
-    let error = ShippedModel::named("lama-3.1-8b").unwrap_err().to_string();
+    let error = ShippedModel::find("lama-3.1-8b").unwrap_err().to_string();
     assert!(error.contains("did you mean `llama-3.1-8b`?"), "{error}");
 }
 
 #[test]
-fn more_than_any_machine_has_is_refused() {
+fn an_estimate_beyond_any_machine_is_refused() {
     let huge = read(
         &LLAMA_8B
             .replace("14336", "4294967296")
             .replace("4096", "4294967296"),
     )
     .unwrap();
-    assert_eq!(Estimate::of(&huge, &on(1)), Err(WorkloadError::TooLarge));
+    assert_eq!(
+        Estimate::for_model(&huge, &workload_on(1)),
+        Err(WorkloadError::TooLarge)
+    );
     let norms = r#"{"model_type": "olmo2", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4294967296, "num_key_value_heads": 4294967296,
         "head_dim": 4294967296, "attention_bias": true}"#;
     assert_eq!(
-        Estimate::of(&read(norms).unwrap(), &on(1)),
+        Estimate::for_model(&read(norms).unwrap(), &workload_on(1)),
         Err(WorkloadError::TooLarge)
     );
     let model = read(LLAMA_8B).unwrap();
@@ -691,7 +716,7 @@ fn more_than_any_machine_has_is_refused() {
         sequences: u64::MAX,
         ..Workload::default()
     };
-    let refused = Estimate::of(&model, &long).unwrap_err().to_string();
+    let refused = Estimate::for_model(&model, &long).unwrap_err().to_string();
     assert!(
         refused.contains("no machine has: check --context"),
         "{refused}"
@@ -700,7 +725,7 @@ fn more_than_any_machine_has_is_refused() {
 
 #[test]
 fn a_uniform_cache_has_neither_windows_nor_states() {
-    let is_uniform = |name: &str| KvCache::of(&shipped(name), &on(1)).is_uniform();
+    let is_uniform = |name: &str| KvCache::for_model(&shipped(name), &workload_on(1)).is_uniform();
     assert!(is_uniform("llama-2-7b") && is_uniform("deepseek-v3"));
     assert!(!is_uniform("gemma-3-27b") && !is_uniform("jamba-1.5-mini"));
 }
@@ -713,6 +738,6 @@ fn numbers_are_grouped_by_threes() {
         (1000, "1,000"),
         (8_030_261_248, "8,030,261,248"),
     ] {
-        assert_eq!(grouped(number), text);
+        assert_eq!(with_thousands_separators(number), text);
     }
 }

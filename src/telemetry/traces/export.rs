@@ -23,17 +23,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// A busy kube-scheduler binds some hundreds of pods a second, with about ten spans each: a second of them, in some megabytes.
-const QUEUE: usize = 4096;
+const QUEUE_CAPACITY: usize = 4096;
 /// What the SDKs send at once by default.
-const BATCH: usize = 512;
+const MAX_BATCH: usize = 512;
 /// The longest time that a span waits for others to be sent with it.
-const LINGER: Duration = Duration::from_secs(1);
+const BATCH_LINGER: Duration = Duration::from_secs(1);
 /// The time for one batch with its retries: the OTLP exporters' default.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for the last batch of a process that stops. The binds in progress may take that long as well.
-const LAST: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two log lines about a collector that takes nothing.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// What collectors listen on with gRPC, which this does not speak.
 const GRPC_PORT: u16 = 4317;
 
@@ -48,7 +48,7 @@ pub struct Collector {
 
 /// The exporter's thread. Dropped, it sends what is queued and ends.
 #[derive(Debug)]
-pub struct Exporting {
+pub struct ExporterThread {
     stop: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -66,14 +66,14 @@ pub fn start<C>(
     collector: Collector,
     connector: C,
     metrics: &TraceMetrics,
-) -> Result<(Traces, Exporting), TraceError>
+) -> Result<(Traces, ExporterThread), TraceError>
 where
     C: Connect + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     let resource = resource(&collector.instance);
     let exporter = exporter(&collector.endpoint, connector, &resource)?;
-    let (sender, queue) = channel(QUEUE);
-    let processor = Queue {
+    let (sender, queue) = channel(QUEUE_CAPACITY);
+    let processor = SpanQueue {
         sender,
         metrics: metrics.clone(),
     };
@@ -84,11 +84,11 @@ where
         .build();
     let traces = Traces(Some(Arc::new(provider.tracer("stowage"))));
     let stop = CancellationToken::new();
-    let outbox = Outbox {
+    let outbox = SpanSender {
         exporter,
         metrics: metrics.clone(),
         endpoint: collector.endpoint,
-        told: None,
+        last_logged: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -98,7 +98,7 @@ where
     let thread = thread.spawn(move || runtime.block_on(outbox.run(queue, stopped)))?;
     Ok((
         traces,
-        Exporting {
+        ExporterThread {
             stop,
             thread: Some(thread),
         },
@@ -107,7 +107,7 @@ where
 
 /// Attributes of every span; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` count for more.
 fn resource(instance: &str) -> Resource {
-    let own = [
+    let attributes = [
         opentelemetry::KeyValue::new("service.name", "stowage"),
         opentelemetry::KeyValue::new("service.version", crate::build_info::VERSION),
         opentelemetry::KeyValue::new("service.instance.id", instance.to_owned()),
@@ -117,7 +117,7 @@ fn resource(instance: &str) -> Resource {
         let found = detected.iter().find(|(key, _)| key.as_str() == name);
         found.is_some_and(|(_, value)| !value.as_str().starts_with("unknown_service"))
     };
-    let missing = own
+    let missing = attributes
         .into_iter()
         .filter(|attribute| !is_named(attribute.key.as_str()));
     Resource::builder().with_attributes(missing).build()
@@ -131,13 +131,13 @@ fn exporter<C>(
 where
     C: Connect + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
-    let client = HyperClient::new(connector, TIMEOUT, None);
+    let client = HyperClient::new(connector, EXPORT_TIMEOUT, None);
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(client)
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(endpoint.to_string())
-        .with_timeout(TIMEOUT)
+        .with_timeout(EXPORT_TIMEOUT)
         .build();
     let mut exporter = exporter.map_err(|error| TraceError::Exporter {
         endpoint: endpoint.clone(),
@@ -149,12 +149,12 @@ where
 
 /// Takes each span that has ended. Never waits.
 #[derive(Debug)]
-struct Queue {
+struct SpanQueue {
     sender: Sender<SpanData>,
     metrics: TraceMetrics,
 }
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -176,25 +176,25 @@ impl SpanProcessor for Queue {
 }
 
 /// Sends batch after batch.
-struct Outbox {
+struct SpanSender {
     exporter: SpanExporter,
     metrics: TraceMetrics,
     endpoint: Uri,
     /// When a failure was logged last, while the collector takes nothing.
-    told: Option<Instant>,
+    last_logged: Option<Instant>,
 }
 
-impl Outbox {
+impl SpanSender {
     async fn run(mut self, mut queue: Receiver<SpanData>, stop: CancellationToken) {
         while let Some(batch) = next_batch(&mut queue, &stop).await {
             self.send(batch, &stop).await;
         }
-        let mut rest = Vec::new();
+        let mut remaining = Vec::new();
         while let Ok(span) = queue.try_recv() {
-            rest.push(span);
+            remaining.push(span);
         }
-        if !rest.is_empty() {
-            self.send(rest, &stop).await;
+        if !remaining.is_empty() {
+            self.send(remaining, &stop).await;
         }
     }
 
@@ -202,8 +202,8 @@ impl Outbox {
         let count = batch.len() as u64;
         let too_long = async {
             tokio::select! {
-                () = tokio::time::sleep(TIMEOUT) => TIMEOUT,
-                () = async { stop.cancelled().await; tokio::time::sleep(LAST).await } => LAST,
+                () = tokio::time::sleep(EXPORT_TIMEOUT) => EXPORT_TIMEOUT,
+                () = async { stop.cancelled().await; tokio::time::sleep(SHUTDOWN_TIMEOUT).await } => SHUTDOWN_TIMEOUT,
             }
         };
         let failed = tokio::select! {
@@ -213,7 +213,7 @@ impl Outbox {
         match failed {
             None => {
                 self.metrics.exported.inc_by(count);
-                if self.told.take().is_some() {
+                if self.last_logged.take().is_some() {
                     info!(collector = %self.endpoint, "spans are exported again");
                 }
             }
@@ -222,16 +222,19 @@ impl Outbox {
                     .dropped
                     .with_label_values(&["export-failed"])
                     .inc_by(count);
-                self.tell(&error);
+                self.log_failure(&error);
             }
         }
     }
 
-    fn tell(&mut self, error: &str) {
-        if self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+    fn log_failure(&mut self, error: &str) {
+        if self
+            .last_logged
+            .is_some_and(|told| told.elapsed() < LOG_INTERVAL)
+        {
             return;
         }
-        self.told = Some(Instant::now());
+        self.last_logged = Some(Instant::now());
         let hint = match self.endpoint.port_u16() {
             Some(GRPC_PORT) => {
                 "; port 4317 is gRPC's, and this is OTLP over HTTP, by default on 4318"
@@ -254,12 +257,12 @@ async fn next_batch(
     tokio::select! {
         biased;
         () = stop.cancelled() => return None,
-        received = queue.recv_many(&mut batch, BATCH) => if received == 0 { return None },
+        received = queue.recv_many(&mut batch, MAX_BATCH) => if received == 0 { return None },
     }
-    let linger = tokio::time::sleep(LINGER);
+    let linger = tokio::time::sleep(BATCH_LINGER);
     tokio::pin!(linger);
-    while batch.len() < BATCH {
-        let more = BATCH - batch.len();
+    while batch.len() < MAX_BATCH {
+        let more = MAX_BATCH - batch.len();
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -270,7 +273,7 @@ async fn next_batch(
     Some(batch)
 }
 
-impl Drop for Exporting {
+impl Drop for ExporterThread {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {

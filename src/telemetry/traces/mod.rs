@@ -8,7 +8,7 @@
 mod export;
 mod trace_id;
 
-pub use export::{Collector, Exporting, TraceError, start};
+pub use export::{Collector, ExporterThread, TraceError, start};
 
 use futures::future::Either;
 use opentelemetry::trace::{FutureExt, SpanKind, Status, TraceContextExt, Tracer};
@@ -24,15 +24,15 @@ pub struct Traces(Option<Arc<SdkTracer>>);
 
 /// A span that ends when this is dropped; nothing while traces are off.
 #[derive(Debug, Default)]
-pub struct Traced {
+pub struct PodSpan {
     context: Option<Context>,
     /// Whether the span ends when this is dropped; the span of another handle is not ended here.
-    is_own: bool,
+    is_owned: bool,
 }
 
 impl Traces {
     /// For a span that shall begin before its pod is known: the time, while traces are on.
-    pub fn arrival(&self) -> Option<SystemTime> {
+    pub fn arrival_time(&self) -> Option<SystemTime> {
         self.0.as_ref().map(|_| SystemTime::now())
     }
 
@@ -43,26 +43,26 @@ impl Traces {
         arrived: Option<SystemTime>,
         uid: &PodUid,
         key: &PodKey,
-    ) -> Traced {
+    ) -> PodSpan {
         self.root(name, SpanKind::Server, uid, key, arrived)
     }
 
     /// What the planner did for a pod and took so long: a root of the pod's trace.
-    pub fn planned(&self, uid: &PodUid, key: &PodKey, took: Duration) -> Traced {
-        let began = self.arrival().and_then(|now| now.checked_sub(took));
+    pub fn plan(&self, uid: &PodUid, key: &PodKey, took: Duration) -> PodSpan {
+        let began = self.arrival_time().and_then(|now| now.checked_sub(took));
         self.root("plan", SpanKind::Internal, uid, key, began)
     }
 
     /// A part of the present span; nothing without one.
-    pub fn step(&self, name: &'static str) -> Traced {
-        self.below_present(name, SpanKind::Internal, Vec::new)
+    pub fn step(&self, name: &'static str) -> PodSpan {
+        self.child_of_current(name, SpanKind::Internal, Vec::new)
     }
 
     /// A write to the API server about a pod: below the present span or, without one, a root of the pod's trace.
-    pub fn write(&self, name: &'static str, uid: &PodUid, key: &PodKey) -> Traced {
+    pub fn write(&self, name: &'static str, uid: &PodUid, key: &PodKey) -> PodSpan {
         match self.0.is_some() && !Context::current().has_active_span() {
             true => self.root(name, SpanKind::Client, uid, key, None),
-            false => self.below_present(name, SpanKind::Client, || pod_attributes(uid, key)),
+            false => self.child_of_current(name, SpanKind::Client, || pod_attributes(uid, key)),
         }
     }
 
@@ -73,9 +73,9 @@ impl Traces {
         uid: &PodUid,
         key: &PodKey,
         began: Option<SystemTime>,
-    ) -> Traced {
+    ) -> PodSpan {
         let Some(tracer) = &self.0 else {
-            return Traced::default();
+            return PodSpan::default();
         };
         let mut builder = tracer
             .span_builder(name)
@@ -83,45 +83,45 @@ impl Traces {
             .with_attributes(pod_attributes(uid, key));
         builder.start_time = began;
         let nothing = Context::new();
-        let span = trace_id::with_trace_of(uid, || tracer.build_with_context(builder, &nothing));
-        Traced {
+        let span = trace_id::with_pod_trace(uid, || tracer.build_with_context(builder, &nothing));
+        PodSpan {
             context: Some(nothing.with_span(span)),
-            is_own: true,
+            is_owned: true,
         }
     }
 
-    fn below_present(
+    fn child_of_current(
         &self,
         name: &'static str,
         kind: SpanKind,
         attributes: impl FnOnce() -> Vec<KeyValue>,
-    ) -> Traced {
+    ) -> PodSpan {
         let Some(tracer) = &self.0 else {
-            return Traced::default();
+            return PodSpan::default();
         };
         let parent = Context::current();
         if !parent.has_active_span() {
-            return Traced::default();
+            return PodSpan::default();
         }
         let builder = tracer
             .span_builder(name)
             .with_kind(kind)
             .with_attributes(attributes());
         let span = tracer.build_with_context(builder, &parent);
-        Traced {
+        PodSpan {
             context: Some(parent.with_span(span)),
-            is_own: true,
+            is_owned: true,
         }
     }
 }
 
-impl Traced {
+impl PodSpan {
     /// The present span, for a task that goes on with it.
-    pub fn present() -> Self {
+    pub fn current() -> Self {
         let context = Context::current();
         Self {
             context: context.has_active_span().then_some(context),
-            is_own: false,
+            is_owned: false,
         }
     }
 
@@ -131,7 +131,7 @@ impl Traced {
     }
 
     /// The future, with this as its present span.
-    pub fn around<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+    pub fn instrument<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
         match &self.context {
             Some(context) => Either::Left(future.with_context(context.clone())),
             None => Either::Right(future),
@@ -162,9 +162,9 @@ impl Traced {
     }
 }
 
-impl Drop for Traced {
+impl Drop for PodSpan {
     fn drop(&mut self) {
-        if let Some(context) = self.context.take().filter(|_| self.is_own) {
+        if let Some(context) = self.context.take().filter(|_| self.is_owned) {
             context.span().end();
         }
     }

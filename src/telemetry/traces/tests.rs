@@ -30,7 +30,7 @@ fn silent() -> (TcpListener, Collector) {
 #[test]
 fn nothing_is_recorded_while_traces_are_off() {
     let (traces, (uid, key)) = (Traces::default(), pod());
-    assert_eq!(traces.arrival(), None);
+    assert_eq!(traces.arrival_time(), None);
     let call = traces.call("filter", None, &uid, &key);
     let _within = call.enter();
     assert!(!call.is_recorded() && !traces.step("decide").is_recorded());
@@ -44,7 +44,7 @@ fn a_step_needs_a_call_and_a_write_without_one_is_a_root_of_its_pods_trace() {
     let (traces, _exporting) =
         start(collector, HttpConnector::new(), &Metrics::new().traces).unwrap();
     let (uid, key) = pod();
-    let trace = |traced: &Traced| {
+    let trace = |traced: &PodSpan| {
         traced
             .context
             .as_ref()
@@ -58,7 +58,7 @@ fn a_step_needs_a_call_and_a_write_without_one_is_a_root_of_its_pods_trace() {
     assert_eq!(trace(&write), trace_id::trace_id(&uid));
     drop(write);
     let other = PodUid::parse("uid-other").unwrap();
-    let call = traces.call("preempt", traces.arrival(), &uid, &key);
+    let call = traces.call("preempt", traces.arrival_time(), &uid, &key);
     let _within = call.enter();
     assert_eq!(
         trace(&traces.write("evict pod", &other, &key)),
@@ -68,7 +68,7 @@ fn a_step_needs_a_call_and_a_write_without_one_is_a_root_of_its_pods_trace() {
 }
 
 #[test]
-fn a_collector_that_never_answers_holds_nothing_up_and_what_does_not_fit_is_counted() {
+fn a_silent_collector_delays_nothing_and_dropped_spans_are_counted() {
     let (_listener, collector) = silent();
     let metrics = Metrics::new().traces;
     let (traces, exporting) = start(collector, HttpConnector::new(), &metrics).unwrap();

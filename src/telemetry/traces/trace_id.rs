@@ -9,7 +9,7 @@ use stowage_scheduling::ids::PodUid;
 
 thread_local! {
     /// The ID of the trace that a root begins on this thread. The SDK takes it from its generator alone.
-    static NEXT: Cell<TraceId> = const { Cell::new(TraceId::INVALID) };
+    static NEXT_TRACE_ID: Cell<TraceId> = const { Cell::new(TraceId::INVALID) };
 }
 
 /// Random IDs, but for roots that begin in [`with_trace_of`].
@@ -18,9 +18,9 @@ pub(crate) struct PodTraceIds(RandomIdGenerator);
 
 impl IdGenerator for PodTraceIds {
     fn new_trace_id(&self) -> TraceId {
-        match NEXT.replace(TraceId::INVALID) {
+        match NEXT_TRACE_ID.replace(TraceId::INVALID) {
             TraceId::INVALID => self.0.new_trace_id(),
-            of_pod => of_pod,
+            pod_trace_id => pod_trace_id,
         }
     }
 
@@ -30,10 +30,10 @@ impl IdGenerator for PodTraceIds {
 }
 
 /// The first root that `begin` begins belongs to this pod's trace.
-pub(crate) fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
-    NEXT.set(trace_id(uid));
+pub(crate) fn with_pod_trace<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
+    NEXT_TRACE_ID.set(trace_id(uid));
     let begun = begin();
-    NEXT.set(TraceId::INVALID);
+    NEXT_TRACE_ID.set(TraceId::INVALID);
     begun
 }
 
@@ -41,10 +41,10 @@ pub(crate) fn with_trace_of<T>(uid: &PodUid, begin: impl FnOnce() -> T) -> T {
 pub fn trace_id(uid: &PodUid) -> TraceId {
     let digits: String = uid.as_str().chars().filter(|c| *c != '-').collect();
     let is_uuid = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let of_uuid = TraceId::from_hex(&digits)
+    let from_uuid = TraceId::from_hex(&digits)
         .ok()
         .filter(|id| is_uuid && *id != TraceId::INVALID);
-    of_uuid.unwrap_or_else(|| {
+    from_uuid.unwrap_or_else(|| {
         let digest = Sha256::digest(uid.as_str());
         let mut half = [0; 16];
         half.copy_from_slice(&digest[..16]);
@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn only_a_root_that_begins_for_a_pod_takes_its_id() {
         let (ids, uid) = (PodTraceIds::default(), PodUid::parse("uid-a").unwrap());
-        assert_eq!(with_trace_of(&uid, || ids.new_trace_id()), trace_id(&uid));
+        assert_eq!(with_pod_trace(&uid, || ids.new_trace_id()), trace_id(&uid));
         assert_ne!(ids.new_trace_id(), trace_id(&uid));
-        with_trace_of(&uid, || ());
+        with_pod_trace(&uid, || ());
         assert_ne!(
             ids.new_trace_id(),
             trace_id(&uid),

@@ -98,10 +98,10 @@ fn on_a_bare_machine_every_missing_source_is_reported_with_its_remedy() {
 
 #[test]
 fn a_missing_library_does_not_keep_the_agent_from_the_other_sources() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     std::fs::remove_file(world.library()).unwrap();
     world.pod("llama", |pod| engine_at(pod, NOBODYS));
-    let report = world.look_until(&[], |report| report["engines"][0].is_object());
+    let report = world.report_until(&[], |report| report["engines"][0].is_object());
     assert_eq!(
         (&report["gpus"], report["missing"][0]["part"].as_str()),
         (&Value::Null, Some("gpus"))
@@ -110,7 +110,7 @@ fn a_missing_library_does_not_keep_the_agent_from_the_other_sources() {
 
 #[test]
 fn a_broken_kubeconfig_of_the_environment_is_reported_in_one_line() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     for broken in ["[", "kind: Config"] {
         std::fs::write(world.kubeconfig(), broken).unwrap();
         let mut look = stowage_agent();
@@ -129,7 +129,7 @@ fn a_broken_kubeconfig_of_the_environment_is_reported_in_one_line() {
 
 #[test]
 fn a_refusing_or_unreachable_api_server_is_reported_with_its_root_cause() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let reason = |report: &Value| {
         report["missing"][0]["reason"]
             .as_str()
@@ -149,13 +149,13 @@ fn a_refusing_or_unreachable_api_server_is_reported_with_its_root_cause() {
     let refusing = world
         .runtime
         .spawn(async { axum::serve(listener, router).await.unwrap() });
-    world.asks(&format!("http://{address}"));
-    world.look_until(&[], |report| {
+    world.set_api_server(&format!("http://{address}"));
+    world.report_until(&[], |report| {
         reason(report).contains("the agent may not list them")
     });
     refusing.abort();
     assert!(world.runtime.block_on(refusing).unwrap_err().is_cancelled());
-    world.look_until(&[], |report| {
+    world.report_until(&[], |report| {
         let parts = [0, 1].map(|place: usize| &report["missing"][place]["part"]);
         reason(report).contains("refused") && parts == ["pods", "models"]
     });
@@ -248,7 +248,7 @@ fn a_single_report_without_the_ca_fails_with_its_file() {
 
 #[test]
 fn a_single_report_that_no_server_accepts_fails_with_the_reason() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let dead = format!("http://127.0.0.1:{NOBODYS}");
     let mut error = String::new();
     eventually(
@@ -302,10 +302,10 @@ fn help_names_every_source_the_agent_has() {
 
 #[test]
 fn the_tables_name_pods_and_unowned_memory() {
-    let world = AgentNode::of([busy("a", &[(10, 10), (11, 2)])]);
+    let world = AgentNode::with_gpus([busy("a", &[(10, 10), (11, 2)])]);
     let llama = world.pod("llama", |_| {});
-    world.runs_in(10, &llama);
-    world.runs(11, "0::/system.slice/x.service\n");
+    world.add_process_of_pod(10, &llama);
+    world.add_process(11, "0::/system.slice/x.service\n");
     let tables = || {
         let output = world.agent(&["--once", "--print"]).output().unwrap();
         assert!(output.status.success());

@@ -1,7 +1,7 @@
 //! Engines' figures, from their metrics pages into the extender's ledger.
 
 use super::world::{
-    AgentNode, GIB, StubEngine, agents_at, bound_to, engine_at, gpu, measured, reported_until,
+    AgentNode, GIB, StubEngine, agents_url, bound_to, engine_at, gpu, gpu_reading, reported_until,
 };
 use crate::client::NOBODYS;
 use crate::served::eventually;
@@ -30,14 +30,14 @@ fn is_serving(report: &Value, pod: &Value) -> bool {
 
 #[test]
 fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
     let llama = world.pod("llama", |pod| {
         bound_to(pod, "GPU-a", 20 * GIB);
         engine_at(pod, engine.port);
     });
     let extender = world.extender();
-    let _agent = world.start(&agents_at(&extender));
+    let _agent = world.start(&agents_url(&extender));
     let report = reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     let shown = engine_of(&report, &llama);
     for (key, value) in [
@@ -52,24 +52,24 @@ fn the_fullest_rank_and_the_summed_queues_of_an_engine_reach_the_ledger() {
     ] {
         assert_eq!(shown[key], value, "{key}");
     }
-    let full = EngineLoad::of(Percent::new(64), Some(3));
+    let full = EngineLoad::new(Percent::new(64), Some(3));
     eventually("the ledger has it", || {
-        measured(&extender, "GPU-a").unwrap().engine_load == full
+        gpu_reading(&extender, "GPU-a").unwrap().engine_load == full
     });
-    engine.shows(VLLM_ASLEEP);
+    engine.set_metrics(VLLM_ASLEEP);
     eventually("asleep it is no neighbor", || {
-        measured(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE
+        gpu_reading(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE
     });
 }
 
 #[test]
 fn an_engine_is_found_by_a_port_its_pod_declares() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let engine = StubEngine::serving(&world, SGLANG);
     let llama = world.pod("llama", |pod| {
         pod["spec"]["containers"][0]["ports"] = json!([{ "containerPort": engine.port }]);
     });
-    let report = world.look_until(&[], |report| is_serving(report, &llama));
+    let report = world.report_until(&[], |report| is_serving(report, &llama));
     let shown = engine_of(&report, &llama);
     assert_eq!(
         (&shown["engine"], &shown["kvCacheUsage"]),
@@ -79,7 +79,7 @@ fn an_engine_is_found_by_a_port_its_pod_declares() {
 
 #[test]
 fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
     // The kernel accepts the connection, and no process ever reads from it.
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -93,7 +93,7 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
             .as_str()
             .is_some_and(|problem| problem.contains(why))
     };
-    let report = world.look_until(&[], |report| {
+    let report = world.report_until(&[], |report| {
         is_serving(report, &good)
             && is_told(report, &hung, "has not answered in full")
             && is_told(report, &dead, "nothing listens")
@@ -108,22 +108,22 @@ fn a_dead_and_a_hanging_engine_do_not_delay_a_healthy_one() {
 }
 
 #[test]
-fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
-    let world = AgentNode::of([gpu("a")]);
+fn a_dead_engine_is_unreachable_and_its_gpus_load_unknown() {
+    let world = AgentNode::with_gpus([gpu("a")]);
     let engine = StubEngine::serving(&world, VLLM);
     let llama = world.pod("llama", |pod| {
         bound_to(pod, "GPU-a", 20 * GIB);
         engine_at(pod, engine.port);
     });
     let extender = world.extender();
-    let _agent = world.start(&agents_at(&extender));
+    let _agent = world.start(&agents_url(&extender));
     reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     engine.end(&world);
     reported_until(&extender, "it is away", |report| {
         engine_of(report, &llama)["state"] == "unreachable"
     });
     assert_eq!(
-        measured(&extender, "GPU-a").unwrap().engine_load,
-        EngineLoad::of(None, None)
+        gpu_reading(&extender, "GPU-a").unwrap().engine_load,
+        EngineLoad::new(None, None)
     );
 }

@@ -1,7 +1,7 @@
 //! The driver's figures (memory, processes, slices, links, health), from the library into the extender's ledger.
 
 use super::world::{
-    AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,
+    AgentNode, GIB, NODE, agents_url, bound_to, busy, gpu, gpu_reading, reported_until, script, uid,
 };
 use crate::served::{Served, eventually, pod};
 use mock_nvml::{NvmlScript, ScriptedGpu, Slice, Xid};
@@ -22,22 +22,22 @@ fn healths(extender: &Served) -> Vec<(String, Health)> {
 
 /// The GPU on which a pod ends up.
 fn bound(extender: &Served, pod: &Value) -> String {
-    assert_eq!(extender.passed(pod, &[NODE]), [NODE]);
+    assert_eq!(extender.filter_passed(pod, &[NODE]), [NODE]);
     assert_eq!(extender.bind(pod, NODE), "");
-    extender.entry(pod).unwrap().devices().unwrap()[0].to_string()
+    extender.pod_state(pod).unwrap().devices().unwrap()[0].to_string()
 }
 
 #[test]
 fn vram_of_pods_and_unowned_vram_are_charged_separately() {
-    let world = AgentNode::of([ScriptedGpu {
+    let world = AgentNode::with_gpus([ScriptedGpu {
         utilization: 73,
         ..busy("a", &[(10, 20), (11, 40)])
     }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
-    world.runs_in(10, &llama);
-    world.runs(11, "0::/system.slice/a-notebook.service\n");
+    world.add_process_of_pod(10, &llama);
+    world.add_process(11, "0::/system.slice/a-notebook.service\n");
     let extender = world.extender();
-    let _agent = world.start(&agents_at(&extender));
+    let _agent = world.start(&agents_url(&extender));
     let report = reported_until(&extender, "the agent reports", |report| {
         report["gpus"][0]["processes"][0]["pod"].is_string() && report["missing"].is_null()
     });
@@ -55,13 +55,18 @@ fn vram_of_pods_and_unowned_vram_are_charged_separately() {
     );
     assert_eq!(report["findings"], Value::Null);
     eventually("the ledger has it", || {
-        measured(&extender, "GPU-a").is_some_and(|gpu| gpu.attributed.len() == 1)
+        gpu_reading(&extender, "GPU-a").is_some_and(|gpu| gpu.attributed.len() == 1)
     });
     // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 allocated, and 40 unaccounted.
     eventually("what nobody owns is believed", || {
-        extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty()
+        extender
+            .filter_passed(&pod("large", "20Gi"), &[NODE])
+            .is_empty()
     });
-    assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
+    assert_eq!(
+        extender.filter_passed(&pod("small", "10Gi"), &[NODE]),
+        [NODE]
+    );
 }
 
 #[test]
@@ -76,7 +81,7 @@ fn mig_slices_are_listed_after_their_gpu() {
         ..slice("x")
     };
     let slices = [(0, with_process), (3, slice("y"))].into();
-    let world = AgentNode::of([
+    let world = AgentNode::with_gpus([
         ScriptedGpu {
             mig_enabled: true,
             slices,
@@ -85,8 +90,8 @@ fn mig_slices_are_listed_after_their_gpu() {
         gpu("b"),
     ]);
     let llama = world.pod("llama", |_| {});
-    world.runs_in(10, &llama);
-    let report = world.look_until(&[], |report| {
+    world.add_process_of_pod(10, &llama);
+    let report = world.report_until(&[], |report| {
         report["gpus"][1]["processes"][0]["pod"].is_string()
     });
     let shown: Vec<_> = report["gpus"]
@@ -100,10 +105,10 @@ fn mig_slices_are_listed_after_their_gpu() {
     assert_eq!(shown, [(&a, &none), (&x, &a), (&y, &a), (&b, &none)]);
     assert_eq!(report["gpus"][1]["processes"][0]["pod"], uid(&llama));
     let extender = world.extender();
-    let _agent = world.start(&agents_at(&extender));
+    let _agent = world.start(&agents_url(&extender));
     eventually("the ledger has them", || {
         healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y")
-            && measured(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1)
+            && gpu_reading(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1)
     });
 }
 
@@ -113,12 +118,12 @@ fn gpus_that_reach_each_other_share_an_island() {
         nvlink,
         ..gpu(letter)
     };
-    let world = AgentNode::of([
+    let world = AgentNode::with_gpus([
         linked("a", Some(1)),
         linked("b", None),
         linked("c", Some(1)),
     ]);
-    let report = world.look_until(&[], |report| report["gpus"].is_array());
+    let report = world.report_until(&[], |report| report["gpus"].is_array());
     let islands: Vec<_> = report["gpus"]
         .as_array()
         .unwrap()
@@ -130,14 +135,14 @@ fn gpus_that_reach_each_other_share_an_island() {
 
 #[test]
 fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
-    let world = AgentNode::of([gpu("a"), gpu("b")]);
+    let world = AgentNode::with_gpus([gpu("a"), gpu("b")]);
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
-    let agent = world.start(&agents_at(&extender));
+    let agent = world.start(&agents_url(&extender));
     eventually("the ledger has both", || healths(&extender).len() == 2);
     // They are read in this order: once the second has had its effect, the first has had none.
     let xids = vec![Xid { gpu: 1, xid: 13 }, Xid { gpu: 0, xid: 48 }];
-    world.play(&NvmlScript {
+    world.set_nvml_script(&NvmlScript {
         xids,
         ..script([gpu("a"), gpu("b")])
     });
@@ -163,14 +168,14 @@ fn a_gpu_error_drains_the_gpu_and_a_program_error_does_not() {
 
 #[test]
 fn a_dead_gpu_takes_no_new_pods_and_its_pods_get_an_event() {
-    let world = AgentNode::of([gpu("a"), gpu("b")]);
+    let world = AgentNode::with_gpus([gpu("a"), gpu("b")]);
     world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
-    let _agent = world.start(&agents_at(&extender));
+    let _agent = world.start(&agents_url(&extender));
     eventually("the ledger has both", || healths(&extender).len() == 2);
-    world.play(&script([
+    world.set_nvml_script(&script([
         ScriptedGpu {
             lost: true,
             ..gpu("a")

@@ -7,7 +7,7 @@ use std::path::Path;
 
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
 /// The model that page is of.
-const HELD: &str = "meta-llama/Llama-3.1-8B-Instruct";
+const CACHED_MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
 
 /// Lays files down as the hub's client does: blobs, and a snapshot of links to them.
 fn fetched(cache: &Path, model: &str, files: &[(&str, usize)]) {
@@ -38,8 +38,8 @@ fn found<'a>(report: &'a Value, model: &str) -> (&'a str, u64, &'a str) {
 }
 
 #[test]
-fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
-    let world = AgentNode::of([gpu("a")]);
+fn a_model_is_reported_as_loaded_complete_or_partial() {
+    let world = AgentNode::with_gpus([gpu("a")]);
     let cache = world.folder().join("hub");
     fetched(
         &cache,
@@ -51,7 +51,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
         "org/part",
         &[("model-00001-of-00002.safetensors", 5000)],
     );
-    fetched(&cache, HELD, &[("model.safetensors", 7000)]);
+    fetched(&cache, CACHED_MODEL, &[("model.safetensors", 7000)]);
     let images = json!([{ "names": ["r.io/org/image:1"], "sizeBytes": 3 * GIB }]);
     world
         .api
@@ -66,7 +66,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
             .iter()
             .all(|by| models.is_some_and(|all| all.iter().any(|m| m["source"] == *by)))
     };
-    let report = world.look_until(&arguments, |report| {
+    let report = world.report_until(&arguments, |report| {
         is_held(report) && report["missing"].is_null()
     });
     let (tier, bytes, source) = found(&report, "org/whole");
@@ -77,7 +77,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
     assert_eq!((bytes, source), (9000, "huggingface"));
     assert_eq!(found(&report, "org/part"), ("partial", 5000, "huggingface"));
     assert_eq!(
-        found(&report, HELD),
+        found(&report, CACHED_MODEL),
         ("resident", 7000, "engine"),
         "the disk knows what it weighs"
     );
@@ -89,11 +89,11 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
 
 #[test]
 fn a_mounted_folder_without_models_yet_is_not_missing() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let home = world.folder().join("models");
     std::fs::create_dir(&home).unwrap();
     for cache in [home.join("hub"), home.clone()] {
-        world.look_until(&["--hf-cache", cache.to_str().unwrap()], |report| {
+        world.report_until(&["--hf-cache", cache.to_str().unwrap()], |report| {
             report["gpus"].is_array() && report["missing"].is_null()
         });
     }
@@ -101,9 +101,9 @@ fn a_mounted_folder_without_models_yet_is_not_missing() {
 
 #[test]
 fn a_missing_model_cache_is_named_and_the_rest_is_reported() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let nowhere = world.folder().join("nowhere");
-    let report = world.look_until(&["--hf-cache", nowhere.to_str().unwrap()], |report| {
+    let report = world.report_until(&["--hf-cache", nowhere.to_str().unwrap()], |report| {
         report["missing"][0]["part"] == "models"
     });
     assert!(

@@ -1,7 +1,7 @@
 //! Which pod a process belongs to, and what follows where that is not as intended.
 
-use super::world::fake_kubelet::given;
-use super::world::{AgentNode, GIB, agents_at, bound_to, busy, gpu, reported_until, uid};
+use super::world::fake_kubelet::pod_with_devices;
+use super::world::{AgentNode, GIB, agents_url, bound_to, busy, gpu, reported_until, uid};
 use crate::served::{Served, eventually};
 use serde_json::{Value, json};
 use stowage_scheduling::control_loop::PodEventReason;
@@ -13,30 +13,30 @@ fn owner(report: &Value) -> &Value {
 
 #[test]
 fn a_process_is_attributed_by_cgroup_before_its_pod_is_known() {
-    let world = AgentNode::of([busy("a", &[(10, 10)])]);
+    let world = AgentNode::with_gpus([busy("a", &[(10, 10)])]);
     let foreign_pod = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
-    world.runs_in(10, &foreign_pod);
-    let report = world.look_until(&[], |report| owner(report).is_string());
+    world.add_process_of_pod(10, &foreign_pod);
+    let report = world.report_until(&[], |report| owner(report).is_string());
     assert_eq!(owner(&report), uid(&foreign_pod));
 }
 
 #[test]
-fn a_process_without_a_telling_cgroup_belongs_to_the_pod_with_its_gpu() {
-    let mut world = AgentNode::of([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
+fn a_process_without_a_pod_cgroup_is_attributed_by_gpu_allocation() {
+    let mut world = AgentNode::with_gpus([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
     let plugin = |pod: &mut Value| {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "nvidia.com/gpu": "1" });
     };
     let llama = world.pod("llama", plugin);
     [10, 11]
         .into_iter()
-        .for_each(|pid| world.runs(pid, "0::/\n"));
-    world.kubelet.answers(Ok(vec![given(
+        .for_each(|pid| world.add_process(pid, "0::/\n"));
+    world.kubelet.set_answer(Ok(vec![pod_with_devices(
         "default",
         "llama",
         "nvidia.com/gpu",
         &["GPU-a"],
     )]));
-    let report = world.look_until(&[], |report| owner(report).is_string());
+    let report = world.report_until(&[], |report| owner(report).is_string());
     assert_eq!(owner(&report), uid(&llama));
     assert_eq!(
         report["gpus"][1]["processes"],
@@ -46,8 +46,12 @@ fn a_process_without_a_telling_cgroup_belongs_to_the_pod_with_its_gpu() {
 }
 
 /// The Event of a finding, which is counted once however often it is reported.
-fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventReason, String) {
-    let _agent = world.start(&agents_at(extender));
+fn recorded_event(
+    world: &AgentNode,
+    extender: &Served,
+    kind: &str,
+) -> (String, PodEventReason, String) {
+    let _agent = world.start(&agents_url(extender));
     let is_repeated = |report: &Value| {
         report["findings"][0]["kind"] == kind
             && report["sequence"]
@@ -69,10 +73,10 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
 
 #[test]
 fn a_pod_on_another_gpu_than_assigned_is_found_and_reported() {
-    let world = AgentNode::of([gpu("a"), busy("b", &[(10, 10)])]);
+    let world = AgentNode::with_gpus([gpu("a"), busy("b", &[(10, 10)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
-    world.runs_in(10, &llama);
-    let (name, kind, text) = told(&world, &world.extender(), "drift");
+    world.add_process_of_pod(10, &llama);
+    let (name, kind, text) = recorded_event(&world, &world.extender(), "drift");
     assert_eq!((name.as_str(), kind), ("llama", PodEventReason::Drift));
     assert!(
         text.contains("run on GPU-b") && text.contains("recorded GPU-a"),
@@ -82,10 +86,10 @@ fn a_pod_on_another_gpu_than_assigned_is_found_and_reported() {
 
 #[test]
 fn a_pod_that_uses_more_vram_than_granted_is_found_and_reported() {
-    let world = AgentNode::of([busy("a", &[(10, 24)])]);
+    let world = AgentNode::with_gpus([busy("a", &[(10, 24)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
-    world.runs_in(10, &llama);
-    let (name, kind, text) = told(&world, &world.extender(), "over-grant");
+    world.add_process_of_pod(10, &llama);
+    let (name, kind, text) = recorded_event(&world, &world.extender(), "over-grant");
     assert_eq!((name.as_str(), kind), ("llama", PodEventReason::OverGrant));
     assert!(
         text.contains("24.0 GiB") && text.contains("20.0 GiB"),

@@ -1,6 +1,8 @@
 //! An agent and its extenders: with TLS and a token, and when either restarts.
 
-use super::world::{AgentNode, NODE, RunningAgent, agents_at, gpu, reported, reported_until, text};
+use super::world::{
+    AgentNode, NODE, RunningAgent, agents_url, gpu, reported, reported_until, text,
+};
 use crate::agent_auth::GuardedReports;
 use crate::client::Client;
 use crate::served::{Served, endpoints, eventually};
@@ -88,7 +90,7 @@ impl Recorded {
 
 #[test]
 fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let (extender, recorded) = (world.extender(), Recorded::default());
     let record = format!("http://{}", recorded.start(&world));
     let start = || -> RunningAgent {
@@ -96,7 +98,7 @@ fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
             "--interval",
             "100ms",
             "--extender",
-            &agents_at(&extender),
+            &agents_url(&extender),
             "--extender",
             &record,
         ];
@@ -130,7 +132,7 @@ fn a_restarted_agent_counts_from_one_under_a_new_boot_id_and_is_accepted() {
 
 #[test]
 fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     // No other listener gets this address while the port is free.
     let listener = TcpListener::bind("127.83.22.9:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -151,7 +153,7 @@ fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
     // Its report is in the ledger before it has the answer.
     let mut lines = agent.lines_until("accepted");
     agent.signal("TERM");
-    let (status, rest) = agent.ended();
+    let (status, rest) = agent.wait_for_exit();
     assert!(status.success());
     lines.extend(rest);
     let said = lines.iter().filter(|line| line.contains("reports to"));
@@ -167,7 +169,7 @@ fn a_restarted_extender_gets_a_full_report_from_the_running_agent() {
 #[test]
 fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
     let (world, guarded, files) = (
-        AgentNode::of([gpu("a")]),
+        AgentNode::with_gpus([gpu("a")]),
         GuardedReports::start(),
         TlsFixture::new(),
     );
@@ -216,7 +218,7 @@ fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
         reported(served)["gpus"][0]["uuid"] == "GPU-a"
     });
     agent.signal("TERM");
-    assert_eq!(agent.ended().0.code(), Some(0));
+    assert_eq!(agent.wait_for_exit().0.code(), Some(0));
     stop.cancel();
     served.run(serving).unwrap().unwrap();
 }
@@ -224,7 +226,7 @@ fn with_tls_and_a_token_an_agent_reports_for_its_own_node_only() {
 /// A CDI specification sets the variable to `void`; the hook of NVIDIA's legacy mode leaves it as it is.
 #[test]
 fn an_agent_whose_gpus_came_by_the_hook_of_legacy_mode_reports_that() {
-    let world = AgentNode::of([gpu("a")]);
+    let world = AgentNode::with_gpus([gpu("a")]);
     let reports = |visible: Option<&str>| {
         let mut look = world.agent(&["--once", "--json"]);
         match visible {

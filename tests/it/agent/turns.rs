@@ -1,6 +1,6 @@
 //! Pods that ask the agent for their turn to start, as their init containers do.
 
-use super::world::{AgentNode, RunningAgent, agents_at, bound_to, gpu};
+use super::world::{AgentNode, RunningAgent, agents_url, bound_to, gpu};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// An init container of a pod: it runs in the pod's cgroup from its first moment on.
-fn asks(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
+fn request_turn(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
     let mut container = Command::new("sh")
         .args([
             "-c",
@@ -20,13 +20,13 @@ fn asks(world: &AgentNode, pod: &Value, socket: &Path) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    world.runs_in(container.id(), pod);
+    world.add_process_of_pod(container.id(), pod);
     container.stdin.take().unwrap().write_all(b"go\n").unwrap();
     container
 }
 
 /// What it says when it has ended.
-fn said(mut container: Child) -> String {
+fn output_of(mut container: Child) -> String {
     let mut text = String::new();
     container
         .stderr
@@ -40,7 +40,7 @@ fn said(mut container: Child) -> String {
 
 #[test]
 fn two_pods_on_one_gpu_start_one_after_the_other() {
-    let world = AgentNode::of([gpu("a"), gpu("b")]);
+    let world = AgentNode::with_gpus([gpu("a"), gpu("b")]);
     let pod = |name, gpu| world.pod(name, |pod| bound_to(pod, gpu, 1 << 30));
     let [one, two, other] = [
         pod("one", "GPU-a"),
@@ -53,16 +53,16 @@ fn two_pods_on_one_gpu_start_one_after_the_other() {
         "--interval",
         "100ms",
         "--extender",
-        &agents_at(&extender),
+        &agents_url(&extender),
         "--turns",
     ]);
     let agent = RunningAgent::start(command.arg(&socket));
-    assert!(said(asks(&world, &one, &socket)).contains("this pod's turn"));
-    let mut waiting = asks(&world, &two, &socket);
+    assert!(output_of(request_turn(&world, &one, &socket)).contains("this pod's turn"));
+    let mut waiting = request_turn(&world, &two, &socket);
     agent.line_with("asks for its turn");
     agent.line_with("asks for its turn");
     assert!(
-        said(asks(&world, &other, &socket)).contains("this pod's turn"),
+        output_of(request_turn(&world, &other, &socket)).contains("this pod's turn"),
         "on another GPU"
     );
     assert!(
@@ -71,12 +71,12 @@ fn two_pods_on_one_gpu_start_one_after_the_other() {
     );
     let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
     world.api.patch_status("pods/default/one", &ready).unwrap();
-    assert!(said(waiting).contains("this pod's turn"));
+    assert!(output_of(waiting).contains("this pod's turn"));
 }
 
 #[test]
-fn an_agent_that_dies_holds_no_pod() {
-    let world = AgentNode::of([gpu("a")]);
+fn a_dead_agent_delays_no_pod() {
+    let world = AgentNode::with_gpus([gpu("a")]);
     let pod = |name| world.pod(name, |pod| bound_to(pod, "GPU-a", 1 << 30));
     let [one, two] = [pod("one"), pod("two")];
     let socket = world.folder().join("turns.sock");
@@ -85,20 +85,20 @@ fn an_agent_that_dies_holds_no_pod() {
         "--interval",
         "100ms",
         "--extender",
-        &agents_at(&extender),
+        &agents_url(&extender),
         "--turns",
     ]);
     let agent = RunningAgent::start(command.arg(&socket));
-    said(asks(&world, &one, &socket));
-    let waiting = asks(&world, &two, &socket);
+    output_of(request_turn(&world, &one, &socket));
+    let waiting = request_turn(&world, &two, &socket);
     agent.line_with("asks for its turn");
     agent.line_with("asks for its turn");
     agent.signal("KILL");
-    said(waiting);
+    output_of(waiting);
 }
 
 #[test]
-fn without_an_agent_or_beyond_its_limit_a_pod_starts() {
+fn a_pod_starts_without_an_agent_or_after_the_wait_limit() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("turns.sock");
     let waits = |limits: &[&str]| {

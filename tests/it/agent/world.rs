@@ -2,7 +2,7 @@
 //!
 //! Nothing here asserts what an agent reports.
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TEST_TIMEOUT};
 use crate::served::{Served, ServedCluster, eventually, node};
 use axum::http::{StatusCode, Uri};
 use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu};
@@ -48,7 +48,7 @@ pub struct AgentNode {
 
 impl AgentNode {
     /// A node with these GPUs, and nothing else on it.
-    pub fn of(gpus: impl IntoIterator<Item = ScriptedGpu>) -> Self {
+    pub fn with_gpus(gpus: impl IntoIterator<Item = ScriptedGpu>) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("proc")).unwrap();
@@ -67,12 +67,12 @@ impl AgentNode {
             runtime,
         };
         world.api.create("nodes", node(NODE)).unwrap();
-        world.asks(&world.api.uri().to_string());
+        world.set_api_server(&world.api.uri().to_string());
         world
     }
 
     /// Makes agents watch their pods at this server.
-    pub fn asks(&self, server: &str) {
+    pub fn set_api_server(&self, server: &str) {
         std::fs::write(self.kubeconfig(), kubeconfig(server)).unwrap();
     }
 
@@ -90,12 +90,12 @@ impl AgentNode {
     }
 
     /// Changes what the driver says.
-    pub fn play(&self, script: &NvmlScript) {
+    pub fn set_nvml_script(&self, script: &NvmlScript) {
         self.mock.play(script).unwrap();
     }
 
     /// A process in `/proc`, in that cgroup.
-    pub fn runs(&self, pid: u32, cgroup: &str) {
+    pub fn add_process(&self, pid: u32, cgroup: &str) {
         let folder = self.folder().join("proc").join(pid.to_string());
         std::fs::create_dir_all(&folder).unwrap();
         let stat = format!("{pid} (engine) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0");
@@ -104,10 +104,10 @@ impl AgentNode {
     }
 
     /// The same for a process of a pod, as a kubelet with the systemd driver and containerd places it.
-    pub fn runs_in(&self, pid: u32, pod: &Value) {
+    pub fn add_process_of_pod(&self, pid: u32, pod: &Value) {
         let uid = uid(pod).replace('-', "_");
         let slice = format!("kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice");
-        self.runs(
+        self.add_process(
             pid,
             &format!(
                 "0::/kubepods.slice/{slice}/cri-containerd-{}.scope\n",
@@ -148,7 +148,7 @@ impl AgentNode {
     }
 
     /// What `--once --json` prints.
-    fn look(&self, more: &[&str]) -> Value {
+    fn report_once(&self, more: &[&str]) -> Value {
         let output = self
             .agent(&[&["--once", "--json"], more].concat())
             .output()
@@ -158,15 +158,15 @@ impl AgentNode {
     }
 
     /// The same, repeated until it meets the test's condition: on a busy machine a list or an engine takes longer than one run.
-    pub fn look_until(&self, more: &[&str], is_there: impl Fn(&Value) -> bool) -> Value {
+    pub fn report_until(&self, more: &[&str], is_there: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
         loop {
-            let report = self.look(more);
+            let report = self.report_once(more);
             if is_there(&report) {
                 return report;
             }
             assert!(
-                started.elapsed() < PATIENCE,
+                started.elapsed() < TEST_TIMEOUT,
                 "it never came to this: {report:#}"
             );
         }
@@ -179,7 +179,7 @@ impl AgentNode {
 
     /// The same where these pods wait.
     pub fn extender_with(&self, waiting: impl IntoIterator<Item = Value>) -> Served {
-        let mut cluster = ServedCluster::of(&[]);
+        let mut cluster = ServedCluster::with_gpus(&[]);
         cluster.nodes.push(node(NODE));
         let known = self.api.list("pods");
         cluster
@@ -260,7 +260,7 @@ impl RunningAgent {
         loop {
             match self
                 .log
-                .recv_timeout(PATIENCE.saturating_sub(started.elapsed()))
+                .recv_timeout(TEST_TIMEOUT.saturating_sub(started.elapsed()))
             {
                 Ok(line) => {
                     lines.push(line);
@@ -292,17 +292,17 @@ impl RunningAgent {
     }
 
     /// Until it has ended by itself.
-    pub fn ended(mut self) -> (ExitStatus, Vec<String>) {
+    pub fn wait_for_exit(mut self) -> (ExitStatus, Vec<String>) {
         let mut lines = Vec::new();
         // Its log ends with it.
-        while let Ok(line) = self.log.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.log.recv_timeout(TEST_TIMEOUT) {
             lines.push(line);
         }
         let started = Instant::now();
         loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => return (status, lines),
-                None => assert!(started.elapsed() < PATIENCE, "it goes on: {lines:?}"),
+                None => assert!(started.elapsed() < TEST_TIMEOUT, "it goes on: {lines:?}"),
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -360,7 +360,7 @@ impl StubEngine {
         }
     }
 
-    pub fn shows(&self, metrics: &'static str) {
+    pub fn set_metrics(&self, metrics: &'static str) {
         self.pages.lock().insert("/metrics", metrics);
     }
 
@@ -401,7 +401,7 @@ pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -
 }
 
 /// The measured figures of a GPU of the node in the ledger.
-pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
+pub fn gpu_reading(extender: &Served, gpu: &str) -> Option<GpuReading> {
     let ledger = extender.service.cluster();
     let reading = ledger.ledger().reading(&NodeName::parse(NODE).unwrap())?;
     reading
@@ -412,7 +412,7 @@ pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
 }
 
 /// Where the node's agent finds an extender.
-pub fn agents_at(extender: &Served) -> String {
+pub fn agents_url(extender: &Served) -> String {
     format!("http://{}", extender.agents)
 }
 

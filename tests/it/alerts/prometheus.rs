@@ -1,8 +1,8 @@
 //! A real Prometheus, where this machine has one: it scrapes once a second what a test serves, under the shipped rules.
 
 use super::rules;
-use crate::client::{Client, PATIENCE};
-use crate::needs::not_installed;
+use crate::client::{Client, TEST_TIMEOUT};
+use crate::needs::skip_not_installed;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -62,7 +62,7 @@ impl RunningPrometheus {
             .spawn();
         let mut child = match started {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                not_installed("prometheus", "prometheus");
+                skip_not_installed("prometheus", "prometheus");
                 return None;
             }
             started => started.unwrap(),
@@ -93,7 +93,7 @@ impl RunningPrometheus {
     /// The address that its log names.
     fn listens(&self) -> SocketAddr {
         let mut log = String::new();
-        while let Ok(line) = self._log.recv_timeout(PATIENCE) {
+        while let Ok(line) = self._log.recv_timeout(TEST_TIMEOUT) {
             let address = line.contains("\"Listening on\"").then(|| {
                 line.split("address=")
                     .nth(1)?

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::engines::{FakeEngine, FakeEngineLoad};
 use stowage_lab::demo::machine::DemoMachine;
 use stowage_lab::demo::setup::Setup;
 use stowage_policy_file::{SourceText, load};
@@ -24,7 +24,7 @@ use stowage_server::kubernetes::certificates::{self, CertificateOptions, Certifi
 use tokio::runtime::Runtime;
 
 /// Longest wait for data in Prometheus: a busy machine takes a while for each scrape and each step of the cluster.
-const PATIENCE: Duration = Duration::from_secs(240);
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(240);
 
 const POLICY: &str = "\
 apiVersion: stowage.dev/v1alpha1
@@ -43,8 +43,8 @@ const fn machine(node: &'static str) -> DemoMachine {
     DemoMachine {
         node,
         model: "H100",
-        gpus: 2,
-        gib: 80,
+        gpu_count: 2,
+        gib_per_gpu: 80,
         models: &[],
     }
 }
@@ -63,15 +63,15 @@ impl ScrapedCluster {
     fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let setup = runtime
-            .block_on(Setup::by(policy(), &[machine("node-b")]))
+            .block_on(Setup::with_policy(policy(), &[machine("node-b")]))
             .unwrap();
         keeps_a_certificate(&setup, &runtime);
-        let node = AgentNode::of([gpu("a")]);
+        let node = AgentNode::with_gpus([gpu("a")]);
         setup
             .api
-            .create("nodes", machine(NODE).registration())
+            .create("nodes", machine(NODE).node_object())
             .unwrap();
-        node.asks(&setup.api.uri().to_string());
+        node.set_api_server(&setup.api.uri().to_string());
         let reports_to = format!("http://{}", setup.stowage.addresses.agents);
         let arguments = ["--extender", &reports_to, "--metrics-listen", "127.0.0.1:0"];
         let agent = RunningAgent::start(&mut node.agent(&arguments));
@@ -115,7 +115,7 @@ impl ScrapedCluster {
     /// What the expressions are about. Called once both pages are scraped, so that counters are seen to rise.
     fn lives(&mut self) {
         for name in ["llama-8b-1", "llama-8b-2"] {
-            let load = StubEngineLoad {
+            let load = FakeEngineLoad {
                 kv_percent: 60,
                 waiting: 3,
                 running: 12,
@@ -153,12 +153,12 @@ fn keeps_a_certificate(setup: &Setup, runtime: &Runtime) {
         secret: "kube-system/stowage-agents-tls".parse().unwrap(),
         config_map: "kube-system/stowage-agents-ca".parse().unwrap(),
         settings: CertificateSettings {
-            names: vec!["127.0.0.1".into()],
+            dns_names: vec!["127.0.0.1".into()],
             lifetime: 90 * DAY,
             ca_lifetime: 365 * DAY,
             publication_delay: Duration::from_secs(1),
         },
-        look_every: Duration::from_millis(200),
+        read_interval: Duration::from_millis(200),
     };
     let _inside = runtime.enter();
     let client = setup.api.client("stowage").unwrap();
@@ -293,7 +293,7 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data() {
         if without.is_empty() {
             break;
         }
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > SCRAPE_TIMEOUT {
             let missing = without
                 .iter()
                 .map(|asked| format!("{}: {}\n", asked.of, asked.expression));
@@ -333,7 +333,7 @@ fn rules_are_sound(prometheus: &RunningPrometheus) {
     });
     let mut critical = Vec::new();
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < SCRAPE_TIMEOUT {
         critical = active(|rule| rule["labels"]["severity"] == "critical");
         if critical.is_empty() {
             return;

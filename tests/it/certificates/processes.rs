@@ -2,7 +2,7 @@
 
 use super::{CONFIG_MAP, SECRET, create_empty, published};
 use crate::client::{Client, HttpAnswer};
-use crate::process::{RunningServe, eventually, fails};
+use crate::process::{RunningServe, eventually, expect_failure};
 use crate::tls::{Ca, Identity, connect_to};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -25,13 +25,13 @@ const FLAGS: [&str; 8] = [
 ];
 const NAME: &str = "stowage-agents.kube-system.svc";
 
-struct Cluster {
+struct CertificateCluster {
     api: ApiServer,
     kubeconfig: NamedTempFile,
     _runtime: Runtime,
 }
 
-impl Cluster {
+impl CertificateCluster {
     fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let api = runtime.block_on(ApiServer::start()).unwrap();
@@ -51,7 +51,7 @@ impl Cluster {
     }
 
     fn serve(&self, admin: &str) -> RunningServe {
-        RunningServe::of_api_server(
+        RunningServe::serve_from_api_server(
             self.kubeconfig.path(),
             &[&["--admin", admin], &FLAGS[..]].concat(),
         )
@@ -78,17 +78,17 @@ fn is_trusted(address: SocketAddr, cas: &str) -> bool {
 
 #[test]
 fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
-    let cluster = Cluster::start();
+    let cluster = CertificateCluster::start();
     create_empty(&cluster.api);
     // A concurrent write is read first, and an answer that is lost was a write all the same.
     cluster
         .api
         .faults()
-        .next(Operation::Secret, 1, InjectedFault::Conflicts);
+        .fail_next(Operation::Secret, 1, InjectedFault::Conflicts);
     cluster
         .api
         .faults()
-        .next(Operation::ConfigMap, 1, InjectedFault::LosesAnswer);
+        .fail_next(Operation::ConfigMap, 1, InjectedFault::LosesAnswer);
     let running = cluster.serve("0.0.0.0:0");
     eventually("its CA is published", || {
         !published(&cluster.api).is_empty()
@@ -99,10 +99,10 @@ fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
     eventually("it is ready", || {
         page(running.operators, &cas, "/readyz").is_some_and(|answer| answer.status == 200)
     });
-    running.line_with(
+    running.wait_for_line(
         "another replica has written the Secret kube-system/stowage-agents-tls meanwhile",
     );
-    running.line_with("made a CA and a certificate");
+    running.wait_for_line("made a CA and a certificate");
     // Nothing is served in the clear.
     assert!(
         Client::connect(SocketAddr::from(([127, 0, 0, 1], running.operators.port())))
@@ -128,7 +128,7 @@ fn an_empty_secret_is_filled_and_both_addresses_serve_its_certificate() {
 #[test]
 fn the_lifetimes_and_the_service_are_those_of_the_flags_and_metrics_show_when_each_certificate_ends()
  {
-    let cluster = Cluster::start();
+    let cluster = CertificateCluster::start();
     create_empty(&cluster.api);
     let flags = [
         "--admin",
@@ -141,8 +141,10 @@ fn the_lifetimes_and_the_service_are_those_of_the_flags_and_metrics_show_when_ea
         "240h",
     ];
     let before = jiff::Timestamp::now();
-    let running =
-        RunningServe::of_api_server(cluster.kubeconfig.path(), &[&flags, &FLAGS[..6]].concat());
+    let running = RunningServe::serve_from_api_server(
+        cluster.kubeconfig.path(),
+        &[&flags, &FLAGS[..6]].concat(),
+    );
     eventually("agents reach the Service's name", || {
         let address = SocketAddr::from(([127, 0, 0, 1], running.agents.port()));
         let cas = published(&cluster.api);
@@ -173,19 +175,19 @@ fn the_lifetimes_and_the_service_are_those_of_the_flags_and_metrics_show_when_ea
 
 #[test]
 fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used_is_named() {
-    let cluster = Cluster::start();
+    let cluster = CertificateCluster::start();
     create_empty(&cluster.api);
     let [old, new] = ["old", "new"].map(Ca::new);
     let issue = |ca: &Ca| ca.issue_for(NAME);
     let Identity { cert, key } = issue(&old);
     cluster.put(&cert, &key);
-    let running = RunningServe::of_api_server(
+    let running = RunningServe::serve_from_api_server(
         cluster.kubeconfig.path(),
         &[&["--admin", "127.0.0.1:0"], &FLAGS[..6]].concat(),
     );
     eventually("it is served", || is_trusted(running.agents, &old.pem));
     // Agents find its CA in the ConfigMap, where nobody has put it.
-    let told = running.line_with("has no CA of this certificate");
+    let told = running.wait_for_line("has no CA of this certificate");
     assert!(
         told.contains("ERROR") && told.contains("kube-system/stowage-agents-ca"),
         "{told}"
@@ -195,7 +197,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
         .api
         .patch(CONFIG_MAP, &json!({ "data": { "ca.crt": both } }))
         .unwrap();
-    running.line_with("the certificate's Secret is good again");
+    running.wait_for_line("the certificate's Secret is good again");
     let Identity { cert, key } = issue(&new);
     cluster.put(&cert, &key);
     eventually("the new certificate is served", || {
@@ -207,7 +209,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
         metrics.text().lines().any(|found| found == line)
     };
     cluster.put(&cert, &key[..key.len() / 2]);
-    let told = running.line_with("tls.key cannot be read");
+    let told = running.wait_for_line("tls.key cannot be read");
     assert!(
         told.contains("ERROR") && told.contains("A certificate that is in use stays"),
         "{told}"
@@ -215,9 +217,9 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
     assert!(told.contains("kube-system/stowage-agents-tls"), "{told}");
     assert!(metric("stowage_tls_reload_failed{address=\"agents\"} 1"));
     cluster.put(&issue(&old).cert, &key);
-    running.line_with("tls.key does not belong to tls.crt");
+    running.wait_for_line("tls.key does not belong to tls.crt");
     cluster.api.delete(SECRET).unwrap();
-    let told = running.line_with("there is no Secret kube-system/stowage-agents-tls");
+    let told = running.wait_for_line("there is no Secret kube-system/stowage-agents-tls");
     assert!(told.contains("kubectl apply"), "{told}");
     assert!(is_trusted(running.agents, &new.pem), "it goes on");
     assert_eq!(
@@ -244,7 +246,7 @@ fn a_certificate_of_the_users_own_is_served_and_reloaded_and_what_cannot_be_used
     });
 }
 
-fn api_applies_the_secret(cluster: &Cluster) {
+fn api_applies_the_secret(cluster: &CertificateCluster) {
     let secret =
         json!({ "metadata": { "name": "stowage-agents-tls", "namespace": "kube-system" } });
     cluster.api.create("secrets", secret).unwrap();
@@ -252,8 +254,8 @@ fn api_applies_the_secret(cluster: &Cluster) {
 
 #[test]
 fn a_replica_without_a_certificate_is_not_ready_and_serves_everything_else() {
-    let cluster = Cluster::start();
-    let running = RunningServe::of_api_server(
+    let cluster = CertificateCluster::start();
+    let running = RunningServe::serve_from_api_server(
         cluster.kubeconfig.path(),
         &[&["--admin", "127.0.0.1:0"], &FLAGS[..6]].concat(),
     );
@@ -280,7 +282,7 @@ fn a_replica_without_a_certificate_is_not_ready_and_serves_everything_else() {
 
     // Without the ConfigMap nothing is made that agents could not verify.
     cluster.api.delete(CONFIG_MAP).unwrap();
-    running.line_with("there is no ConfigMap kube-system/stowage-agents-ca");
+    running.wait_for_line("there is no ConfigMap kube-system/stowage-agents-ca");
     let served: Value = Value::clone(&cluster.api.get(SECRET).unwrap());
     assert!(served["data"]["tls.crt"].is_string());
 }
@@ -300,7 +302,7 @@ fn flags_that_do_not_go_together_are_refused() {
         &[&FLAGS[..4], &["--ca-publication-delay", "0s"]].concat(),
     ] {
         assert_eq!(
-            fails(&[&["serve"], arguments].concat()).0,
+            expect_failure(&[&["serve"], arguments].concat()).0,
             2,
             "{arguments:?}"
         );
@@ -315,7 +317,7 @@ fn flags_that_do_not_go_together_are_refused() {
             "six times --ca-publication-delay",
         ),
     ] {
-        let (code, error) = fails(&[&["serve"], &FLAGS[..4], &flags[..]].concat());
+        let (code, error) = expect_failure(&[&["serve"], &FLAGS[..4], &flags[..]].concat());
         assert!(
             code == 1 && error.contains(says) && error.contains(flags[0]),
             "{error}"

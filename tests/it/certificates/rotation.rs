@@ -2,7 +2,7 @@
 //! seconds by a wall clock that runs through months meanwhile. No report is lost, none is refused.
 
 use super::{create_empty, published};
-use crate::client::PATIENCE;
+use crate::client::TEST_TIMEOUT;
 use crate::served::{Served, ServedCluster, endpoints, node, report};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use tokio_util::sync::CancellationToken;
 const AGENTS: usize = 50;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Maximum delay until a kubelet has brought the ConfigMap to an agent, which reads the file with its next report, a second later.
-const KUBELET_TAKES: Duration = Duration::from_millis(500);
+const KUBELET_SYNC_DELAY: Duration = Duration::from_millis(500);
 /// Later than this is no kubelet, and no report from its beginning to the end of the next. Together they are within what a new CA
 /// waits for.
-const LATEST_FILE: u64 = 700;
-const LATEST_REPORT: u64 = 1600;
+const MAX_FILE_DELAY_MS: u64 = 700;
+const MAX_REPORT_DELAY_MS: u64 = 1600;
 const TICK: u64 = 50;
 
 /// How fast certificates are replaced, and how many are to be.
@@ -83,7 +83,7 @@ impl RotationProgress {
         })
     }
 
-    fn is_nobody_late(&self) -> bool {
+    fn are_all_agents_current(&self) -> bool {
         let began = |at: &AtomicU64| at.load(Ordering::SeqCst);
         let report = self
             .reports
@@ -91,14 +91,15 @@ impl RotationProgress {
             .map(began)
             .min()
             .expect("there are agents");
-        began(&self.files) + LATEST_FILE >= millis() && report + LATEST_REPORT >= millis()
+        began(&self.files) + MAX_FILE_DELAY_MS >= millis()
+            && report + MAX_REPORT_DELAY_MS >= millis()
     }
 
     /// Lets time pass.
     async fn run(self: Arc<Self>) {
         loop {
             sleep(Duration::from_millis(TICK)).await;
-            if self.is_nobody_late() {
+            if self.are_all_agents_current() {
                 MILLIS.fetch_add(TICK, Ordering::SeqCst);
             }
         }
@@ -115,13 +116,13 @@ struct RotatingReplica {
 
 impl RotatingReplica {
     fn start(api: &ApiServer, runtime: &Runtime, rotation: Rotation) -> Self {
-        let mut cluster = ServedCluster::of(&[]);
+        let mut cluster = ServedCluster::with_gpus(&[]);
         cluster
             .nodes
             .extend((0..AGENTS).map(|agent| node(&name_of(agent))));
         cluster.time = time_source(rotation.wall);
         let served = cluster.serve();
-        let tls = Tls::awaiting().unwrap();
+        let tls = Tls::self_signed().unwrap();
         let (mut endpoints, [_, agents, _]) = endpoints();
         endpoints.agents.tls = Some(tls.clone());
         let stop = CancellationToken::new();
@@ -131,7 +132,7 @@ impl RotatingReplica {
             stop.clone(),
         )));
         let settings = CertificateSettings {
-            names: vec!["127.0.0.1".into()],
+            dns_names: vec!["127.0.0.1".into()],
             lifetime: 90 * DAY,
             ca_lifetime: rotation.ca_lifetime,
             publication_delay: rotation.publication_delay,
@@ -140,7 +141,7 @@ impl RotatingReplica {
             secret: "kube-system/stowage-agents-tls".parse().unwrap(),
             config_map: "kube-system/stowage-agents-ca".parse().unwrap(),
             settings,
-            look_every: Duration::from_millis(100),
+            read_interval: Duration::from_millis(100),
         };
         let client = {
             let _inside = runtime.enter();
@@ -194,7 +195,7 @@ async fn kubelets(api: Arc<ApiServer>, files: Vec<PathBuf>, progress: Arc<Rotati
             let writes = files.iter().enumerate().map(|(agent, file)| {
                 let (file, bundle) = (file.clone(), bundle.clone());
                 async move {
-                    sleep(KUBELET_TAKES * agent as u32 / AGENTS as u32).await;
+                    sleep(KUBELET_SYNC_DELAY * agent as u32 / AGENTS as u32).await;
                     write_whole(&file, &bundle);
                 }
             });
@@ -232,7 +233,7 @@ async fn agent(
     let new = || {
         Publisher::new(replicas.clone(), None, Some(ca.clone()))
             .unwrap()
-            .with_patience(PATIENCE)
+            .with_replica_timeout(TEST_TIMEOUT)
     };
     let (mut publisher, mut tally) = (new(), Tally::default());
     sleep(Duration::from_millis(1000 * number as u64 / AGENTS as u64)).await;
@@ -301,7 +302,7 @@ fn rotate(rotation: Rotation) {
         let began = Instant::now();
         for turn in 0.. {
             assert!(
-                began.elapsed() < 10 * PATIENCE,
+                began.elapsed() < 10 * TEST_TIMEOUT,
                 "an agent or a kubelet is late for good"
             );
             // Now the one leads, now the other, now both believe it.

@@ -56,13 +56,13 @@ async fn every_binding_response_has_its_outcome() {
 
     server
         .faults()
-        .next(Operation::Binding, 1, InjectedFault::Fails);
+        .fail_next(Operation::Binding, 1, InjectedFault::Fails);
     assert!(
         matches!(bind(&order).await, BindOutcome::Unknown { .. }),
         "500"
     );
     let hung = replica
-        .bind_in_vain(&server, &order, InjectedFault::Hangs)
+        .bind_without_answer(&server, &order, InjectedFault::Hangs)
         .await;
     assert!(matches!(hung, BindOutcome::Unknown { .. }), "no answer");
     let other = BindOrder {
@@ -85,7 +85,7 @@ async fn every_binding_response_has_its_outcome() {
         Value::Null
     );
 
-    bind_past_stowage(&server, "p", "b");
+    bind_without_stowage(&server, "p", "b");
     assert_eq!(
         bind(&order).await,
         BindOutcome::Conflict,

@@ -7,7 +7,7 @@ async fn disruption_budgets_are_watched() {
     let server = server_with_nodes(&["a"]).await;
     let replica = TestReplica::acting(&server).await;
     eventually("budgets are read", || {
-        replica.service.cluster().ledger().budgets_known()
+        replica.service.cluster().ledger().are_budgets_known()
     })
     .await;
     let budget = json!({
@@ -32,12 +32,12 @@ async fn without_rights_to_read_budgets_a_replica_starts_and_knows_that_they_are
     let server = server_with_nodes(&["a"]).await;
     server
         .faults()
-        .next(Operation::ListBudgets, 1000, InjectedFault::Forbids);
+        .fail_next(Operation::ListBudgets, 1000, InjectedFault::Forbids);
     let replica = TestReplica::acting(&server).await;
-    assert!(!replica.service.cluster().ledger().budgets_known());
+    assert!(!replica.service.cluster().ledger().are_budgets_known());
     server.faults().clear();
     eventually("they are read after all", || {
-        replica.service.cluster().ledger().budgets_known()
+        replica.service.cluster().ledger().are_budgets_known()
     })
     .await;
     replica.stop().await;

@@ -16,7 +16,7 @@ async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_o
     let mut lease = neighbors_lease("stowage-0_1b2c", 1000, 12);
     lease["metadata"] = json!({ "name": "kube-scheduler" });
     server.create("leases/kube-system", lease).unwrap();
-    let name = LeaseName::of_kube_scheduler();
+    let name = LeaseName::for_kube_scheduler();
     let lead_with = LeadWith::KubeScheduler {
         lease: name,
         hostname: "stowage-0".into(),
@@ -65,7 +65,7 @@ async fn leadership_follows_the_kube_schedulers_lease_and_ends_when_it_is_lost_o
 async fn one_of_two_replicas_leads_and_the_other_takes_over_when_it_stops() {
     let server = server_with_nodes(&["a"]).await;
     let lead_with = |name: &str| LeadWith::Lease {
-        lease: LeaseName::own("stowage"),
+        lease: LeaseName::for_stowage("stowage"),
         identity: name.into(),
     };
     let first = TestReplica::start(&server, "first", lead_with("first"));

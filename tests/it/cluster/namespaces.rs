@@ -16,7 +16,7 @@ fn namespace(team: &str) -> Value {
     json!({"metadata": {"name": "chat", "labels": {"team": team}}})
 }
 
-fn class_of_chat(service: &Service) -> String {
+fn class_of_chat(service: &ServerState) -> String {
     let chat = PodTraits {
         namespace: "chat".into(),
         ..PodTraits::default()
@@ -31,7 +31,7 @@ fn class_of_chat(service: &Service) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
+async fn namespace_labels_are_watched_while_a_policy_selects_by_them() {
     let server = server_with_nodes(&["a"]).await;
     server.create("namespaces", namespace("a")).unwrap();
     let replica = TestReplica::acting(&server).await;
@@ -44,7 +44,7 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
         !service.set_policy(selecting()),
         "the policy before stays until they are known"
     );
-    eventually("they are listed", || service.namespaces_known()).await;
+    eventually("they are listed", || service.namespaces_listed()).await;
     assert!(service.set_policy(selecting()));
     assert_eq!(class_of_chat(service), "own");
     server.delete("namespaces/chat").unwrap();
@@ -52,7 +52,7 @@ async fn f_labels_of_namespaces_are_watched_while_a_policy_selects_by_them() {
     server.create("namespaces", namespace("a")).unwrap();
     eventually("it is there again", || class_of_chat(service) == "own").await;
     assert!(service.leadership.is_open(), "all the while");
-    service.set_policy(without_engines());
+    service.set_policy(policy_without_engines());
     // As the watch of policy files does, which knows whether another policy waits for them.
     service.want_namespaces(service.reads_namespaces());
     eventually("nothing asks for them any more", || {

@@ -2,7 +2,7 @@
 //! policy denies to every user, Stowage included.
 
 use super::key;
-use super::processes::{PATIENCE, eventually};
+use super::processes::{TEST_TIMEOUT, eventually};
 use super::world::RealControlPlane;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -24,10 +24,10 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::events::EventRecorder;
 use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
-const HOLD: &str = objects::RESERVED_CONDITION;
-const OURS_ALONE: &str = "only Stowage writes them";
+const RESERVED_CONDITION: &str = objects::RESERVED_CONDITION;
+const ONLY_STOWAGE_WRITES: &str = "only Stowage writes them";
 
 /// A cluster with the manifests applied; its owner, and Stowage.
 struct InstalledCluster {
@@ -35,7 +35,7 @@ struct InstalledCluster {
     owner: Client,
     stowage: Client,
     control_plane: ApiControlPlane,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
 }
 
 impl InstalledCluster {
@@ -45,7 +45,7 @@ impl InstalledCluster {
         let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
             .await
             .unwrap();
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         service.lead_from_the_start();
         let (notices, _) = EventRecorder::new(service.clone());
         let control_plane = ApiControlPlane::new(
@@ -53,7 +53,7 @@ impl InstalledCluster {
             service.clone(),
             notices,
             CDI_KIND.into(),
-            WriteTimes::of(PATIENCE),
+            WriteTimes::from_deadline(TEST_TIMEOUT),
         );
         Some(Self {
             owner: world.client.clone(),
@@ -188,7 +188,7 @@ async fn the_planners_writes_are_allowed_and_the_admission_policy_allows_nothing
         let probe = cluster.create("probe", &[]).await;
         let says = |outcome: Result<(), String>, why| outcome.is_err_and(|said| said.contains(why));
         let reservation = cluster
-            .status_by(&cluster.owner, "probe", condition(HOLD))
+            .status_by(&cluster.owner, "probe", condition(RESERVED_CONDITION))
             .await;
         let labels = json!({ "metadata": { "labels": { "a": "b" } } });
         let labels = cluster.patch_by(&cluster.stowage, "probe", labels).await;
@@ -197,14 +197,14 @@ async fn the_planners_writes_are_allowed_and_the_admission_policy_allows_nothing
             .delete("probe", &Default::default())
             .await
             .unwrap();
-        (says(reservation, OURS_ALONE) && says(labels, "must not change a pod's metadata"))
+        (says(reservation, ONLY_STOWAGE_WRITES) && says(labels, "must not change a pod's metadata"))
             .then_some(probe)
     })
     .await;
     status_is_written_in_one_change(&cluster).await;
-    our_gate_is_lifted_and_no_other(&cluster).await;
+    our_gate_is_removed_and_no_other(&cluster).await;
     victims_are_evicted_as_their_budgets_allow(&cluster).await;
-    nobody_else_holds_or_plans(&cluster).await;
+    only_stowage_may_reserve_or_plan(&cluster).await;
     stowage_changes_nothing_else(&cluster).await;
     println!("{}", cluster.world.versions());
 }
@@ -223,7 +223,7 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
         wake: Some(WakeAnswer::Reclaiming),
         ..StatusChange::reservation(reservation)
             .and_nominate(node.clone())
-            .and_touch()
+            .and_requeue()
             .and_plan(PlanState::Nominated { node })
     };
     cluster.write("waits", &uid, change).await.unwrap();
@@ -242,16 +242,16 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     assert!(cluster.pod("waits").await["status"]["nominatedNodeName"].is_null());
     let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
     let of_another = cluster
-        .write("waits", &foreign_pod, StatusChange::touch())
+        .write("waits", &foreign_pod, StatusChange::requeue())
         .await;
     assert_eq!(of_another, Err(ControlPlaneError::Gone));
     assert_eq!(
-        cluster.write("nobody", &uid, StatusChange::touch()).await,
+        cluster.write("nobody", &uid, StatusChange::requeue()).await,
         Err(ControlPlaneError::Gone)
     );
 }
 
-async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
+async fn our_gate_is_removed_and_no_other(cluster: &InstalledCluster) {
     let lift = async |name: &str, uid: &PodUid| {
         cluster
             .control_plane
@@ -301,7 +301,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     let uid = cluster.run("victim").await;
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: pdb, namespace: default}, \
                   spec: {minAvailable: 1, selector: {matchLabels: {app: victim}}}}";
-    assert!(cluster.world.apply(budget, &[]).ok);
+    assert!(cluster.world.apply(budget, &[]).is_success);
     // No controller runs here, so none computes the budget's status.
     let outcome = cluster.evict("victim", &uid).await;
     assert!(
@@ -323,7 +323,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
             &status.to_string(),
         ];
         let patched = cluster.world.kubectl(&patch);
-        assert!(patched.ok, "{}", patched.said);
+        assert!(patched.is_success, "{}", patched.output);
     };
     allow(0);
     assert_eq!(
@@ -403,28 +403,32 @@ async fn a_pod_that_is_being_deleted_is_told_to_end_sooner(
         .unwrap();
 }
 
-async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
+async fn only_stowage_may_reserve_or_plan(cluster: &InstalledCluster) {
     let uid = cluster.create("forged", &[]).await;
     let owner = &cluster.owner;
-    for kind in [HOLD, objects::PLACED_CONDITION, objects::WAKEABLE_CONDITION] {
+    for kind in [
+        RESERVED_CONDITION,
+        objects::PLACED_CONDITION,
+        objects::WAKEABLE_CONDITION,
+    ] {
         let refused = cluster
             .status_by(owner, "forged", condition(kind))
             .await
             .unwrap_err();
-        assert!(refused.contains(OURS_ALONE), "{refused}");
+        assert!(refused.contains(ONLY_STOWAGE_WRITES), "{refused}");
     }
     cluster
         .write("forged", &uid, StatusChange::end_reservation())
         .await
         .unwrap();
-    let change = json!({ "conditions": [{ "type": HOLD, "status": "True" }] });
-    let removal = json!({ "conditions": [{ "$patch": "delete", "type": HOLD }] });
+    let change = json!({ "conditions": [{ "type": RESERVED_CONDITION, "status": "True" }] });
+    let removal = json!({ "conditions": [{ "$patch": "delete", "type": RESERVED_CONDITION }] });
     for forged in [change, removal] {
         let refused = cluster
             .status_by(owner, "forged", forged)
             .await
             .unwrap_err();
-        assert!(refused.contains(OURS_ALONE), "{refused}");
+        assert!(refused.contains(ONLY_STOWAGE_WRITES), "{refused}");
     }
     // As a kubelet does.
     cluster
@@ -436,7 +440,10 @@ async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
         .await
         .unwrap();
     assert_eq!(
-        cluster.condition("forged", HOLD).await.unwrap()["status"],
+        cluster
+            .condition("forged", RESERVED_CONDITION)
+            .await
+            .unwrap()["status"],
         "False"
     );
 }
@@ -528,14 +535,14 @@ async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_a_pod_whose_class_ignores_budgets_is_evicted_despite_one() {
+async fn a_pod_whose_class_ignores_budgets_is_evicted_despite_one() {
     let Some(cluster) = InstalledCluster::start().await else {
         return;
     };
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: immortal, namespace: default}, \
                   spec: {maxUnavailable: 0, selector: {}}}";
     let applied = cluster.world.apply(budget, &[]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     let uid = cluster.run("covered").await;
     cluster.observe("covered").await;
     let refused = cluster.evict("covered", &uid).await;

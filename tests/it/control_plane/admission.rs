@@ -13,7 +13,7 @@ use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::policy::{NodeRules, Policy};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::events::{self, EventRecorder};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "Stowage may write only the amount of stowage.dev/vram";
@@ -38,7 +38,7 @@ async fn try_to_create(client: &Client, pod: &Value) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-fn refused(outcome: Result<(), String>, reason: &str) {
+fn assert_refused(outcome: Result<(), String>, reason: &str) {
     let said = outcome.expect_err(reason);
     assert!(said.contains(reason), "{said}");
 }
@@ -66,7 +66,7 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
     let rights = "{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: tenant}, rules: [\
         {apiGroups: [''], resources: [pods, pods/binding, namespaces], verbs: [create]}, \
         {apiGroups: [''], resources: [pods/ephemeralcontainers, namespaces, namespaces/status], verbs: [patch]}]}";
-    assert!(world.apply(rights, &[]).ok);
+    assert!(world.apply(rights, &[]).is_success);
     let user = "--user=system:node:a";
     for command in [
         &["create", "namespace", "team-a"][..],
@@ -91,10 +91,10 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
         ],
     ] {
         let ran = world.kubectl(command);
-        assert!(ran.ok, "{}", ran.said);
+        assert!(ran.is_success, "{}", ran.output);
     }
     let token = world.kubectl(&["create", "token", "tenant", "--namespace=team-a"]);
-    assert!(token.ok, "{}", token.said);
+    assert!(token.is_success, "{}", token.output);
     let admin: Value =
         serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
     let client = async |name: &str, user: Value| {
@@ -113,7 +113,7 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
         file
     });
     Accounts {
-        tenant: client("tenant", json!({ "token": token.said.trim() })).await,
+        tenant: client("tenant", json!({ "token": token.output.trim() })).await,
         kubelet: client(
             "kubelet",
             json!({ "client-certificate": certificate[0], "client-key": certificate[1] }),
@@ -124,7 +124,7 @@ async fn accounts(world: &RealControlPlane) -> Accounts {
 }
 
 /// Sends the row's objects in turn; what the API server says to the last one.
-async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), String> {
+async fn perform(accounts: &Accounts, row: &Value, name: &str) -> Result<(), String> {
     let client = match row["by"].as_str() {
         None => &accounts.tenant,
         Some("kubelet") => &accounts.kubelet,
@@ -161,7 +161,7 @@ async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), Str
         return send("PATCH", &format!("{of_namespace}{part}"), &row["patch"]).await;
     }
     let pods = format!("{of_namespace}/pods");
-    let created = send("POST", &pods, &filled_in(&row["pod"], name)).await;
+    let created = send("POST", &pods, &with_name(&row["pod"], name)).await;
     if row["debug"].is_object() {
         created.unwrap_or_else(|said| panic!("{row}: {said}"));
         let mut container = row["debug"].clone();
@@ -186,7 +186,7 @@ async fn act_out(accounts: &Accounts, row: &Value, name: &str) -> Result<(), Str
 }
 
 /// A pod with what every pod needs, and what the row says of it.
-fn filled_in(said: &Value, name: &str) -> Value {
+fn with_name(said: &Value, name: &str) -> Value {
     let mut pod = said.clone();
     (pod["apiVersion"], pod["kind"], pod["metadata"]["name"]) =
         ("v1".into(), "Pod".into(), name.into());
@@ -209,7 +209,7 @@ fn filled_in(said: &Value, name: &str) -> Value {
 
 /// What is claimed of Stowage's nodes, and that no more is refused than that takes.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_does() {
+async fn no_tenant_bypasses_stowage_and_other_workloads_are_admitted() {
     let Some(world) = installed().await else {
         return;
     };
@@ -248,7 +248,7 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
     let mut tries = 0;
     let mut in_force = async |row: &Value| {
         tries += 1;
-        act_out(&accounts, row, &format!("probe-{tries}"))
+        perform(&accounts, row, &format!("probe-{tries}"))
             .await
             .is_err()
             == row["refused"].is_string()
@@ -266,7 +266,7 @@ async fn no_tenant_gets_a_gpu_past_stowage_and_what_runs_well_elsewhere_still_do
     }
     let mut wrong = Vec::new();
     for (n, row) in attacks.iter().chain(&innocents).enumerate() {
-        let said = act_out(&accounts, row, &format!("row-{n}")).await;
+        let said = perform(&accounts, row, &format!("row-{n}")).await;
         let is_right = match row["refused"].as_str() {
             Some(reason) => said.as_ref().is_err_and(|said| said.contains(reason)),
             None => said.is_ok(),
@@ -301,7 +301,11 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     let Some(world) = installed().await else {
         return;
     };
-    assert!(world.kubectl(&["create", "namespace", "monitoring"]).ok);
+    assert!(
+        world
+            .kubectl(&["create", "namespace", "monitoring"])
+            .is_success
+    );
     assert!(
         world
             .kubectl(&[
@@ -310,7 +314,7 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
                 "monitoring",
                 "stowage.dev/all-gpus=allowed"
             ])
-            .ok
+            .is_success
     );
     let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
         .await
@@ -320,7 +324,7 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
         namespaces.list_metadata(&Default::default()).await.ok()
     })
     .await;
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     let (recorder, receiver) = EventRecorder::new(service.clone());
     tokio::spawn(events::publish(
         stowage,
@@ -366,7 +370,7 @@ async fn pods_of_exempt_namespaces_get_no_event_about_gpus_that_stowage_did_not_
     assert_eq!(outcomes.map(counted), [2, 1, 0, 6]);
     let said = world
         .kubectl(&["get", "events", "--all-namespaces", "--output=name"])
-        .said;
+        .output;
     assert_eq!(
         said.lines().filter(|line| line.contains("sees")).count(),
         1,
@@ -388,7 +392,7 @@ async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
     })
     .await;
     for little in ["1", "40", "40k", "255Mi"] {
-        refused(try_amount(little).await, "write a unit, such as 40Gi");
+        assert_refused(try_amount(little).await, "write a unit, such as 40Gi");
     }
     for enough in ["256Mi", "40Gi", "42949672960"] {
         try_amount(enough)
@@ -399,7 +403,7 @@ async fn an_amount_of_vram_without_a_unit_is_not_admitted() {
 
 /// A kubelet whose writes are refused never shows a pod running, nor ended: it could not be evicted.
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_annotations_it_has() {
+async fn an_admitted_pod_can_be_updated_by_its_kubelet_however_many_annotations_it_has() {
     let Some(world) = installed().await else {
         return;
     };
@@ -460,7 +464,7 @@ async fn s6_a_pod_that_is_admitted_can_be_written_by_its_kubelet_however_many_an
 
 /// Why a container with a long name has no annotation for the NRI plugin.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_is_too_long_comes_in_with_a_binding_and_no_write_after_it() {
+async fn a_too_long_annotation_key_is_accepted_in_a_binding_and_breaks_later_writes() {
     let Some(world) = installed().await else {
         return;
     };
@@ -502,7 +506,7 @@ async fn a_key_that_is_too_long_comes_in_with_a_binding_and_no_write_after_it() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
+async fn stowage_may_write_only_its_own_resources_in_node_status() {
     let Some(world) = installed().await else {
         return;
     };
@@ -570,7 +574,7 @@ async fn s6_stowage_may_write_its_own_resources_of_a_nodes_status_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s6_the_agents_account_may_list_pods_and_read_its_node_only() {
+async fn the_agents_account_may_only_list_pods_and_read_its_node() {
     let Some(world) = installed().await else {
         return;
     };
@@ -580,7 +584,7 @@ async fn s6_the_agents_account_may_list_pods_and_read_its_node_only() {
             .into_iter()
             .chain(what.split(' '))
             .collect();
-        world.kubectl(&question).said.lines().next() == Some("yes")
+        world.kubectl(&question).output.lines().next() == Some("yes")
     };
     eventually("its rights count", async || {
         can("list pods --all-namespaces").then_some(())

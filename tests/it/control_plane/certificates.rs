@@ -32,7 +32,7 @@ const SERVE: [&str; 10] = [
 
 fn get(world: &RealControlPlane, object: &str) -> Option<Value> {
     let ran = world.kubectl(&["get", "--namespace", "kube-system", "-o", "json", object]);
-    ran.ok.then(|| yaml(&ran.said))
+    ran.is_success.then(|| yaml(&ran.output))
 }
 
 /// Whether the agents' address serves a certificate of a published CA.
@@ -68,7 +68,7 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
         ]);
     }
     let applied = world.apply(OBJECTS, &[]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     world.stowage = Some(world.serve("stowage", world.ports, &SERVE));
     eventually("it says that it may not read the Secret", async || {
         world.check();
@@ -80,7 +80,7 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
 
     let shipped = std::fs::read_to_string(manifest("base/certificates.yaml")).unwrap();
     let applied = world.apply(&shipped, &[]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     eventually("agents get through", async || is_trusted(&world)).await;
     eventually("it is ready", async || {
         (world.get("/readyz").await?.0 == 200).then_some(())
@@ -89,9 +89,9 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
     let before = get(&world, "secret/stowage-agents-tls");
     let again = world.apply(&shipped, &[]);
     assert!(
-        again.ok && !again.said.contains("configured"),
+        again.is_success && !again.output.contains("configured"),
         "{}",
-        again.said
+        again.output
     );
     assert_eq!(
         get(&world, "secret/stowage-agents-tls"),
@@ -110,7 +110,7 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
                 "kube-system",
                 account,
             ])
-            .ok
+            .is_success
     };
     assert!(may("update", "secrets/stowage-agents-tls"));
     for (verb, what) in [
@@ -132,7 +132,7 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
                 "kube-system",
                 "secret/stowage-agents-tls"
             ])
-            .ok
+            .is_success
     );
     eventually("it names the Secret", async || {
         let log = world.stowage.as_ref()?.log();
@@ -146,7 +146,7 @@ async fn an_empty_secret_is_filled_with_the_rights_of_a_role_for_it_alone() {
         "type: kubernetes.io/tls\ndata: {tls.crt: '', tls.key: ''}",
     );
     let applied = world.apply(&typed, &[]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     eventually("the next CA signs", async || {
         let secret = get(&world, "secret/stowage-agents-tls")?;
         secret["data"]["tls.crt"]

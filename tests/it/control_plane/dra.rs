@@ -63,7 +63,7 @@ async fn create(world: &RealControlPlane, mut pod: Value) {
 }
 
 /// The node of each pod whose name begins so, by name; empty for one without.
-async fn places(world: &RealControlPlane, prefix: &str) -> Vec<String> {
+async fn nodes_of(world: &RealControlPlane, prefix: &str) -> Vec<String> {
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     let mut pods = pods.list(&Default::default()).await.unwrap().items;
     pods.retain(|pod| pod.metadata.name.as_deref().unwrap().starts_with(prefix));
@@ -74,11 +74,11 @@ async fn places(world: &RealControlPlane, prefix: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with_claims_are_ranked_there()
- {
+async fn vram_pods_avoid_dra_nodes_and_pods_with_claims_are_ranked_there() {
     let names = ["own"].into_iter().chain(DRA_NODES);
     let nodes = names.map(|name| node(name, 1, 81_559, "H100")).collect();
-    let Some(mut world) = RealControlPlane::at_work_beside(nodes, &driver_objects(), &ALWAYS).await
+    let Some(mut world) =
+        RealControlPlane::start_all_with_objects(nodes, &driver_objects(), &ALWAYS).await
     else {
         return;
     };
@@ -97,7 +97,7 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
             .await
             .unwrap();
     }
-    world.start_scheduler_but(SCHEDULER_CONFIG, |config| {
+    world.start_scheduler_with_change(SCHEDULER_CONFIG, |config| {
         let url = config["extenders"][0]["urlPrefix"].clone();
         // As docs/inside/kube-scheduler.md has it.
         config["extenders"].as_array_mut().unwrap().push(json!({
@@ -112,7 +112,7 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
         "one engine has the one GPU of Stowage, and others are refused by the extender",
         async || {
             world.check();
-            let bound = places(&world, "vram")
+            let bound = nodes_of(&world, "vram")
                 .await
                 .iter()
                 .filter(|node| !node.is_empty())
@@ -127,11 +127,11 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
     // One after the other: equal nodes are ranked by name, and kube-scheduler alone would toss a coin.
     for (number, expected) in DRA_NODES.into_iter().enumerate() {
         let name = format!("claim-{number}");
-        assert!(world.apply(&claim(&name), &[]).ok);
+        assert!(world.apply(&claim(&name), &[]).is_success);
         create(&world, with_claim(&name)).await;
         eventually("the pod with the claim is bound", async || {
             world.check();
-            let node = places(&world, &name)
+            let node = nodes_of(&world, &name)
                 .await
                 .pop()
                 .filter(|node| !node.is_empty())?;
@@ -151,7 +151,7 @@ async fn no_pod_that_asks_for_vram_comes_to_a_node_of_a_dra_driver_and_pods_with
         "with one node left the scheduler does not ask: {ranked}"
     );
     throughout(Duration::from_secs(3), async || {
-        let on_dra = places(&world, "vram")
+        let on_dra = nodes_of(&world, "vram")
             .await
             .iter()
             .filter(|node| node.starts_with("dra"))

@@ -3,7 +3,7 @@
 use super::fleet::{node, pod};
 use super::processes::eventually;
 use super::world::RealControlPlane;
-use super::{ALWAYS, all_bound, annotation, node_of, submit};
+use super::{ALWAYS, annotation, node_of, submit, wait_until_all_bound};
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
         node("a-full", 1, MIB, H100),
         node("b-empty", 1, MIB, H100),
     ];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     world.begin_scheduling().await;
     let caches = [(0, 0, 66), (0, 1, 2), (1, 0, 66), (2, 0, 2)];
     for (node, gpu, percent) in caches {
-        world.fill_cache(&nodes[node].uuid(gpu), f64::from(percent) / 100.0);
+        world.set_kv_cache_usage(&nodes[node].uuid(gpu), f64::from(percent) / 100.0);
     }
     eventually("the figures are known", async || {
         let ledger = world.ledger().await?;
@@ -53,7 +53,7 @@ async fn of_gpus_with_equal_vram_at_66_and_2_percent_the_emptier_kv_cache_gets_t
         &[on("of-two-gpus", PCIE), on("of-two-nodes", H100)],
     )
     .await;
-    let bound = all_bound(&mut world, 2).await;
+    let bound = wait_until_all_bound(&mut world, 2).await;
     let named = |name: &str| {
         bound
             .iter()

@@ -5,7 +5,7 @@ use super::fleet::{node, pod};
 use super::leading::{LEASE, serve_beside_its_scheduler};
 use super::processes::eventually;
 use super::world::{RealControlPlane, manifest};
-use super::{all_bound, submit};
+use super::{submit, wait_until_all_bound};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_server::kubernetes;
 
-const PASSED_ON: &str = "the Lease has passed on";
+const LEASE_CHANGED_HANDS: &str = "the Lease has passed on";
 
-struct Fenced {
+struct FencedCluster {
     world: RealControlPlane,
     /// With the rights of Stowage's service account, and so of its kube-scheduler.
     stowage: Client,
 }
 
-impl Fenced {
+impl FencedCluster {
     async fn start() -> Option<Self> {
         let world = RealControlPlane::start().await?;
         world.install();
-        raise(&world);
+        install_fence_policy(&world);
         let stowage = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
             .await
             .unwrap();
@@ -91,7 +91,7 @@ impl Fenced {
         patched.map(drop).map_err(|error| error.to_string())
     }
 
-    async fn hold_as(&self, epoch: &str) -> Result<(), String> {
+    async fn reserve_as(&self, epoch: &str) -> Result<(), String> {
         let message =
             json!({ "node": "n", "devices": ["GPU-1"], "victims": [], "epoch": epoch }).to_string();
         self.condition(
@@ -102,7 +102,7 @@ impl Fenced {
 }
 
 /// Puts up the fence.
-fn raise(world: &RealControlPlane) {
+fn install_fence_policy(world: &RealControlPlane) {
     let applied = world.kubectl(&[
         "apply",
         "-f",
@@ -110,17 +110,17 @@ fn raise(world: &RealControlPlane) {
             .to_str()
             .unwrap(),
     ]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
 }
 
-fn refused(outcome: Result<(), String>, reason: &str) {
+fn assert_refused(outcome: Result<(), String>, reason: &str) {
     let said = outcome.expect_err(reason);
     assert!(said.contains(reason), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
-    let Some(fenced) = Fenced::start().await else {
+async fn the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
+    let Some(fenced) = FencedCluster::start().await else {
         return;
     };
     submit(
@@ -134,7 +134,7 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
     })
     .await;
     fenced.bind_as(&first).await.unwrap();
-    fenced.hold_as(&first).await.unwrap();
+    fenced.reserve_as(&first).await.unwrap();
     let uid = first.split('/').next().unwrap();
     let others = [
         "none/3/nonce".to_owned(),
@@ -143,14 +143,14 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
         String::new(),
     ];
     for other in &others {
-        refused(fenced.bind_as(other).await, PASSED_ON);
-        refused(fenced.hold_as(other).await, PASSED_ON);
+        assert_refused(fenced.bind_as(other).await, LEASE_CHANGED_HANDS);
+        assert_refused(fenced.reserve_as(other).await, LEASE_CHANGED_HANDS);
     }
-    refused(
+    assert_refused(
         fenced
             .bind(&json!({ "stowage.dev/devices": "GPU-1" }))
             .await,
-        PASSED_ON,
+        LEASE_CHANGED_HANDS,
     );
 
     let second = fenced.lease(4).await;
@@ -158,8 +158,11 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
         fenced.bind_as(&first).await.err()
     })
     .await;
-    refused(fenced.bind_as(&first).await, PASSED_ON);
-    refused(fenced.hold_as(&format!("{first}-late")).await, PASSED_ON);
+    assert_refused(fenced.bind_as(&first).await, LEASE_CHANGED_HANDS);
+    assert_refused(
+        fenced.reserve_as(&format!("{first}-late")).await,
+        LEASE_CHANGED_HANDS,
+    );
     // Earlier reservations stand, and can be ended and written beside.
     let beside = json!({ "type": "PodScheduled", "status": "False" });
     fenced.condition(beside.clone()).await.unwrap();
@@ -168,7 +171,7 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
         .await
         .unwrap();
     fenced.bind_as(&second).await.unwrap();
-    fenced.hold_as(&second).await.unwrap();
+    fenced.reserve_as(&second).await.unwrap();
 
     // The fence does not affect kube-scheduler with the same identity.
     fenced.bind(&json!({})).await.unwrap();
@@ -188,26 +191,26 @@ async fn b4_the_fence_refuses_writes_decided_before_the_lease_changed_hands() {
         fenced.bind_as(&second).await.err()
     })
     .await;
-    refused(fenced.bind_as(&second).await, PASSED_ON);
+    assert_refused(fenced.bind_as(&second).await, LEASE_CHANGED_HANDS);
     fenced.bind_as(&third).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn b4_stowage_binds_behind_the_fence() {
+async fn stowage_binds_with_the_fence_installed() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let serve = serve_beside_its_scheduler();
     let serve: Vec<&str> = serve.iter().map(String::as_str).collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &serve).await else {
         return;
     };
-    raise(&world);
+    install_fence_policy(&world);
     world.begin_scheduling().await;
     submit(
         &world.client,
         &[pod("first", 20, &json!({}), "stowage-serving")],
     )
     .await;
-    all_bound(&mut world, 1).await;
+    wait_until_all_bound(&mut world, 1).await;
     // Another process, another holder, one transition more.
     world.scheduler.take().expect("it runs").kill();
     world.start_scheduler();
@@ -216,7 +219,7 @@ async fn b4_stowage_binds_behind_the_fence() {
         &[pod("second", 20, &json!({}), "stowage-serving")],
     )
     .await;
-    let bound = all_bound(&mut world, 2).await;
+    let bound = wait_until_all_bound(&mut world, 2).await;
     let (namespace, name) = LEASE.split_once('/').unwrap();
     let leases: Api<Lease> = Api::namespaced(world.client.clone(), namespace);
     let lease = leases.get(name).await.unwrap();

@@ -1,6 +1,6 @@
 //! Nodes with GPUs, the agents that report them, and pods that request some.
 
-use super::world::{Ports, ask};
+use super::world::{Ports, http_request};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Interval of reports: that of an agent.
-pub const REPORT_EVERY: Duration = Duration::from_secs(1);
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Reports in one request: what is posted at once is limited.
-const AT_ONCE: usize = 100;
+const REPORTS_PER_REQUEST: usize = 100;
 
 #[derive(Debug, Clone)]
 pub struct GpuNode {
@@ -135,8 +135,8 @@ impl FleetAgents {
                     .iter()
                     .map(|node| node.report(sequence, &measured))
                     .collect();
-                for reports in reports.chunks(AT_ONCE) {
-                    tell(&replicas, &Value::from(reports).to_string()).await;
+                for reports in reports.chunks(REPORTS_PER_REQUEST) {
+                    post_report(&replicas, &Value::from(reports).to_string()).await;
                 }
                 tokio::time::sleep(pause).await;
             }
@@ -151,7 +151,7 @@ impl FleetAgents {
     }
 
     /// From the next report on.
-    pub fn occupy(&self, uuid: &str, mib: u64) {
+    pub fn set_unaccounted_mib(&self, uuid: &str, mib: u64) {
         self.measured
             .lock()
             .unaccounted
@@ -159,16 +159,16 @@ impl FleetAgents {
     }
 
     /// From the next report on.
-    pub fn fill_cache(&self, uuid: &str, share: f64) {
+    pub fn set_kv_cache_usage(&self, uuid: &str, share: f64) {
         self.measured.lock().caches.insert(uuid.to_owned(), share);
     }
 }
 
-async fn tell(replicas: &[Ports], body: &str) {
+async fn post_report(replicas: &[Ports], body: &str) {
     for ports in replicas {
         let url = format!("http://127.0.0.1:{}/v1/reports", ports.agents);
         // A replica that has just started may not know the nodes yet.
-        let heard = ask("POST", &url, body).await;
+        let heard = http_request("POST", &url, body).await;
         if let Some((status, said)) = heard.filter(|(status, _)| ![200, 422].contains(status)) {
             println!("a report was answered {status}: {said}");
         }

@@ -4,7 +4,7 @@
 use super::fleet::{node, pod};
 use super::processes::eventually;
 use super::world::RealControlPlane;
-use super::{ALWAYS, all_bound, gated, submit, the_clock_is_past_the_last_start};
+use super::{ALWAYS, gated, submit, wait_past_last_start, wait_until_all_bound};
 use crate::flight_recorder::{CONTROL_PLANE_RECORDING, stowage};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -26,7 +26,7 @@ async fn what_is_recorded_beside_a_real_scheduler_replays_to_the_byte() {
         node("l40s-a", 2, 46_068, "NVIDIA-L40S"),
     ];
     let serve = [&ALWAYS[..], &["--record", recorded]].concat();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &serve).await else {
         return;
     };
     world.begin_scheduling().await;
@@ -85,8 +85,8 @@ async fn a_story(world: &mut RealControlPlane) {
         )
     });
     submit(&world.client, &borrowers.collect::<Vec<_>>()).await;
-    all_bound(world, 6).await;
-    the_clock_is_past_the_last_start(&world.client).await;
+    wait_until_all_bound(world, 6).await;
+    wait_past_last_start(&world.client).await;
     submit(
         &world.client,
         &[pod("chat", 60, &json!({}), "stowage-serving")],

@@ -1,7 +1,7 @@
 //! The README's install block and the blocks of the install page, run as they are written on a fresh API server: what a new user
 //! copies is what is tested, so none of their commands is repeated here.
 
-use super::processes::{Ran, run};
+use super::processes::{CommandOutput, run};
 use super::world::{RealControlPlane, yaml};
 use crate::helm::Helm;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use std::process::Command;
 const ALWAYS_SENT: &str = "poddisruptionbudget.policy/stowage configured";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn n9_the_install_block_of_the_readme_runs_as_written() {
+async fn the_install_block_of_the_readme_runs_as_written() {
     let Some(world) = RealControlPlane::start().await else {
         return;
     };
@@ -24,9 +24,9 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
         .collect();
     assert_eq!(blocks.len(), 1, "{blocks:?}");
     println!("{}", blocks[0]);
-    let clone = Clone::new(&world, None);
+    let clone = RepositoryClone::new(&world, None);
     let installed = clone.run(blocks[0]);
-    assert!(installed.ok, "{}", installed.said);
+    assert!(installed.is_success, "{}", installed.output);
     for (workload, replicas) in [("deployment/stowage", 2), ("daemonset/stowage-agent", 0)] {
         let object = get(&world, &["--namespace", "kube-system", workload]);
         assert_eq!(
@@ -54,9 +54,9 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
     };
     let before = budget();
     let again = clone.run(blocks[0]);
-    assert!(again.ok, "{}", again.said);
+    assert!(again.is_success, "{}", again.output);
     let changed: Vec<&str> = again
-        .said
+        .output
         .lines()
         .filter(|line| !line.ends_with(" unchanged"))
         .collect();
@@ -77,9 +77,9 @@ async fn n9_the_install_block_of_the_readme_runs_as_written() {
     assert_eq!(written["data"]["ca.crt"], "CA");
     let difference = clone.run("kubectl diff -k manifests/");
     assert!(
-        difference.ok && difference.said.is_empty(),
+        difference.is_success && difference.output.is_empty(),
         "{}",
-        difference.said
+        difference.output
     );
 }
 
@@ -109,7 +109,7 @@ fn what_stowage_writes_is_there(world: &RealControlPlane) {
             file.to_str().unwrap(),
             account,
         ]);
-        assert!(replaced.ok, "{}", replaced.said);
+        assert!(replaced.is_success, "{}", replaced.output);
     }
     for (object, verb) in [
         ("secret/other", "get"),
@@ -119,7 +119,7 @@ fn what_stowage_writes_is_there(world: &RealControlPlane) {
         let question = ["auth", "can-i", verb, object, "--namespace", "kube-system"];
         let account = "--as=system:serviceaccount:kube-system:stowage";
         let answer = world.kubectl(&[&question[..], &[account]].concat());
-        assert!(!answer.ok, "Stowage may {verb} {object}");
+        assert!(!answer.is_success, "Stowage may {verb} {object}");
     }
 }
 
@@ -135,10 +135,10 @@ async fn every_block_of_the_install_page_runs_as_written() {
         kubectl.len() >= 5 && !helm.is_empty(),
         "{kubectl:?} {helm:?}"
     );
-    let clone = Clone::new(&world, None);
+    let clone = RepositoryClone::new(&world, None);
     for block in &kubectl {
         let ran = clone.run(block);
-        assert!(ran.ok, "{block}\n{}", ran.said);
+        assert!(ran.is_success, "{block}\n{}", ran.output);
     }
     drop((clone, world));
     let Some(found) = Helm::find() else { return };
@@ -146,16 +146,16 @@ async fn every_block_of_the_install_page_runs_as_written() {
     let world = RealControlPlane::start()
         .await
         .expect("it was there before");
-    let clone = Clone::new(&world, Some(&found));
+    let clone = RepositoryClone::new(&world, Some(&found));
     for block in &helm {
         for _ in 0..2 {
             let ran = clone.run(block);
-            assert!(ran.ok, "{block}\n{}", ran.said);
+            assert!(ran.is_success, "{block}\n{}", ran.output);
             what_stowage_writes_is_there(&world);
         }
     }
     let ran = clone.run(helm.last().unwrap());
-    assert!(ran.ok, "{}", ran.said);
+    assert!(ran.is_success, "{}", ran.output);
     let written = get(
         &world,
         &["--namespace", "kube-system", "secret/stowage-agents-tls"],
@@ -177,13 +177,13 @@ fn blocks(page: &str) -> Vec<String> {
 }
 
 /// A folder that has the manifests, as a clone has.
-struct Clone {
+struct RepositoryClone {
     folder: tempfile::TempDir,
     path: String,
     kubeconfig: std::path::PathBuf,
 }
 
-impl Clone {
+impl RepositoryClone {
     fn new(world: &RealControlPlane, helm: Option<&Helm>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
@@ -211,7 +211,7 @@ impl Clone {
     }
 
     /// The whole block in one shell; each of its commands must succeed.
-    fn run(&self, block: &str) -> Ran {
+    fn run(&self, block: &str) -> CommandOutput {
         let mut shell = Command::new("sh");
         shell
             .args(["-e", "-c", block])
@@ -224,8 +224,8 @@ impl Clone {
 
 fn get(world: &RealControlPlane, what: &[&str]) -> Value {
     let ran = world.kubectl(&[&["get", "-o", "json"], what].concat());
-    assert!(ran.ok, "{what:?}: {}", ran.said);
-    yaml(&ran.said)
+    assert!(ran.is_success, "{what:?}: {}", ran.output);
+    yaml(&ran.output)
 }
 
 /// The Secrets and ConfigMaps without which its pods would never start.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Happening {
+pub enum PodChange {
     /// It has a node for the first time, and these annotations in the same write.
     Bound {
         node: String,
@@ -26,7 +26,7 @@ pub enum Happening {
     Gone,
 }
 
-type JournalEntries = Arc<Mutex<Vec<(String, Happening)>>>;
+type JournalEntries = Arc<Mutex<Vec<(String, PodChange)>>>;
 
 /// Dropping this ends the watch; what was written stays readable until then.
 pub struct ClusterJournal {
@@ -42,7 +42,7 @@ impl ClusterJournal {
     }
 
     /// Everything that happened to pods of that name, with its place in the order of all things.
-    pub fn of(&self, pod: &str) -> Vec<(usize, Happening)> {
+    pub fn entries_of(&self, pod: &str) -> Vec<(usize, PodChange)> {
         let entries = self.entries.lock();
         let numbered = entries.iter().enumerate();
         numbered
@@ -52,22 +52,22 @@ impl ClusterJournal {
     }
 
     /// When the first such thing happened to a pod.
-    pub fn place(&self, pod: &str, is_it: impl Fn(&Happening) -> bool) -> Option<usize> {
-        self.of(pod)
+    pub fn position_of(&self, pod: &str, is_it: impl Fn(&PodChange) -> bool) -> Option<usize> {
+        self.entries_of(pod)
             .into_iter()
             .find(|(_, happening)| is_it(happening))
             .map(|(place, _)| place)
     }
 
     /// Waits until it contains the pod's binding, and so everything before that: another request may have shown it already.
-    pub async fn tells_of_binding(&self, pod: &str) -> (usize, String, BTreeMap<String, String>) {
+    pub async fn binding_of(&self, pod: &str) -> (usize, String, BTreeMap<String, String>) {
         eventually(
             &format!("the watch tells of the binding of {pod}"),
             async || {
-                self.of(pod)
+                self.entries_of(pod)
                     .into_iter()
                     .find_map(|(place, happening)| match happening {
-                        Happening::Bound { node, annotations } => Some((place, node, annotations)),
+                        PodChange::Bound { node, annotations } => Some((place, node, annotations)),
                         _ => None,
                     })
             },
@@ -76,7 +76,7 @@ impl ClusterJournal {
     }
 
     /// The pods that such a thing happened to, in order.
-    pub fn whom(&self, is_it: impl Fn(&Happening) -> bool) -> Vec<String> {
+    pub fn pods_with(&self, is_it: impl Fn(&PodChange) -> bool) -> Vec<String> {
         let entries = self.entries.lock();
         entries
             .iter()
@@ -99,20 +99,20 @@ async fn write(client: Client, entries: JournalEntries) {
         .boxed();
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Apply(pod) | Event::InitApply(pod)) => note_all(&entries, &pod),
-            Ok(Event::Delete(pod)) => note(&entries, &pod, Happening::Gone),
+            Ok(Event::Apply(pod) | Event::InitApply(pod)) => record_changes(&entries, &pod),
+            Ok(Event::Delete(pod)) => record(&entries, &pod, PodChange::Gone),
             _ => {}
         }
     }
 }
 
-fn note_all(entries: &JournalEntries, pod: &Pod) {
+fn record_changes(entries: &JournalEntries, pod: &Pod) {
     let reservation = stowage_kubernetes_objects::ReservationMessage::read(pod);
     if let Some(message) = reservation {
-        note(
+        record(
             entries,
             pod,
-            Happening::Holds(serde_json::to_value(message).unwrap()),
+            PodChange::Holds(serde_json::to_value(message).unwrap()),
         );
     }
     if let Some(node) = pod
@@ -120,25 +120,25 @@ fn note_all(entries: &JournalEntries, pod: &Pod) {
         .as_ref()
         .and_then(|status| status.nominated_node_name.clone())
     {
-        note(entries, pod, Happening::Nominated(node));
+        record(entries, pod, PodChange::Nominated(node));
     }
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
-        note(entries, pod, Happening::Bound { node, annotations });
+        record(entries, pod, PodChange::Bound { node, annotations });
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        note(entries, pod, Happening::Leaving);
+        record(entries, pod, PodChange::Leaving);
     }
 }
 
 /// The first time only; a later write of the same kind with other contents counts as new where contents matter.
-fn note(entries: &JournalEntries, pod: &Pod, happening: Happening) {
+fn record(entries: &JournalEntries, pod: &Pod, happening: PodChange) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let mut entries = entries.lock();
-    let is_known = |(known, before): &(String, Happening)| {
+    let is_known = |(known, before): &(String, PodChange)| {
         *known == name
             && match (before, &happening) {
-                (Happening::Bound { node, .. }, Happening::Bound { node: now, .. }) => node == now,
+                (PodChange::Bound { node, .. }, PodChange::Bound { node: now, .. }) => node == now,
                 (before, now) => before == now,
             }
     };

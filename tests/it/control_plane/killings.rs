@@ -9,7 +9,7 @@ use super::fleet::{GpuNode, node, pod};
 use super::leading::LEASE;
 use super::processes::{TestProcess, eventually};
 use super::world::{Ports, RealControlPlane, SCHEDULER_CONFIG};
-use super::{annotation, name_of, no_gpu_is_promised_twice, node_of, submit};
+use super::{annotation, assert_no_gpu_is_allocated_twice, name_of, node_of, submit};
 use crate::needs;
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::Pod;
@@ -24,9 +24,9 @@ use stowage_kubernetes_objects::{PLAN_GATE, ReservationMessage};
 
 /// The names of two hosts: a kube-scheduler's identity begins with the name of its own.
 const HOSTS: [&str; 2] = ["replica-a", "replica-b"];
-const MOST_PODS: usize = 40;
+const MAX_PODS: usize = 40;
 /// Longer than a Lease lasts.
-const LONGEST_PAUSE: u64 = 25_000;
+const MAX_PAUSE_MS: u64 = 25_000;
 
 /// One replica: Stowage and the kube-scheduler that asks it.
 struct Replica {
@@ -81,7 +81,7 @@ fn on_host(host: &str) -> Command {
     command
 }
 
-fn asked(variable: &str) -> Option<u64> {
+fn number_from_env(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| {
         text.parse()
             .unwrap_or_else(|_| panic!("{variable}: a number"))
@@ -90,26 +90,28 @@ fn asked(variable: &str) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "ten minutes of kills at random times"]
-async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is_bound() {
+async fn no_gpu_is_allocated_twice_whatever_process_is_killed_or_paused() {
     if !on_host("replica")
         .arg("true")
         .status()
         .is_ok_and(|status| status.success())
     {
-        needs::skipped(format_args!(
+        needs::report_skipped(format_args!(
             "`unshare --uts` is not permitted here: two schedulers need two names of hosts"
         ));
         return;
     }
-    let seed = asked("STOWAGE_KILLINGS_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
-    let minutes = asked("STOWAGE_KILLINGS_MINUTES").unwrap_or(10);
+    let seed =
+        number_from_env("STOWAGE_KILLINGS_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
+    let minutes = number_from_env("STOWAGE_KILLINGS_MINUTES").unwrap_or(10);
     println!("STOWAGE_KILLINGS_SEED={seed} STOWAGE_KILLINGS_MINUTES={minutes}");
     let nodes = vec![
         node("a", 4, 81_559, "NVIDIA-H100-80GB-HBM3"),
         node("b", 4, 81_559, "NVIDIA-H100-80GB-HBM3"),
     ];
     let Some(mut world) =
-        RealControlPlane::at_work(nodes.clone(), &["--lead-with", "lease", "--lease", LEASE]).await
+        RealControlPlane::start_all(nodes.clone(), &["--lead-with", "lease", "--lease", LEASE])
+            .await
     else {
         return;
     };
@@ -120,7 +122,7 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
         replicas.iter().map(|replica| replica.ports).collect(),
     );
 
-    let users = tokio::spawn(come_and_go(world.client.clone(), Rng::with_seed(seed)));
+    let users = tokio::spawn(churn_pods(world.client.clone(), Rng::with_seed(seed)));
     let looks = Arc::<AtomicU64>::default();
     let watched = tokio::spawn(watch(world.client.clone(), nodes.clone(), looks.clone()));
     let ends = Instant::now() + Duration::from_secs(60 * minutes);
@@ -128,7 +130,7 @@ async fn whatever_is_killed_or_held_up_no_gpu_is_promised_twice_and_what_fits_is
     let mut events = 0;
     while Instant::now() < ends {
         tokio::time::sleep(Duration::from_millis(random.u64(1_000..12_000))).await;
-        tokio::task::block_in_place(|| strike(&mut world, &mut replicas, &mut random));
+        tokio::task::block_in_place(|| inject_failure(&mut world, &mut replicas, &mut random));
         revive(&mut world, &mut replicas);
         events += 1;
         assert!(!watched.is_finished(), "{:?}", watched.await);
@@ -209,7 +211,7 @@ fn revive(world: &mut RealControlPlane, replicas: &mut [Replica; 2]) {
 }
 
 /// Kills or holds up one process, or two at once.
-fn strike(world: &mut RealControlPlane, replicas: &mut [Replica; 2], random: &mut Rng) {
+fn inject_failure(world: &mut RealControlPlane, replicas: &mut [Replica; 2], random: &mut Rng) {
     let is_api = {
         let [a, b] = replicas;
         let mut processes = [
@@ -228,7 +230,7 @@ fn strike(world: &mut RealControlPlane, replicas: &mut [Replica; 2], random: &mu
             .map(|_| {
                 (
                     random.bool(),
-                    Duration::from_millis(random.u64(..LONGEST_PAUSE)),
+                    Duration::from_millis(random.u64(..MAX_PAUSE_MS)),
                 )
             })
             .collect();
@@ -262,7 +264,7 @@ fn strike(world: &mut RealControlPlane, replicas: &mut [Replica; 2], random: &mu
 }
 
 /// Users create and delete pods of all kinds.
-async fn come_and_go(client: Client, mut random: Rng) {
+async fn churn_pods(client: Client, mut random: Rng) {
     let api: Api<Pod> = Api::default_namespaced(client);
     for number in 0.. {
         tokio::time::sleep(Duration::from_millis(random.u64(100..700))).await;
@@ -270,7 +272,7 @@ async fn come_and_go(client: Client, mut random: Rng) {
         let Ok(pods) = api.list(&ListParams::default()).await else {
             continue;
         };
-        if pods.items.len() < MOST_PODS && random.u8(..5) > 0 {
+        if pods.items.len() < MAX_PODS && random.u8(..5) > 0 {
             let class = if random.bool() {
                 "stowage-serving"
             } else {
@@ -330,5 +332,5 @@ fn check(pods: &[Pod], nodes: &[GpuNode]) {
             name_of(pod)
         );
     }
-    no_gpu_is_promised_twice(&bound, nodes);
+    assert_no_gpu_is_allocated_twice(&bound, nodes);
 }

@@ -2,8 +2,8 @@
 
 use super::fleet::{node, pod};
 use super::processes::eventually;
-use super::world::{Ports, RealControlPlane, ask};
-use super::{all_bound, submit};
+use super::world::{Ports, RealControlPlane, http_request};
+use super::{submit, wait_until_all_bound};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use serde_json::json;
@@ -40,7 +40,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
         ]
     };
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve(host.trim())).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &serve(host.trim())).await else {
         return;
     };
     let standby = Ports::free();
@@ -63,7 +63,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
         &[pod("first", 20, &json!({}), "stowage-serving")],
     )
     .await;
-    all_bound(&mut world, 1).await;
+    wait_until_all_bound(&mut world, 1).await;
     // Its neighbor does not lead.
     eventually("the other replica refuses", async || {
         let status = try_to_bind(standby).await?;
@@ -101,14 +101,14 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     .await;
 
     world.start_scheduler();
-    all_bound(&mut world, 2).await;
+    wait_until_all_bound(&mut world, 2).await;
 }
 
 /// A bind of a pod that is not there: 503 while the gate is shut, 200 with an error while it is open.
 async fn try_to_bind(ports: Ports) -> Option<u16> {
     let body =
         json!({ "PodName": "none", "PodNamespace": "default", "PodUID": "none", "Node": "a" });
-    let (status, text) = ask(
+    let (status, text) = http_request(
         "POST",
         &format!("http://127.0.0.1:{}/scheduler/bind", ports.verbs),
         &body.to_string(),

@@ -4,7 +4,7 @@
 use super::fleet::{node, pod};
 use super::processes::eventually;
 use super::world::{RealControlPlane, amount};
-use super::{ALWAYS, GIB, all_bound, annotation, name_of, pods, submit};
+use super::{ALWAYS, GIB, annotation, name_of, pods, submit, wait_until_all_bound};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -21,12 +21,12 @@ classes:
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn opportunistic_pods_fill_the_vram_of_a_sleeping_engine_and_are_gone_before_it_may_wake() {
+async fn opportunistic_pods_borrow_a_sleeping_engines_vram_and_leave_before_it_wakes() {
     let gpus = node("a", 1, 81_559, "NVIDIA-H100-80GB-HBM3");
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("policy.yaml"), POLICY).unwrap();
     let serve = [&ALWAYS[..], &["--policy", folder.path().to_str().unwrap()]].concat();
-    let Some(mut world) = RealControlPlane::at_work(vec![gpus.clone()], &serve).await else {
+    let Some(mut world) = RealControlPlane::start_all(vec![gpus.clone()], &serve).await else {
         return;
     };
     world.begin_scheduling().await;
@@ -38,7 +38,7 @@ async fn opportunistic_pods_fill_the_vram_of_a_sleeping_engine_and_are_gone_befo
         &[pod("engine", 60, &json!({}), "stowage-serving")],
     )
     .await;
-    let engine = all_bound(&mut world, 1).await.pop().unwrap();
+    let engine = wait_until_all_bound(&mut world, 1).await.pop().unwrap();
     let uid = engine.metadata.uid.clone().unwrap();
     let awake = capacity().await;
 
@@ -48,10 +48,11 @@ async fn opportunistic_pods_fill_the_vram_of_a_sleeping_engine_and_are_gone_befo
         .map(|n| pod(&format!("job-{n}"), 20, &json!({}), "stowage-opportunistic"))
         .collect();
     submit(&world.client, &jobs).await;
-    let bound = all_bound(&mut world, 4).await;
+    let bound = wait_until_all_bound(&mut world, 4).await;
     let lent = capacity().await;
     assert_eq!(lent - awake, 56 * GIB, "kube-scheduler sees what is lent");
-    let borrows = |pod: &&Pod| annotation(pod, objects::written::BORROWED_FROM) == Some(&uid);
+    let borrows =
+        |pod: &&Pod| annotation(pod, objects::binding_annotations::BORROWED_FROM) == Some(&uid);
     let borrowers: Vec<&str> = bound.iter().filter(borrows).map(name_of).collect();
     assert_eq!(
         borrowers.len(),
@@ -59,8 +60,7 @@ async fn opportunistic_pods_fill_the_vram_of_a_sleeping_engine_and_are_gone_befo
         "11 GiB were free: each of 20 GiB borrows"
     );
 
-    let request =
-        json!({ "metadata": { "annotations": { objects::asked::WAKE_REQUESTED: "first" } } });
+    let request = json!({ "metadata": { "annotations": { objects::user_annotations::WAKE_REQUESTED: "first" } } });
     engines
         .patch("engine", &PatchParams::default(), &Patch::Merge(&request))
         .await

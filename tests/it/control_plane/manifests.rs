@@ -30,7 +30,7 @@ fn scheduler_reads_the_shipped_configuration(world: &RealControlPlane) {
         .arg("--write-config-to")
         .arg(&understood);
     let ran = run(&mut command);
-    assert!(ran.ok, "{}", ran.said);
+    assert!(ran.is_success, "{}", ran.output);
     let understood = yaml(&std::fs::read_to_string(understood).unwrap());
     assert_eq!(understood["profiles"][0]["percentageOfNodesToScore"], 100);
     let extender = &understood["extenders"][0];
@@ -46,7 +46,7 @@ fn scheduler_reads_the_shipped_configuration(world: &RealControlPlane) {
 
 async fn policies_are_without_type_errors(world: &RealControlPlane) {
     let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
-    let policies = yaml(&policies.said);
+    let policies = yaml(&policies.output);
     let policies = policies["items"].as_array().unwrap();
     assert_eq!(policies.len(), 6);
     assert!(
@@ -73,7 +73,7 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
         .all(|(text, reason)| {
             world
                 .apply(text, &["--dry-run=server"])
-                .said
+                .output
                 .contains(reason)
         })
         .then_some(())
@@ -83,9 +83,9 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
         assert_ne!(text, example);
         let applied = world.apply(text, &["--dry-run=server"]);
         assert!(
-            !applied.ok && applied.said.contains(reason),
+            !applied.is_success && applied.output.contains(reason),
             "{}",
-            applied.said
+            applied.output
         );
     };
     for key in [
@@ -109,15 +109,19 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
     let others = plain.replace("schedulerName: stowage", "nodeName: a");
     let applied = world.apply(&others, &["--dry-run=server"]);
     assert!(
-        applied.ok,
+        applied.is_success,
         "a pod that asks for no VRAM is nobody's business: {}",
-        applied.said
+        applied.output
     );
 
-    assert!(world.apply(&example, &[]).ok);
+    assert!(world.apply(&example, &[]).is_success);
     let annotate = |pair: &str| world.kubectl(&["annotate", "pod", "llama-3-1-8b", pair]);
-    assert!(annotate("example.com/note=fine").ok);
-    assert!(annotate("stowage.dev/devices=GPU-1").said.contains(devices));
+    assert!(annotate("example.com/note=fine").is_success);
+    assert!(
+        annotate("stowage.dev/devices=GPU-1")
+            .output
+            .contains(devices)
+    );
     let status =
         json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }).to_string();
     let patch = [
@@ -129,7 +133,7 @@ async fn forgeries_are_refused(world: &RealControlPlane) {
         "-p",
         &status,
     ];
-    assert!(world.kubectl(&patch).said.contains(devices));
+    assert!(world.kubectl(&patch).output.contains(devices));
     let binding = bind_with_devices(&world.client)
         .await
         .unwrap_err()

@@ -2,11 +2,12 @@
 //! VRAM that becomes free without an API event, and pods that are planned before the scheduler sees them.
 
 use super::fleet::{GpuNode, node, pod};
-use super::journal::{ClusterJournal, Happening};
+use super::journal::{ClusterJournal, PodChange};
 use super::processes::eventually;
 use super::world::RealControlPlane;
 use super::{
-    ALWAYS, all_bound, annotation, gated, name_of, no_gpu_is_promised_twice, node_of, pods, submit,
+    ALWAYS, annotation, assert_no_gpu_is_allocated_twice, gated, name_of, node_of, pods, submit,
+    wait_until_all_bound,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -35,7 +36,7 @@ fn job(name: &str, gib: u64) -> Pod {
     pod(
         name,
         gib,
-        &json!({ termination::TAKES: "4000" }),
+        &json!({ termination::TERMINATION_MILLIS: "4000" }),
         "stowage-opportunistic",
     )
 }
@@ -44,7 +45,7 @@ fn serving(name: &str, gib: u64) -> Pod {
     pod(name, gib, &json!({}), "stowage-serving")
 }
 
-async fn bound(world: &mut RealControlPlane, name: &str) -> Pod {
+async fn wait_until_bound(world: &mut RealControlPlane, name: &str) -> Pod {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     eventually(&format!("{name} is bound"), async || {
         world.check();
@@ -67,10 +68,10 @@ async fn remaining(world: &RealControlPlane) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_for_it() {
+async fn only_the_cheapest_pods_of_one_gpu_are_evicted() {
     let mut nodes = vec![h100("sum", 2, PCIE)];
     nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     let journal = ClusterJournal::start(world.client.clone());
@@ -82,7 +83,7 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
         .enumerate()
     {
         submit(&world.client, &[on(job(name, gib), PCIE)]).await;
-        all_bound(&mut world, n + 1).await;
+        wait_until_all_bound(&mut world, n + 1).await;
     }
     submit(
         &world.client,
@@ -91,16 +92,16 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
             .collect::<Vec<_>>(),
     )
     .await;
-    all_bound(&mut world, 15).await;
+    wait_until_all_bound(&mut world, 15).await;
 
     submit(&world.client, &[on(serving("one-gpu", 25), PCIE)]).await;
-    let on_freed = bound(&mut world, "one-gpu").await;
+    let on_freed = wait_until_bound(&mut world, "one-gpu").await;
     in_order(&journal, "one-gpu", "small").await;
     assert_eq!(
-        journal.whom(|happening| *happening == Happening::Leaving),
+        journal.pods_with(|happening| *happening == PodChange::Leaving),
         ["small"]
     );
-    let (_, _, of_small) = journal.tells_of_binding("small").await;
+    let (_, _, of_small) = journal.binding_of("small").await;
     assert_eq!(
         annotation(&on_freed, "stowage.dev/devices"),
         Some(&*of_small["stowage.dev/devices"])
@@ -117,34 +118,34 @@ async fn the_cheapest_pods_of_one_gpu_are_evicted_and_six_nodes_are_not_drained_
     {
         let (name, pod) = (name_of(&pod).to_owned(), on(pod, H100));
         submit(&world.client, &[pod]).await;
-        bound(&mut world, &name).await;
-        journal.tells_of_binding(&name).await;
-        let left = journal.whom(|happening| *happening == Happening::Leaving);
+        wait_until_bound(&mut world, &name).await;
+        journal.binding_of(&name).await;
+        let left = journal.pods_with(|happening| *happening == PodChange::Leaving);
         assert_eq!(left.len(), n + 2, "for {name}: {left:?}");
         in_order(&journal, &name, left.last().unwrap()).await;
     }
     assert_eq!(remaining(&world).await.len(), 15, "four left, four came");
-    no_gpu_is_promised_twice(&pods(&world.client).await, &nodes);
+    assert_no_gpu_is_allocated_twice(&pods(&world.client).await, &nodes);
     println!(
         "left, in order: {:?}; {}",
-        journal.whom(|happening| *happening == Happening::Leaving),
+        journal.pods_with(|happening| *happening == PodChange::Leaving),
         world.versions()
     );
 }
 
 /// Reserved, victims marked, victims gone, bound.
 async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
-    let (bound, ..) = journal.tells_of_binding(preemptor).await;
-    let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
+    let (bound, ..) = journal.binding_of(preemptor).await;
+    let place = |pod: &str, is_it: &dyn Fn(&PodChange) -> bool| {
         journal
-            .place(pod, is_it)
-            .unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
+            .position_of(pod, is_it)
+            .unwrap_or_else(|| panic!("{pod}: {:?}", journal.entries_of(pod)))
     };
     let held = place(preemptor, &|happening| {
-        matches!(happening, Happening::Holds(_))
+        matches!(happening, PodChange::Holds(_))
     });
-    let left = place(victim, &|happening| *happening == Happening::Leaving);
-    let gone = place(victim, &|happening| *happening == Happening::Gone);
+    let left = place(victim, &|happening| *happening == PodChange::Leaving);
+    let gone = place(victim, &|happening| *happening == PodChange::Gone);
     assert!(
         held < left && left < gone && gone < bound,
         "{preemptor}: {held}, {left}, {gone}, {bound}"
@@ -154,13 +155,13 @@ async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
 const REFUSED: usize = 200;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_woken() {
+async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_is_requeued() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     let unaccounted = nodes[2].uuid(0);
-    world.occupy(&unaccounted, 60 << 10);
+    world.set_unaccounted_mib(&unaccounted, 60 << 10);
     world.begin_scheduling().await;
 
     submit(
@@ -170,7 +171,7 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
             .collect::<Vec<_>>(),
     )
     .await;
-    let planned = all_bound(&mut world, 32).await;
+    let planned = wait_until_all_bound(&mut world, 32).await;
     let plan = |pod: &Pod| {
         let conditions = pod
             .status
@@ -246,9 +247,9 @@ async fn planned_pods_cost_one_filter_call_each_and_one_of_two_hundred_refused_i
     })
     .await;
     let before = calls(&world, "filter").await;
-    world.occupy(&unaccounted, 0);
+    world.set_unaccounted_mib(&unaccounted, 0);
     let freed = Instant::now();
-    all_bound(&mut world, 33).await;
+    wait_until_all_bound(&mut world, 33).await;
     let took = freed.elapsed();
     // A pod whose back-off ends just then is retried by itself, and a pod whose refusal is in flight loses its nomination to it.
     let (nominations, wakes) = (

@@ -4,7 +4,7 @@
 use super::fleet::node;
 use super::processes::eventually;
 use super::world::{RealControlPlane, manifest};
-use super::{ALWAYS, all_bound, annotation};
+use super::{ALWAYS, annotation, wait_until_all_bound};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -218,7 +218,7 @@ async fn an_init_container_asks_for_the_turn_of_a_pod() {
             .to_str()
             .unwrap(),
     ]);
-    assert!(applied.ok, "{}", applied.said);
+    assert!(applied.is_success, "{}", applied.output);
     world.create_runtime_class("nvidia");
     let turns = async |pod: Value| -> Option<Value> {
         let made = made_of(&world, "default", pod).await.ok()?;
@@ -344,7 +344,11 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
     let made = made_of(&world, "default", out).await.unwrap();
     assert_eq!(made["spec"]["runtimeClassName"], Value::Null);
     assert_eq!(made["spec"]["containers"][0]["env"], Value::Null);
-    assert!(world.kubectl(&["create", "namespace", "by-hand"]).ok);
+    assert!(
+        world
+            .kubectl(&["create", "namespace", "by-hand"])
+            .is_success
+    );
     assert!(
         world
             .kubectl(&[
@@ -353,7 +357,7 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
                 "by-hand",
                 "stowage.dev/pod-defaults=false"
             ])
-            .ok
+            .is_success
     );
     eventually("the namespace's label counts", async || {
         made_of(&world, "by-hand", asking())
@@ -458,7 +462,7 @@ async fn a_cluster_without_the_runtime_class_admits_the_pod() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_pod_of_two_lines_is_bound_with_its_environment() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &ALWAYS).await else {
         return;
     };
     world.install_of("");
@@ -474,10 +478,10 @@ async fn the_first_pod_of_two_lines_is_bound_with_its_environment() {
     });
     eventually(
         "the defaults are in force and the pod is accepted",
-        async || world.apply(&pod.to_string(), &[]).ok.then_some(()),
+        async || world.apply(&pod.to_string(), &[]).is_success.then_some(()),
     )
     .await;
-    let bound = all_bound(&mut world, 1).await;
+    let bound = wait_until_all_bound(&mut world, 1).await;
     let spec = bound[0].spec.as_ref().unwrap();
     assert_eq!(spec.runtime_class_name.as_deref(), Some("nvidia"));
     // What the kubelet gives the container: each variable from the annotation that it names.

@@ -9,10 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest wait for a condition, well above what anything here takes on a busy machine of two cores.
-pub const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Lines of a log that are shown where a test fails.
-const TAIL: usize = 60;
+const LOG_TAIL_LINES: usize = 60;
 
 pub struct TestProcess {
     name: String,
@@ -105,7 +105,7 @@ impl Drop for TestProcess {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             println!("--- {}, the last lines of {}:", self.name, lines.len());
-            lines[lines.len().saturating_sub(TAIL)..]
+            lines[lines.len().saturating_sub(LOG_TAIL_LINES)..]
                 .iter()
                 .for_each(|line| println!("{line}"));
         }
@@ -119,7 +119,7 @@ pub fn own_cpu_time() -> Duration {
 
 fn cpu_time(process: &str) -> Duration {
     /// Linux counts in hundredths of a second towards programs, whatever its own clock.
-    const TICK: Duration = Duration::from_millis(10);
+    const CLOCK_TICK: Duration = Duration::from_millis(10);
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     // The name before the last parenthesis may have spaces in it. User and system time are the 14th and 15th field of all.
     let after_name = stat.rsplit(')').next().unwrap();
@@ -128,7 +128,7 @@ fn cpu_time(process: &str) -> Duration {
         .skip(11)
         .take(2)
         .map(|field| field.parse::<u32>().unwrap());
-    TICK * ticks.sum::<u32>()
+    CLOCK_TICK * ticks.sum::<u32>()
 }
 
 fn spawn(name: &str, command: &mut Command, log: &Path) -> Child {
@@ -143,12 +143,12 @@ fn spawn(name: &str, command: &mut Command, log: &Path) -> Child {
 }
 
 /// What a command that ends by itself said, and whether it succeeded.
-pub struct Ran {
-    pub ok: bool,
-    pub said: String,
+pub struct CommandOutput {
+    pub is_success: bool,
+    pub output: String,
 }
 
-pub fn run(command: &mut Command) -> Ran {
+pub fn run(command: &mut Command) -> CommandOutput {
     let output = command
         .stdin(Stdio::null())
         .output()
@@ -156,9 +156,9 @@ pub fn run(command: &mut Command) -> Ran {
     let said = [output.stdout, output.stderr]
         .map(|text| String::from_utf8_lossy(&text).into_owned())
         .concat();
-    Ran {
-        ok: output.status.success(),
-        said,
+    CommandOutput {
+        is_success: output.status.success(),
+        output: said,
     }
 }
 
@@ -178,10 +178,10 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
             return answer;
         }
         assert!(
-            started.elapsed() < PATIENCE,
-            "after {PATIENCE:?} it was still not so: {what}"
+            started.elapsed() < TEST_TIMEOUT,
+            "after {TEST_TIMEOUT:?} it was still not so: {what}"
         );
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -190,6 +190,6 @@ pub async fn throughout(time: Duration, mut look: impl AsyncFnMut()) {
     let started = Instant::now();
     while started.elapsed() < time {
         look().await;
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -7,7 +7,7 @@ mod normal;
 mod versions;
 
 use super::fleet::{node, pod};
-use super::processes::{PATIENCE, eventually};
+use super::processes::{TEST_TIMEOUT, eventually};
 use super::world::RealControlPlane;
 use super::{events_of_stowage, gated, key, name_of, submit};
 use crate::upgrade::{self, VERSION};
@@ -28,7 +28,7 @@ use stowage_scheduling::vocabulary::placement::Reservation;
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::events::EventRecorder;
 use stowage_server::kubernetes::{ApiControlPlane, CDI_KIND};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use versions::PodVersions;
 
 /// The one Lease that the shipped role lets Stowage write.
@@ -57,13 +57,15 @@ async fn what_stowage_writes_is_what_is_recorded() {
         "--write-deadline",
         "1s",
     ];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &serve).await else {
         return;
     };
     let versions = PodVersions::start(world.client.clone());
     // The Lease is Stowage's here.
     world
-        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .begin_scheduling_with_change(|config| {
+            config["leaderElection"] = json!({ "leaderElect": false })
+        })
         .await;
 
     let mut recording = Recording::new();
@@ -137,7 +139,7 @@ async fn a_pod_is_evicted_for_another(
     let victim = pod(
         "victim",
         55,
-        &json!({ termination::TAKES: "4000" }),
+        &json!({ termination::TERMINATION_MILLIS: "4000" }),
         "stowage-opportunistic",
     );
     let serving = |name, gib| on(pod(name, gib, &json!({}), "stowage-serving"), "node-d");
@@ -201,7 +203,7 @@ async fn pods_are_planned(
     )
     .await;
     let is_nominated = |pod: &Pod| {
-        objects::nominated(pod).is_some() && has_condition(pod, objects::PLACED_CONDITION)
+        objects::nominated_node(pod).is_some() && has_condition(pod, objects::PLACED_CONDITION)
     };
     recording.insert(
         "pod-nominated".into(),
@@ -227,10 +229,10 @@ async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recordin
     let client = kubernetes::connect(Some(&world.service_account()), WriteTimes::default())
         .await
         .unwrap();
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     service.lead_from_the_start();
     let (events, _) = EventRecorder::new(service.clone());
-    let times = WriteTimes::of(PATIENCE);
+    let times = WriteTimes::from_deadline(TEST_TIMEOUT);
     let control_plane =
         ApiControlPlane::new(client, service.clone(), events, CDI_KIND.into(), times);
     let node = NodeName::parse("node-a").unwrap();
@@ -267,7 +269,7 @@ async fn the_other_conditions(world: &RealControlPlane, recording: &mut Recordin
             "plan-rejected",
             vec![StatusChange::plan(PlanState::Rejected { node, why: why() })],
         ),
-        ("requeued", vec![StatusChange::touch()]),
+        ("requeued", vec![StatusChange::requeue()]),
     ] {
         let uid = waits(&world.client, name).await;
         for change in changes {

@@ -1,9 +1,9 @@
 //! `stowage uninstall` before a real API server: nothing named `stowage` is left but what the page names.
 
 use super::fleet::{node, pod};
-use super::processes::{Ran, eventually, run};
+use super::processes::{CommandOutput, eventually, run};
 use super::world::{RealControlPlane, manifest, yaml};
-use super::{ALWAYS, all_bound, gated, submit};
+use super::{ALWAYS, gated, submit, wait_until_all_bound};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -13,7 +13,7 @@ const NAMED_BY_THE_PAGE: [&str; 2] = ["Pod", "Event"];
 #[tokio::test(flavor = "multi_thread")]
 async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &ALWAYS).await else {
         return;
     };
     world.begin_scheduling().await;
@@ -23,7 +23,7 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
         &[pod("runs", 28, &json!({}), "stowage-serving"), never_fits],
     )
     .await;
-    all_bound(&mut world, 1).await;
+    wait_until_all_bound(&mut world, 1).await;
     eventually(
         "the planner has written why the gated pod waits",
         async || {
@@ -37,39 +37,43 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
 
     let own = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"stowage-0","namespace":"kube-system",
         "labels":{"app.kubernetes.io/name":"stowage"}},"spec":{"containers":[{"name":"c","image":"i"}]}}"#;
-    assert!(world.apply(own, &[]).ok);
+    assert!(world.apply(own, &[]).is_success);
     let refused = uninstall(&world, &[]);
     assert!(
-        !refused.ok
+        !refused.is_success
             && refused
-                .said
+                .output
                 .contains("Stowage still runs: kube-system/stowage-0"),
         "{}",
-        refused.said
+        refused.output
     );
     let deleted = world.kubectl(&["delete", "pod", "-n", "kube-system", "stowage-0", "--force"]);
-    assert!(deleted.ok, "{}", deleted.said);
+    assert!(deleted.is_success, "{}", deleted.output);
     // A label is anybody's, and a Lease is whose who renews it.
-    assert!(world.apply(&own.replace("kube-system", "default"), &[]).ok);
+    assert!(
+        world
+            .apply(&own.replace("kube-system", "default"), &[])
+            .is_success
+    );
     let refused = uninstall(&world, &[]);
     let renews = "still renews the Lease kube-system/stowage-scheduler";
     assert!(
-        !refused.ok && refused.said.contains(renews),
+        !refused.is_success && refused.output.contains(renews),
         "{}",
-        refused.said
+        refused.output
     );
 
     world.stowage.take().expect("it runs").kill();
     world.scheduler.take().expect("it runs").kill();
     let deleted = world.kubectl(&["delete", "-k", manifest("base").to_str().unwrap()]);
-    assert!(deleted.ok, "{}", deleted.said);
+    assert!(deleted.is_success, "{}", deleted.output);
     a_reservation_of_a_leader_that_was_killed(&world).await;
 
     let shown = uninstall(&world, &["--dry-run"]);
     assert!(
-        shown.ok && shown.said.contains("Would remove:"),
+        shown.is_success && shown.output.contains("Would remove:"),
         "{}",
-        shown.said
+        shown.output
     );
     assert_eq!(
         vram_of(&get(&world, &["node", "a"])),
@@ -78,21 +82,21 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
     );
 
     let removed = uninstall(&world, &[]);
-    println!("{}", removed.said);
-    assert!(removed.ok, "{}", removed.said);
+    println!("{}", removed.output);
+    assert!(removed.is_success, "{}", removed.output);
     assert!(
         removed
-            .said
+            .output
             .contains("Running on GPUs that Stowage chose: 1 pod (default: 1)."),
         "{}",
-        removed.said
+        removed.output
     );
     assert!(
         removed
-            .said
+            .output
             .contains("no scheduler will place them: 1 pod (default: 1)"),
         "{}",
-        removed.said
+        removed.output
     );
     assert!(vram_of(&get(&world, &["node", "a"])).is_empty());
     let waits = get(&world, &["pod", "waits"]);
@@ -120,14 +124,14 @@ async fn after_removal_nothing_is_left_that_the_page_does_not_name() {
     let again = uninstall(&world, &[]);
     assert!(
         again
-            .said
+            .output
             .starts_with("Nothing of Stowage is left on nodes and pods."),
         "{}",
-        again.said
+        again.output
     );
 }
 
-fn uninstall(world: &RealControlPlane, flags: &[&str]) -> Ran {
+fn uninstall(world: &RealControlPlane, flags: &[&str]) -> CommandOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     run(command
         .arg("uninstall")
@@ -153,16 +157,16 @@ async fn a_reservation_of_a_leader_that_was_killed(world: &RealControlPlane) {
             "-p",
             &patch,
         ];
-        world.kubectl(&flags).ok.then_some(())
+        world.kubectl(&flags).is_success.then_some(())
     })
     .await;
 }
 
 fn get(world: &RealControlPlane, what: &[&str]) -> Value {
     let ran = world.kubectl(&[&["get", "-o", "json"], what].concat());
-    assert!(ran.ok, "{what:?}: {}", ran.said);
+    assert!(ran.is_success, "{what:?}: {}", ran.output);
     let lines = ran
-        .said
+        .output
         .lines()
         .filter(|line| !line.starts_with("Warning: "));
     yaml(&lines.collect::<Vec<_>>().join("\n"))
@@ -191,9 +195,9 @@ fn vram_of(node: &Value) -> Vec<&'static str> {
 /// Every object of every kind that can be listed, with `stowage` anywhere in it but in the record of who wrote which field.
 fn objects_that_name_stowage(world: &RealControlPlane) -> Vec<String> {
     let kinds = world.kubectl(&["api-resources", "--verbs=list", "-o", "name"]);
-    assert!(kinds.ok, "{}", kinds.said);
+    assert!(kinds.is_success, "{}", kinds.output);
     let kinds: Vec<&str> = kinds
-        .said
+        .output
         .lines()
         .filter(|kind| kind.contains(|c: char| c.is_alphabetic()))
         .collect();

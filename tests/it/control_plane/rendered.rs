@@ -1,11 +1,11 @@
 //! What Kustomize and Helm make of the manifests: every overlay and the chart are accepted by a real API server, have the same
 //! guards and sound policies, and the chart's defaults are what `kubectl apply -k manifests/` applies.
 
-use super::processes::{Ran, eventually, run};
+use super::processes::{CommandOutput, eventually, run};
 use super::servers::binaries;
 use super::world::{RealControlPlane, manifest};
 use crate::helm::Helm;
-use crate::shipped_manifests::guards_are_in_place;
+use crate::shipped_manifests::assert_guards;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,8 +64,8 @@ const OTHERS: [[&str; 4]; 11] = [
 /// What `kubectl kustomize` makes of a folder.
 fn kustomized(kubectl: &mut Command, folder: &Path) -> Vec<Value> {
     let ran = run(kubectl.arg("kustomize").arg(folder));
-    assert!(ran.ok, "{}: {}", folder.display(), ran.said);
-    serde_saphyr::from_multiple(&ran.said).unwrap()
+    assert!(ran.is_success, "{}: {}", folder.display(), ran.output);
+    serde_saphyr::from_multiple(&ran.output).unwrap()
 }
 
 fn folders() -> Vec<String> {
@@ -90,7 +90,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     define_what_others_define(&world).await;
     for folder in FOLDERS {
         let objects = kustomized(&mut world.command("kubectl"), &manifest(folder));
-        guards_are_in_place(&objects);
+        assert_guards(&objects);
         its_policy_is_sound(&world, folder, &objects);
         accepted(
             folder,
@@ -135,8 +135,8 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     }
 }
 
-fn accepted(what: &str, ran: &Ran) {
-    assert!(ran.ok, "{what}: {}", ran.said);
+fn accepted(what: &str, ran: &CommandOutput) {
+    assert!(ran.is_success, "{what}: {}", ran.output);
 }
 
 /// A kustomization of one's own, as the install page shows one, takes the component beside the base.
@@ -195,7 +195,7 @@ async fn define_what_others_define(world: &RealControlPlane) {
     for [group, _, kind, plural] in OTHERS {
         let kinds = format!("{plural}.{group}");
         eventually(&format!("{kind} is served"), async || {
-            world.kubectl(&["get", &kinds]).ok.then_some(())
+            world.kubectl(&["get", &kinds]).is_success.then_some(())
         })
         .await;
     }

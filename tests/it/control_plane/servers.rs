@@ -23,7 +23,7 @@ pub fn binaries() -> Option<PathBuf> {
     if missing.is_empty() {
         return Some(folder);
     }
-    needs::skipped(format_args!(
+    needs::report_skipped(format_args!(
         "no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
         folder.display(),
         missing.join(", ")

@@ -2,8 +2,8 @@
 
 use super::processes::eventually;
 use super::world::RealControlPlane;
-use crate::device_plugin::{GPU, asks, plugin_node};
-use crate::served::{pod, without_engines};
+use crate::device_plugin::{GPU, plugin_node, pod_requesting};
+use crate::served::{pod, policy_without_engines};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -16,13 +16,13 @@ use stowage_server::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage_server::extender::{Extender, server};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::{ClusterOptions, LeadWith};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// Stowage in this process, in shadow mode, on the cluster's address for the verbs.
 struct Shadow {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     _tasks: JoinSet<()>,
     stop: CancellationToken,
 }
@@ -35,9 +35,9 @@ impl Drop for Shadow {
 
 impl Shadow {
     async fn start(world: &RealControlPlane) -> Self {
-        let mut policy = without_engines();
+        let mut policy = policy_without_engines();
         policy.mode = Mode::Shadow;
-        let service = Service::new(policy);
+        let service = ServerState::new(policy);
         let stop = CancellationToken::new();
         let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let (control_plane, tasks) =
@@ -124,9 +124,9 @@ async fn a_real_scheduler_binds_without_gpus_beside_a_shadow_that_records_every_
     let shadow = Shadow::start(&world).await;
     world.start_scheduler_with("overlays/shadow/kube-scheduler-config.yaml");
     for number in 0..4 {
-        create(&world, asks(&format!("gpu-{number}"), GPU, 2)).await;
+        create(&world, pod_requesting(&format!("gpu-{number}"), GPU, 2)).await;
     }
-    create(&world, asks("huge", GPU, 9)).await;
+    create(&world, pod_requesting("huge", GPU, 9)).await;
     create(&world, pod("vram", "10Gi")).await;
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
     let refusal = eventually(

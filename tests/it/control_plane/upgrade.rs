@@ -3,7 +3,10 @@
 use super::fleet::{FleetAgents, node, pod};
 use super::processes::eventually;
 use super::world::{Ports, RealControlPlane};
-use super::{all_bound, annotation, charged, name_of, no_gpu_is_promised_twice, pods, submit};
+use super::{
+    annotation, assert_no_gpu_is_allocated_twice, charged, name_of, pods, submit,
+    wait_until_all_bound,
+};
 use crate::needs;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -17,7 +20,7 @@ const PREVIOUS: &str = "STOWAGE_PREVIOUS";
 /// The one Lease that the shipped role lets Stowage write.
 const LEASE: &str = "kube-system/stowage-scheduler";
 /// Interval of the agents' reports.
-const REPORT_EVERY: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
 fn serve(identity: &str) -> [&str; 8] {
     [
@@ -33,35 +36,37 @@ fn serve(identity: &str) -> [&str; 8] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
+async fn a_new_version_takes_over_from_the_previous_one_and_hands_back() {
     let Some(previous) = std::env::var_os(PREVIOUS).map(PathBuf::from) else {
-        needs::skipped(format_args!("{PREVIOUS} names no earlier version's binary"));
+        needs::report_skipped(format_args!("{PREVIOUS} names no earlier version's binary"));
         return;
     };
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &serve("never")).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &serve("never")).await else {
         return;
     };
     world.stowage.take().expect("it runs").kill();
     let old = world.ports;
     world.stowage = Some(world.serve_by(&previous, "old", old, &serve("old")));
     world
-        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .begin_scheduling_with_change(|config| {
+            config["leaderElection"] = json!({ "leaderElect": false })
+        })
         .await;
 
     // 71.7 GiB of each GPU are allocatable.
     let filler = |name, gib| pod(name, gib, &json!({}), "stowage-serving");
     submit(&world.client, &[filler("first", 60), filler("second", 40)]).await;
-    all_bound(&mut world, 2).await;
+    wait_until_all_bound(&mut world, 2).await;
     // It takes so long to leave that its successor is bound by the new version.
     let victim = pod(
         "victim",
         30,
-        &json!({ termination::TAKES: "60000" }),
+        &json!({ termination::TERMINATION_MILLIS: "60000" }),
         "stowage-opportunistic",
     );
     submit(&world.client, &[victim]).await;
-    all_bound(&mut world, 3).await;
+    wait_until_all_bound(&mut world, 3).await;
     submit(&world.client, &[filler("preemptor", 25)]).await;
     let reserved = eventually("the old version has reserved", async || {
         reservation(&world, "preemptor").await
@@ -69,7 +74,7 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     .await;
 
     let new = Ports::free();
-    let _reports = FleetAgents::start(REPORT_EVERY, nodes.clone(), vec![new]);
+    let _reports = FleetAgents::start(REPORT_INTERVAL, nodes.clone(), vec![new]);
     let today = world.serve("new", new, &serve("new"));
     let before = charged(&world.ledger().await.unwrap());
     world.ports = new;
@@ -80,7 +85,9 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
     world.stowage.replace(today).expect("it runs").kill();
     world.scheduler.take().expect("it runs").kill();
     world
-        .begin_scheduling_but(|config| config["leaderElection"] = json!({ "leaderElect": false }))
+        .begin_scheduling_with_change(|config| {
+            config["leaderElection"] = json!({ "leaderElect": false })
+        })
         .await;
     all_bound_among(&mut world, "preemptor").await;
     let found = pods(&world.client).await;
@@ -93,7 +100,7 @@ async fn the_new_version_takes_over_what_the_old_one_wrote_and_gives_it_back() {
         Some(reserved.as_str()),
         "the reservation is kept to"
     );
-    no_gpu_is_promised_twice(&found, &nodes);
+    assert_no_gpu_is_allocated_twice(&found, &nodes);
 
     // And back: what the new version wrote is understood by the old one.
     let after = charged(&world.ledger().await.unwrap());

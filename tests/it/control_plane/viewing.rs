@@ -3,7 +3,7 @@
 
 use super::ALWAYS;
 use super::fleet::node;
-use super::processes::{Ran, eventually, run};
+use super::processes::{CommandOutput, eventually, run};
 use super::world::RealControlPlane;
 use crate::tls::{Ca, TlsFixture};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn explain_needs_nothing_but_a_kubeconfig() {
+async fn explain_needs_only_a_kubeconfig() {
     let (ca, files) = (Ca::new("stowage-agents-ca"), TlsFixture::new());
     let identity = ca.issue_for("stowage-agents.kube-system.svc");
     let path = |name: &str, text: &str| files.write(name, text).display().to_string();
@@ -29,7 +29,7 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     ];
     let serve = [&ALWAYS[..], &tls].concat();
     let nodes = vec![node("a", 1, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(world) = RealControlPlane::at_work(nodes, &serve).await else {
+    let Some(world) = RealControlPlane::start_all(nodes, &serve).await else {
         return;
     };
     // The manifests have the ConfigMap, empty: here nobody else fills it.
@@ -45,12 +45,12 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
         &ca_map,
     ];
     let published = world.kubectl(&published);
-    assert!(published.ok, "{}", published.said);
+    assert!(published.is_success, "{}", published.output);
     let asking = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"llm","namespace":"default"},"spec":{
         "schedulerName":"stowage","containers":[{"name":"c","image":"i","resources":{"limits":{"stowage.dev/vram":"10Gi"}}}]}}"#;
-    assert!(world.apply(asking, &[]).ok);
+    assert!(world.apply(asking, &[]).is_success);
     let server = format!("https://127.0.0.1:{}", world.ports.admin);
-    let explain = |kubeconfig: &PathBuf| -> Ran {
+    let explain = |kubeconfig: &PathBuf| -> CommandOutput {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         run(command
             .args(["explain", "llm", "--server", &server])
@@ -58,9 +58,9 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
             .arg(kubeconfig))
     };
     let explained = eventually("the token of a kubeconfig is enough", async || {
-        Some(explain(&world.admin())).filter(|ran| ran.said.contains("default/llm"))
+        Some(explain(&world.admin())).filter(|ran| ran.output.contains("default/llm"))
     });
-    println!("{}", explained.await.said);
+    println!("{}", explained.await.output);
 
     let of_token: Value =
         serde_json::from_str(&std::fs::read_to_string(world.admin()).unwrap()).unwrap();
@@ -79,9 +79,9 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     } });
     let ran = explain(&with_user("exec", &plugin));
     assert!(
-        ran.said.contains("default/llm"),
+        ran.output.contains("default/llm"),
         "an exec plugin: {}",
-        ran.said
+        ran.output
     );
 
     let administrator = world.client_certificate("jane", "system:masters");
@@ -95,9 +95,9 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
     );
     let ran = explain(&of_certificate);
     assert!(
-        ran.said.contains("default/llm"),
+        ran.output.contains("default/llm"),
         "a client certificate: {}",
-        ran.said
+        ran.output
     );
     let deleted = world.kubectl(&[
         "delete",
@@ -106,12 +106,12 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
         "kube-system",
         "stowage-viewer",
     ]);
-    assert!(deleted.ok, "{}", deleted.said);
+    assert!(deleted.is_success, "{}", deleted.output);
     let ran = explain(&of_certificate);
     assert!(
-        !ran.ok && ran.said.contains("--token-file"),
+        !ran.is_success && ran.output.contains("--token-file"),
         "the way out is named: {}",
-        ran.said
+        ran.output
     );
     let deleted = world.kubectl(&[
         "delete",
@@ -120,11 +120,11 @@ async fn explain_needs_nothing_but_a_kubeconfig() {
         "kube-system",
         "stowage-agents-ca",
     ]);
-    assert!(deleted.ok, "{}", deleted.said);
+    assert!(deleted.is_success, "{}", deleted.output);
     let ran = explain(&world.admin());
     assert!(
-        !ran.ok && ran.said.contains("--ca FILE"),
+        !ran.is_success && ran.output.contains("--ca FILE"),
         "nobody is believed without a CA: {}",
-        ran.said
+        ran.output
     );
 }

@@ -4,8 +4,8 @@
 //! Stowage and the scheduler run with the shipped manifests' rights and nothing more: as the service account of
 //! `base/rbac.yaml`, under the admission policy, with the shipped scheduler configuration.
 
-use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
-use super::processes::{Ran, TestProcess, eventually, free_ports, run};
+use super::fleet::{FleetAgents, GpuNode, REPORT_INTERVAL};
+use super::processes::{CommandOutput, TestProcess, eventually, free_ports, run};
 use super::servers::{ADMIN_TOKEN, BINARIES, ClientCa, apiserver, binaries, etcd, kubeconfig};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -114,21 +114,25 @@ impl RealControlPlane {
 
     /// The same with the objects that a cluster's owner applies, nodes with GPUs, and all components running; `stowage serve`
     /// with the given arguments.
-    pub async fn at_work(nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
-        Self::reporting(REPORT_EVERY, nodes, serve).await
+    pub async fn start_all(nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+        Self::start_all_with_report_interval(REPORT_INTERVAL, nodes, serve).await
     }
 
     /// The same with further objects beside the nodes, before Stowage starts.
-    pub async fn at_work_beside(
+    pub async fn start_all_with_objects(
         nodes: Vec<GpuNode>,
         objects: &[String],
         serve: &[&str],
     ) -> Option<Self> {
-        Self::reporting_beside(REPORT_EVERY, nodes, objects, serve).await
+        Self::reporting_beside(REPORT_INTERVAL, nodes, objects, serve).await
     }
 
     /// The same with another pause between reports.
-    pub async fn reporting(pause: Duration, nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+    pub async fn start_all_with_report_interval(
+        pause: Duration,
+        nodes: Vec<GpuNode>,
+        serve: &[&str],
+    ) -> Option<Self> {
         Self::reporting_beside(pause, nodes, &[], serve).await
     }
 
@@ -143,7 +147,7 @@ impl RealControlPlane {
         world.add_nodes(&nodes).await;
         for object in objects {
             let applied = world.apply(object, &[]);
-            assert!(applied.ok, "{}", applied.said);
+            assert!(applied.is_success, "{}", applied.output);
         }
         world.kubelet = Some(Kubelet::start(
             world.client.clone(),
@@ -174,12 +178,15 @@ impl RealControlPlane {
 
     /// From now on they report to these alone.
     pub fn report_to(&mut self, nodes: Vec<GpuNode>, replicas: Vec<Ports>) {
-        self.agents = Some(FleetAgents::start(REPORT_EVERY, nodes, replicas));
+        self.agents = Some(FleetAgents::start(REPORT_INTERVAL, nodes, replicas));
     }
 
     /// From the next report on, processes outside of pods use this much of a GPU.
-    pub fn occupy(&self, uuid: &str, mib: u64) {
-        self.agents.as_ref().expect("they report").occupy(uuid, mib);
+    pub fn set_unaccounted_mib(&self, uuid: &str, mib: u64) {
+        self.agents
+            .as_ref()
+            .expect("they report")
+            .set_unaccounted_mib(uuid, mib);
     }
 
     /// From the next report on, the engine of a pod uses this much of a GPU, and is in this state.
@@ -191,20 +198,20 @@ impl RealControlPlane {
     }
 
     /// From the next report on, an engine on that GPU uses this share of its KV cache.
-    pub fn fill_cache(&self, uuid: &str, share: f64) {
+    pub fn set_kv_cache_usage(&self, uuid: &str, share: f64) {
         self.agents
             .as_ref()
             .expect("they report")
-            .fill_cache(uuid, share);
+            .set_kv_cache_usage(uuid, share);
     }
 
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
     pub async fn begin_scheduling(&mut self) {
-        self.begin_scheduling_but(|_| {}).await;
+        self.begin_scheduling_with_change(|_| {}).await;
     }
 
     /// The same with a changed configuration of the scheduler.
-    pub async fn begin_scheduling_but(&mut self, change: impl FnOnce(&mut Value)) {
+    pub async fn begin_scheduling_with_change(&mut self, change: impl FnOnce(&mut Value)) {
         eventually(
             "the ledger has the GPUs as the agents report them",
             async || {
@@ -220,7 +227,7 @@ impl RealControlPlane {
             },
         )
         .await;
-        self.start_scheduler_but(SCHEDULER_CONFIG, change);
+        self.start_scheduler_with_change(SCHEDULER_CONFIG, change);
         let nodes: Api<Node> = Api::all(self.client.clone());
         eventually("every node offers VRAM", async || {
             self.check();
@@ -239,11 +246,11 @@ impl RealControlPlane {
 
     /// With another of the shipped configurations.
     pub fn start_scheduler_with(&mut self, shipped: &str) {
-        self.start_scheduler_but(shipped, |_| {});
+        self.start_scheduler_with_change(shipped, |_| {});
     }
 
     /// With one of the shipped configurations, changed.
-    pub fn start_scheduler_but(&mut self, shipped: &str, change: impl FnOnce(&mut Value)) {
+    pub fn start_scheduler_with_change(&mut self, shipped: &str, change: impl FnOnce(&mut Value)) {
         let config = self.configured(shipped, change);
         let mut command = self.command("kube-scheduler");
         command
@@ -311,7 +318,7 @@ impl RealControlPlane {
             .for_each(TestProcess::check);
     }
 
-    pub fn kubectl(&self, arguments: &[&str]) -> Ran {
+    pub fn kubectl(&self, arguments: &[&str]) -> CommandOutput {
         run(self
             .command("kubectl")
             .arg("--kubeconfig")
@@ -325,7 +332,7 @@ impl RealControlPlane {
     }
 
     /// `kubectl apply` of a file or of text.
-    pub fn apply(&self, text: &str, flags: &[&str]) -> Ran {
+    pub fn apply(&self, text: &str, flags: &[&str]) -> CommandOutput {
         let file = self.folder.path().join("applied.yaml");
         // Before 1.33 kubectl takes whatever begins with a brace for JSON.
         std::fs::write(&file, format!("---\n{text}")).unwrap();
@@ -343,7 +350,7 @@ impl RealControlPlane {
     /// The versions of what runs here, for the record.
     pub fn versions(&self) -> String {
         let version = |name: &&str| {
-            let said = run(self.command(name).arg("--version")).said;
+            let said = run(self.command(name).arg("--version")).output;
             let line = said.lines().next().unwrap_or_default();
             format!("{name} {}", line.rsplit(' ').next().unwrap_or_default())
         };
@@ -356,7 +363,7 @@ impl RealControlPlane {
 
     /// `None` while no server listens.
     pub async fn get(&self, page: &str) -> Option<(u16, String)> {
-        ask(
+        http_request(
             "GET",
             &format!("http://127.0.0.1:{}{page}", self.ports.admin),
             "",
@@ -389,7 +396,7 @@ impl RealControlPlane {
     /// One of the folders that `kubectl apply -k` takes.
     pub fn install_of(&self, folder: &str) {
         let applied = self.kubectl(&["apply", "-k", manifest(folder).to_str().unwrap()]);
-        assert!(applied.ok, "{}", applied.said);
+        assert!(applied.is_success, "{}", applied.output);
     }
 
     /// As the GPU operator does.
@@ -398,7 +405,7 @@ impl RealControlPlane {
             "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": { "name": name }, "handler": name,
         });
         let applied = self.apply(&class.to_string(), &[]);
-        assert!(applied.ok, "{}", applied.said);
+        assert!(applied.is_success, "{}", applied.output);
     }
 
     pub async fn add_nodes(&self, nodes: &[GpuNode]) {
@@ -429,12 +436,12 @@ impl RealControlPlane {
     /// A kubeconfig of the service account that the shipped manifests set up.
     pub fn service_account(&self) -> PathBuf {
         let token = self.kubectl(&["create", "token", "stowage", "--namespace", "kube-system"]);
-        assert!(token.ok, "{}", token.said);
+        assert!(token.is_success, "{}", token.output);
         kubeconfig(
             self.folder.path(),
             "service-account",
             &self.server,
-            token.said.trim(),
+            token.output.trim(),
         )
     }
 
@@ -477,7 +484,7 @@ pub fn yaml(text: &str) -> Value {
 }
 
 /// One request to Stowage. `None` while no server listens.
-pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
+pub async fn http_request(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
     let client = HttpClient::builder(TokioExecutor::new()).build_http();
     let body = Full::new(Bytes::from(body.to_owned()));
     let request = http::Request::builder()

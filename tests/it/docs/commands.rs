@@ -23,7 +23,7 @@ const READ: [&str; 3] = ["policies", "manifests", "tests"];
 
 #[test]
 fn every_runnable_line_succeeds_and_prints_what_the_page_shows() {
-    let clone = Clone::new();
+    let clone = RepositoryClone::new();
     let pages = pages();
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let each: Vec<_> = pages
@@ -47,7 +47,7 @@ fn runnable(page: &Page) -> impl Iterator<Item = Fence<'_>> {
 }
 
 /// What went wrong, with its place.
-fn run_all(clone: &Clone, page: &Page) -> Vec<String> {
+fn run_all(clone: &RepositoryClone, page: &Page) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut printed: Option<String> = None;
     for fence in page.fences() {
@@ -154,13 +154,13 @@ fn a_line_that_is_not_printed_in_order_is_found() {
 type Printed = Result<String, String>;
 
 /// A folder as a fresh clone is, with `stowage` on the path: what a command writes stays out of the repository.
-struct Clone {
+struct RepositoryClone {
     folder: TempDir,
     /// By command: pages may show the same one.
     ran: Mutex<BTreeMap<String, Arc<OnceLock<Printed>>>>,
 }
 
-impl Clone {
+impl RepositoryClone {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         for name in READ {

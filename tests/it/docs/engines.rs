@@ -8,7 +8,7 @@ use stowage_scheduling::engines::{
 
 /// What the table says of an engine, in the order of its columns.
 const FIGURES: [(&str, &[MetricQuantity]); 7] = [
-    ("KV cache in use", &[KvUsage, KvUsageFormerly, BatchTokens]),
+    ("KV cache in use", &[KvUsage, KvUsageOldName, BatchTokens]),
     ("queue", &[Waiting]),
     ("interruptions", &[Preemptions]),
     ("running requests", &[Running]),
@@ -38,7 +38,7 @@ fn is_read(one: &EngineDeclaration, quantities: &[MetricQuantity]) -> bool {
             all.iter().any(|(_, quantity)| has(quantity))
         }
     });
-    by_metric || one.has_properties && quantities.contains(&KvTokens)
+    by_metric || one.has_props_endpoint && quantities.contains(&KvTokens)
 }
 
 fn table() -> String {
@@ -149,7 +149,7 @@ fn every_declared_engine_has_a_recorded_page() {
         .collect();
     for one in declared() {
         let is_of = |page: &Vec<u8>| {
-            stowage_report::engine_metrics::read(page, Some(one.engine))
+            stowage_report::engine_metrics::parse_page(page, Some(one.engine))
                 .is_ok_and(|figures| figures.engine == one.engine)
         };
         assert!(pages.iter().any(is_of), "{}", one.name);

@@ -1,6 +1,6 @@
 //! S4: the memory cost of request bodies in progress, measured on the process itself.
 
-use crate::client::{Client, HttpAnswer, PATIENCE, post_head};
+use crate::client::{Client, HttpAnswer, TEST_TIMEOUT, post_head};
 use crate::process::{RunningServe, json_dump};
 use crate::served::report;
 use serde_json::json;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 const BODIES: usize = 200;
 /// KiB that they may cost, with their connections: four times what is set aside for bodies, and a quarter of the smaller ones.
-const MOST: u64 = 48 << 10;
+const MAX_MEMORY_KIB: u64 = 48 << 10;
 
 /// The largest that is taken.
-const LARGEST: usize = 1 << 20;
+const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// A report as large as one may be, give or take what stands around the filler.
 fn large(bytes: usize) -> String {
@@ -40,7 +40,7 @@ fn send(agents: SocketAddr, body: &str, crowd: &Crowd) -> Vec<Option<u16>> {
         vec![send_last_byte_late(agents, body, crowd)],
         Instant::now(),
     );
-    while !crowd.is_over.load(Ordering::SeqCst) && began.elapsed() < PATIENCE {
+    while !crowd.is_over.load(Ordering::SeqCst) && began.elapsed() < TEST_TIMEOUT {
         match answers.last() {
             Some(Some(200)) => crowd.is_over.store(true, Ordering::SeqCst),
             _ => answers.push(status(
@@ -58,7 +58,7 @@ fn status(answer: std::io::Result<HttpAnswer>) -> Option<u16> {
 
 fn send_last_byte_late(agents: SocketAddr, body: &str, crowd: &Crowd) -> Option<u16> {
     let mut stream = TcpStream::connect(agents).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream
         .set_write_timeout(Some(Duration::from_secs(1)))
         .unwrap();
@@ -87,7 +87,7 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
         Crowd {
             so_far: AtomicUsize::new(0),
             all: Barrier::new(BODIES + 1),
-            is_over: AtomicBool::new(body.len() > LARGEST),
+            is_over: AtomicBool::new(body.len() > MAX_BODY_BYTES),
         },
     );
     std::thread::scope(|scope| {
@@ -122,23 +122,23 @@ fn send_all(running: &RunningServe, body: &str) -> (u64, Vec<Option<u16>>) {
     not(feature = "jemalloc"),
     ignore = "measures memory: needs the image's allocator, `--features jemalloc`"
 )]
-fn s4_two_hundred_large_bodies_at_once_are_not_all_in_memory() {
+fn two_hundred_large_bodies_at_once_are_not_all_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let running = RunningServe::serve_with(&json_dump(&folder), &[]);
     let warm = Client::connect(running.agents)
         .post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
     assert_eq!(warm.status, 200);
     let before = allocated(&running);
-    for bytes in [LARGEST, 2 * LARGEST] {
+    for bytes in [MAX_BODY_BYTES, 2 * MAX_BODY_BYTES] {
         let (most, answers) = send_all(&running, &large(bytes));
         let is_expected = |status: &u16| [200, 408, 413, 429, 503].contains(status);
         assert!(answers.iter().flatten().all(is_expected), "{answers:?}");
         assert!(
-            answers.contains(&Some(200)) || bytes > LARGEST,
+            answers.contains(&Some(200)) || bytes > MAX_BODY_BYTES,
             "one at least is taken: {answers:?}"
         );
         assert!(
-            most <= before + MOST,
+            most <= before + MAX_MEMORY_KIB,
             "{before} KiB before, {most} KiB at most"
         );
     }

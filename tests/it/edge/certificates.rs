@@ -32,7 +32,7 @@ fn is_answered(running: &RunningServe, ca: &Ca, client: &Ca) -> bool {
 }
 
 #[test]
-fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejected() {
+fn the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejected() {
     let ([old, new], files, folder) = (
         ["old", "new"].map(Ca::new),
         TlsFixture::new(),
@@ -58,7 +58,7 @@ fn s7_the_server_certificate_and_client_ca_are_reloaded_and_invalid_ones_rejecte
         "tls.crt",
         "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
     );
-    let told = running.line_with("the previous certificate stays in use");
+    let told = running.wait_for_line("the previous certificate stays in use");
     assert!(
         told.contains("ERROR") && told.contains("--tls-cert"),
         "{told}"

@@ -1,7 +1,7 @@
 //! S1: one accept loop for all three addresses: HTTP/1 only, and no peer keeps a connection that it does not use.
 
 use super::source::{ATTACKER, ClientAddress};
-use crate::client::{Client, PATIENCE, post_head};
+use crate::client::{Client, TEST_TIMEOUT, post_head};
 use crate::process::{RunningServe, json_dump};
 use crate::served::{Served, ServedCluster, args, endpoints, eventually, node, pod, report};
 use crate::tls::{Ca, TlsFixture};
@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 #[test]
-fn s1_no_address_speaks_http_2() {
-    let served = ServedCluster::of(&[("node-a", 1)]).serve();
+fn no_address_speaks_http_2() {
+    let served = ServedCluster::with_gpus(&[("node-a", 1)]).serve();
     for address in [served.scheduler, served.agents, served.operators] {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream.write_all(HTTP_2).unwrap();
         let mut answer = [0; 9];
         let read = stream.read(&mut answer).unwrap_or(0);
@@ -35,17 +35,17 @@ fn s1_no_address_speaks_http_2() {
 }
 
 /// As few descriptors as a shell may leave a process: what happens with 1,024 happens with these sooner.
-const DESCRIPTORS: u32 = 128;
+const FILE_DESCRIPTOR_LIMIT: u32 = 128;
 /// More than those, and not more than beside them fit into a listener's backlog.
-const SILENT: u32 = DESCRIPTORS + DESCRIPTORS / 2;
+const SILENT_CONNECTIONS: u32 = FILE_DESCRIPTOR_LIMIT + FILE_DESCRIPTOR_LIMIT / 2;
 
 #[test]
-fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
+fn silent_connections_on_one_address_do_not_stop_the_others() {
     let folder = tempfile::tempdir().unwrap();
-    let running = RunningServe::with_descriptors(&json_dump(&folder), DESCRIPTORS);
+    let running = RunningServe::with_descriptors(&json_dump(&folder), FILE_DESCRIPTOR_LIMIT);
     let attacker = ClientAddress::at(ATTACKER);
     let silent = |address: SocketAddr| -> Vec<TcpStream> {
-        (0..SILENT)
+        (0..SILENT_CONNECTIONS)
             .map(|_| attacker.connect(address).unwrap())
             .collect()
     };
@@ -68,7 +68,7 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
 
 /// A limit that a test can wait for. A busy machine may keep any client waiting for as long: beside the one that exceeds it there
 /// is none, or it asks again.
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
     let mut connections = ConnectionLimits::default();
@@ -80,7 +80,7 @@ fn limits(shorten: fn(&mut ConnectionLimits)) -> RequestLimits {
 }
 
 fn served_within(limits: RequestLimits, gpus: &[(&str, u32)]) -> Served {
-    let mut cluster = ServedCluster::of(gpus);
+    let mut cluster = ServedCluster::with_gpus(gpus);
     if gpus.is_empty() {
         // Without a report, which would have to come within the limits.
         cluster.nodes.push(node("node-a"));
@@ -90,9 +90,9 @@ fn served_within(limits: RequestLimits, gpus: &[(&str, u32)]) -> Served {
 }
 
 /// Says this, and waits until the connection is closed; what was answered until then.
-fn says(address: SocketAddr, text: &str) -> String {
+fn send_and_read(address: SocketAddr, text: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.write_all(text.as_bytes()).unwrap();
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
@@ -104,7 +104,7 @@ fn says(address: SocketAddr, text: &str) -> String {
 }
 
 fn dropped(served: &Served, address: &str, reason: &str) -> u64 {
-    served.metric_past_limits(&format!(
+    served.metric_without_limits(&format!(
         "stowage_connections_dropped_total{{address=\"{address}\",reason=\"{reason}\"}}"
     ))
 }
@@ -118,25 +118,25 @@ struct Misuse {
 }
 
 #[test]
-fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
+fn each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
     let misuses = [
         Misuse {
             says: "",
             answer: "",
             cause: "no-request",
-            shorten: |limits| limits.first_byte = SHORT,
+            shorten: |limits| limits.first_byte = SHORT_TIMEOUT,
         },
         Misuse {
             says: "GET /healthz HTTP/1.1\r\nHost: st",
             answer: "",
             cause: "slow-head",
-            shorten: |limits| limits.head = SHORT,
+            shorten: |limits| limits.head = SHORT_TIMEOUT,
         },
         Misuse {
             says: "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
             answer: "HTTP/1.1 ",
             cause: "idle",
-            shorten: |limits| limits.idle = SHORT,
+            shorten: |limits| limits.idle = SHORT_TIMEOUT,
         },
         Misuse {
             says: "nonsense\r\n\r\n",
@@ -158,7 +158,7 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
             (served.agents, "agents"),
             (served.operators, "operators"),
         ] {
-            let answered = says(address, text);
+            let answered = send_and_read(address, text);
             assert!(answered.starts_with(answer), "{name} {cause}: {answered}");
             assert_eq!(
                 answered.is_empty(),
@@ -176,15 +176,15 @@ fn s1_each_step_of_a_connection_has_a_timeout_and_timeouts_are_counted() {
 }
 
 #[test]
-fn s1_a_request_has_a_timeout_as_a_whole() {
-    let served = served_within(limits(|limits| limits.request = SHORT), &[]);
+fn a_request_has_a_timeout_as_a_whole() {
+    let served = served_within(limits(|limits| limits.request = SHORT_TIMEOUT), &[]);
     for (address, name, path) in [
         (served.scheduler, "scheduler", "/scheduler/filter"),
         (served.agents, "agents", "/v1/reports"),
     ] {
         // Its body never comes.
         let head = post_head(path, "Content-Length: 1000");
-        assert_eq!(says(address, &head), "");
+        assert_eq!(send_and_read(address, &head), "");
         eventually("it is counted", || {
             dropped(&served, name, "slow-request") == 1
         });
@@ -192,7 +192,7 @@ fn s1_a_request_has_a_timeout_as_a_whole() {
 }
 
 #[test]
-fn s1_a_tls_handshake_has_a_timeout() {
+fn a_tls_handshake_has_a_timeout() {
     let (ca, files) = (Ca::new("ca"), TlsFixture::new());
     let identity = ca.issue_for("127.0.0.1");
     let (cert, key) = (
@@ -205,12 +205,12 @@ fn s1_a_tls_handshake_has_a_timeout() {
         (
             "",
             "handshake-timeout",
-            limits(|limits| limits.handshake = SHORT),
+            limits(|limits| limits.handshake = SHORT_TIMEOUT),
         ),
         (
             first_bytes_of_a_handshake,
             "handshake-timeout",
-            limits(|limits| limits.handshake = SHORT),
+            limits(|limits| limits.handshake = SHORT_TIMEOUT),
         ),
         (
             "GET / HTTP/1.1\r\n\r\n",
@@ -227,7 +227,7 @@ fn s1_a_tls_handshake_has_a_timeout() {
             endpoints,
             stop.clone(),
         ));
-        says(address, text);
+        send_and_read(address, text);
         eventually("it is counted", || dropped(&served, "agents", cause) == 1);
         stop.cancel();
         served.run(serving).unwrap().unwrap();
@@ -235,10 +235,10 @@ fn s1_a_tls_handshake_has_a_timeout() {
 }
 
 #[test]
-fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
+fn a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
     let names: Vec<String> = (0..600).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    let served = served_within(limits(|limits| limits.write = 10 * SHORT), &gpus);
+    let served = served_within(limits(|limits| limits.write = 10 * SHORT_TIMEOUT), &gpus);
     let mut unread = TcpStream::connect(served.operators).unwrap();
     unread
         .write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -255,13 +255,13 @@ fn s1_a_client_that_does_not_read_is_disconnected_and_delays_no_other() {
 }
 
 #[test]
-fn s1_a_source_at_its_connection_limit_loses_its_own_connections() {
+fn a_source_at_its_connection_limit_loses_its_own_connections() {
     let served = served_within(
         RequestLimits {
             // Nobody loses a connection for being silent, however slow the machine is.
             connections: ConnectionLimits {
                 per_source: 8,
-                first_byte: 10 * PATIENCE,
+                first_byte: 10 * TEST_TIMEOUT,
                 ..ConnectionLimits::default()
             },
             ..RequestLimits::default()

@@ -1,14 +1,14 @@
 //! A replica's readiness when the API server has been unreachable for a while.
 
-use crate::client::{Client, PATIENCE};
-use crate::served::{endpoints, without_engines};
+use crate::client::{Client, TEST_TIMEOUT};
+use crate::served::{endpoints, policy_without_engines};
 use std::time::{Duration, Instant};
 use stowage_lab::demo::api_server::ApiServer;
 use stowage_server::extender::request::RequestLimits;
 use stowage_server::extender::{Extender, server};
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::{ClusterOptions, LeadWith};
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio_util::sync::CancellationToken;
 
 /// The status of `/readyz` once it is this one, and its text.
@@ -20,7 +20,7 @@ fn until(status: u16, operators: std::net::SocketAddr) -> String {
             return answer.text().to_owned();
         }
         assert!(
-            started.elapsed() < PATIENCE,
+            started.elapsed() < TEST_TIMEOUT,
             "still {}: {}",
             answer.status,
             answer.text()
@@ -30,11 +30,14 @@ fn until(status: u16, operators: std::net::SocketAddr) -> String {
 }
 
 #[test]
-fn readyz_a_replica_without_its_api_server_is_not_ready_and_not_synced() {
+fn a_replica_without_its_api_server_is_not_ready_and_not_synced() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _inside = runtime.enter();
     let api = runtime.block_on(ApiServer::start()).unwrap();
-    let (service, stop) = (Service::new(without_engines()), CancellationToken::new());
+    let (service, stop) = (
+        ServerState::new(policy_without_engines()),
+        CancellationToken::new(),
+    );
     let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
     let client = api.client("stowage").unwrap();
     let (control_plane, _tasks) = kubernetes::start(client, service.clone(), options, stop.clone());

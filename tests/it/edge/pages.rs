@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 #[test]
-fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls() {
+fn a_reachable_operators_address_is_refused_without_tokens_and_tls() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
         .args([
@@ -57,10 +57,10 @@ fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls()
 const NODES: usize = 600;
 
 #[test]
-fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_client() {
+fn large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_client() {
     let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    let served = ServedCluster::of(&gpus).serve();
+    let served = ServedCluster::with_gpus(&gpus).serve();
     let unread: Vec<TcpStream> = (0..20)
         .map(|_| {
             let mut stream = TcpStream::connect(served.operators).unwrap();
@@ -73,7 +73,7 @@ fn s2_large_pages_are_sent_one_at_a_time_and_a_slow_reader_delays_no_other_clien
     let mut answers: Vec<String> = Vec::new();
     for stream in &unread {
         stream
-            .set_read_timeout(Some(crate::client::PATIENCE))
+            .set_read_timeout(Some(crate::client::TEST_TIMEOUT))
             .unwrap();
         let mut line = String::new();
         BufReader::with_capacity(16, stream)
@@ -109,7 +109,7 @@ fn the_snapshot_has_no_number_that_javascript_would_round() {
             _ => 0,
         }
     }
-    let served = ServedCluster::of(&[("node-0", 2)])
+    let served = ServedCluster::with_gpus(&[("node-0", 2)])
         .with([pod("llm", "40Gi")])
         .serve();
     let ledger = serde_json::from_str(&served.ledger()).unwrap();
@@ -125,8 +125,8 @@ struct GuardedPages {
     _runtime: Runtime,
 }
 
-const PROMETHEUS: &str = "monitoring/prometheus";
-const JANE: &str = "team-a/jane";
+const PROMETHEUS_ACCOUNT: &str = "monitoring/prometheus";
+const USER_ACCOUNT: &str = "team-a/jane";
 
 impl GuardedPages {
     fn start() -> Self {
@@ -142,7 +142,7 @@ impl GuardedPages {
             let _inside = runtime.enter();
             api.client("stowage").unwrap()
         };
-        let mut cluster = ServedCluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
+        let mut cluster = ServedCluster::with_gpus(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
         cluster.pages = Some(Arc::new(AccessReviews::new(client)));
         cluster.time = time;
         Self {
@@ -163,7 +163,7 @@ impl GuardedPages {
         let began = Instant::now();
         loop {
             let answer = self.status_now(page, token);
-            if answer.0 != 503 || began.elapsed() > crate::client::PATIENCE {
+            if answer.0 != 503 || began.elapsed() > crate::client::TEST_TIMEOUT {
                 break answer;
             }
             (self.deferred)();
@@ -201,7 +201,7 @@ fn guarded_pages() -> Vec<&'static str> {
 }
 
 #[test]
-fn s2_every_page_has_its_guard() {
+fn every_page_enforces_its_guard() {
     let guarded = GuardedPages::start();
     for (path, guard) in guards().filter(|(_, guard)| *guard == Guard::None) {
         // The files of the page in a browser are part of the program.
@@ -221,7 +221,7 @@ fn s2_every_page_has_its_guard() {
         let (status, text) = guarded.status(page, Some("made-up"));
         assert_eq!(status, 401, "{page}: {text}");
         assert!(text.contains("invalid bearer token"), "{text}");
-        let (status, text) = guarded.status(page, Some(&guarded.token(JANE)));
+        let (status, text) = guarded.status(page, Some(&guarded.token(USER_ACCOUNT)));
         assert_eq!(status, 403, "{page}: {text}");
         assert!(
             text.contains("system:serviceaccount:team-a:jane") && text.contains("may not get"),
@@ -231,7 +231,7 @@ fn s2_every_page_has_its_guard() {
 }
 
 #[test]
-fn s2_an_agents_token_is_for_reports_alone() {
+fn an_agents_token_grants_reports_only() {
     let guarded = GuardedPages::start();
     let agent = guarded
         .api
@@ -246,7 +246,7 @@ fn s2_an_agents_token_is_for_reports_alone() {
 static ASKED_MILLIS: AtomicU64 = AtomicU64::new(0);
 
 #[test]
-fn s2_access_to_one_page_grants_that_page_only() {
+fn access_to_one_page_grants_that_page_only() {
     let monotonic = || Duration::from_millis(ASKED_MILLIS.load(Ordering::SeqCst));
     let guarded = GuardedPages::start_by(
         TimeSource {
@@ -257,9 +257,12 @@ fn s2_access_to_one_page_grants_that_page_only() {
             ASKED_MILLIS.fetch_add(100, Ordering::SeqCst);
         },
     );
-    let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
-    guarded.api.allow(PROMETHEUS, "/metrics");
-    guarded.api.allow(JANE, "default");
+    let (prometheus, jane) = (
+        guarded.token(PROMETHEUS_ACCOUNT),
+        guarded.token(USER_ACCOUNT),
+    );
+    guarded.api.allow(PROMETHEUS_ACCOUNT, "/metrics");
+    guarded.api.allow(USER_ACCOUNT, "default");
     let status = |page: &str, token: &str| guarded.status(page, Some(token)).0;
     let seen = |token: &str| -> Vec<&str> {
         guarded_pages()
@@ -280,14 +283,14 @@ fn s2_access_to_one_page_grants_that_page_only() {
 }
 
 #[test]
-fn s2_while_the_api_server_fails_only_the_probes_answer() {
+fn while_the_api_server_fails_only_the_probes_answer() {
     let guarded = GuardedPages::start();
-    let prometheus = guarded.token(PROMETHEUS);
-    guarded.api.allow(PROMETHEUS, "/metrics");
+    let prometheus = guarded.token(PROMETHEUS_ACCOUNT);
+    guarded.api.allow(PROMETHEUS_ACCOUNT, "/metrics");
     guarded
         .api
         .faults()
-        .next(Operation::TokenReview, 1, InjectedFault::Fails);
+        .fail_next(Operation::TokenReview, 1, InjectedFault::Fails);
     let (status, text) = guarded.status_now("/metrics", Some(&prometheus));
     assert!(
         status == 503 && text.contains("cannot be checked now"),
@@ -301,9 +304,9 @@ fn s2_while_the_api_server_fails_only_the_probes_answer() {
 }
 
 #[test]
-fn s2_explain_sends_its_token_to_a_verified_server_only() {
+fn explain_sends_its_token_to_a_verified_server_only() {
     let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedPages::start());
-    guarded.api.allow(JANE, "default");
+    guarded.api.allow(USER_ACCOUNT, "default");
     let identity = ca.issue_for("stowage-admin");
     let (cert, key) = (
         files.write("tls.crt", &identity.cert),
@@ -318,7 +321,10 @@ fn s2_explain_sends_its_token_to_a_verified_server_only() {
         stop.clone(),
     ));
     let path = |name: &str, text: &str| files.write(name, text).to_str().unwrap().to_owned();
-    let (ca_file, token_file) = (path("ca.crt", &ca.pem), path("token", &guarded.token(JANE)));
+    let (ca_file, token_file) = (
+        path("ca.crt", &ca.pem),
+        path("token", &guarded.token(USER_ACCOUNT)),
+    );
     let explain = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["explain", "llm"])

@@ -1,6 +1,6 @@
 //! Connections from another loopback address than 127.0.0.1: a separate source for the limits by source.
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TEST_TIMEOUT};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
@@ -31,7 +31,7 @@ impl ClientAddress {
             socket.connect(address).await?.into_std()
         })?;
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TEST_TIMEOUT))?;
         Ok(stream)
     }
 

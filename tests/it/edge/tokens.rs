@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use stowage_lab::demo::api_server::faults::{InjectedFault, Operation};
 
-const MADE_UP: usize = 20_000;
+const INVALID_TOKENS: usize = 20_000;
 const THREADS: usize = 8;
 /// About so many new tokens may one source ask at once, and about one more after each pause.
-const AT_ONCE: u64 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
+const TOKEN_BURST: u64 = 100;
+const TOKEN_REFILL_INTERVAL: Duration = Duration::from_millis(100);
 /// The agent's reports to each of its tokens.
 const RENEWED_EVERY: u64 = 50;
 
@@ -41,7 +41,7 @@ fn forged(n: usize) -> String {
 }
 
 /// Half of them are no tokens at all, half have the form of an agent's.
-fn made_up(n: usize) -> String {
+fn invalid_token(n: usize) -> String {
     if n.is_multiple_of(2) {
         forged(n)
     } else {
@@ -68,12 +68,12 @@ fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
 }
 
 #[test]
-fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
+fn twenty_thousand_invalid_tokens_delay_no_agents_report() {
     let guarded = GuardedReports::start();
     // An API server that has something else to do.
-    guarded.api.faults().next(
+    guarded.api.faults().fail_next(
         Operation::TokenReview,
-        2 * MADE_UP,
+        2 * INVALID_TOKENS,
         InjectedFault::AnswersLate(Duration::from_millis(5)),
     );
     let known = guarded.token("node-a");
@@ -93,7 +93,7 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
     std::thread::scope(|scope| {
         let attackers: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let tokens = (thread..MADE_UP).step_by(THREADS).map(made_up);
+                let tokens = (thread..INVALID_TOKENS).step_by(THREADS).map(invalid_token);
                 scope.spawn(move || attack(guarded, tokens))
             })
             .collect();
@@ -121,8 +121,9 @@ fn s3_twenty_thousand_invalid_tokens_delay_no_agents_report() {
         let reports = agent.join().unwrap();
         assert!(reports > 2);
         // What the attacker's source may ask in the time that this took, and the agent's new tokens.
-        let pauses = u64::try_from(began.elapsed().as_millis() / PAUSE.as_millis()).unwrap();
-        let most = 2 * AT_ONCE + pauses + reports / RENEWED_EVERY;
+        let pauses =
+            u64::try_from(began.elapsed().as_millis() / TOKEN_REFILL_INTERVAL.as_millis()).unwrap();
+        let most = 2 * TOKEN_BURST + pauses + reports / RENEWED_EVERY;
         let reviews = guarded.api.calls().count("create", "tokenreviews");
         assert!(
             reviews < most,

@@ -1,6 +1,6 @@
 //! The command: what it prints, what it refuses and with which exit code, and what it sees of running engines.
 
-use crate::served::{ServedCluster, gpu_uuid, on, pod, report};
+use crate::served::{ServedCluster, bound_on, gpu_uuid, pod, report};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,17 +12,17 @@ const LLAMA_8B: &str = r#"{
   "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8
 }"#;
 
-struct Said {
+struct StowageOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-fn stowage(arguments: &[&str]) -> Said {
+fn stowage(arguments: &[&str]) -> StowageOutput {
     reading(b"", arguments)
 }
 
-fn reading(input: &[u8], arguments: &[&str]) -> Said {
+fn reading(input: &[u8], arguments: &[&str]) -> StowageOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let pipes = command
         .stdin(Stdio::piped())
@@ -36,7 +36,7 @@ fn reading(input: &[u8], arguments: &[&str]) -> Said {
     let _ = child.stdin.take().unwrap().write_all(input);
     let ran = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said {
+    StowageOutput {
         code: ran.status.code().unwrap(),
         out: text(ran.stdout),
         err: text(ran.stderr),
@@ -521,9 +521,11 @@ fn measured(uid: &str) -> Value {
 
 #[test]
 fn a_pod_is_compared_with_what_its_nodes_agent_measured() {
-    let bound = on(pod("llama", "60Gi"), "node-a", &[0], 60 << 30);
+    let bound = bound_on(pod("llama", "60Gi"), "node-a", &[0], 60 << 30);
     let uid = bound["metadata"]["uid"].as_str().unwrap().to_owned();
-    let served = ServedCluster::of(&[("node-a", 1)]).with([bound]).serve();
+    let served = ServedCluster::with_gpus(&[("node-a", 1)])
+        .with([bound])
+        .serve();
     assert_eq!(served.report(measured(&uid)).status, 200);
     let server = format!("http://{}", served.operators);
     let asked = [

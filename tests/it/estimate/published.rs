@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use stowage_scheduling::units::Bytes;
 use stowage_sizing::estimate::shipped::{MODELS, ShippedModel};
-use stowage_sizing::estimate::{Estimate, PartName, Workload, grouped};
+use stowage_sizing::estimate::{Estimate, PartName, Workload, with_thousands_separators};
 
 #[derive(Deserialize)]
 struct Published {
@@ -115,8 +115,8 @@ impl Figure {
     }
 
     fn estimated(&self) -> u64 {
-        let model = ShippedModel::named(&self.model).unwrap().read().unwrap();
-        let estimate = Estimate::of(&model, &self.workload()).unwrap();
+        let model = ShippedModel::find(&self.model).unwrap().read().unwrap();
+        let estimate = Estimate::for_model(&model, &self.workload()).unwrap();
         let sum = |parts: &[PartName]| {
             parts
                 .iter()
@@ -157,8 +157,11 @@ impl Figure {
         let set = &self.setting;
         let context = set.context.filter(|_| self.figure == Kind::KvCache);
         let tokens = context.map(|context| match set.sequences {
-            Some(sequences) => format!("{sequences} × {} tokens", grouped(context.into())),
-            None => format!("{} tokens", grouped(context.into())),
+            Some(sequences) => format!(
+                "{sequences} × {} tokens",
+                with_thousands_separators(context.into())
+            ),
+            None => format!("{} tokens", with_thousands_separators(context.into())),
         });
         let gpus = set
             .tensor_parallel
@@ -166,8 +169,8 @@ impl Figure {
         let sequences = set
             .max_num_seqs
             .filter(|_| self.figure == Kind::Activations);
-        let sequences =
-            sequences.map(|sequences| format!("{} sequences", grouped(sequences.into())));
+        let sequences = sequences
+            .map(|sequences| format!("{} sequences", with_thousands_separators(sequences.into())));
         [tokens, sequences, gpus]
             .into_iter()
             .flatten()
@@ -179,7 +182,7 @@ impl Figure {
         let estimated = self.estimated();
         match self.figure {
             Kind::Parameters => format!("{:.2}B", estimated as f64 / 1e9),
-            Kind::KvCachePerToken => format!("{} B", grouped(estimated.into())),
+            Kind::KvCachePerToken => format!("{} B", with_thousands_separators(estimated.into())),
             _ if estimated < 1 << 30 => {
                 format!("{:.0} MiB", estimated as f64 / (1u64 << 20) as f64)
             }
@@ -336,11 +339,11 @@ fn the_page_names_every_architecture_and_every_known_gpu() {
             family.name
         );
     }
-    for gpu in stowage_sizing::estimate::gpus::known() {
+    for gpu in stowage_sizing::estimate::gpus::known_gpus() {
         let row = format!(
             "| {} | {} |",
             gpu.name,
-            grouped(u128::from(gpu.memory_bytes.0 >> 20))
+            with_thousands_separators(u128::from(gpu.memory_bytes.0 >> 20))
         );
         assert!(page.contains(&row), "{row} is not on the page");
     }

@@ -1,23 +1,23 @@
 //! `stowage bundle` as its users run it: what is in a bundle, with names and without, what it leaves out, and what it leaves behind.
 
-use super::{CONTROL_PLANE_RECORDING, recorded_demo, said_by, stowage, whole};
+use super::{CONTROL_PLANE_RECORDING, output_of, recorded_demo, recording_bytes, stowage};
 use crate::process::{RunningServe, eventually, json_dump};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use stowage_recording::entry::Entry;
-use stowage_recording::read::{Part, Reader};
+use stowage_recording::read::{Reader, RecordingPart};
 
 /// Everything that a recording says.
 fn text_of(recording: &Path) -> String {
     let parts =
         Reader::new(std::fs::File::open(recording).unwrap()).map(|part| match part.unwrap() {
-            Part::Segment(header) => serde_json::to_string(&header).unwrap(),
-            Part::Entry(Entry::Checkpoint(checkpoint)) => {
+            RecordingPart::Segment(header) => serde_json::to_string(&header).unwrap(),
+            RecordingPart::Entry(Entry::Checkpoint(checkpoint)) => {
                 serde_json::to_string(&checkpoint).unwrap()
             }
-            Part::Entry(Entry::Clock(now)) => now.0.to_string(),
-            Part::Entry(Entry::Input(input)) => serde_json::to_string(&input).unwrap(),
-            Part::Entry(Entry::Answer(answer)) => serde_json::to_string(&answer).unwrap(),
+            RecordingPart::Entry(Entry::Clock(now)) => now.0.to_string(),
+            RecordingPart::Entry(Entry::Input(input)) => serde_json::to_string(&input).unwrap(),
+            RecordingPart::Entry(Entry::Answer(answer)) => serde_json::to_string(&answer).unwrap(),
         });
     parts.collect::<Vec<_>>().join("\n")
 }
@@ -98,7 +98,7 @@ fn a_bundle_of_a_recording_that_is_cut_or_damaged_says_what_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (recording, bundle) = (path("recording"), path("bundle"));
-    let whole = whole();
+    let whole = recording_bytes();
     let mut damaged = whole.clone();
     damaged[whole.len() / 2] ^= 1;
     for (recorded, is_whole) in [
@@ -187,7 +187,7 @@ fn a_running_service_hands_out_a_bundle_that_replays_and_one_that_does_not_recor
 }
 
 #[test]
-fn no_bundle_is_an_error_wherever_it_would_go() {
+fn a_missing_bundle_is_an_error_for_every_output() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("empty");
     std::fs::write(&empty, "").unwrap();
@@ -209,7 +209,7 @@ fn a_bundle_of_another_version_says_what_it_lacks_and_a_pipe_is_read_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (recording, bundle) = (path("recording"), path("bundle"));
-    let mut other = whole();
+    let mut other = recording_bytes();
     other[8] += 1;
     std::fs::write(&recording, &other).unwrap();
     let said = stowage(&["bundle", "--from", &recording, "-f", &bundle]);
@@ -220,18 +220,18 @@ fn a_bundle_of_another_version_says_what_it_lacks_and_a_pipe_is_read_once() {
         said.out,
         said.err
     );
-    std::fs::write(&recording, whole()).unwrap();
+    std::fs::write(&recording, recording_bytes()).unwrap();
     let piped = |arguments: &str| {
         let script = format!(
             "cat {recording} | {} {arguments}",
             env!("CARGO_BIN_EXE_stowage")
         );
-        said_by(Command::new("sh").args(["-c", &script]))
+        output_of(Command::new("sh").args(["-c", &script]))
     };
     for from in ["-", "/dev/stdin"] {
         let said = piped(&format!("bundle --from {from} -f {bundle}"));
         assert_eq!(said.code, 0, "{from}: {}{}", said.out, said.err);
-        assert_eq!(std::fs::read(&bundle).unwrap(), whole());
+        assert_eq!(std::fs::read(&bundle).unwrap(), recording_bytes());
         let said = piped(&format!("bundle --from {from} -f {bundle} --redact"));
         assert!(
             said.code == 1 && said.err.contains("write it to a file first"),
@@ -266,7 +266,7 @@ fn stalled_server(answer: &'static [u8]) -> (String, std::sync::mpsc::Sender<()>
 const HALF: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nSTOWREC\n\x01\0\0\0";
 
 #[test]
-fn a_download_that_breaks_off_or_is_no_bundle_is_said_to_be_that() {
+fn a_truncated_or_invalid_download_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle");
     let fetch = |answer| {
@@ -352,13 +352,13 @@ fn an_interrupted_bundle_leaves_no_file() {
 }
 
 #[test]
-fn a_bundle_whose_reader_has_gone_ends_as_sigpipe_would() {
+fn a_bundle_to_a_closed_pipe_exits_as_after_sigpipe() {
     let script = "\"$0\" bundle --from \"$1\" -f - | head -c 1 > /dev/null; exit ${PIPESTATUS[0]}";
     let mut shell = Command::new("bash");
     let demo = shell
         .args(["-c", script, env!("CARGO_BIN_EXE_stowage")])
         .arg(recorded_demo());
-    let said = said_by(demo);
+    let said = output_of(demo);
     assert!(
         said.code == 141 && said.err.is_empty(),
         "{} {}",

@@ -1,7 +1,7 @@
 //! Six full nodes and one preemptor: with an extender that refuses while its victims terminate, kube-scheduler goes on to the
 //! next node, and the next, and drains all six.
 
-use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
+use super::world::{PlannerCluster, gated, job, machine, serving, with_slow_termination};
 use serde_json::Value;
 use stowage_lab::demo::machine::DemoMachine;
 
@@ -18,10 +18,10 @@ const SIX: [DemoMachine; 6] = [
 async fn full() -> PlannerCluster {
     let world = PlannerCluster::new(&SIX).await;
     for number in 0..12 {
-        world.create(dying_slowly(job(&format!("job-{number:02}"), 50)));
+        world.create(with_slow_termination(job(&format!("job-{number:02}"), 50)));
     }
     world
-        .until_so("all jobs run", |world| {
+        .wait_until("all jobs run", |world| {
             world.pods().iter().all(|name| {
                 world
                     .pod(name)
@@ -32,29 +32,33 @@ async fn full() -> PlannerCluster {
     world
 }
 
-async fn one_leaves(newcomer: Value) {
+async fn assert_one_pod_is_evicted(newcomer: Value) {
     let world = full().await;
     world.create(newcomer);
-    world.bound("serving").await;
-    world.some_reports_later().await;
+    world.wait_until_bound("serving").await;
+    world.wait_for_reports().await;
     assert_eq!(world.pods().len(), 12, "eleven jobs and the one who asked");
-    assert!(world.leaving().is_empty(), "{:?}", world.leaving());
+    assert!(
+        world.terminating_pods().is_empty(),
+        "{:?}",
+        world.terminating_pods()
+    );
     // One, until the pod was bound.
-    world.wrote("reservation", 2).await;
+    world.wait_for_writes("reservation", 2).await;
     world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_pod_is_evicted_when_the_scheduler_preempts_for_the_nodes_sum() {
-    one_leaves(serving("serving", 60)).await;
+    assert_one_pod_is_evicted(serving("serving", 60)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_pod_is_evicted_when_the_planner_preempts_on_a_gpu_though_the_sum_suffices() {
-    one_leaves(serving("serving", 40)).await;
+async fn one_pod_is_evicted_when_the_node_has_enough_vram_but_no_gpu_has() {
+    assert_one_pod_is_evicted(serving("serving", 40)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_pod_is_evicted_for_a_gated_pod() {
-    one_leaves(gated(serving("serving", 60))).await;
+    assert_one_pod_is_evicted(gated(serving("serving", 60))).await;
 }

@@ -1,6 +1,6 @@
 //! Pods with the scheduling gate `stowage.dev/plan`: planned, nominated, released from the gate and bound.
 
-use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
+use super::world::{PlannerCluster, gated, job, machine, names, serving, with_slow_termination};
 use serde_json::{Value, json};
 use stowage_lab::demo::scheduler::observations::Verb;
 
@@ -13,7 +13,7 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
     pods.iter()
         .for_each(|name| world.create(gated(job(name, 30))));
     for name in &pods {
-        world.bound(name).await;
+        world.wait_until_bound(name).await;
         assert_eq!(
             world.calls(name),
             [(Verb::Filter, 1), (Verb::Bind, 1)],
@@ -22,10 +22,10 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
         assert_eq!(world.planned(name).as_deref(), Some("Nominated"));
         assert!(!world.is_gated(name));
     }
-    world.wrote("nomination", 16).await;
-    world.wrote("gate", 16).await;
+    world.wait_for_writes("nomination", 16).await;
+    world.wait_for_writes("gate", 16).await;
     // Whatever follows from a Binding has been written by then.
-    world.some_reports_later().await;
+    world.wait_for_reports().await;
     let kinds = [
         "bind",
         "nomination",
@@ -39,7 +39,7 @@ async fn each_planned_pod_costs_the_scheduler_one_filter_call_for_one_node() {
 }
 
 /// The job on `a` has a lower priority than the one on `b`, and is the cheaper.
-async fn cheap_on_a_dear_on_b() -> PlannerCluster {
+async fn cheap_victim_on_a_expensive_on_b() -> PlannerCluster {
     let world = PlannerCluster::new(&[machine("a", 1), machine("b", 1)]).await;
     for (name, node, priority) in [("cheap", "a", -20), ("dear", "b", -10)] {
         world
@@ -50,7 +50,7 @@ async fn cheap_on_a_dear_on_b() -> PlannerCluster {
                 &json!({ "metadata": { "labels": { "host": node } } }),
             )
             .unwrap();
-        let mut pod = dying_slowly(job(name, 60));
+        let mut pod = with_slow_termination(job(name, 60));
         pod["spec"]["priority"] = json!(priority);
         pod["spec"]["nodeSelector"] = json!({ "host": node });
         world.fill([pod]).await;
@@ -60,26 +60,26 @@ async fn cheap_on_a_dear_on_b() -> PlannerCluster {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_cheaper_pod_is_evicted_if_no_filter_refuses() {
-    let world = cheap_on_a_dear_on_b().await;
+    let world = cheap_victim_on_a_expensive_on_b().await;
     world.create(gated(serving("serving", 50)));
-    assert_eq!(world.bound("serving").await, "a");
+    assert_eq!(world.wait_until_bound("serving").await, "a");
     assert_eq!(world.pods(), names(["dear", "serving"]));
     world.stop().await;
 }
 
-async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
+async fn assert_node_a_is_skipped(spoil: impl Fn(&PlannerCluster, &mut Value)) {
     for gate in [gated, |pod| pod] {
-        let world = cheap_on_a_dear_on_b().await;
+        let world = cheap_victim_on_a_expensive_on_b().await;
         let mut pod = gate(serving("serving", 50));
         spoil(&world, &mut pod);
         // The node's watch and the pod's are two: what the node is now has to be known before the pod comes.
-        world.setup().until_scheduler_knows_nodes().await;
-        world.some_reports_later().await;
+        world.setup().wait_for_scheduler_to_observe_nodes().await;
+        world.wait_for_reports().await;
         world.create(pod);
-        assert_eq!(world.bound("serving").await, "b");
-        world.some_reports_later().await;
+        assert_eq!(world.wait_until_bound("serving").await, "b");
+        world.wait_for_reports().await;
         assert_eq!(
-            (world.pods(), world.leaving()),
+            (world.pods(), world.terminating_pods()),
             (names(["cheap", "serving"]), names([]))
         );
         world.stop().await;
@@ -88,7 +88,7 @@ async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_on_a_node_whose_taint_excludes_the_preemptor() {
-    goes_past_a(|world, _| {
+    assert_node_a_is_skipped(|world, _| {
         let taint = json!({ "key": "reserved", "value": "yes", "effect": "NoSchedule" });
         world
             .setup()
@@ -101,7 +101,7 @@ async fn no_pod_is_evicted_on_a_node_whose_taint_excludes_the_preemptor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_on_a_node_whose_cpu_would_not_suffice_afterwards() {
-    goes_past_a(|world, pod| {
+    assert_node_a_is_skipped(|world, pod| {
         let few =
             json!({ "status": { "capacity": { "cpu": "8" }, "allocatable": { "cpu": "8" } } });
         world.setup().api.patch_status("nodes/a", &few).unwrap();
@@ -112,38 +112,38 @@ async fn no_pod_is_evicted_on_a_node_whose_cpu_would_not_suffice_afterwards() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_on_a_node_that_a_selector_excludes() {
-    goes_past_a(|_, pod| pod["spec"]["nodeSelector"] = json!({ "host": "b" })).await;
+    assert_node_a_is_skipped(|_, pod| pod["spec"]["nodeSelector"] = json!({ "host": "b" })).await;
 }
 
 /// Stowage does not know where its volume can be mounted: the scheduler decides.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_is_evicted_for_a_pod_with_a_volume_and_its_gate_is_removed_without_a_nomination() {
-    let world = cheap_on_a_dear_on_b().await;
+    let world = cheap_victim_on_a_expensive_on_b().await;
     let mut pod = gated(serving("serving", 50));
     pod["spec"]["volumes"] =
         json!([{ "name": "weights", "persistentVolumeClaim": { "claimName": "weights" } }]);
     pod["spec"]["preemptionPolicy"] = json!("Never");
     world.create(pod);
     world
-        .until_so("it is released", |world| {
+        .wait_until("it is released", |world| {
             world.planned("serving").as_deref() == Some("GateRemoved")
         })
         .await;
     world
-        .until_so("the scheduler refuses it", |world| {
+        .wait_until("the scheduler refuses it", |world| {
             world.is_refused("serving")
         })
         .await;
-    world.some_reports_later().await;
+    world.wait_for_reports().await;
     assert_eq!(
-        (world.pods(), world.leaving()),
+        (world.pods(), world.terminating_pods()),
         (names(["cheap", "dear", "serving"]), names([]))
     );
     assert_eq!(
         (
             world.writes("nomination"),
             world.writes("reservation"),
-            world.holds()
+            world.reservation_count()
         ),
         (0, 0, 0)
     );

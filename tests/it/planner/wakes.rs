@@ -2,15 +2,15 @@
 
 use super::world::{PlannerCluster, machine};
 use serde_json::{Value, json};
-use stowage_lab::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage_lab::demo::engines::{FakeEngine, FakeEngineLoad};
 use stowage_lab::demo::scheduler::observations::Verb;
 
-const CALM: StubEngineLoad = StubEngineLoad {
+const CALM: FakeEngineLoad = FakeEngineLoad {
     kv_percent: 20,
     waiting: 0,
     running: 2,
 };
-const BUSY: StubEngineLoad = StubEngineLoad {
+const BUSY: FakeEngineLoad = FakeEngineLoad {
     kv_percent: 97,
     waiting: 50,
     running: 8,
@@ -35,18 +35,18 @@ fn kv_percent(world: &PlannerCluster) -> Option<u8> {
 
 /// Beside the engine, one of them fits.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
+async fn one_freed_gpu_requeues_one_of_two_hundred_refused_pods() {
     let world = PlannerCluster::new(&[machine("a", 1)]).await;
     let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM)
         .await
         .unwrap();
     world.create(pod("engine", 40, Some(engine.port())));
     world
-        .until_so("the engine serves", |world| kv_percent(world) == Some(20))
+        .wait_until("the engine serves", |world| kv_percent(world) == Some(20))
         .await;
-    engine.set(BUSY);
+    engine.set_load(BUSY);
     world
-        .until_so("its cache is seen to fill up", |world| {
+        .wait_until("its cache is seen to fill up", |world| {
             kv_percent(world) == Some(97)
         })
         .await;
@@ -56,31 +56,31 @@ async fn one_freed_gpu_wakes_one_of_two_hundred_refused_pods() {
     late.iter()
         .for_each(|name| world.create(pod(name, 20, None)));
     world
-        .until_so("all are refused", |world| {
+        .wait_until("all are refused", |world| {
             late.iter().all(|name| world.is_refused(name))
         })
         .await;
-    world.until_the_scheduler_rests().await;
+    world.wait_until_scheduler_is_idle().await;
     let filters =
         |world: &PlannerCluster| world.setup().scheduler.observations().count(Verb::Filter);
     let asked = filters(&world);
-    world.some_reports_later().await;
+    world.wait_for_reports().await;
     let told = |world: &PlannerCluster| (world.writes("requeue"), world.writes("nomination"));
     assert_eq!(told(&world), (0, 0), "what was full stays full");
     assert!(filters(&world) <= asked + 1, "refused pods are left alone");
     let asked = filters(&world);
 
-    engine.set(CALM);
+    engine.set_load(CALM);
     let is_bound = |world: &PlannerCluster| {
         late.iter()
             .filter(|name| world.node_of(name).is_some())
             .count()
     };
     world
-        .until_so("one of them is bound", |world| is_bound(world) == 1)
+        .wait_until("one of them is bound", |world| is_bound(world) == 1)
         .await;
-    world.wrote("nomination", 1).await;
-    world.some_reports_later().await;
+    world.wait_for_writes("nomination", 1).await;
+    world.wait_for_reports().await;
     assert_eq!(
         told(&world),
         (0, 1),

@@ -13,15 +13,15 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Millis;
 
 /// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// GPUs of 80 GiB, of which 72 are allocatable.
 pub const fn machine(node: &'static str, gpus: u32) -> DemoMachine {
     DemoMachine {
         node,
         model: "H100",
-        gpus,
-        gib: 80,
+        gpu_count: gpus,
+        gib_per_gpu: 80,
         models: &[],
     }
 }
@@ -33,22 +33,22 @@ pub struct PlannerCluster {
 
 impl PlannerCluster {
     pub async fn new(machines: &[DemoMachine]) -> Self {
-        Self::by(Policy::default(), machines).await
+        Self::with_policy(Policy::default(), machines).await
     }
 
     /// Reservations end so soon after their victims should be gone that a test can wait for it.
-    pub async fn impatient(machines: &[DemoMachine]) -> Self {
+    pub async fn with_short_deadlines(machines: &[DemoMachine]) -> Self {
         let mut policy = Policy::default();
         policy.preemption.reservation_slack = Millis::seconds(3);
-        Self::by(policy, machines).await
+        Self::with_policy(policy, machines).await
     }
 
-    async fn by(mut policy: Policy, machines: &[DemoMachine]) -> Self {
+    async fn with_policy(mut policy: Policy, machines: &[DemoMachine]) -> Self {
         // An agent's last report stays valid, however late a busy machine makes the next one.
         policy.telemetry.fresh = Millis::seconds(24 * 3600);
         policy.telemetry.stale = Millis::seconds(48 * 3600);
         Self {
-            setup: Setup::by(policy.clone(), machines).await.unwrap(),
+            setup: Setup::with_policy(policy.clone(), machines).await.unwrap(),
             policy,
         }
     }
@@ -80,7 +80,7 @@ impl PlannerCluster {
         for pod in pods {
             let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
             self.create(pod);
-            self.until(&format!("{name} runs"), |world| {
+            self.wait_for(&format!("{name} runs"), |world| {
                 world.pod(&name)?["status"]["phase"]
                     .as_str()
                     .map(str::to_owned)
@@ -104,7 +104,7 @@ impl PlannerCluster {
     }
 
     /// Pods that are being deleted.
-    pub fn leaving(&self) -> BTreeSet<String> {
+    pub fn terminating_pods(&self) -> BTreeSet<String> {
         let leaves = |name: &String| {
             self.pod(name)
                 .is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
@@ -113,8 +113,8 @@ impl PlannerCluster {
     }
 
     /// Ends the pods that are being deleted, and returns their names.
-    pub fn let_go(&self) -> BTreeSet<String> {
-        let leaving = self.leaving();
+    pub fn finish_termination(&self) -> BTreeSet<String> {
+        let leaving = self.terminating_pods();
         leaving.iter().for_each(|name| {
             self.setup
                 .api
@@ -165,7 +165,7 @@ impl PlannerCluster {
         )
     }
 
-    pub fn holds(&self) -> u64 {
+    pub fn reservation_count(&self) -> u64 {
         self.setup
             .stowage
             .service
@@ -188,8 +188,8 @@ impl PlannerCluster {
 
     /// So many writes of a kind are accepted in the end, and no more. They are counted when their answers are in, and what
     /// follows from a write may be seen before that.
-    pub async fn wrote(&self, kind: &str, count: u64) {
-        self.until_so(&format!("{count} writes of {kind} are counted"), |world| {
+    pub async fn wait_for_writes(&self, kind: &str, count: u64) {
+        self.wait_until(&format!("{count} writes of {kind} are counted"), |world| {
             world.writes(kind) >= count
         })
         .await;
@@ -210,7 +210,7 @@ impl PlannerCluster {
     }
 
     /// Polls until there is an answer.
-    pub async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+    pub async fn wait_for<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let looked = async {
             loop {
                 match look(self) {
@@ -219,7 +219,7 @@ impl PlannerCluster {
                 }
             }
         };
-        let Ok(answer) = tokio::time::timeout(PATIENCE, looked).await else {
+        let Ok(answer) = tokio::time::timeout(TEST_TIMEOUT, looked).await else {
             let pods: Vec<Value> = self
                 .pods()
                 .iter()
@@ -230,18 +230,19 @@ impl PlannerCluster {
         answer
     }
 
-    pub async fn until_so(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        self.until(what, |world| is_so(world).then_some(())).await;
+    pub async fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        self.wait_for(what, |world| is_so(world).then_some(()))
+            .await;
     }
 
     /// Its node, once it is bound.
-    pub async fn bound(&self, name: &str) -> String {
-        self.until(&format!("{name} is bound"), |world| world.node_of(name))
+    pub async fn wait_until_bound(&self, name: &str) -> String {
+        self.wait_for(&format!("{name} is bound"), |world| world.node_of(name))
             .await
     }
 
     /// The scheduler has seen every pod as it is now, and has nothing to do.
-    pub async fn until_the_scheduler_rests(&self) {
+    pub async fn wait_until_scheduler_is_idle(&self) {
         let version = |pod: &Value| {
             pod["metadata"]["resourceVersion"]
                 .as_str()
@@ -249,7 +250,7 @@ impl PlannerCluster {
                 .parse()
                 .unwrap()
         };
-        self.until_so("the scheduler rests", |world| {
+        self.wait_until("the scheduler rests", |world| {
             let progress = world.setup.scheduler.observations().progress();
             let latest: u64 = world
                 .setup
@@ -259,24 +260,24 @@ impl PlannerCluster {
                 .map(|pod| version(pod))
                 .max()
                 .unwrap_or(0);
-            progress.idle && progress.pods_version >= latest
+            progress.is_idle && progress.pods_version >= latest
         })
         .await;
     }
 
     /// Every agent has reported so often: whatever follows from a report would have followed.
-    pub async fn some_reports_later(&self) {
+    pub async fn wait_for_reports(&self) {
         let latest = |world: &Self| -> BTreeMap<NodeName, u64> {
             let all = world.setup.stowage.board.all().into_iter();
             all.map(|(node, latest)| (node, latest.report.sequence))
                 .collect()
         };
         let nodes = self.setup.api.list("nodes").len();
-        let before = self.until("every agent has reported", |world| {
+        let before = self.wait_for("every agent has reported", |world| {
             Some(latest(world)).filter(|known| known.len() == nodes)
         });
         let before = before.await;
-        self.until_so("the agents report", |world| {
+        self.wait_until("the agents report", |world| {
             latest(world)
                 .iter()
                 .all(|(node, sequence)| *sequence >= before[node] + 6)
@@ -316,15 +317,15 @@ pub fn gated(mut pod: Value) -> Value {
 }
 
 /// It takes its time to die, and its processes take theirs to give memory back.
-pub fn dying_slowly(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"][termination::TAKES] = json!("1500");
-    pod["metadata"]["annotations"][termination::MEMORY_STAYS] = json!("1500");
+pub fn with_slow_termination(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"][termination::TERMINATION_MILLIS] = json!("1500");
+    pod["metadata"]["annotations"][termination::MEMORY_DELAY_MILLIS] = json!("1500");
     pod
 }
 
 /// It dies when the test says so, and not before.
-pub fn dying_when_told(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"][termination::TAKES] = json!(termination::FOR_EVER);
+pub fn with_termination_on_request(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"][termination::TERMINATION_MILLIS] = json!(termination::FOR_EVER);
     pod
 }
 

@@ -61,7 +61,8 @@ fn a_path_without_a_policy_is_an_error_at_the_start() {
             policy.to_str().unwrap(),
         ];
         let kept = ["--policy-cache", cache.to_str().unwrap()];
-        let (code, error) = fails(&[&["serve"], &addresses[..], &files[..], &kept[..]].concat());
+        let (code, error) =
+            expect_failure(&[&["serve"], &addresses[..], &files[..], &kept[..]].concat());
         assert_eq!(code, 1, "{error}");
         assert!(
             error.contains("--policy") && error.contains(policy.to_str().unwrap()),
@@ -85,7 +86,7 @@ fn in_force(running: &RunningServe) -> Value {
 }
 
 #[test]
-fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
+fn a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(
         folder.path().join("policy.yaml"),
@@ -93,13 +94,13 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
     )
     .unwrap();
     let running = start(&folder, &[]);
-    let line = running.line_with("policy files rejected");
+    let line = running.wait_for_line("policy files rejected");
     assert!(
         line.contains("the built-in policy decides: no --policy-cache"),
         "there is no previous one: {line}"
     );
     // With its diagnostics, each with its place.
-    running.line_with("scorring");
+    running.wait_for_line("scorring");
     let mut client = Client::connect(running.operators);
     let ready = client.get("/readyz");
     assert_eq!(ready.status, 200);
@@ -121,34 +122,34 @@ fn b8_a_corrupt_policy_on_disk_does_not_keep_the_service_from_starting() {
             .contains("stowage_policy_reload_failed 1")
     );
     // A corrected file takes effect without a restart.
-    replace(&folder.path().join("policy.yaml"), &one_sided("b"));
-    running.line_with("policy applied");
+    replace(&folder.path().join("policy.yaml"), &policy_for_side("b"));
+    running.wait_for_line("policy applied");
     assert_eq!(
         in_force(&running),
-        json!(digest_of(&one_sided("b")).to_string())
+        json!(digest_of(&policy_for_side("b")).to_string())
     );
 }
 
 #[test]
-fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
+fn a_restart_with_a_corrupt_policy_uses_the_last_good_one() {
     let folder = tempfile::tempdir().unwrap();
     let (policy, cache) = (
         folder.path().join("policy.yaml"),
         folder.path().join("cache"),
     );
     let kept = ["--policy-cache", cache.to_str().unwrap()];
-    fs::write(&policy, one_sided("a")).unwrap();
+    fs::write(&policy, policy_for_side("a")).unwrap();
     {
         let running = start(&folder, &kept);
-        replace(&policy, &one_sided("b"));
-        running.line_with("policy applied");
+        replace(&policy, &policy_for_side("b"));
+        running.wait_for_line("policy applied");
         // The copy is on disk before that is said; a file that is refused changes nothing of it.
         replace(&policy, "");
-        running.line_with("policy files rejected");
+        running.wait_for_line("policy files rejected");
     }
-    let last_good = json!(digest_of(&one_sided("b")).to_string());
+    let last_good = json!(digest_of(&policy_for_side("b")).to_string());
     let running = start(&folder, &kept);
-    running.line_with("policy files rejected");
+    running.wait_for_line("policy files rejected");
     let ready = Client::connect(running.operators).get("/readyz");
     assert!(
         ready
@@ -168,7 +169,7 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
     fs::write(&copy, &whole[..whole.len() - 20]).unwrap();
     fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
     let running = start(&folder, &kept);
-    running.line_with("policy files rejected");
+    running.wait_for_line("policy files rejected");
     let page = Client::connect(running.operators)
         .get("/debug/policy")
         .json();
@@ -182,14 +183,14 @@ fn b8_a_restart_on_a_corrupt_policy_acts_by_the_last_good_one() {
 fn a_service_logs_that_it_took_over_a_changed_file() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
-    fs::write(&policy, one_sided("a")).unwrap();
+    fs::write(&policy, policy_for_side("a")).unwrap();
     let running =
         RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
-    replace(&policy, &one_sided("b"));
-    let line = running.line_with("policy applied");
+    replace(&policy, &policy_for_side("b"));
+    let line = running.wait_for_line("policy applied");
     for side in SIDES {
         assert!(
-            line.contains(&digest_of(&one_sided(side)).to_string()),
+            line.contains(&digest_of(&policy_for_side(side)).to_string()),
             "{line}"
         );
     }

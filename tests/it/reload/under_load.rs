@@ -42,8 +42,8 @@ fn filtered(client: &mut Client<TcpStream>, pod: &Value) -> Vec<String> {
         .collect();
     if passed.len() == 2 && !refused.is_empty() {
         assert_ne!(
-            one_side(passed.iter().map(String::as_str)),
-            one_side(refused.iter().map(String::as_str))
+            common_side(passed.iter().map(String::as_str)),
+            common_side(refused.iter().map(String::as_str))
         );
     }
     passed
@@ -58,7 +58,7 @@ fn ranked(client: &mut Client<TcpStream>, pod: &Value) -> String {
         .unwrap()
         .iter()
         .filter(|one| one["Score"] != 0);
-    one_side(scored.map(|one| one["Host"].as_str().unwrap()))
+    common_side(scored.map(|one| one["Host"].as_str().unwrap()))
 }
 
 /// Filters, prioritizes and, each time in a while, binds, until it is over.
@@ -79,7 +79,7 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
         let mut passed = Vec::new();
         progress.answered(|| {
             passed = filtered(&mut client, pod);
-            one_side(passed.iter().map(String::as_str))
+            common_side(passed.iter().map(String::as_str))
         });
         progress.answered(|| ranked(&mut client, pod));
         if place < pods.len() - 1 {
@@ -98,11 +98,11 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Relo
 #[test]
 fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     let reloading = Reloading::new();
-    let digests = SIDES.map(|side| digest_of(&one_sided(side)));
+    let digests = SIDES.map(|side| digest_of(&policy_for_side(side)));
     let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         // A failed assertion here must not let the clients run forever.
-        let _over = Over(&progress);
+        let _over = EndOnDrop(&progress);
         for _ in 0..CLIENTS {
             scope.spawn(|| schedule(&reloading.served, &reloading.pods, &next, &progress));
         }
@@ -112,8 +112,8 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
                 progress.asked.load(Ordering::Relaxed) > asked + 100
             });
             progress.begun.store(change, Ordering::SeqCst);
-            reloading.write(&one_sided(SIDES[change % 2]));
-            reloading.until_in_force(digests[change % 2]);
+            reloading.write(&policy_for_side(SIDES[change % 2]));
+            reloading.wait_until_in_force(digests[change % 2]);
             progress.in_force.store(change, Ordering::SeqCst);
         }
     });
@@ -136,9 +136,9 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     }
 }
 
-struct Over<'a>(&'a ReloadProgress);
+struct EndOnDrop<'a>(&'a ReloadProgress);
 
-impl Drop for Over<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::SeqCst);
     }

@@ -30,23 +30,23 @@ pub fn pod(name: &str, vram: &str) -> Value {
     })
 }
 
-pub fn over(mut pod: Value, gpus: u32) -> Value {
+pub fn with_gpu_count(mut pod: Value, gpus: u32) -> Value {
     pod["metadata"]["annotations"]["stowage.dev/gpus"] = json!(gpus.to_string());
     pod
 }
 
-pub fn exclusive(mut pod: Value) -> Value {
+pub fn with_exclusive_gpu(mut pod: Value) -> Value {
     pod["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
     pod
 }
 
-pub fn priority(mut pod: Value, priority: i32) -> Value {
+pub fn with_priority(mut pod: Value, priority: i32) -> Value {
     pod["spec"]["priority"] = json!(priority);
     pod
 }
 
 /// The pod as it is once it is bound to these GPUs (by their numbers on the node).
-pub fn on(mut pod: Value, node: &str, gpus: &[u32], granted: u64) -> Value {
+pub fn bound_on(mut pod: Value, node: &str, gpus: &[u32], granted: u64) -> Value {
     let devices: Vec<String> = gpus.iter().map(|gpu| gpu_uuid(node, *gpu)).collect();
     pod["spec"]["nodeName"] = json!(node);
     pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices.join(","));

@@ -1,7 +1,7 @@
 //! Injected faults of the stand-in API server: writes that are applied late, twice or without an answer, lists in pages, watches
 //! that lag, die or end, and clients that are cut off.
 
-use super::{PATIENCE, binding, pod, send, server};
+use super::{TEST_TIMEOUT, binding, pod, send, server};
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
@@ -39,30 +39,32 @@ async fn a_delayed_write_is_applied_after_its_client_has_gone() {
     for stage in [DelayStage::Network, DelayStage::Queue, DelayStage::Commit] {
         let (api, client) = server().await;
         api.create("pods", pod("a")).unwrap();
-        api.faults().next(
+        api.faults().fail_next(
             Operation::Binding,
             1,
-            InjectedFault::LandsWhenReleased(stage),
+            InjectedFault::CommitsWhenReleased(stage),
         );
         let sent = bind_later(&client, "");
-        api.held().until("test", Operation::Binding, "a").await;
+        api.held_requests()
+            .until_held("test", Operation::Binding, "a")
+            .await;
         sent.abort();
         assert!(sent.await.unwrap_err().is_cancelled());
         assert!(!is_bound(&api), "{stage:?}: nothing is written so far");
-        assert_eq!(api.held().release("test", Operation::Binding), 1);
+        assert_eq!(api.held_requests().release("test", Operation::Binding), 1);
         api.until(|api| is_bound(api).then_some(())).await;
     }
 }
 
 #[tokio::test]
-async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one_that_has_does() {
+async fn a_write_is_committed_after_its_timeout_only_if_its_commit_had_begun() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let faults = api.faults();
-    faults.next(
+    faults.fail_next(
         Operation::Binding,
         1,
-        InjectedFault::LandsWhenReleased(DelayStage::Queue),
+        InjectedFault::CommitsWhenReleased(DelayStage::Queue),
     );
     assert_eq!(
         bind_later(&client, "?timeout=20ms")
@@ -73,16 +75,16 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
         504
     );
     assert_eq!(
-        api.held().release("test", Operation::Binding),
+        api.held_requests().release("test", Operation::Binding),
         0,
         "it is given up"
     );
     assert!(!is_bound(&api));
 
-    faults.next(
+    faults.fail_next(
         Operation::Binding,
         1,
-        InjectedFault::LandsLate(DelayStage::Queue, PATIENCE),
+        InjectedFault::CommitsLate(DelayStage::Queue, TEST_TIMEOUT),
     );
     assert_eq!(
         bind_later(&client, "?timeout=20ms")
@@ -95,17 +97,19 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
     assert!(!is_bound(&api));
 
     // What a proxy buffers has not arrived: the server's time has not begun.
-    faults.next(
+    faults.fail_next(
         Operation::Binding,
         1,
-        InjectedFault::LandsWhenReleased(DelayStage::Network),
+        InjectedFault::CommitsWhenReleased(DelayStage::Network),
     );
     let buffered = bind_later(&client, "?timeout=20ms");
-    api.held().until("test", Operation::Binding, "a").await;
-    faults.next(
+    api.held_requests()
+        .until_held("test", Operation::Binding, "a")
+        .await;
+    faults.fail_next(
         Operation::Binding,
         1,
-        InjectedFault::LandsWhenReleased(DelayStage::Commit),
+        InjectedFault::CommitsWhenReleased(DelayStage::Commit),
     );
     assert_eq!(
         bind_later(&client, "?timeout=20ms")
@@ -116,7 +120,7 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
         504
     );
     assert!(!buffered.is_finished() && !is_bound(&api));
-    assert_eq!(api.held().release("test", Operation::Binding), 2);
+    assert_eq!(api.held_requests().release("test", Operation::Binding), 2);
     api.until(|api| is_bound(api).then_some(())).await;
     let buffered = buffered.await.unwrap().map_err(|(code, _)| code);
     assert!(
@@ -135,11 +139,11 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
 }
 
 #[tokio::test]
-async fn an_answer_is_lost_after_the_write() {
+async fn a_response_can_be_lost_after_its_write_is_committed() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::LosesAnswer);
+        .fail_next(Operation::Binding, 1, InjectedFault::LosesAnswer);
     let request = http::Request::post(BINDING).header("Content-Type", "application/json");
     let request = request
         .body(binding("", "n").to_string().into_bytes())
@@ -150,7 +154,7 @@ async fn an_answer_is_lost_after_the_write() {
 }
 
 #[tokio::test]
-async fn a_write_arrives_a_second_time_when_another_has_come_between() {
+async fn a_write_can_be_duplicated_after_another_write() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let reason = |api: &ApiServer| {
@@ -162,7 +166,7 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
         let patch = json!([{ "op": "add", "path": "/status/conditions", "value": [condition] }]);
         send(&client, "PATCH", STATUS, patch).await.unwrap()
     };
-    api.faults().next(
+    api.faults().fail_next(
         Operation::PodStatus,
         1,
         InjectedFault::ArrivesAgainWhenReleased,
@@ -171,12 +175,14 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
     assert_eq!(reason(&api), "First");
     write("Second").await;
     assert_eq!(reason(&api), "Second");
-    api.held().until("test", Operation::PodStatus, "a").await;
-    assert_eq!(api.held().release("test", Operation::PodStatus), 1);
+    api.held_requests()
+        .until_held("test", Operation::PodStatus, "a")
+        .await;
+    assert_eq!(api.held_requests().release("test", Operation::PodStatus), 1);
     api.until(|api| (reason(api) == "First").then_some(()))
         .await;
 
-    api.faults().next(
+    api.faults().fail_next(
         Operation::PodStatus,
         1,
         InjectedFault::ArrivesTwice(Duration::ZERO),
@@ -191,14 +197,14 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
 }
 
 #[tokio::test]
-async fn faults_ordered_for_one_client_are_not_met_by_another() {
+async fn a_fault_for_one_client_does_not_affect_another() {
     let (api, one) = server().await;
     let other = api.client("other").unwrap();
     api.create("pods", pod("a")).unwrap();
     api.faults()
-        .next_of("other", Operation::Binding, 1, InjectedFault::Forbids);
+        .fail_next_from("other", Operation::Binding, 1, InjectedFault::Forbids);
     api.faults()
-        .next(Operation::Binding, 1, InjectedFault::Throttles(7));
+        .fail_next(Operation::Binding, 1, InjectedFault::Throttles(7));
     let Err(kube::Error::Api(throttled)) = bind_once(&one).await else {
         panic!("it is throttled")
     };
@@ -216,7 +222,7 @@ async fn faults_ordered_for_one_client_are_not_met_by_another() {
             .0,
         403
     );
-    assert_eq!(api.faults().ordered(), 0);
+    assert_eq!(api.faults().pending_count(), 0);
     send(&one, "POST", BINDING, binding("", "n")).await.unwrap();
 }
 
@@ -228,7 +234,7 @@ async fn bind_once(client: &kube::Client) -> kube::Result<Value> {
 }
 
 #[tokio::test]
-async fn every_page_of_a_list_shows_the_cluster_as_of_its_first() {
+async fn all_pages_of_a_list_show_the_resource_version_of_the_first() {
     let (api, client) = server().await;
     ["a", "b", "c", "d", "e"]
         .iter()
@@ -286,12 +292,14 @@ async fn every_page_of_a_list_shows_the_cluster_as_of_its_first() {
 async fn a_list_that_is_answered_late_shows_the_cluster_as_of_its_arrival() {
     let (api, client) = server().await;
     api.faults()
-        .next(Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
+        .fail_next(Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
     let listing =
         tokio::spawn(async move { Api::<Pod>::all(client).list(&ListParams::default()).await });
-    api.held().until("test", Operation::ListPods, "").await;
+    api.held_requests()
+        .until_held("test", Operation::ListPods, "")
+        .await;
     api.create("pods", pod("a")).unwrap();
-    api.held().release_all();
+    api.held_requests().release_all();
     assert!(listing.await.unwrap().unwrap().items.is_empty());
 }
 
@@ -306,7 +314,7 @@ async fn watch(client: &kube::Client) -> PodEvents {
 }
 
 async fn next(events: &mut PodEvents) -> Option<String> {
-    match tokio::time::timeout(PATIENCE, events.next())
+    match tokio::time::timeout(TEST_TIMEOUT, events.next())
         .await
         .unwrap()?
         .unwrap()
@@ -323,7 +331,7 @@ async fn watches_are_held_back_and_resumed_for_one_client() {
         watch(&client).await,
         watch(&api.client("other").unwrap()).await,
     );
-    api.connections().hold_watches_back("test", "pods");
+    api.connections().pause_watches("test", "pods");
     api.create("pods", pod("a")).unwrap();
     assert_eq!(next(&mut others).await.as_deref(), Some("a"));
     assert!(ours.next().now_or_never().is_none());
@@ -332,7 +340,7 @@ async fn watches_are_held_back_and_resumed_for_one_client() {
 }
 
 #[tokio::test]
-async fn a_watch_dies_silently_or_ends_and_the_next_one_shows_everything() {
+async fn a_watch_can_stall_or_end_and_the_next_one_delivers_all_changes() {
     let (api, client) = server().await;
     let (mut silent, connections) = (watch(&client).await, api.connections());
     connections.silence_watches("test", "pods");
@@ -350,10 +358,10 @@ async fn a_watch_dies_silently_or_ends_and_the_next_one_shows_everything() {
 }
 
 #[tokio::test]
-async fn a_watch_and_a_list_are_answered_410_on_order() {
+async fn a_watch_and_a_list_can_be_made_to_fail_with_410() {
     let (api, client) = server().await;
     for operation in [Operation::WatchPods, Operation::ListPods] {
-        api.faults().next(operation, 1, InjectedFault::Expired);
+        api.faults().fail_next(operation, 1, InjectedFault::Expired);
     }
     let query = |text: &str| format!("/api/v1/pods{text}");
     assert_eq!(
@@ -374,7 +382,7 @@ async fn a_watch_and_a_list_are_answered_410_on_order() {
 }
 
 #[tokio::test]
-async fn a_request_abandoned_during_a_partition_never_arrives_and_the_others_do() {
+async fn a_request_abandoned_during_a_partition_never_arrives_but_waiting_ones_do() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let mut events = watch(&client).await;

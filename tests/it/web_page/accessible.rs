@@ -4,7 +4,7 @@
 
 use super::{served, visiting};
 use crate::browser::Browser;
-use crate::needs::skipped;
+use crate::needs::report_skipped;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ fn axe() -> Option<String> {
     let file = std::env::var_os(AXE).map_or_else(beside, PathBuf::from);
     let script = std::fs::read_to_string(&file);
     if let Err(error) = &script {
-        skipped(format_args!(
+        report_skipped(format_args!(
             "axe-core: {}: {error}; fetch it with `{HOW}`, or name it in {AXE}",
             file.display()
         ));
@@ -58,20 +58,20 @@ fn axe_finds_nothing_serious() {
     browser.evaluate(&axe);
     let mut found = Vec::new();
     for theme in ["light", "dark"] {
-        browser.prefer(theme);
+        browser.emulate_theme(theme);
         for view in ["bars", "heat", "table"] {
             browser.view(view);
             found.extend(findings(&mut browser, &format!("{theme}, {view}")));
         }
         browser.click("#pending [data-key='default/large']");
-        browser.until(
+        browser.wait_for(
             "a pod is explained",
             "document.querySelector('#drawer .headline')&&1",
         );
         found.extend(findings(&mut browser, &format!("{theme}, explanation")));
         browser.press("Escape");
         browser.view("bars");
-        browser.until("a GPU is there", "document.querySelector('.gpu')&&1");
+        browser.wait_for("a GPU is there", "document.querySelector('.gpu')&&1");
         browser.click("[data-key=GPU-node-a-0]");
         found.extend(findings(&mut browser, &format!("{theme}, GPU")));
         browser.press("Escape");

@@ -3,8 +3,10 @@
 
 use super::{GIB, report_of_use, url};
 use crate::browser::Browser;
-use crate::served::{ServedCluster, bind_args, node, on, pod, report, without_engines};
-use crate::web_page::DRAWN;
+use crate::served::{
+    ServedCluster, bind_args, bound_on, node, pod, policy_without_engines, report,
+};
+use crate::web_page::IS_DRAWN;
 use serde_json::json;
 use stowage_kubernetes_objects::port::BindOutcome;
 use stowage_scheduling::policy::{Class, Match, Tenant};
@@ -17,7 +19,7 @@ const GPU_MODEL: &str = "NVIDIA-<iframe/src=javascript:ran=4>";
 /// A policy in a file has DNS labels; what is shown does not depend on that.
 const CLASS: &str = "<style>*{display:none}</style>\n\"`${ran=5}";
 const TENANT: &str = "</dl><script>ran=6</script>\u{2066}";
-const SAID: &str = "denied:\n\n<img src=x onerror=\"ran=7\"> </script>\u{202e}tpircs";
+const HOSTILE_MESSAGE: &str = "denied:\n\n<img src=x onerror=\"ran=7\"> </script>\u{202e}tpircs";
 
 /// Nothing was made of them, and nothing ran.
 fn is_clean(browser: &mut Browser, place: &str) {
@@ -39,15 +41,15 @@ fn is_clean(browser: &mut Browser, place: &str) {
 
 fn shows(browser: &mut Browser, place: &str, part: &str) {
     let is_shown = format!("document.body.innerText.includes({})", json!(part));
-    browser.until(&format!("{place} shows {part:?}"), &is_shown);
+    browser.wait_for(&format!("{place} shows {part:?}"), &is_shown);
 }
 
 #[test]
-fn what_others_wrote_is_text_everywhere() {
+fn untrusted_text_is_never_interpreted_as_html() {
     let Some(mut browser) = Browser::start() else {
         return;
     };
-    let mut policy = without_engines();
+    let mut policy = policy_without_engines();
     let mut classes = policy.classes().to_vec();
     let every = classes.last_mut().unwrap();
     *every = Class {
@@ -62,12 +64,12 @@ fn what_others_wrote_is_text_everywhere() {
                 priority: Some(7..=7),
                 ..Match::default()
             },
-            ..Class::named("<u>top</u>")
+            ..Class::new("<u>top</u>")
         },
     );
     policy = policy.with_classes(classes).unwrap();
     policy = policy
-        .with_tenants(vec![Tenant::named(TENANT, &["default"])])
+        .with_tenants(vec![Tenant::new(TENANT, &["default"])])
         .unwrap();
     let hostile = |name: &str, vram: &str| {
         let mut pod = pod(name, vram);
@@ -75,12 +77,12 @@ fn what_others_wrote_is_text_everywhere() {
         pod
     };
     let waiting = format!("{POD}-waits");
-    let mut cluster = ServedCluster::of(&[]);
+    let mut cluster = ServedCluster::with_gpus(&[]);
     cluster.nodes = vec![node(NODE)];
     cluster.policy = policy;
     let served = cluster
         .with([
-            on(hostile(POD, "40Gi"), NODE, &[0], 40 * GIB),
+            bound_on(hostile(POD, "40Gi"), NODE, &[0], 40 * GIB),
             hostile(&waiting, "100Gi"),
             hostile("<i>unbound</i>", "1Gi"),
         ])
@@ -93,7 +95,7 @@ fn what_others_wrote_is_text_everywhere() {
         .binds
         .lock()
         .push_back(BindOutcome::Refused {
-            message: SAID.into(),
+            message: HOSTILE_MESSAGE.into(),
         });
     let refused = served
         .post(
@@ -102,10 +104,13 @@ fn what_others_wrote_is_text_everywhere() {
         )
         .json();
     assert_ne!(refused["Error"], "");
-    assert_eq!(served.passed(&hostile(&waiting, "100Gi"), &[NODE]), [""; 0]);
+    assert_eq!(
+        served.filter_passed(&hostile(&waiting, "100Gi"), &[NODE]),
+        [""; 0]
+    );
 
     browser.go(&url(&served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     for part in [
         POD,
         NODE,
@@ -123,7 +128,7 @@ fn what_others_wrote_is_text_everywhere() {
         is_clean(&mut browser, view);
     }
     browser.view("bars");
-    browser.until("bars are drawn", "document.querySelector('.gpu') !== null");
+    browser.wait_for("bars are drawn", "document.querySelector('.gpu') !== null");
     browser.click(".gpu");
     shows(
         &mut browser,
@@ -140,7 +145,7 @@ fn what_others_wrote_is_text_everywhere() {
             "[...document.querySelectorAll('button')].find((one) => one.innerText.endsWith({})).click()",
             json!(name)
         ));
-        browser.until(
+        browser.wait_for(
             "it is explained",
             "document.querySelector('#drawer .headline')&&1",
         );
@@ -150,10 +155,10 @@ fn what_others_wrote_is_text_everywhere() {
     for sequence in 2..5 {
         assert_eq!(served.report(report_of_use(NODE, 2, sequence)).status, 200);
     }
-    browser.until(
+    browser.wait_for(
         "a change arrives",
         "document.body.innerText.includes('20.0 GiB')",
     );
     is_clean(&mut browser, "a change");
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }

@@ -1,8 +1,8 @@
 //! A thousand nodes of eight GPUs: the page appears and follows. How fast is printed; no test asserts a time.
 
-use super::{DRAWN, url};
+use super::{IS_DRAWN, url};
 use crate::browser::Browser;
-use crate::served::{Served, ServedCluster, gpu_uuid, on, pod, priority};
+use crate::served::{Served, ServedCluster, bound_on, gpu_uuid, pod, with_priority};
 use serde_json::Value;
 use std::time::Instant;
 
@@ -17,14 +17,18 @@ pub(super) fn served() -> Served {
         let (node, gpu) = place(at);
         let size = 10 + at as u64 * 7 % 50;
         let one = pod(&format!("pod-{at}"), &format!("{size}Gi"));
-        on(
-            if at % 3 == 0 { priority(one, -5) } else { one },
+        bound_on(
+            if at % 3 == 0 {
+                with_priority(one, -5)
+            } else {
+                one
+            },
             &names[node],
             &[gpu],
             size << 30,
         )
     });
-    ServedCluster::of(&gpus)
+    ServedCluster::with_gpus(&gpus)
         .with(pods)
         .with([pod("late", "30Gi")])
         .serve()
@@ -44,7 +48,7 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
     };
     let served = served();
     browser.go(&url(&served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     let paint = millis(
         &mut browser,
         "performance.getEntriesByName('first-contentful-paint')[0].startTime",
@@ -71,12 +75,12 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
     );
 
     browser.evaluate("scrollTo(0, document.body.scrollHeight)");
-    browser.until(
+    browser.wait_for(
         "the last node is drawn",
         "document.body.innerText.includes('node-0999')",
     );
     browser.evaluate("scrollTo(0, 0)");
-    browser.until(
+    browser.wait_for(
         "the first node is drawn again",
         "document.body.innerText.includes('node-0000')",
     );
@@ -92,7 +96,7 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
 
     let began = Instant::now();
     assert_eq!(served.bind(&pod("late", "30Gi"), "node-0000"), "");
-    let place: Value = browser.until(
+    let place: Value = browser.wait_for(
         "the pod is on its GPU",
         "document.querySelector('.segment[title^=\"default/late: 30.0 GiB\"]')?.closest('.gpu').dataset.key",
     );
@@ -101,7 +105,7 @@ fn a_thousand_nodes_are_drawn_and_one_gpus_change_arrives() {
         (0..8).any(|gpu| place == *gpu_uuid("node-0000", gpu)),
         "{place}"
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
     println!(
         "{NODES} nodes: first contentful paint {paint:.0} ms, the cluster {fleet:.0} ms, bars {bars:.0} ms after the click, \
          a bind {late} ms"

@@ -1,8 +1,8 @@
 //! Pictures of the page for people to look at, in a folder that `STOWAGE_SCREENSHOTS` names.
 
-use super::{DRAWN, large, url};
+use super::{IS_DRAWN, large, url};
 use crate::browser::Browser;
-use crate::needs::skipped;
+use crate::needs::report_skipped;
 use crate::running_demo::RunningDemo;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ struct Album {
 impl Album {
     fn take(&self, browser: &mut Browser, name: &str) {
         let file = self.folder.join(format!("{}-{name}.png", self.of));
-        browser.picture(&file);
+        browser.save_screenshot(&file);
         assert!(
             std::fs::metadata(&file).unwrap().len() > 10_000,
             "{} has nothing in it",
@@ -29,10 +29,10 @@ impl Album {
 
     fn everything(&self, browser: &mut Browser) {
         for theme in ["light", "dark"] {
-            browser.prefer(theme);
+            browser.emulate_theme(theme);
             for view in ["bars", "heat", "table"] {
                 browser.view(view);
-                browser.until(
+                browser.wait_for(
                     "a GPU is there",
                     "document.querySelector('.gpu, canvas, tbody tr')&&1",
                 );
@@ -43,14 +43,14 @@ impl Album {
             self.take(browser, &format!("gpu-{theme}"));
             browser.press("Escape");
             browser.click("#pending button, #activity button");
-            browser.until(
+            browser.wait_for(
                 "it is explained",
                 "document.querySelector('#drawer .headline')&&1",
             );
             self.take(browser, &format!("drawer-{theme}"));
             browser.press("Escape");
         }
-        browser.prefer("light");
+        browser.emulate_theme("light");
         browser.resize(PHONE, true);
         self.take(browser, "phone");
         browser.evaluate("document.querySelector('#nodes').scrollIntoView()");
@@ -60,9 +60,9 @@ impl Album {
 }
 
 #[test]
-fn pictures_are_taken_for_those_who_ask() {
+fn screenshots_are_taken_on_request() {
     let Some(folder) = std::env::var_os(FOLDER) else {
-        return skipped(format_args!("{FOLDER} names no folder"));
+        return report_skipped(format_args!("{FOLDER} names no folder"));
     };
     let Some(mut browser) = Browser::start() else {
         return;
@@ -75,16 +75,16 @@ fn pictures_are_taken_for_those_who_ask() {
     };
     let demo = RunningDemo::start();
     browser.go(&format!("{}/", demo.operators));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     album("demo").everything(&mut browser);
     let served = large::served();
     browser.go(&url(&served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     assert_eq!(
         served.bind(&crate::served::pod("late", "30Gi"), "node-0000"),
         ""
     );
-    browser.until(
+    browser.wait_for(
         "it is decided",
         "document.querySelector('#activity button')&&1",
     );

@@ -1,9 +1,9 @@
 //! `/v1/fleet/events`, the stream that the page follows: however it is cut into pieces, and by clients that do not read it.
 
-use super::{DRAWN, served, url};
+use super::{IS_DRAWN, served, url};
 use crate::browser::Browser;
-use crate::client::{Client, PATIENCE};
-use crate::served::{Served, ServedCluster, eventually, pod, priority};
+use crate::client::{Client, TEST_TIMEOUT};
+use crate::served::{Served, ServedCluster, eventually, pod, with_priority};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -17,23 +17,23 @@ const BYTE_BY_BYTE: &str = "const whole = globalThis.fetch; globalThis.fetch = a
     return new Response(answer.body.pipeThrough(pieces), { status: answer.status, headers: answer.headers }); };";
 
 #[test]
-fn events_are_taken_however_the_stream_is_cut() {
+fn events_are_parsed_however_the_stream_is_chunked() {
     let served = served();
     let Some(mut browser) = Browser::start() else {
         return;
     };
     browser.before_each_page(BYTE_BY_BYTE);
     browser.go(&url(&served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     assert_eq!(
-        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        served.bind(&with_priority(pod("later", "10Gi"), -10), "node-b"),
         ""
     );
-    browser.until(
+    browser.wait_for(
         "a change is drawn",
         "document.querySelector('.segment[title^=\"default/later\"]')&&1",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 /// So many nodes that the first event fills no socket's buffers.
@@ -45,7 +45,7 @@ const WATCHING: usize = 24;
 
 fn follows(served: &Served) -> TcpStream {
     let mut stream = TcpStream::connect(served.operators).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream
         .write_all(b"GET /v1/fleet/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .unwrap();
@@ -62,10 +62,10 @@ fn status(stream: &TcpStream) -> String {
 }
 
 #[test]
-fn clients_that_never_read_are_ended_and_another_one_is_answered() {
+fn clients_that_never_read_are_disconnected_and_others_are_served() {
     let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    let mut cluster = ServedCluster::of(&gpus);
+    let mut cluster = ServedCluster::with_gpus(&gpus);
     let connections = ConnectionLimits {
         write: Duration::from_millis(300),
         ..ConnectionLimits::default()
@@ -89,13 +89,13 @@ fn clients_that_never_read_are_ended_and_another_one_is_answered() {
     let ended = "stowage_connections_dropped_total{address=\"operators\",reason=\"not-reading\"}";
     eventually(
         "as many as are sent the cluster at a time are ended",
-        || served.metric_past_limits(ended) >= 2,
+        || served.metric_without_limits(ended) >= 2,
     );
     drop(unread);
 }
 
 #[test]
-fn one_client_more_than_may_follow_is_told_to_try_again() {
+fn a_client_beyond_the_stream_limit_gets_a_retry_answer() {
     let served = served();
     let following: Vec<TcpStream> = (0..WATCHING).map(|_| follows(&served)).collect();
     for stream in &following {

@@ -1,9 +1,9 @@
 //! By keyboard, by pointer, in light and dark, on small screens, and behind `stowage ui`.
 
-use super::{DRAWN, cluster, served, url, visiting};
+use super::{IS_DRAWN, cluster, served, url, visiting};
 use crate::browser::Browser;
-use crate::running_demo::Ends;
-use crate::served::{pod, priority};
+use crate::running_demo::KillOnDrop;
+use crate::served::{pod, with_priority};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::json;
@@ -25,17 +25,17 @@ fn a_pod_is_explained_by_keyboard_and_the_focus_comes_back() {
     };
     browser.tab_to("default/large");
     browser.press("Enter");
-    browser.until(
+    browser.wait_for(
         "it is explained",
         "document.getElementById('drawer').innerText.includes('No node fits it now')",
     );
     browser.expect("dialog", "default/large");
     // The list is drawn again below the drawer.
     assert_eq!(
-        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        served.bind(&with_priority(pod("later", "10Gi"), -10), "node-b"),
         ""
     );
-    browser.until(
+    browser.wait_for(
         "it is drawn",
         "!document.getElementById('pending').innerText.includes('default/later')",
     );
@@ -49,13 +49,13 @@ fn a_pod_is_explained_by_keyboard_and_the_focus_comes_back() {
         );
     }
     browser.press("Escape");
-    browser.until("it is closed", "!document.getElementById('drawer').open");
+    browser.wait_for("it is closed", "!document.getElementById('drawer').open");
     let back = "document.activeElement.innerText === 'default/large' \
                 && document.getElementById('pending').contains(document.activeElement)";
-    browser.until("the focus is back", back);
+    browser.wait_for("the focus is back", back);
     browser.press("Enter");
-    browser.until("it opens again", "document.getElementById('drawer').open");
-    assert_eq!(browser.complaints(), [""; 0]);
+    browser.wait_for("it opens again", "document.getElementById('drawer').open");
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -80,17 +80,17 @@ fn a_gpu_opens_by_keyboard_and_leads_to_its_pods() {
     }
     browser.tab_to("default/chat");
     browser.press("Enter");
-    browser.until(
+    browser.wait_for(
         "the pod is explained",
         "document.getElementById('drawer').innerText.includes('It is on its node')",
     );
     browser.press("Escape");
-    browser.until("it is closed", "!document.getElementById('drawer').open");
-    browser.until(
+    browser.wait_for("it is closed", "!document.getElementById('drawer').open");
+    browser.wait_for(
         "the focus is where it began",
         "document.activeElement.dataset.key === 'GPU-node-a-0'",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -101,26 +101,26 @@ fn a_click_counts_although_the_page_changes_below_it() {
     };
     browser.before_each_page(COUNT_EVENTS);
     browser.go(&url(&served));
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     let at = browser.middle_of("[data-key=GPU-node-b-0]");
-    browser.point("mousePressed", &at);
+    browser.send_mouse_event("mousePressed", &at);
     let heard = browser.evaluate("heard").as_u64().unwrap();
     assert_eq!(
-        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        served.bind(&with_priority(pod("later", "10Gi"), -10), "node-b"),
         ""
     );
-    browser.until("the page has the change", &format!("heard > {heard}"));
+    browser.wait_for("the page has the change", &format!("heard > {heard}"));
     browser.evaluate(
         "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))",
     );
-    browser.point("mouseReleased", &at);
-    browser.until("the GPU is shown", "document.getElementById('drawer').open");
+    browser.send_mouse_event("mouseReleased", &at);
+    browser.wait_for("the GPU is shown", "document.getElementById('drawer').open");
     browser.press("Escape");
-    browser.until(
+    browser.wait_for(
         "the change is drawn",
         "document.querySelector('.segment[title^=\"default/later\"]')&&1",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn search_filter_and_the_three_views_show_the_same_gpus() {
     let shown = "[...document.querySelectorAll('.gpu')].map((one) => one.dataset.key)";
     browser.press("/");
     browser.write("chat-8b");
-    browser.until(
+    browser.wait_for(
         "GPUs with pods of the model are left",
         &format!("{shown}.length === 1"),
     );
@@ -142,23 +142,23 @@ fn search_filter_and_the_three_views_show_the_same_gpus() {
         1
     );
     browser.view("table");
-    browser.until(
+    browser.wait_for(
         "so it is in the table",
         "document.querySelectorAll('tbody tr').length === 1",
     );
     browser.expect("button", "node-a GPU 0");
     browser.search("no such pod");
-    browser.until(
+    browser.wait_for(
         "it says that nothing is left",
         "document.getElementById('nothing')&&1",
     );
     browser.search("");
-    browser.until(
+    browser.wait_for(
         "all are there again",
         "document.querySelectorAll('tbody tr').length === 14",
     );
     browser.filter("kv");
-    browser.until(
+    browser.wait_for(
         "one has a full KV cache",
         "document.querySelectorAll('tbody tr').length === 1",
     );
@@ -183,12 +183,12 @@ fn search_filter_and_the_three_views_show_the_same_gpus() {
     browser.press("Enter");
     browser.expect("heading", "GPU 3 of node-c");
     browser.press("Escape");
-    browser.until("it is closed", "!document.getElementById('drawer').open");
-    browser.until(
+    browser.wait_for("it is closed", "!document.getElementById('drawer').open");
+    browser.wait_for(
         "the focus is back",
         "document.activeElement.tagName === 'CANVAS'",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_key_counts_before_the_heat_map_is_first_drawn() {
         return;
     };
     browser.filter("kv");
-    browser.until(
+    browser.wait_for(
         "the filter is drawn",
         "document.querySelectorAll('.gpu').length === 1",
     );
@@ -210,7 +210,7 @@ fn a_key_counts_before_the_heat_map_is_first_drawn() {
         return document.getElementById('heat-at').innerText; })()";
     let said = browser.text(pressed);
     assert!(said.starts_with("node-a, GPU 1,"), "{said}");
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -221,18 +221,18 @@ fn a_table_stays_where_it_is_while_the_cluster_changes() {
     };
     browser.resize((390, 800), true);
     browser.view("table");
-    browser.until(
+    browser.wait_for(
         "it is wider than the screen",
         "document.querySelector('tbody tr')&&1",
     );
     browser.evaluate("document.querySelector('[data-key=GPU-node-b-1]').focus()");
     browser.evaluate("document.querySelector('.scroller').scrollLeft = 150");
     assert_eq!(
-        served.bind(&priority(pod("later", "10Gi"), -10), "node-b"),
+        served.bind(&with_priority(pod("later", "10Gi"), -10), "node-b"),
         ""
     );
     let changed = "document.querySelector('[data-key=GPU-node-b-0]').closest('tr').innerText.includes('10.0 GiB of')";
-    browser.until("a change is drawn", changed);
+    browser.wait_for("a change is drawn", changed);
     assert_eq!(
         browser.evaluate("document.querySelector('.scroller').scrollLeft"),
         150
@@ -267,9 +267,9 @@ fn it_follows_the_systems_theme_unless_one_is_chosen() {
     };
     let brightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((sum, one) => sum + Number(one), 0) / 3";
     let is_dark = |browser: &mut Browser| browser.evaluate(brightness).as_f64().unwrap() < 128.0;
-    browser.prefer("dark");
+    browser.emulate_theme("dark");
     assert!(is_dark(&mut browser));
-    browser.prefer("light");
+    browser.emulate_theme("light");
     assert!(!is_dark(&mut browser));
     browser.click("#theme");
     browser.click("#theme");
@@ -279,9 +279,9 @@ fn it_follows_the_systems_theme_unless_one_is_chosen() {
     );
     assert!(is_dark(&mut browser), "the chosen theme counts");
     browser.go(&url(&served));
-    browser.until("the page is drawn again", DRAWN);
+    browser.wait_for("the page is drawn again", IS_DRAWN);
     assert!(is_dark(&mut browser), "and lasts");
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 #[test]
@@ -320,19 +320,19 @@ fn stowage_ui_serves_the_whole_page_behind_its_key() {
         .env("KUBECONFIG", "/nonexistent")
         .stdout(Stdio::piped())
         .spawn();
-    let mut ui = Ends(ui.unwrap());
+    let mut ui = KillOnDrop(ui.unwrap());
     let mut line = String::new();
     BufReader::new(ui.0.stdout.take().unwrap())
         .read_line(&mut line)
         .unwrap();
     browser.go(line.trim().strip_prefix("Open ").unwrap());
-    browser.until("the page is drawn", DRAWN);
+    browser.wait_for("the page is drawn", IS_DRAWN);
     browser.click("#pending [data-key='default/large']");
-    browser.until(
+    browser.wait_for(
         "a pod is explained",
         "document.getElementById('drawer').innerText.includes('No node fits it now')",
     );
-    assert_eq!(browser.complaints(), [""; 0]);
+    assert_eq!(browser.take_errors(), [""; 0]);
 }
 
 /// Accepts no token, so that a browser cannot read a page without one.
@@ -358,6 +358,6 @@ fn where_a_token_is_asked_for_it_says_how_to_open_the_page() {
     let served = cluster.serve();
     browser.go(&url(&served));
     let said = "document.querySelector('[role=alert]')?.innerText.includes('stowage ui --server')";
-    browser.until("it says so", said);
+    browser.wait_for("it says so", said);
     browser.expect("StaticText", "Not allowed, trying again");
 }

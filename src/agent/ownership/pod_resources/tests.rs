@@ -1,7 +1,7 @@
 //! The pod-resources client against a real server on a unix socket, and against sockets that are no kubelet's.
 
 use super::*;
-use crate::ownership::fake_kubelet::{FakeKubelet, given};
+use crate::ownership::fake_kubelet::{FakeKubelet, pod_with_devices};
 use stowage_scheduling::ids::GpuUuid;
 use tokio::net::UnixListener;
 
@@ -10,9 +10,9 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Asks again at once, and forgets nothing.
 const EAGER: Timeouts = Timeouts {
-    answer: LONG,
-    again: Duration::ZERO,
-    stand_in: LONG,
+    response: LONG,
+    retry_pause: Duration::ZERO,
+    max_age: LONG,
 };
 
 fn asking(socket: PathBuf, timeouts: Timeouts) -> PodResources {
@@ -41,9 +41,9 @@ fn uuid(id: &DeviceId) -> &str {
 #[tokio::test]
 async fn the_list_says_which_container_has_which_devices() {
     let kubelet = FakeKubelet::start(vec![
-        given("team-a", "llama", "nvidia.com/gpu", &["GPU-a", "GPU-b"]),
-        given("team-b", "qwen", "nvidia.com/mig-1g.10gb", &["MIG-c"]),
-        given("team-b", "bare", "acme.com/nic", &["0"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu", &["GPU-a", "GPU-b"]),
+        pod_with_devices("team-b", "qwen", "nvidia.com/mig-1g.10gb", &["MIG-c"]),
+        pod_with_devices("team-b", "bare", "acme.com/nic", &["0"]),
     ]);
     let mut source = asking(kubelet.socket(), EAGER);
     let (known, problem) = source.allocations().await;
@@ -80,22 +80,22 @@ fn ids_are_read_as_the_plugins_write_them() {
         ("::3", None),
         ("GPU a", None),
     ] {
-        assert_eq!(DeviceId::of_plugin(id), read, "{id}");
+        assert_eq!(DeviceId::from_plugin(id), read, "{id}");
     }
     let long = "gpu-0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
-    assert_eq!(DeviceId::of_claim("gpu-1"), minor(1, None));
-    assert_eq!(DeviceId::of_claim(long), uuid(long));
+    assert_eq!(DeviceId::from_claim("gpu-1"), minor(1, None));
+    assert_eq!(DeviceId::from_claim(long), uuid(long));
     assert_eq!(
-        ["gpu-0-mig-9-4-4", "channel-0", ""].map(DeviceId::of_claim),
+        ["gpu-0-mig-9-4-4", "channel-0", ""].map(DeviceId::from_claim),
         [None, None, None]
     );
 }
 
 #[tokio::test]
-async fn a_pod_whose_name_is_none_hides_no_other() {
+async fn a_pod_with_an_invalid_name_is_left_out() {
     let kubelet = FakeKubelet::start(vec![
-        given("", "x", "nvidia.com/gpu", &["GPU-a"]),
-        given("team-a", "llama", "nvidia.com/gpu", &["GPU-b", "\n"]),
+        pod_with_devices("", "x", "nvidia.com/gpu", &["GPU-a"]),
+        pod_with_devices("team-a", "llama", "nvidia.com/gpu", &["GPU-b", "\n"]),
     ]);
     assert_eq!(
         ids(asking(kubelet.socket(), EAGER).allocations().await.0),
@@ -104,7 +104,7 @@ async fn a_pod_whose_name_is_none_hides_no_other() {
 }
 
 #[tokio::test]
-async fn a_socket_that_is_not_there_is_named_with_the_way_out() {
+async fn a_missing_socket_is_reported_with_the_remedy() {
     let kubelet = FakeKubelet::stopped();
     let mut source = asking(kubelet.socket(), EAGER);
     let (known, problem) = source.allocations().await;
@@ -125,9 +125,13 @@ async fn a_socket_that_is_not_there_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in() {
-    let mut kubelet =
-        FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+async fn the_last_answer_is_used_until_the_kubelet_is_back() {
+    let mut kubelet = FakeKubelet::start(vec![pod_with_devices(
+        "team-a",
+        "llama",
+        "nvidia.com/gpu",
+        &["GPU-a"],
+    )]);
     let mut source = asking(kubelet.socket(), EAGER);
     assert_eq!(ids(source.allocations().await.0), ["GPU-a"]);
     kubelet.stop().await;
@@ -137,7 +141,7 @@ async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in(
         matches!(problem, Some(PodResourcesError::Failed { .. })),
         "{problem:?}"
     );
-    kubelet.answers(Ok(vec![given(
+    kubelet.set_answer(Ok(vec![pod_with_devices(
         "team-a",
         "llama",
         "nvidia.com/gpu",
@@ -149,13 +153,17 @@ async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in(
 }
 
 #[tokio::test]
-async fn an_answer_does_not_stand_in_for_ever() {
-    let mut kubelet =
-        FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+async fn an_old_answer_expires() {
+    let mut kubelet = FakeKubelet::start(vec![pod_with_devices(
+        "team-a",
+        "llama",
+        "nvidia.com/gpu",
+        &["GPU-a"],
+    )]);
     let mut source = asking(
         kubelet.socket(),
         Timeouts {
-            stand_in: Duration::ZERO,
+            max_age: Duration::ZERO,
             ..EAGER
         },
     );
@@ -178,13 +186,13 @@ async fn a_socket_without_a_listener_is_reported() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for_a_while() {
+async fn a_kubelet_that_never_answers_times_out_and_is_retried_later() {
     let kubelet = FakeKubelet::stopped();
     let listener = UnixListener::bind(kubelet.socket()).unwrap();
     let short = Timeouts {
-        answer: Duration::from_millis(1),
-        again: LONG,
-        stand_in: LONG,
+        response: Duration::from_millis(1),
+        retry_pause: LONG,
+        max_age: LONG,
     };
     let mut source = asking(kubelet.socket(), short);
     let problem = source.allocations().await.1.unwrap();
@@ -201,7 +209,7 @@ async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for
 #[tokio::test]
 async fn a_server_that_speaks_another_protocol_or_has_no_such_call_is_a_reason() {
     let mut kubelet = FakeKubelet::start(vec![]);
-    kubelet.answers(Err(Status::unimplemented("no such method")));
+    kubelet.set_answer(Err(Status::unimplemented("no such method")));
     let problem = asking(kubelet.socket(), EAGER)
         .allocations()
         .await
@@ -212,10 +220,15 @@ async fn a_server_that_speaks_another_protocol_or_has_no_such_call_is_a_reason()
 }
 
 #[tokio::test]
-async fn an_answer_beyond_all_measure_is_refused() {
+async fn an_oversized_answer_is_rejected() {
     let id = "x".repeat(250);
     let ids = vec![id.as_str(); 20 << 12];
-    let kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &ids)]);
+    let kubelet = FakeKubelet::start(vec![pod_with_devices(
+        "team-a",
+        "llama",
+        "nvidia.com/gpu",
+        &ids,
+    )]);
     let problem = asking(kubelet.socket(), EAGER)
         .allocations()
         .await

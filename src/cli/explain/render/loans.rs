@@ -1,13 +1,13 @@
 //! Formats what an explanation says of VRAM that sleeping engines lend.
 
 use stowage_scheduling::explaining::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
-use stowage_scheduling::explaining::obstacle::list;
-use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::explaining::obstacle::list_names;
+use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ledger::LoanStage;
 use stowage_scheduling::units::Bytes;
 
 /// Whether a pending pod may borrow VRAM, as text.
-pub fn borrowing(part: &BorrowingPart) -> String {
+pub fn borrowing_text(part: &BorrowingPart) -> String {
     match &part.kept_out_because {
         None => {
             "it may borrow VRAM of sleeping engines, and is evicted when one of them is to wake"
@@ -18,7 +18,7 @@ pub fn borrowing(part: &BorrowingPart) -> String {
 }
 
 /// What a bound pod lends or borrows, as text.
-pub fn of_pod(loan: &PodLoanPart) -> String {
+pub fn pod_loan_text(loan: &PodLoanPart) -> String {
     let PodLoanPart {
         stage,
         request,
@@ -26,7 +26,7 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
         borrowed_bytes,
         is_free,
     } = loan;
-    let asked = request
+    let request_text = request
         .as_ref()
         .map_or(String::new(), |request| format!(" (request {request})"));
     let borrowed = match others.is_empty() {
@@ -34,14 +34,14 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
         false => format!(
             "{} of its GPUs are borrowed by {}",
             borrowed_bytes,
-            list(others)
+            list_names(others)
         ),
     };
     match stage {
         LoanStage::Borrows => {
             format!(
                 "it borrows VRAM of {}, and is evicted when that is to wake",
-                list(others)
+                list_names(others)
             )
         }
         LoanStage::Lends { bytes_per_gpu } => {
@@ -50,34 +50,34 @@ pub fn of_pod(loan: &PodLoanPart) -> String {
         LoanStage::Sleeps { lends_in_millis } => {
             format!(
                 "its engine sleeps, and lends in {} at the earliest; {borrowed}",
-                length(*lends_in_millis)
+                human_duration(*lends_in_millis)
             )
         }
         LoanStage::Recalled => format!(
             "its engine sleeps, and lends nothing because the engines of its model are nearly full; {borrowed}"
         ),
         LoanStage::WaitsToWake if !others.is_empty() => {
-            format!("it asked to wake{asked}, and waits for evictions: {borrowed}")
+            format!("it asked to wake{request_text}, and waits for evictions: {borrowed}")
         }
         LoanStage::WaitsToWake if *is_free => {
-            format!("it asked to wake{asked}, and its VRAM is free: it is being told")
+            format!("it asked to wake{request_text}, and its VRAM is free: it is being told")
         }
         LoanStage::WaitsToWake => format!(
-            "it asked to wake{asked}, and waits for a report that shows nothing of the pods that borrowed"
+            "it asked to wake{request_text}, and waits for a report that shows nothing of the pods that borrowed"
         ),
-        LoanStage::MayWake => format!("it may wake{asked}; {borrowed}"),
+        LoanStage::MayWake => format!("it may wake{request_text}; {borrowed}"),
     }
 }
 
 /// What a pod on a GPU lends or borrows, as text behind its figures.
-pub fn of_occupant(loan: LoanStage) -> String {
+pub fn occupant_loan_text(loan: LoanStage) -> String {
     match loan {
         LoanStage::Borrows => ", borrows".into(),
         LoanStage::Lends { bytes_per_gpu } => format!(", asleep, lends {bytes_per_gpu}"),
         LoanStage::Sleeps { lends_in_millis } => {
             format!(
                 ", asleep, lends in {} at the earliest",
-                length(lends_in_millis)
+                human_duration(lends_in_millis)
             )
         }
         LoanStage::Recalled => ", asleep, recalled".into(),
@@ -86,7 +86,7 @@ pub fn of_occupant(loan: LoanStage) -> String {
     }
 }
 
-pub fn on_gpu(part: &GpuLoansPart) -> String {
+pub fn gpu_loans_text(part: &GpuLoansPart) -> String {
     let GpuLoansPart {
         lent_bytes,
         borrowed_bytes,

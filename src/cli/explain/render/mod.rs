@@ -11,10 +11,10 @@ use stowage_scheduling::explaining::explanation::{
     ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
     TenantPart, UnsupportedPart,
 };
-use stowage_scheduling::explaining::units::{amount, length};
+use stowage_scheduling::explaining::units::{format_share, human_duration};
 use stowage_scheduling::ledger::SchedulingGate;
 use stowage_scheduling::policy::Mode;
-use stowage_scheduling::units::{are, plural};
+use stowage_scheduling::units::{is_or_are, plural};
 use stowage_scheduling::vocabulary::demand::Sharing;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Paint {
 }
 
 impl Paint {
-    fn put(self, text: &str, style: Style) -> String {
+    fn styled(self, text: &str, style: Style) -> String {
         match self {
             Self::Plain => text.into(),
             Self::Colored => text.style(style).to_string(),
@@ -32,19 +32,20 @@ impl Paint {
     }
 }
 
-const WIDTH: u16 = 100;
-const TAKES_TEXT: &str = "a String takes any text";
+const TERMINAL_WIDTH: u16 = 100;
+const WRITE_NEVER_FAILS: &str = "a String takes any text";
 
 pub fn text(explanation: &Explanation, paint: Paint) -> String {
-    let mut text = paint.put(&headline(explanation), headline_style(explanation.verdict)) + "\n\n";
-    text += &pairs(&about(explanation), 1);
+    let mut text =
+        paint.styled(&headline(explanation), headline_style(explanation.verdict)) + "\n\n";
+    text += &two_columns(&pod_rows(explanation), 1);
     if !explanation.remedies.is_empty() {
         text += &title(remedies_title(explanation.verdict), paint);
         let numbered = explanation.remedies.iter().enumerate();
         let rows: Vec<_> = numbered
-            .map(|(place, remedy)| (format!("{}.", place + 1), remedy.text.clone()))
+            .map(|(index, remedy)| (format!("{}.", index + 1), remedy.text.clone()))
             .collect();
-        text += &pairs(&rows, 1);
+        text += &two_columns(&rows, 1);
     }
     if !explanation.nodes.is_empty() {
         text += &title(&nodes_title(explanation), paint);
@@ -53,8 +54,8 @@ pub fn text(explanation: &Explanation, paint: Paint) -> String {
             .iter()
             .for_each(|part| text += &node::text(part, paint));
     }
-    text += &more(explanation);
-    text += &groups(&explanation.groups, paint);
+    text += &more_nodes_text(explanation);
+    text += &groups_text(&explanation.groups, paint);
     text
 }
 
@@ -86,7 +87,7 @@ fn headline_style(verdict: PodVerdict) -> Style {
 }
 
 fn title(text: &str, paint: Paint) -> String {
-    format!("\n{}\n", paint.put(text, Style::new().bold()))
+    format!("\n{}\n", paint.styled(text, Style::new().bold()))
 }
 
 fn remedies_title(verdict: PodVerdict) -> &'static str {
@@ -109,7 +110,7 @@ fn nodes_title(explanation: &Explanation) -> String {
     }
 }
 
-fn about(explanation: &Explanation) -> Vec<(String, String)> {
+fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
     let mut rows = vec![
         ("requests".into(), requests(explanation)),
         ("class".into(), class(&explanation.class)),
@@ -154,13 +155,13 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
         explanation
             .borrowing
             .as_ref()
-            .map(|part| ("lending".into(), loans::borrowing(part))),
+            .map(|part| ("lending".into(), loans::borrowing_text(part))),
     );
     if let PodStage::Bound {
         loan: Some(loan), ..
     } = &explanation.stage
     {
-        rows.push(("lending".into(), loans::of_pod(loan)));
+        rows.push(("lending".into(), loans::pod_loan_text(loan)));
     }
     rows.extend(
         explanation
@@ -204,12 +205,12 @@ fn requests(explanation: &Explanation) -> String {
         (None, Sharing::Shared) => ", shared",
     };
     if let Some(kv_cache) = request.kv_cache_bytes {
-        write!(text, "; {kv_cache} of it KV cache").expect(TAKES_TEXT);
+        write!(text, "; {kv_cache} of it KV cache").expect(WRITE_NEVER_FAILS);
     }
     if let Some(model) = &request.model {
-        write!(text, "; model {model}").expect(TAKES_TEXT);
+        write!(text, "; model {model}").expect(WRITE_NEVER_FAILS);
     }
-    write!(text, "; priority {}", request.priority).expect(TAKES_TEXT);
+    write!(text, "; priority {}", request.priority).expect(WRITE_NEVER_FAILS);
     if !request.may_preempt {
         text += ", never preempts (preemptionPolicy: Never)";
     }
@@ -237,7 +238,7 @@ fn class(class: &ClassPart) -> String {
                 passed.class
             ),
         }
-        .expect(TAKES_TEXT);
+        .expect(WRITE_NEVER_FAILS);
     }
     text
 }
@@ -276,10 +277,10 @@ fn tenant(tenant: &TenantPart) -> String {
     format!(
         "{}: uses {}; guaranteed {}; limit {}, of which {} left\nborrowed share {}.{:02} % of the cluster, by weight {}",
         tenant.name,
-        amount(tenant.used, "nothing"),
-        amount(tenant.guarantee, "nothing"),
-        amount(tenant.limit, "none"),
-        amount(tenant.left, "all is"),
+        format_share(tenant.used, "nothing"),
+        format_share(tenant.guarantee, "nothing"),
+        format_share(tenant.limit, "none"),
+        format_share(tenant.left, "all is"),
         tenant.share_millionths / 10_000,
         tenant.share_millionths % 10_000 / 100,
         tenant.weight,
@@ -299,8 +300,10 @@ fn spare(part: &SparePart) -> String {
         .map_or(String::new(), |window| format!(" ({window})"));
     let free = match free {
         None => "no window of this is open".into(),
-        Some(free) if *kept_from_pod => format!("{free} {} free: none for this pod", are(*free)),
-        Some(free) => format!("{free} {} free", are(*free)),
+        Some(free) if *kept_from_pod => {
+            format!("{free} {} free: none for this pod", is_or_are(*free))
+        }
+        Some(free) => format!("{free} {} free", is_or_are(*free)),
     };
     let stay = if *keeps == 1 { "stays" } else { "stay" };
     format!("{keeps} {rule} {stay} free of preemptible pods{window}; {free}")
@@ -327,7 +330,7 @@ fn state(explanation: &Explanation) -> String {
         } if explanation.request.device_resource.is_some() => {
             format!(
                 "bound to {node} for {}; the kubelet picks its GPUs",
-                length(*running_for_millis)
+                human_duration(*running_for_millis)
             )
         }
         PodStage::Bound {
@@ -342,17 +345,17 @@ fn state(explanation: &Explanation) -> String {
         } => {
             let on = gpus
                 .as_ref()
-                .map_or("its GPUs are unknown".into(), |gpus| join(gpus));
+                .map_or("its GPUs are unknown".into(), |gpus| join_uuids(gpus));
             let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
                     "; its engine is starting, and no other starts there for {} at most",
-                    length(opens_in)
+                    human_duration(opens_in)
                 )
             });
             let taken = gate_time_taken_millis.map_or(String::new(), |taken| {
                 format!(
                     "; starts of its tenant have taken {} of what they may keep others from starting there in an hour",
-                    length(taken)
+                    human_duration(taken)
                 )
             });
             let start = start.map_or(String::new(), |start| {
@@ -360,7 +363,7 @@ fn state(explanation: &Explanation) -> String {
             });
             format!(
                 "bound to {node} for {}: {on}; granted {granted_bytes}{gate}{taken}{start}",
-                length(*running_for_millis)
+                human_duration(*running_for_millis)
             )
         }
         PodStage::Assumed {
@@ -370,7 +373,7 @@ fn state(explanation: &Explanation) -> String {
         } => {
             format!(
                 "assumed: {granted_bytes} on {node} ({}); the Binding is being written",
-                join(gpus)
+                join_uuids(gpus)
             )
         }
         PodStage::Reserved {
@@ -384,8 +387,8 @@ fn state(explanation: &Explanation) -> String {
             let leaving = if victims.is_empty() { "" } else { &leaving };
             format!(
                 "reserved: {} of {node} for {} more{leaving}",
-                join(gpus),
-                length(*deadline_in_millis)
+                join_uuids(gpus),
+                human_duration(*deadline_in_millis)
             )
         }
         PodStage::Waiting {
@@ -442,7 +445,7 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
             woken => format!(
                 "pending; requeued {}, last {} ago; {not_asked}",
                 plural(woken, "time"),
-                length(*ago_millis)
+                human_duration(*ago_millis)
             ),
         };
     }
@@ -469,12 +472,12 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
     };
     format!(
         "pending; rejected {} ago, asked about {}{woken}{unanswered}{preempt}",
-        length(*ago_millis),
+        human_duration(*ago_millis),
         plural(*asked_about, "node")
     )
 }
 
-fn join(gpus: &[stowage_scheduling::ids::GpuUuid]) -> String {
+fn join_uuids(gpus: &[stowage_scheduling::ids::GpuUuid]) -> String {
     gpus.iter()
         .map(|uuid| uuid.as_str())
         .collect::<Vec<_>>()
@@ -482,7 +485,7 @@ fn join(gpus: &[stowage_scheduling::ids::GpuUuid]) -> String {
 }
 
 /// Fitting nodes that are not shown.
-fn more(explanation: &Explanation) -> String {
+fn more_nodes_text(explanation: &Explanation) -> String {
     let shown = explanation
         .nodes
         .iter()
@@ -496,7 +499,7 @@ fn more(explanation: &Explanation) -> String {
     }
 }
 
-fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
+fn groups_text(groups: &[RefusalGroup], paint: Paint) -> String {
     if groups.is_empty() {
         return String::new();
     }
@@ -512,23 +515,23 @@ fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
     title(
         "Nodes that do not fit, by reason (--all or --node NAME shows them)",
         paint,
-    ) + &pairs(&rows, 1)
+    ) + &two_columns(&rows, 1)
 }
 
 /// Two columns, the second as wide as the terminal allows.
-fn pairs(rows: &[(String, String)], indent: usize) -> String {
+fn two_columns(rows: &[(String, String)], indent: usize) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(WIDTH - indent as u16);
+    table.set_width(TERMINAL_WIDTH - indent as u16);
     rows.iter().for_each(|(name, text)| {
         table.add_row([name, text]);
     });
-    lines(&table, indent)
+    indented_lines(&table, indent)
 }
 
 /// Cells are padded to their column's width, the last one too.
-fn lines(table: &Table, indent: usize) -> String {
+fn indented_lines(table: &Table, indent: usize) -> String {
     let indent = " ".repeat(indent);
     table
         .lines()

@@ -1,6 +1,6 @@
 //! Formats one node of an explanation: whether the pod fits, its GPUs' figures as a table, and a remark on each GPU.
 
-use super::{Paint, WIDTH, lines, loans, pairs};
+use super::{Paint, TERMINAL_WIDTH, indented_lines, loans, two_columns};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use owo_colors::Style;
@@ -9,7 +9,7 @@ use stowage_scheduling::explaining::explanation::{
     BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
     ScorePart, StartPart, WakePart, WeightedPart,
 };
-use stowage_scheduling::explaining::units::length;
+use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ledger::OccupantPhase;
 use stowage_scheduling::placing::start_model::FactorSource;
 use stowage_scheduling::units::{Bytes, Millis, Percent, plural};
@@ -31,7 +31,7 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
     };
     let mut text = format!(
         "\n{}\n",
-        paint.put(&format!("{}: {verdict}", node.name), style.bold())
+        paint.styled(&format!("{}: {verdict}", node.name), style.bold())
     );
     let mut rows: Vec<(String, String)> = Vec::new();
     rows.extend(
@@ -50,7 +50,7 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             .filter(is_new)
             .map(|warning| ("warning".into(), warning.clone())),
     );
-    rows.push(("report".into(), seen(node)));
+    rows.push(("report".into(), report_text(node)));
     rows.extend(node.devices.map(
         |DevicesPart {
              allocatable,
@@ -63,11 +63,11 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             )
         },
     ));
-    rows.extend(model(node).map(|model| ("model".into(), model)));
+    rows.extend(model_text(node).map(|model| ("model".into(), model)));
     rows.extend(
         node.start
             .as_ref()
-            .and_then(start)
+            .and_then(start_text)
             .map(|start| ("start".into(), start)),
     );
     rows.extend(
@@ -75,23 +75,26 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             .as_ref()
             .map(|score| ("score".into(), score_text(score))),
     );
-    text += &pairs(&rows, INDENT - 1);
+    text += &two_columns(&rows, INDENT - 1);
     if !node.gpus.is_empty() {
-        text += &lines(&figures(&node.gpus), INDENT - 1);
-        text += &remarks(&node.gpus);
+        text += &indented_lines(&gpu_table(&node.gpus), INDENT - 1);
+        text += &gpu_remarks(&node.gpus);
     }
     text
 }
 
-fn seen(node: &NodePart) -> String {
-    let age = node.report_age_millis.map(length).unwrap_or_default();
+fn report_text(node: &NodePart) -> String {
+    let age = node
+        .report_age_millis
+        .map(human_duration)
+        .unwrap_or_default();
     let report = match node.freshness {
         Freshness::Unreported => "no agent has reported: by labels and the ledger only".into(),
         Freshness::Fresh => format!("{age} old"),
         Freshness::Stale => format!("{age} old, stale: the ledger counts, less a margin"),
         Freshness::Expired => format!("{age} old, expired: the ledger counts, less a margin"),
     };
-    let asked = match node.was_asked {
+    let not_asked_text = match node.was_asked {
         Some(false) => {
             "; kube-scheduler did not ask about it: another plugin rejects it (taints, affinity, CPU, …)"
         }
@@ -101,11 +104,14 @@ fn seen(node: &NodePart) -> String {
         .pool
         .as_ref()
         .map_or(String::new(), |pool| format!("; node pool {pool}"));
-    format!("{report}{pool}; {}{asked}", models(&node.gpus))
+    format!(
+        "{report}{pool}; {}{not_asked_text}",
+        models_text(&node.gpus)
+    )
 }
 
 /// `2 × NVIDIA-H100-80GB-HBM3`, of the GPUs that are there.
-fn models(gpus: &[GpuPart]) -> String {
+fn models_text(gpus: &[GpuPart]) -> String {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     let there = gpus.iter().filter(|gpu| !gpu.gone);
     there.for_each(|gpu| *counts.entry(gpu.model.as_str()).or_default() += 1);
@@ -120,8 +126,8 @@ fn models(gpus: &[GpuPart]) -> String {
     }
 }
 
-fn model(node: &NodePart) -> Option<String> {
-    let ready = length(node.ready_in_millis?);
+fn model_text(node: &NodePart) -> Option<String> {
+    let ready = human_duration(node.ready_in_millis?);
     let tier = match node.tier {
         None => "not on the node",
         Some(ModelTier::Partial) => "on disk, in part",
@@ -135,7 +141,7 @@ fn model(node: &NodePart) -> Option<String> {
 }
 
 /// `17 s to fetch, 6 s to load and 20 s to start`, and what of it was learned; nothing where a pod has neither a model nor a pull.
-fn start(start: &StartPart) -> Option<String> {
+fn start_text(start: &StartPart) -> Option<String> {
     let StartPart {
         missing_images,
         missing_image_bytes,
@@ -157,24 +163,27 @@ fn start(start: &StartPart) -> Option<String> {
         (start.init_millis, "to start the engine"),
     ];
     let said = parts.iter().filter(|(time, _)| *time > Millis::default());
-    let said: Vec<String> = said
-        .map(|(time, what)| format!("{} {what}", length(*time)))
+    let parts_text: Vec<String> = said
+        .map(|(time, what)| format!("{} {what}", human_duration(*time)))
         .collect();
-    if said.is_empty() {
+    if parts_text.is_empty() {
         return None;
     }
-    let mut text = said.join(", ");
+    let mut text = parts_text.join(", ");
     for (what, calibration) in [("pulls", &start.pull), ("engines", &start.engine)] {
-        text += &calibrated(what, calibration);
+        text += &calibration_text(what, calibration);
     }
     if start.pull.starts + start.engine.starts > 0 {
-        text += &format!("\nby the policy's speeds {}", length(start.policy_millis));
+        text += &format!(
+            "\nby the policy's speeds {}",
+            human_duration(start.policy_millis)
+        );
     }
     Some(text)
 }
 
 /// What was learned, if anything was.
-fn calibrated(what: &str, calibration: &CalibrationPart) -> String {
+fn calibration_text(what: &str, calibration: &CalibrationPart) -> String {
     let CalibrationPart {
         source,
         starts,
@@ -209,22 +218,25 @@ pub fn bound_start(start: &BoundStartPart) -> String {
     } = *start;
     let policy = match policy_millis == expected_millis {
         true => String::new(),
-        false => format!(", by the policy's speeds after {}", length(policy_millis)),
+        false => format!(
+            ", by the policy's speeds after {}",
+            human_duration(policy_millis)
+        ),
     };
     let took = took_millis.map_or("it has not yet".into(), |took| {
-        format!("it did after {}", length(took))
+        format!("it did after {}", human_duration(took))
     });
     format!(
         "its engine was expected to answer {} after binding{policy}; {took}",
-        length(expected_millis)
+        human_duration(expected_millis)
     )
 }
 
 /// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: the parts that are not zero; the least sum wins.
 fn score_text(score: &ScorePart) -> String {
-    let said = |part: &&WeightedPart| part.weighted > 0;
+    let is_positive = |part: &&WeightedPart| part.weighted > 0;
     let part = |part: &WeightedPart| format!("{} {} × {}", part.name, part.part, part.weight);
-    let parts: Vec<String> = score.parts.iter().filter(said).map(part).collect();
+    let parts: Vec<String> = score.parts.iter().filter(is_positive).map(part).collect();
     let sum = if parts.is_empty() {
         "no cost".into()
     } else {
@@ -249,7 +261,7 @@ fn score_text(score: &ScorePart) -> String {
 }
 
 /// `total − reserved − headroom − allocated − unaccounted = free`.
-fn figures(gpus: &[GpuPart]) -> Table {
+fn gpu_table(gpus: &[GpuPart]) -> Table {
     let header = [
         "",
         "GPU",
@@ -266,9 +278,9 @@ fn figures(gpus: &[GpuPart]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_header(header);
-    table.set_width(WIDTH - INDENT as u16);
-    for place in 1..header.len() {
-        if let Some(column) = table.column_mut(place) {
+    table.set_width(TERMINAL_WIDTH - INDENT as u16);
+    for column_index in 1..header.len() {
+        if let Some(column) = table.column_mut(column_index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
@@ -286,10 +298,10 @@ fn figures(gpus: &[GpuPart]) -> Table {
                 format!("{slice}{}", gpu.index)
             },
             gpu.total_bytes.to_string(),
-            taken(gpu.driver_reserved_bytes),
-            taken(gpu.headroom_bytes),
-            taken(gpu.allocated_bytes),
-            taken(gpu.unaccounted_bytes),
+            subtracted(gpu.driver_reserved_bytes),
+            subtracted(gpu.headroom_bytes),
+            subtracted(gpu.allocated_bytes),
+            subtracted(gpu.unaccounted_bytes),
             gpu.free_bytes.to_string(),
             if gpu.soft_reserved_bytes > Bytes::ZERO {
                 gpu.soft_reserved_bytes.to_string()
@@ -303,7 +315,7 @@ fn figures(gpus: &[GpuPart]) -> Table {
     table
 }
 
-fn taken(bytes: Bytes) -> String {
+fn subtracted(bytes: Bytes) -> String {
     if bytes == Bytes::ZERO {
         "0".into()
     } else {
@@ -311,7 +323,7 @@ fn taken(bytes: Bytes) -> String {
     }
 }
 
-fn remarks(gpus: &[GpuPart]) -> String {
+fn gpu_remarks(gpus: &[GpuPart]) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for gpu in gpus {
         // A GPU that came after a loss may have the index of the lost one, and slices have their GPU's.
@@ -322,52 +334,58 @@ fn remarks(gpus: &[GpuPart]) -> String {
         };
         let is_unhealthy = gpu.health != Health::Healthy && gpu.chosen && !gpu.gone;
         let health = is_unhealthy.then(|| "it is not healthy".to_owned());
-        let woken = gpu.wake.map(woken);
-        let lent = gpu.loans.as_ref().map(loans::on_gpu);
+        let woken = gpu.wake.map(wake_text);
+        let lent = gpu.loans.as_ref().map(loans::gpu_loans_text);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let others = gpu.others.iter().map(ToString::to_string);
-        let on_it: Vec<String> = gpu.occupants.iter().map(occupant).chain(others).collect();
-        let on_it = (!on_it.is_empty()).then(|| format!("on it: {}", on_it.join(", ")));
+        let occupants_text: Vec<String> = gpu
+            .occupants
+            .iter()
+            .map(occupant_text)
+            .chain(others)
+            .collect();
+        let occupants_text =
+            (!occupants_text.is_empty()).then(|| format!("on it: {}", occupants_text.join(", ")));
         // If the pod fits, no pod has to be evicted.
-        let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
-        let stay = stay.filter_map(|one| {
+        let kept = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
+        let kept = kept.filter_map(|one| {
             Some(format!(
                 "{} is kept: {}",
                 one.pod,
                 one.keep_reason.as_ref()?
             ))
         });
-        let said: Vec<String> = uuid
+        let remarks: Vec<String> = uuid
             .into_iter()
             .chain(health)
             .chain(woken)
             .chain(lent)
             .chain(load)
             .chain(against)
-            .chain(on_it)
-            .chain(stay)
+            .chain(occupants_text)
+            .chain(kept)
             .collect();
-        if !said.is_empty() {
-            rows.push((format!("GPU {}", gpu.index), said.join("\n")));
+        if !remarks.is_empty() {
+            rows.push((format!("GPU {}", gpu.index), remarks.join("\n")));
         }
     }
     if rows.is_empty() {
         String::new()
     } else {
-        pairs(&rows, INDENT - 1)
+        two_columns(&rows, INDENT - 1)
     }
 }
 
 /// `woken in 0.8 s instead of loaded in 66 s (saves 65 s)`.
-fn woken(
+fn wake_text(
     WakePart {
         woken_in_millis,
         loaded_in_millis,
     }: WakePart,
 ) -> String {
     let saved = Millis(loaded_in_millis.0.saturating_sub(woken_in_millis.0));
-    let [woken, loaded, saved] = [woken_in_millis, loaded_in_millis, saved].map(length);
+    let [woken, loaded, saved] = [woken_in_millis, loaded_in_millis, saved].map(human_duration);
     format!(
         "an engine of the model sleeps here: woken in {woken} instead of loaded in {loaded} (saves {saved})"
     )
@@ -382,7 +400,7 @@ fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     {
         return None;
     }
-    let age = length(load.age_millis);
+    let age = human_duration(load.age_millis);
     let read = match (
         gpu.kv_cache_percent,
         load.average_percent,
@@ -407,7 +425,7 @@ fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
     ))
 }
 
-fn occupant(occupant: &OccupantPart) -> String {
+fn occupant_text(occupant: &OccupantPart) -> String {
     let presence = match occupant.presence {
         OccupantPhase::Bound => "",
         OccupantPhase::Somewhere => ", somewhere on the node",
@@ -418,7 +436,7 @@ fn occupant(occupant: &OccupantPart) -> String {
     let gate = occupant
         .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| {
-            format!(", starting, {} at most", length(opens_in))
+            format!(", starting, {} at most", human_duration(opens_in))
         });
     let over = match occupant.over_grant_bytes {
         Bytes::ZERO => String::new(),
@@ -429,7 +447,9 @@ fn occupant(occupant: &OccupantPart) -> String {
     } else {
         ""
     };
-    let loan = occupant.loan.map_or(String::new(), loans::of_occupant);
+    let loan = occupant
+        .loan
+        .map_or(String::new(), loans::occupant_loan_text);
     let OccupantPart {
         pod,
         class,
@@ -468,7 +488,7 @@ mod tests {
     #[test]
     fn a_start_is_shown_in_parts_with_what_was_learned_of_them() {
         assert_eq!(
-            start(&start_part()).unwrap(),
+            start_text(&start_part()).unwrap(),
             "30 s to fetch the model, 10 s to load it, 20 s to start the engine"
         );
         let learned = StartPart {
@@ -491,14 +511,14 @@ mod tests {
             ..start_part()
         };
         assert_eq!(
-            start(&learned).unwrap(),
+            start_text(&learned).unwrap(),
             "90 s to pull 2 images of 8.0 GiB (assumed), 30 s to fetch the model, 10 s to load it, 20 s to start the engine\n\
              by 7 starts on other nodes, pulls move bytes in 2.25 × the policy's time\n\
              by 12 starts on this node, engines move bytes in 0.33 × the policy's time, the rest 1.04 × as long\n\
              by the policy's speeds 60 s"
         );
         assert_eq!(
-            start(&StartPart {
+            start_text(&StartPart {
                 fetch_millis: Millis(0),
                 load_millis: Millis(0),
                 init_millis: Millis(0),

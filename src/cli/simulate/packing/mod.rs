@@ -9,7 +9,7 @@ mod source;
 mod table;
 mod through_extender;
 
-use super::{Seeds, progress, side_by_side};
+use super::{Seeds, progress_bar, run_parallel};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -18,14 +18,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_lab::picture::PictureFile;
-use stowage_lab::simulate::packing::bound::{AllocationBound, ObservedPlacer, UntilFirstRefusal};
+use stowage_lab::simulate::packing::bound::{AllocationBound, PolicyUntilRefusal, RefusalRecorder};
 use stowage_lab::simulate::packing::churn::churn;
 use stowage_lab::simulate::packing::placer::Placer;
-use stowage_lab::simulate::packing::replay::is_high;
-use stowage_lab::simulate::packing::report::Losses;
+use stowage_lab::simulate::packing::replay::has_high_priority;
+use stowage_lab::simulate::packing::report::RejectionLine;
 use stowage_lab::simulate::packing::{
-    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction,
-    Typical, replay,
+    Arrivals, CpuRule, OfferedLoad, PackingLine, SimulatedEviction, SimulatedPolicy, TypicalPods,
+    WorkloadTrace, replay,
 };
 use through_extender::ThroughExtender;
 
@@ -47,7 +47,7 @@ pub struct PackingArgs {
     /// Policies to run, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these],
     /// and stowage-known-demand, which knows beforehand how often each pod will come
     #[arg(long, value_name = "P", value_delimiter = ',')]
-    policy: Vec<PlayedPolicy>,
+    policy: Vec<SimulatedPolicy>,
 
     /// One seed, or an inclusive range
     #[arg(long, value_name = "A..B", default_value = "42..51")]
@@ -95,18 +95,18 @@ struct PackingOutput<'a, L> {
 /// Results of policies, and when each first rejected a pod.
 struct PackingResults {
     lines: Vec<PackingLine>,
-    beginnings: Vec<UntilFirstRefusal>,
+    beginnings: Vec<PolicyUntilRefusal>,
 }
 
 /// The setup that all runs share.
 struct PackingSetup {
     source: PackingTrace,
-    setting: PlayedTrace,
-    typical: Typical,
+    played_trace: WorkloadTrace,
+    typical: TypicalPods,
     arrivals: Vec<Arrivals>,
-    policies: Vec<PlayedPolicy>,
+    policies: Vec<SimulatedPolicy>,
     eviction: SimulatedEviction,
-    way: StowageDriver,
+    driver: StowageDriver,
     cpu_rule: CpuRule,
 }
 
@@ -134,81 +134,92 @@ enum StowageDriver {
 
 impl PackingArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let stage = self.stage()?;
+        let setup = self.setup()?;
         let mut out = std::io::stdout().lock();
         match self.churn {
             None => {
-                let PackingResults { lines, beginnings } = stage.replays()?;
+                let PackingResults { lines, beginnings } = setup.run_replays()?;
                 if let Some(file) = &self.plot {
                     file.write(
-                        &table::title(&stage.source, &stage.setting, &self.seeds.0),
+                        &table::title(&setup.source, &setup.played_trace, &self.seeds.0),
                         &picture::panels(&lines),
                     )?;
                 }
-                let bound = self.bound_on(&stage, &beginnings)?;
-                let text =
-                    || table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
-                self.print(&mut out, &stage, &lines, bound.as_ref(), text)?;
+                let bound = self.bound_on(&setup, &beginnings)?;
+                let text = || {
+                    table::allocation_table(
+                        &setup.source,
+                        &setup.played_trace,
+                        &lines,
+                        bound.as_ref(),
+                    )
+                };
+                self.print(&mut out, &setup, &lines, bound.as_ref(), text)?;
             }
             Some(load) => {
-                let losses = stage.churns(load)?;
-                let text = || table::losses(&stage.source, &stage.setting, &losses);
-                self.print(&mut out, &stage, &losses, None, text)?;
+                let losses = setup.run_churn(load)?;
+                let text = || table::losses_table(&setup.source, &setup.played_trace, &losses);
+                self.print(&mut out, &setup, &losses, None, text)?;
             }
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn stage(&self) -> Result<PackingSetup> {
+    fn setup(&self) -> Result<PackingSetup> {
         let source = match &self.trace {
             Some(directory) => PackingTrace::read(directory, &self.variant)?,
             None => PackingTrace::built_in(),
         };
-        let setting = PlayedTrace::of(&source.trace);
-        if self.churn.is_some() && self.policy.contains(&PlayedPolicy::StowageKnownDemand) {
+        let played_trace = WorkloadTrace::from_trace(&source.trace);
+        if self.churn.is_some() && self.policy.contains(&SimulatedPolicy::StowageKnownDemand) {
             bail!(
                 "stowage-known-demand knows which pods come and not which end; leave it or --churn out"
             );
         }
-        if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
+        if self.preempt_best_effort
+            && !played_trace
+                .pods
+                .iter()
+                .any(|pod| has_high_priority(pod.qos))
+        {
             bail!(
                 "no pod of {} has a qos that says it serves (LS, Guaranteed), so no pod would be evicted; leave --preempt-best-effort out",
                 source.variant
             );
         }
         let mut policies = if self.policy.is_empty() {
-            PlayedPolicy::usual()
+            SimulatedPolicy::usual()
         } else {
             self.policy.clone()
         };
         // Each once, in the order in which they were requested.
-        let asked = policies.clone();
-        let mut place = 0;
+        let requested = policies.clone();
+        let mut position = 0;
         policies.retain(|policy| {
-            place += 1;
-            !asked[..place - 1].contains(policy)
+            position += 1;
+            !requested[..position - 1].contains(policy)
         });
         Ok(PackingSetup {
             arrivals: self
                 .seeds
                 .0
                 .iter()
-                .map(|seed| Arrivals::of(&setting, *seed))
+                .map(|seed| Arrivals::draw(&played_trace, *seed))
                 .collect(),
-            typical: Typical::of(&setting),
+            typical: TypicalPods::from_trace(&played_trace),
             eviction: if self.preempt_best_effort {
-                SimulatedEviction::OfBestEffort
+                SimulatedEviction::BestEffortPods
             } else {
                 SimulatedEviction::Never
             },
-            way: if self.through_extender {
+            driver: if self.through_extender {
                 StowageDriver::ThroughExtender
             } else {
                 StowageDriver::InProcess
             },
             cpu_rule: self.cpu_pods.into(),
             source,
-            setting,
+            played_trace,
             policies,
         })
     }
@@ -216,13 +227,13 @@ impl PackingArgs {
     /// `None` unless it was requested.
     fn bound_on(
         &self,
-        stage: &PackingSetup,
-        beginnings: &[UntilFirstRefusal],
+        setup: &PackingSetup,
+        beginnings: &[PolicyUntilRefusal],
     ) -> Result<Option<AllocationBound>> {
         match self.bound {
-            true => Ok(AllocationBound::of(
-                &stage.setting,
-                &stage.arrivals,
+            true => Ok(AllocationBound::from_runs(
+                &setup.played_trace,
+                &setup.arrivals,
                 beginnings,
             )?),
             false => Ok(None),
@@ -232,18 +243,18 @@ impl PackingArgs {
     fn print<L: Serialize>(
         &self,
         out: &mut impl Write,
-        stage: &PackingSetup,
+        setup: &PackingSetup,
         results: &[L],
         bound: Option<&AllocationBound>,
         text: impl FnOnce() -> String,
     ) -> Result<()> {
         if self.json {
-            let page = PackingOutput {
-                variant: &stage.source.variant,
+            let output = PackingOutput {
+                variant: &setup.source.variant,
                 results,
                 bound,
             };
-            writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
+            writeln!(out, "{}", serde_json::to_string_pretty(&output)?)?;
         } else {
             write!(out, "{}", text())?;
         }
@@ -252,11 +263,12 @@ impl PackingArgs {
 }
 
 impl PackingSetup {
-    fn replays(&self) -> Result<PackingResults> {
-        let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
-            let mut placer = ObservedPlacer::new(&self.setting, self.placer(policy, arrivals)?);
+    fn run_replays(&self) -> Result<PackingResults> {
+        let run = |policy: SimulatedPolicy, arrivals: &Arrivals| {
+            let mut placer =
+                RefusalRecorder::new(&self.played_trace, self.placer(policy, arrivals)?);
             Ok((
-                replay(&self.setting, arrivals, &self.typical, &mut placer),
+                replay(&self.played_trace, arrivals, &self.typical, &mut placer),
                 placer.until(),
             ))
         };
@@ -265,79 +277,79 @@ impl PackingSetup {
             lines: Vec::new(),
             beginnings: Vec::new(),
         };
-        for (policy, runs) in self.each(run)? {
+        for (policy, runs) in self.run_each(run)? {
             let (replays, until): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
             played
                 .lines
-                .push(PackingLine::of(policy, &replays, shows_admission));
-            played.beginnings.push(UntilFirstRefusal { policy, until });
+                .push(PackingLine::from_replays(policy, &replays, shows_admission));
+            played.beginnings.push(PolicyUntilRefusal { policy, until });
         }
         Ok(played)
     }
 
-    fn churns(&self, load: OfferedLoad) -> Result<Vec<Losses>> {
-        let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
+    fn run_churn(&self, load: OfferedLoad) -> Result<Vec<RejectionLine>> {
+        let run = |policy: SimulatedPolicy, arrivals: &Arrivals| {
             let mut placer = self.placer(policy, arrivals)?;
             Ok((
                 arrivals.seed,
-                churn(&self.setting, arrivals, load, &mut *placer),
+                churn(&self.played_trace, arrivals, load, &mut *placer),
             ))
         };
         Ok(self
-            .each(run)?
+            .run_each(run)?
             .into_iter()
-            .map(|(policy, runs)| Losses::of(policy, load, &runs))
+            .map(|(policy, runs)| RejectionLine::from_runs(policy, load, &runs))
             .collect())
     }
 
     fn placer<'s>(
         &'s self,
-        policy: PlayedPolicy,
+        policy: SimulatedPolicy,
         arrivals: &Arrivals,
     ) -> Result<Box<dyn Placer + 's>> {
         let Self {
-            setting,
+            played_trace: setting,
             typical,
             cpu_rule,
             ..
         } = self;
-        Ok(match (policy, self.way) {
+        Ok(match (policy, self.driver) {
             (
-                PlayedPolicy::Stowage | PlayedPolicy::StowageKnownDemand,
+                SimulatedPolicy::Stowage | SimulatedPolicy::StowageKnownDemand,
                 StowageDriver::ThroughExtender,
             ) => Box::new(ThroughExtender::new(
                 setting,
                 arrivals,
                 *cpu_rule,
-                policy.knowledge(setting),
+                policy.demand_knowledge(setting),
             )?),
             _ => policy.placer(setting, typical, arrivals, self.eviction, *cpu_rule),
         })
     }
 
     /// Every policy with every seed, in parallel; by policy, in the order of the seeds.
-    fn each<R: Send>(
+    fn run_each<R: Send>(
         &self,
-        run: impl Fn(PlayedPolicy, &Arrivals) -> Result<R> + Sync,
-    ) -> Result<Vec<(PlayedPolicy, Vec<R>)>> {
-        let tasks: Vec<(PlayedPolicy, &Arrivals)> = self
+        run: impl Fn(SimulatedPolicy, &Arrivals) -> Result<R> + Sync,
+    ) -> Result<Vec<(SimulatedPolicy, Vec<R>)>> {
+        let tasks: Vec<(SimulatedPolicy, &Arrivals)> = self
             .policies
             .iter()
             .flat_map(|policy| self.arrivals.iter().map(|arrivals| (*policy, arrivals)))
             .collect();
-        let progress = progress(tasks.len() as u64);
-        let results = side_by_side(&tasks, |(policy, arrivals)| {
+        let progress = progress_bar(tasks.len() as u64);
+        let results = run_parallel(&tasks, |(policy, arrivals)| {
             let result = run(*policy, arrivals);
             progress.inc(1);
             result
         });
         progress.finish_and_clear();
         let mut results = results.into_iter();
-        let mut of = |policy: &PlayedPolicy| {
-            let of_it: Result<Vec<R>> = results.by_ref().take(self.arrivals.len()).collect();
-            Ok((*policy, of_it?))
+        let mut results_of = |policy: &SimulatedPolicy| {
+            let runs: Result<Vec<R>> = results.by_ref().take(self.arrivals.len()).collect();
+            Ok((*policy, runs?))
         };
-        self.policies.iter().map(&mut of).collect()
+        self.policies.iter().map(&mut results_of).collect()
     }
 }
 

@@ -1,9 +1,9 @@
 //! The picture of `stowage simulate packing`: the allocated and the fragmented share over the requested share.
 
 use stowage_lab::picture::{Panel, PanelLine};
-use stowage_lab::simulate::packing::arrivals::LAST_LOAD;
+use stowage_lab::simulate::packing::arrivals::MAX_LOAD_PERCENT;
 use stowage_lab::simulate::packing::curve::Point;
-use stowage_lab::simulate::packing::{PackingLine, PlayedPolicy};
+use stowage_lab::simulate::packing::{PackingLine, SimulatedPolicy};
 
 /// Below this requested share, in percent, no policy has rejected a pod yet, and all lines coincide.
 const FIRST_LOAD: u64 = 70;
@@ -25,7 +25,7 @@ fn panel(title: &str, lines: &[PackingLine], of: fn(&Point) -> f64) -> Panel {
         PanelLine {
             name: line.policy.name().into(),
             color: color(line.policy),
-            stands_out: line.policy == PlayedPolicy::Stowage,
+            is_highlighted: line.policy == SimulatedPolicy::Stowage,
             points: points.map(|point| (point.load as f64, of(point))).collect(),
         }
     };
@@ -35,23 +35,23 @@ fn panel(title: &str, lines: &[PackingLine], of: fn(&Point) -> f64) -> Panel {
     Panel {
         title: title.into(),
         x_label: "GPUs asked for so far, % of all".into(),
-        x: (FIRST_LOAD as f64, LAST_LOAD as f64, 10.0),
+        x: (FIRST_LOAD as f64, MAX_LOAD_PERCENT as f64, 10.0),
         y_step: 5.0,
         lines: order.iter().map(shown).collect(),
     }
 }
 
 /// Colors that people with color vision deficiency can distinguish (Okabe and Ito, 2008).
-fn color(policy: PlayedPolicy) -> &'static str {
+fn color(policy: SimulatedPolicy) -> &'static str {
     match policy {
-        PlayedPolicy::Random => "#7f7f7f",
-        PlayedPolicy::DotProduct => "#b8860b",
-        PlayedPolicy::Clustering => "#56b4e9",
-        PlayedPolicy::Packing => "#009e73",
-        PlayedPolicy::BestFit => "#cc79a7",
-        PlayedPolicy::Fgd => "#0072b2",
-        PlayedPolicy::Stowage => "#d55e00",
-        PlayedPolicy::StowageKnownDemand => "#e69f00",
+        SimulatedPolicy::Random => "#7f7f7f",
+        SimulatedPolicy::DotProduct => "#b8860b",
+        SimulatedPolicy::Clustering => "#56b4e9",
+        SimulatedPolicy::Packing => "#009e73",
+        SimulatedPolicy::BestFit => "#cc79a7",
+        SimulatedPolicy::Fgd => "#0072b2",
+        SimulatedPolicy::Stowage => "#d55e00",
+        SimulatedPolicy::StowageKnownDemand => "#e69f00",
     }
 }
 
@@ -70,9 +70,9 @@ mod tests {
             .collect();
         let line = |policy| PackingLine {
             points: points.clone(),
-            ..PackingLine::of(policy, &[], false)
+            ..PackingLine::from_replays(policy, &[], false)
         };
-        let [allocated, _] = panels(&[line(PlayedPolicy::Stowage), line(PlayedPolicy::Fgd)]);
+        let [allocated, _] = panels(&[line(SimulatedPolicy::Stowage), line(SimulatedPolicy::Fgd)]);
         let names: Vec<&str> = allocated
             .lines
             .iter()

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use stowage_lab::simulate::openb::published;
 use stowage_lab::simulate::openb::published::{PUBLISHED, PublishedRun, SeedMeans};
-use stowage_lab::simulate::openb::{NODES, Trace, TraceText, built_in, pods_of, variant_of};
-use stowage_lab::simulate::packing::PlayedPolicy;
+use stowage_lab::simulate::openb::{NODES, Trace, TraceText, built_in, pods_file, variant_of};
+use stowage_lab::simulate::packing::SimulatedPolicy;
 
 pub struct PackingTrace {
     pub variant: String,
@@ -39,13 +39,13 @@ impl PackingTrace {
             );
         }
         let (nodes, pods) = (
-            file_in(directory, NODES)?,
-            file_in(directory, &pods_of(variant))?,
+            read_file(directory, NODES)?,
+            read_file(directory, &pods_file(variant))?,
         );
         let trace = Trace::read(nodes.as_text(), pods.as_text())?;
         Ok(Self {
             published: match directory.join(PUBLISHED).is_file() {
-                true => published::read(file_in(directory, PUBLISHED)?.as_text())?,
+                true => published::read(read_file(directory, PUBLISHED)?.as_text())?,
                 false => Vec::new(),
             },
             variant: variant.into(),
@@ -55,7 +55,7 @@ impl PackingTrace {
     }
 
     /// Other tools' results of a policy with these seeds.
-    pub fn published(&self, policy: PlayedPolicy, seeds: &[u64]) -> Option<SeedMeans> {
+    pub fn published(&self, policy: SimulatedPolicy, seeds: &[u64]) -> Option<SeedMeans> {
         published::means(
             &self.published,
             &self.variant,
@@ -97,7 +97,7 @@ impl TraceFile {
     }
 }
 
-fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
+fn read_file(directory: &Path, name: &str) -> Result<TraceFile> {
     let path = directory.join(name);
     let text = std::fs::read_to_string(&path).with_context(|| {
         format!(
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn the_error_for_a_directory_without_nodes_names_the_missing_file() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join(pods_of("tiny")), "").unwrap();
+        std::fs::write(directory.path().join(pods_file("tiny")), "").unwrap();
         let refusal = || {
             PackingTrace::read(directory.path(), "tiny")
                 .err()

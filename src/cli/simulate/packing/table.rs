@@ -5,8 +5,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use stowage_lab::simulate::openb::Trace;
 use stowage_lab::simulate::openb::published::SeedMeans;
-use stowage_lab::simulate::packing::report::Losses;
-use stowage_lab::simulate::packing::{AllocationBound, PackingLine, PlayedTrace};
+use stowage_lab::simulate::packing::report::RejectionLine;
+use stowage_lab::simulate::packing::{AllocationBound, PackingLine, WorkloadTrace};
 
 const LEGEND: &str = "\
 at 100 %, 130 %: GPUs allocated, in per cent of all, when pods have asked for so much of them; means over seeds
@@ -16,9 +16,9 @@ admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they
 const CHURN: &str = "\
 rejected: of the GPUs that pods asked for, the part that found no place, in per cent; mean over seeds";
 
-pub fn allocation(
+pub fn allocation_table(
     source: &PackingTrace,
-    setting: &PlayedTrace,
+    setting: &WorkloadTrace,
     lines: &[PackingLine],
     bound: Option<&AllocationBound>,
 ) -> String {
@@ -59,7 +59,7 @@ pub fn allocation(
         row
     });
     let most = bound.map(|bound| {
-        legend = format!("{legend}\n{}", meaning(bound));
+        legend = format!("{legend}\n{}", bound_legend(bound));
         vec![
             "bound (LP)".into(),
             figure(bound.at_100),
@@ -73,7 +73,7 @@ pub fn allocation(
     format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
 }
 
-fn meaning(bound: &AllocationBound) -> String {
+fn bound_legend(bound: &AllocationBound) -> String {
     let AllocationBound {
         begins_as,
         placed,
@@ -110,7 +110,11 @@ fn never_placed(trace: &Trace) -> String {
     }
 }
 
-pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -> String {
+pub fn losses_table(
+    source: &PackingTrace,
+    setting: &WorkloadTrace,
+    losses: &[RejectionLine],
+) -> String {
     let rows = losses
         .iter()
         .map(|line| vec![line.policy.name().to_owned(), figure(Some(line.rejected))]);
@@ -126,7 +130,7 @@ pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -
 }
 
 /// The title of a table or picture: the trace, its size and the seeds.
-pub fn title(source: &PackingTrace, setting: &PlayedTrace, seeds: &[u64]) -> String {
+pub fn title(source: &PackingTrace, setting: &WorkloadTrace, seeds: &[u64]) -> String {
     let of = match source.is_built_in {
         true => "made up (with --trace DIR the openb trace is played)".to_owned(),
         false => format!("openb, {}", source.variant),
@@ -136,7 +140,7 @@ pub fn title(source: &PackingTrace, setting: &PlayedTrace, seeds: &[u64]) -> Str
         [first, .., last] => format!("seeds {first} to {last}"),
         [] => "no seed".into(),
     };
-    let (nodes, gpus) = (setting.sites.len(), setting.capacity() / 1000);
+    let (nodes, gpus) = (setting.nodes.len(), setting.capacity() / 1000);
     format!(
         "{of}: {nodes} nodes, {gpus} GPUs, {} pods; {seeds}",
         setting.pods.len()

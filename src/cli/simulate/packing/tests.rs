@@ -20,8 +20,8 @@ fn args(words: &[&str]) -> Result<PackingArgs, String> {
 }
 
 fn page(args: &PackingArgs) -> Value {
-    let stage = args.stage().unwrap();
-    let PackingResults { lines, beginnings } = stage.replays().unwrap();
+    let stage = args.setup().unwrap();
+    let PackingResults { lines, beginnings } = stage.run_replays().unwrap();
     let bound = args.bound_on(&stage, &beginnings).unwrap();
     serde_json::to_value(PackingOutput {
         variant: &stage.source.variant,
@@ -47,7 +47,7 @@ fn refusal(directory: &Path, variant: &str) -> String {
     let path = directory.to_str().unwrap();
     args(&["--trace", path, "--variant", variant])
         .unwrap()
-        .stage()
+        .setup()
         .err()
         .unwrap()
         .to_string()
@@ -88,10 +88,10 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
         bound["at_130"].as_f64() >= line["at_130"].as_f64(),
         "{page}"
     );
-    let stage = args.stage().unwrap();
-    let PackingResults { lines, beginnings } = stage.replays().unwrap();
+    let stage = args.setup().unwrap();
+    let PackingResults { lines, beginnings } = stage.run_replays().unwrap();
     let bound = args.bound_on(&stage, &beginnings).unwrap();
-    let text = table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
+    let text = table::allocation_table(&stage.source, &stage.played_trace, &lines, bound.as_ref());
     let row = text
         .lines()
         .find(|line| line.contains("bound (LP)"))
@@ -108,14 +108,17 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
 #[test]
 fn without_a_policy_all_are_played_and_one_that_is_named_twice_once() {
     assert_eq!(
-        args(&[]).unwrap().stage().unwrap().policies,
-        PlayedPolicy::usual()
+        args(&[]).unwrap().setup().unwrap().policies,
+        SimulatedPolicy::usual()
     );
     let twice = args(&["--policy", "fgd,random,fgd"])
         .unwrap()
-        .stage()
+        .setup()
         .unwrap();
-    assert_eq!(twice.policies, [PlayedPolicy::Fgd, PlayedPolicy::Random]);
+    assert_eq!(
+        twice.policies,
+        [SimulatedPolicy::Fgd, SimulatedPolicy::Random]
+    );
 }
 
 #[test]
@@ -139,11 +142,11 @@ fn the_table_stands_beside_what_was_published() {
         "42",
     ])
     .unwrap();
-    let stage = args.stage().unwrap();
-    let text = table::allocation(
+    let stage = args.setup().unwrap();
+    let text = table::allocation_table(
         &stage.source,
-        &stage.setting,
-        &stage.replays().unwrap().lines,
+        &stage.played_trace,
+        &stage.run_replays().unwrap().lines,
         None,
     );
     assert!(
@@ -165,7 +168,7 @@ fn eviction_for_serving_pods_needs_a_trace_with_serving_pods() {
         "tiny",
         "--preempt-best-effort",
     ];
-    let error = args(&words).unwrap().stage().err().unwrap().to_string();
+    let error = args(&words).unwrap().setup().err().unwrap().to_string();
     assert!(
         error.contains("no pod of tiny") && error.contains("leave --preempt-best-effort out"),
         "{error}"
@@ -176,7 +179,7 @@ fn eviction_for_serving_pods_needs_a_trace_with_serving_pods() {
 fn the_policy_that_knows_all_arrivals_is_refused_with_churn() {
     let error = args(&["--policy", "stowage-known-demand", "--churn", "0.9"])
         .unwrap()
-        .stage()
+        .setup()
         .err()
         .unwrap();
     assert!(
@@ -203,10 +206,10 @@ fn pods_too_large_for_the_models_they_name_are_simulated_and_reported() {
             "--seeds",
             "42",
         ];
-        let stage = args(&words).unwrap().stage().unwrap();
-        let lines = stage.replays().unwrap().lines;
+        let stage = args(&words).unwrap().setup().unwrap();
+        let lines = stage.run_replays().unwrap().lines;
         assert_eq!(lines.len(), 2);
-        table::allocation(&stage.source, &stage.setting, &lines, None)
+        table::allocation_table(&stage.source, &stage.played_trace, &lines, None)
             .lines()
             .nth(1)
             .unwrap()
@@ -225,12 +228,12 @@ fn pods_too_large_for_the_models_they_name_are_simulated_and_reported() {
 fn the_table_says_that_the_built_in_trace_is_generated() {
     let stage = args(&["--policy", "best-fit", "--seeds", "1"])
         .unwrap()
-        .stage()
+        .setup()
         .unwrap();
-    let text = table::losses(
+    let text = table::losses_table(
         &stage.source,
-        &stage.setting,
-        &stage.churns("0.9".parse().unwrap()).unwrap(),
+        &stage.played_trace,
+        &stage.run_churn("0.9".parse().unwrap()).unwrap(),
     );
     assert!(text.starts_with("made up (with --trace DIR"), "{text}");
     assert!(

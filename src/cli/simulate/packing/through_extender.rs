@@ -10,15 +10,15 @@ use futures::future::{BoxFuture, ready};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue};
-use stowage_lab::simulate::packing::arrivals::{ArrivalDice, Arrivals};
+use stowage_lab::simulate::packing::arrivals::{Arrivals, RandomStream};
 use stowage_lab::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use stowage_lab::simulate::packing::placer::{Placed, Placer, PodArrival};
+use stowage_lab::simulate::packing::placer::{PlacedPod, Placer, PodArrival};
 use stowage_lab::simulate::packing::shipped::cpu_only::{CpuOnly, CpuRule};
-use stowage_lab::simulate::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
-use stowage_lab::simulate::packing::shipped::{accepted, ledger};
-use stowage_lab::simulate::packing::trace::{PlayedTrace, PodKind};
+use stowage_lab::simulate::packing::shipped::learning::{CoreUpkeep, DemandKnowledge};
+use stowage_lab::simulate::packing::shipped::{accepted_ranks, ledger};
+use stowage_lab::simulate::packing::trace::{PodKind, WorkloadTrace};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodOnRecord, StatusChange,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, StatusChange,
 };
 use stowage_scheduling::ids::{GpuModel, NodeName, PodKey, PodUid};
 use stowage_scheduling::ledger::ObservedPhase;
@@ -28,35 +28,35 @@ use stowage_scheduling::verbs::observe::{PodObserved, PodReleased};
 use stowage_server::extender::Extender;
 use stowage_server::extender::request::RequestLimits;
 use stowage_server::extender::server::scheduler_router;
-use stowage_server::service::Service;
+use stowage_server::service::ServerState;
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
 pub struct ThroughExtender<'s> {
-    setting: &'s PlayedTrace,
-    service: Arc<Service>,
+    played_trace: &'s WorkloadTrace,
+    service: Arc<ServerState>,
     router: Router,
     /// Binds are tasks of their own.
     runtime: Runtime,
     /// The names of the nodes, by rank.
     names: Vec<NodeName>,
     policy: Policy,
-    upkeep: SimulatedUpkeep,
+    upkeep: CoreUpkeep,
     cpu_only: CpuOnly<'s>,
     dice: Random,
 }
 
 impl<'s> ThroughExtender<'s> {
     pub fn new(
-        setting: &'s PlayedTrace,
+        setting: &'s WorkloadTrace,
         arrivals: &Arrivals,
         cpu_rule: CpuRule,
-        knowledge: Knowledge,
+        knowledge: DemandKnowledge,
     ) -> Result<Self> {
         let policy = Policy::default();
-        let service = Service::new(policy.clone());
+        let service = ServerState::new(policy.clone());
         let names = ledger::names(setting, &arrivals.ranks);
-        ledger::fill(&mut service.cluster(), setting, &arrivals.ranks, &names);
+        ledger::add_nodes(&mut service.cluster(), setting, &arrivals.ranks, &names);
         service.lead_from_the_start();
         let extender = Extender::new(
             service.clone(),
@@ -71,10 +71,10 @@ impl<'s> ThroughExtender<'s> {
             service,
             names,
             policy,
-            upkeep: SimulatedUpkeep::knowing(knowledge),
+            upkeep: CoreUpkeep::new(knowledge),
             cpu_only: CpuOnly::new(setting, cpu_rule),
-            dice: ArrivalDice::Policy.of(arrivals.seed),
-            setting,
+            dice: RandomStream::Policy.seeded(arrivals.seed),
+            played_trace: setting,
         })
     }
 
@@ -84,36 +84,36 @@ impl<'s> ThroughExtender<'s> {
         uid: &PodUid,
         kind: &PodKind,
     ) -> Result<Option<SimulatedPlacement>> {
-        let pod = pod(uid, self.setting, kind, &self.policy);
-        let names: Vec<&str> = accepted(cluster, kind)
+        let pod = pod_manifest(uid, self.played_trace, kind, &self.policy);
+        let names: Vec<&str> = accepted_ranks(cluster, kind)
             .map(|rank| self.names[rank].as_str())
             .collect();
-        let passed = self.ask(
+        let passed = self.call_verb(
             "filter",
             &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }),
         )?;
-        let passed: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
-        let node = match passed.as_slice() {
+        let node_names: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
+        let node = match node_names.as_slice() {
             [] => return Ok(None),
             // kube-scheduler does not call prioritize for one node.
             [only] => only.clone(),
             several => {
                 let request = json!({ "Pod": pod, "Nodes": null, "NodeNames": several });
-                self.best(&self.ask("prioritize", &request)?)?
+                self.pick_highest(&self.call_verb("prioritize", &request)?)?
             }
         };
         let binding = json!({ "PodName": uid.as_str(), "PodNamespace": "sim", "PodUID": uid.as_str(), "Node": node });
-        let bound = self.ask("bind", &binding)?;
+        let bound = self.call_verb("bind", &binding)?;
         ensure!(
             bound["Error"] == "",
             "pod {uid} is not bound to {node}: {}",
             bound["Error"]
         );
-        self.started(uid).map(Some)
+        self.confirm_bound(uid).map(Some)
     }
 
     /// One of the nodes with the highest score.
-    fn best(&mut self, scores: &Value) -> Result<String> {
+    fn pick_highest(&mut self, scores: &Value) -> Result<String> {
         let scores = scores.as_array().context("prioritize answers an array")?;
         let highest = scores.iter().filter_map(|one| one["Score"].as_u64()).max();
         let best: Vec<&str> = scores
@@ -128,9 +128,9 @@ impl<'s> ThroughExtender<'s> {
     }
 
     /// The pod runs, as the watch would show, and its engine answers at once.
-    fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
-        let mut ledger = self.service.cluster();
-        let entry = ledger
+    fn confirm_bound(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
+        let mut cluster = self.service.cluster();
+        let entry = cluster
             .ledger()
             .pod_state(uid)
             .context("a pod that was bound is in the ledger")?;
@@ -139,18 +139,18 @@ impl<'s> ThroughExtender<'s> {
             .zip(entry.devices())
             .context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
-        let seat = ledger::seat(ledger.ledger(), &self.names, &node, &devices);
+        let placement = ledger::placement(cluster.ledger(), &self.names, &node, &devices);
         let state = ObservedPhase::Bound {
             node,
             devices: Some(devices),
             starting: false,
             ran: None,
         };
-        ledger.apply(PodObserved(ledger::seen(uid, demand, state)));
-        Ok(seat)
+        cluster.apply(PodObserved(ledger::observation(uid, demand, state)));
+        Ok(placement)
     }
 
-    fn ask(&self, verb: &str, request: &Value) -> Result<Value> {
+    fn call_verb(&self, verb: &str, request: &Value) -> Result<Value> {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("/scheduler/{verb}"))
@@ -171,8 +171,8 @@ impl<'s> ThroughExtender<'s> {
 }
 
 impl Placer for ThroughExtender<'_> {
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
-        let setting = self.setting;
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod> {
+        let setting = self.played_trace;
         let kind = &setting.kinds[arrival.kind];
         self.upkeep
             .tick(&mut self.service.cluster(), cluster, &self.names);
@@ -182,12 +182,13 @@ impl Placer for ThroughExtender<'_> {
                 .place(&mut self.service.cluster(), cluster, arrival);
         }
         let uid = ledger::uid(arrival.number);
-        let seat = self.schedule(cluster, &uid, kind);
-        let seat = seat.expect("the verbs answer a well-formed request from one who leads");
-        if seat.is_none() {
+        let placement = self.schedule(cluster, &uid, kind);
+        let placement =
+            placement.expect("the verbs answer a well-formed request from one who leads");
+        if placement.is_none() {
             self.service.cluster().apply(PodReleased(uid.clone()));
         }
-        seat.map(Placed::alone)
+        placement.map(PlacedPod::without_victims)
     }
 
     fn end(&mut self, number: usize) {
@@ -198,7 +199,7 @@ impl Placer for ThroughExtender<'_> {
 }
 
 /// The pod's manifest.
-fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Value {
+fn pod_manifest(uid: &PodUid, setting: &WorkloadTrace, kind: &PodKind, policy: &Policy) -> Value {
     let resources = json!({
         "cpu": format!("{}m", kind.cpu),
         "memory": kind.memory.to_string(),
@@ -238,7 +239,7 @@ impl ControlPlane for AlwaysWritten {
     fn read_pod<'a>(
         &'a self,
         _: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>> {
         Box::pin(ready(Ok(None)))
     }
 
@@ -278,14 +279,17 @@ mod tests {
     use super::*;
     use stowage_lab::simulate::openb::built_in;
     use stowage_lab::simulate::packing::{
-        PlayedPolicy, Replay, SimulatedEviction, Typical, replay,
+        Replay, SimulatedEviction, SimulatedPolicy, TypicalPods, replay,
     };
 
     #[test]
     fn through_the_verbs_pods_go_where_the_core_puts_them() {
-        let setting = PlayedTrace::of(&built_in::trace());
-        let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
-        let mut in_process = PlayedPolicy::Stowage.placer(
+        let setting = WorkloadTrace::from_trace(&built_in::trace());
+        let (typical, arrivals) = (
+            TypicalPods::from_trace(&setting),
+            Arrivals::draw(&setting, 42),
+        );
+        let mut in_process = SimulatedPolicy::Stowage.placer(
             &setting,
             &typical,
             &arrivals,
@@ -293,9 +297,13 @@ mod tests {
             CpuRule::default(),
         );
         let expected: Replay = replay(&setting, &arrivals, &typical, &mut *in_process);
-        let mut through =
-            ThroughExtender::new(&setting, &arrivals, CpuRule::default(), Knowledge::Learned)
-                .unwrap();
+        let mut through = ThroughExtender::new(
+            &setting,
+            &arrivals,
+            CpuRule::default(),
+            DemandKnowledge::Learned,
+        )
+        .unwrap();
         assert_eq!(
             replay(&setting, &arrivals, &typical, &mut through),
             expected
@@ -304,21 +312,23 @@ mod tests {
 
     #[test]
     fn each_node_with_the_highest_score_is_chosen_sometimes() {
-        let setting = PlayedTrace::of(&built_in::trace());
+        let setting = WorkloadTrace::from_trace(&built_in::trace());
         let mut through = ThroughExtender::new(
             &setting,
-            &Arrivals::of(&setting, 42),
+            &Arrivals::draw(&setting, 42),
             CpuRule::default(),
-            Knowledge::Learned,
+            DemandKnowledge::Learned,
         )
         .unwrap();
         let scores = json!([
             { "Host": "a", "Score": 9 }, { "Host": "b", "Score": 3 }, { "Host": "c", "Score": 9 }
         ]);
-        let mut taken: Vec<String> = (0..40).map(|_| through.best(&scores).unwrap()).collect();
+        let mut taken: Vec<String> = (0..40)
+            .map(|_| through.pick_highest(&scores).unwrap())
+            .collect();
         taken.sort_unstable();
         taken.dedup();
         assert_eq!(taken, ["a", "c"]);
-        assert!(through.best(&json!([])).is_err());
+        assert!(through.pick_highest(&json!([])).is_err());
     }
 }

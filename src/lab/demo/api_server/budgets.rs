@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Takes one disruption of the budget that covers the pod, if one does.
-pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiError> {
-    if is_nobodys_loss(pod) {
+pub fn check_and_decrement(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiError> {
+    if can_ignore_budget(pod) {
         return Ok(());
     }
-    match covering(store, pod).as_slice() {
+    match matching_budgets(store, pod).as_slice() {
         [] => Ok(()),
-        [budget] if is_free(budget, pod) => Ok(()),
-        [budget] => take_of(store, budget, pod, now),
+        [budget] if may_evict_unready(budget, pod) => Ok(()),
+        [budget] => decrement(store, budget, pod, now),
         _ => Err(ApiError::internal(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
         )),
@@ -27,14 +27,14 @@ pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiErr
 }
 
 /// Whether an eviction of the pod needs no budget: it is pending, has ended, or terminates already.
-fn is_nobodys_loss(pod: &Value) -> bool {
+fn can_ignore_budget(pod: &Value) -> bool {
     let phase = pod["status"]["phase"].as_str();
     matches!(phase, Some("Pending" | "Succeeded" | "Failed"))
         || !pod["metadata"]["deletionTimestamp"].is_null()
 }
 
 /// A pod that is not ready serves no requests: it may always be evicted, or (the default) while enough other pods are healthy.
-fn is_free(budget: &Value, pod: &Value) -> bool {
+fn may_evict_unready(budget: &Value, pod: &Value) -> bool {
     let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
     let is_ready =
         conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
@@ -45,7 +45,7 @@ fn is_free(budget: &Value, pod: &Value) -> bool {
     !is_ready && (budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" || healthy())
 }
 
-fn covering(store: &Store, pod: &Value) -> Vec<Arc<Value>> {
+fn matching_budgets(store: &Store, pod: &Value) -> Vec<Arc<Value>> {
     let Some(budgets) = Resource::named("poddisruptionbudgets") else {
         return Vec::new();
     };
@@ -71,10 +71,11 @@ fn selects(selector: &Value, labels: &Value) -> bool {
         .and_then(Value::as_array)
         .into_iter()
         .flatten();
-    equal.all(|(key, value)| labels[key] == *value) && terms.all(|term| is_met(term, labels))
+    equal.all(|(key, value)| labels[key] == *value)
+        && terms.all(|term| matches_requirement(term, labels))
 }
 
-fn is_met(term: &Value, labels: &Value) -> bool {
+fn matches_requirement(term: &Value, labels: &Value) -> bool {
     let label = term["key"].as_str().and_then(|key| labels[key].as_str());
     let is_named = || {
         let values = term["values"]
@@ -93,12 +94,17 @@ fn is_met(term: &Value, labels: &Value) -> bool {
     }
 }
 
-fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Result<(), ApiError> {
+fn decrement(
+    store: &mut Store,
+    budget: &Value,
+    pod: &Value,
+    now: Timestamp,
+) -> Result<(), ApiError> {
     let name = budget["metadata"]["name"].as_str().unwrap_or_default();
     let status = &budget["status"];
     if status["observedGeneration"].as_i64() < budget["metadata"]["generation"].as_i64() {
         let why = format!("The disruption budget {name} is still being processed by the server.");
-        return Err(ApiError::budget(why, Some(10)));
+        return Err(ApiError::disruption_budget(why, Some(10)));
     }
     let number = |field: &str| status[field].as_i64().unwrap_or_default();
     let allowed = number("disruptionsAllowed");
@@ -107,14 +113,14 @@ fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Re
         let why = format!(
             "The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
         );
-        return Err(ApiError::budget(why, None));
+        return Err(ApiError::disruption_budget(why, None));
     }
-    let mut taken = Value::clone(budget);
-    let status = object_at(&mut taken, "status");
+    let mut updated = Value::clone(budget);
+    let status = object_at(&mut updated, "status");
     status.insert("disruptionsAllowed".into(), json!(allowed - 1));
     let pod = pod["metadata"]["name"].as_str().unwrap_or_default();
-    object_at(&mut taken["status"], "disruptedPods")
-        .insert(pod.to_owned(), json!(write::time(now)));
+    object_at(&mut updated["status"], "disruptedPods")
+        .insert(pod.to_owned(), json!(write::format_time(now)));
     let namespace = budget["metadata"]["namespace"]
         .as_str()
         .unwrap_or_default()
@@ -127,7 +133,7 @@ fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Re
                 namespace,
                 name: name.to_owned(),
             },
-            taken,
+            updated,
         )
         .map(drop)
 }

@@ -15,9 +15,9 @@ pub struct ApiCall {
 
 /// Counters of all requests over HTTP; calls of the in-process handle are not counted.
 #[derive(Debug, Default)]
-pub struct Calls(Mutex<BTreeMap<ApiCall, u64>>);
+pub struct ApiCallCounts(Mutex<BTreeMap<ApiCall, u64>>);
 
-impl Calls {
+impl ApiCallCounts {
     /// Requests of this kind from any client.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         self.sum(|call| call.verb == verb && call.resource == resource)
@@ -37,7 +37,7 @@ impl Calls {
         self.0.lock().clone()
     }
 
-    pub(super) fn add(&self, call: ApiCall) {
+    pub(super) fn record(&self, call: ApiCall) {
         *self.0.lock().entry(call).or_default() += 1;
     }
 

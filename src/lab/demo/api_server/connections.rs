@@ -4,13 +4,13 @@
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use stowage_server::service::{ChangeCount, SeenCount};
+use stowage_server::service::{ChangeCount, ChangeReceiver};
 
 /// One client's watches of one kind, such as `pods`.
-type Watches = (String, String);
+type WatchKey = (String, String);
 
 #[derive(Debug, Default)]
-pub struct Connections {
+pub struct ConnectionFaults {
     state: Mutex<ConnectionState>,
     changed: ChangeCount,
 }
@@ -18,30 +18,30 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct ConnectionState {
     watches_begun: u64,
-    held_back: BTreeSet<Watches>,
+    paused: BTreeSet<WatchKey>,
     /// Watches that began no later than this one send nothing more.
-    silent: BTreeMap<Watches, u64>,
+    silenced: BTreeMap<WatchKey, u64>,
     /// Watches that began no later than this one end.
-    ended: BTreeMap<Watches, u64>,
+    ended: BTreeMap<WatchKey, u64>,
     cut_off: BTreeSet<String>,
 }
 
 /// What a watch may do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flow {
+pub(super) enum WatchFlow {
     Open,
     Stalled,
     Ended,
 }
 
-impl Connections {
+impl ConnectionFaults {
     /// Pauses events of this kind to the client, in open and new watches, until [`Self::resume_watches`].
-    pub fn hold_watches_back(&self, client: &str, kind: &str) {
-        self.change(|state| _ = state.held_back.insert(watches(client, kind)));
+    pub fn pause_watches(&self, client: &str, kind: &str) {
+        self.change(|state| _ = state.paused.insert(watch_key(client, kind)));
     }
 
     pub fn resume_watches(&self, client: &str, kind: &str) {
-        self.change(|state| _ = state.held_back.remove(&watches(client, kind)));
+        self.change(|state| _ = state.paused.remove(&watch_key(client, kind)));
     }
 
     /// The client's open watches of this kind send nothing more and never end, as on a connection that died silently. New
@@ -49,8 +49,8 @@ impl Connections {
     pub fn silence_watches(&self, client: &str, kind: &str) {
         self.change(|state| {
             _ = state
-                .silent
-                .insert(watches(client, kind), state.watches_begun)
+                .silenced
+                .insert(watch_key(client, kind), state.watches_begun)
         });
     }
 
@@ -59,7 +59,7 @@ impl Connections {
         self.change(|state| {
             _ = state
                 .ended
-                .insert(watches(client, kind), state.watches_begun)
+                .insert(watch_key(client, kind), state.watches_begun)
         });
     }
 
@@ -88,34 +88,34 @@ impl Connections {
         state.watches_begun
     }
 
-    pub(super) fn flow(&self, client: &str, kind: &str, number: u64) -> Flow {
-        let (state, watches) = (self.state.lock(), watches(client, kind));
-        let concerns = |until: &BTreeMap<Watches, u64>| {
+    pub(super) fn flow(&self, client: &str, kind: &str, number: u64) -> WatchFlow {
+        let (state, watches) = (self.state.lock(), watch_key(client, kind));
+        let concerns = |until: &BTreeMap<WatchKey, u64>| {
             until.get(&watches).is_some_and(|last| number <= *last)
         };
-        if concerns(&state.silent)
-            || state.held_back.contains(&watches)
+        if concerns(&state.silenced)
+            || state.paused.contains(&watches)
             || state.cut_off.contains(client)
         {
-            Flow::Stalled
+            WatchFlow::Stalled
         } else if concerns(&state.ended) {
-            Flow::Ended
+            WatchFlow::Ended
         } else {
-            Flow::Open
+            WatchFlow::Open
         }
     }
 
     /// Changes whenever an order does.
-    pub(super) fn changes(&self) -> SeenCount {
-        self.changed.seen()
+    pub(super) fn changes(&self) -> ChangeReceiver {
+        self.changed.subscribe()
     }
 
     fn change(&self, change: impl FnOnce(&mut ConnectionState)) {
         change(&mut self.state.lock());
-        self.changed.grow();
+        self.changed.increment();
     }
 }
 
-fn watches(client: &str, kind: &str) -> Watches {
+fn watch_key(client: &str, kind: &str) -> WatchKey {
     (client.to_owned(), kind.to_owned())
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 const GRACE_PERIOD_SECONDS: u64 = 30;
 
 /// Fills in a new object. `priority_of` returns the value of a PriorityClass.
-pub fn complete(
+pub fn set_defaults(
     object: &mut Value,
     resource: &Resource,
     priority_of: impl Fn(&str) -> Option<i64>,
@@ -18,13 +18,13 @@ pub fn complete(
     fields.insert("kind".into(), json!(resource.kind));
     fields.insert("apiVersion".into(), json!(resource.api_version));
     match resource.plural {
-        "pods" => complete_pod(object, priority_of),
-        "nodes" => complete_node(object),
+        "pods" => set_pod_defaults(object, priority_of),
+        "nodes" => set_node_defaults(object),
         _ => {}
     }
 }
 
-fn complete_pod(pod: &mut Value, priority_of: impl Fn(&str) -> Option<i64>) {
+fn set_pod_defaults(pod: &mut Value, priority_of: impl Fn(&str) -> Option<i64>) {
     object_at(pod, "metadata").insert("generation".into(), json!(1));
     let spec = object_at(pod, "spec");
     for list in ["initContainers", "containers"] {
@@ -73,7 +73,7 @@ fn copy_limits_to_requests(container: &mut Value) {
 }
 
 /// Until a kubelet writes it, a node's allocatable is its capacity.
-fn complete_node(node: &mut Value) {
+fn set_node_defaults(node: &mut Value) {
     object_at(node, "spec");
     let status = object_at(node, "status");
     if let Some(capacity) = status.get("capacity").cloned() {
@@ -104,7 +104,7 @@ mod tests {
             "priorityClassName": "high",
             "containers": [{"resources": {"limits": {"stowage.dev/vram": "1Gi", "cpu": "2"}, "requests": {"cpu": "1"}}}],
         }});
-        complete(&mut pod, Resource::named("pods").unwrap(), |class| {
+        set_defaults(&mut pod, Resource::named("pods").unwrap(), |class| {
             (class == "high").then_some(1000)
         });
         let requests = &pod["spec"]["containers"][0]["resources"]["requests"];
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn odd_shapes_are_survived() {
         let mut pod = json!({"metadata": {}, "spec": [], "status": 3});
-        complete(&mut pod, Resource::named("pods").unwrap(), |_| None);
+        set_defaults(&mut pod, Resource::named("pods").unwrap(), |_| None);
         assert_eq!(pod["status"]["phase"], "Pending");
     }
 }

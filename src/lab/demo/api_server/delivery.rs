@@ -6,7 +6,7 @@
 
 use super::error::ApiError;
 use super::faults::{DelayStage, InjectedFault, Operation};
-use super::routes::{ApiRequest, refusal};
+use super::routes::{ApiRequest, error_response};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use futures::future::BoxFuture;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Time limit of a write that names no `timeout`, as in kube-apiserver (`requestTimeoutUpperBound`).
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(34);
+const DEFAULT_WRITE_TIMEOUT: Duration = Duration::from_secs(34);
 
 /// Performs a request, and answers it.
 pub async fn deliver(
@@ -33,43 +33,45 @@ pub async fn deliver(
         }
         InjectedFault::AnswersWhenReleased => {
             let answer = request.perform();
-            request.until_stop(request.held_up(operation)).await;
+            request
+                .until_stop(request.wait_for_release(operation))
+                .await;
             answer
         }
-        InjectedFault::LosesAnswer => broken(request.perform()),
-        InjectedFault::LandsLate(stage, delay) => {
-            late(request, stage, Box::pin(tokio::time::sleep(delay))).await
+        InjectedFault::LosesAnswer => break_before_body(request.perform()),
+        InjectedFault::CommitsLate(stage, delay) => {
+            perform_late(request, stage, Box::pin(tokio::time::sleep(delay))).await
         }
-        InjectedFault::LandsWhenReleased(stage) => {
+        InjectedFault::CommitsWhenReleased(stage) => {
             let held = request.clone();
-            let released = async move { held.held_up(operation).await };
-            late(request, stage, Box::pin(released)).await
+            let released = async move { held.wait_for_release(operation).await };
+            perform_late(request, stage, Box::pin(released)).await
         }
         InjectedFault::ArrivesTwice(delay) => {
-            repeated(request, Box::pin(tokio::time::sleep(delay)))
+            perform_twice(request, Box::pin(tokio::time::sleep(delay)))
         }
         InjectedFault::ArrivesAgainWhenReleased => {
             let held = request.clone();
-            repeated(
+            perform_twice(
                 request,
-                Box::pin(async move { held.held_up(operation).await }),
+                Box::pin(async move { held.wait_for_release(operation).await }),
             )
         }
         InjectedFault::Hangs => {
             request.shared.stop.cancelled().await;
-            refusal(&ApiError::internal("the server stops"))
+            error_response(&ApiError::internal("the server stops"))
         }
-        _ => refusal(&refused(fault, &request)),
+        _ => error_response(&injected_error(fault, &request)),
     }
 }
 
 /// The error that answers a request which is not performed.
-fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
+fn injected_error(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     const WHY: &str = "a fault was ordered";
     match fault {
         InjectedFault::Conflicts => ApiError::conflict(&request.resource(), request.name(), WHY),
         InjectedFault::Forbids => ApiError::new(403, "Forbidden", WHY),
-        InjectedFault::TooMany => ApiError::too_many_requests(WHY, None),
+        InjectedFault::TooManyRequests => ApiError::too_many_requests(WHY, None),
         InjectedFault::Throttles(seconds) => ApiError::too_many_requests(WHY, Some(seconds)),
         InjectedFault::Expired => ApiError::new(410, "Expired", "too old resource version"),
         _ => ApiError::internal(WHY),
@@ -77,43 +79,44 @@ fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
 }
 
 /// Performs the request when `landing` has passed; the client waits no longer than the server's timeout.
-async fn late(
+async fn perform_late(
     request: Arc<ApiRequest>,
     stage: DelayStage,
-    landing: BoxFuture<'static, ()>,
+    commit_time: BoxFuture<'static, ()>,
 ) -> Response {
-    let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT);
-    let (tell, told) = oneshot::channel();
-    let landed = async move {
-        let lands = match stage {
-            DelayStage::Queue => tokio::time::timeout(timeout, landing).await.is_ok(),
+    let timeout = request.timeout.unwrap_or(DEFAULT_WRITE_TIMEOUT);
+    let (sender, receiver) = oneshot::channel();
+    let commit = async move {
+        let is_performed = match stage {
+            DelayStage::Queue => tokio::time::timeout(timeout, commit_time).await.is_ok(),
             DelayStage::Network | DelayStage::Commit => {
-                landing.await;
+                commit_time.await;
                 true
             }
         };
         // The client may have disconnected.
-        let _ = tell.send(if lands {
+        let _ = sender.send(if is_performed {
             request.perform()
         } else {
-            refusal(&ApiError::timeout())
+            error_response(&ApiError::timeout())
         });
     };
-    tokio::spawn(landed);
+    tokio::spawn(commit);
     let answer = async {
-        told.await
-            .unwrap_or_else(|_| refusal(&ApiError::internal("the server stops")))
+        receiver
+            .await
+            .unwrap_or_else(|_| error_response(&ApiError::internal("the server stops")))
     };
     match stage {
         DelayStage::Commit => tokio::time::timeout(timeout, answer)
             .await
-            .unwrap_or_else(|_| refusal(&ApiError::timeout())),
+            .unwrap_or_else(|_| error_response(&ApiError::timeout())),
         DelayStage::Network | DelayStage::Queue => answer.await,
     }
 }
 
 /// Performs the request now, and again when `again` has passed.
-fn repeated(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response {
+fn perform_twice(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response {
     let answer = request.perform();
     tokio::spawn(async move {
         again.await;
@@ -123,7 +126,7 @@ fn repeated(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response
 }
 
 /// The head of an answer, and a connection that breaks before its body.
-fn broken(answer: Response) -> Response {
+fn break_before_body(answer: Response) -> Response {
     let breaks = futures::stream::iter([Err::<Bytes, _>(std::io::Error::from(
         std::io::ErrorKind::ConnectionReset,
     ))]);

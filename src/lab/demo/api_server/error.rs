@@ -37,7 +37,7 @@ impl ApiError {
     }
 
     /// A disruption budget prevents an eviction.
-    pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
+    pub fn disruption_budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
         let cause = Some(StatusCause {
             reason: "DisruptionBudget",
@@ -136,11 +136,11 @@ impl ApiError {
     }
 
     /// The log no longer reaches back to the version a watch asks for.
-    pub fn expired(asked: u64, oldest: u64) -> Self {
+    pub fn expired(requested: u64, oldest: u64) -> Self {
         Self::new(
             410,
             "Expired",
-            format!("too old resource version: {asked} ({oldest})"),
+            format!("too old resource version: {requested} ({oldest})"),
         )
     }
 

@@ -59,9 +59,9 @@ pub enum InjectedFault {
     /// Written at once; the connection breaks before the answer is sent.
     LosesAnswer,
     /// Accepted now, written after this long, whether or not its client still waits.
-    LandsLate(DelayStage, Duration),
+    CommitsLate(DelayStage, Duration),
     /// Accepted now, written when [`super::held_requests::HeldRequests`] releases it, whether or not its client still waits.
-    LandsWhenReleased(DelayStage),
+    CommitsWhenReleased(DelayStage),
     /// Written and answered, and written again after this long: a proxy between client and server repeats it.
     ArrivesTwice(Duration),
     /// Written and answered, and written again when [`super::held_requests::HeldRequests`] releases the repetition.
@@ -73,7 +73,7 @@ pub enum InjectedFault {
     /// 403, nothing written.
     Forbids,
     /// 429 without `Retry-After`, nothing written.
-    TooMany,
+    TooManyRequests,
     /// 429 with `Retry-After` in seconds, nothing written.
     Throttles(u64),
     /// 410: the version that a list continues from or a watch resumes from has been compacted.
@@ -90,7 +90,7 @@ pub(crate) type FaultSource = Box<dyn FnMut(&str, Operation) -> Option<InjectedF
 pub struct InjectedFaults {
     orders: Mutex<Vec<FaultOrder>>,
     source: Mutex<Option<FaultSource>>,
-    met: Mutex<Vec<(Operation, InjectedFault)>>,
+    applied: Mutex<Vec<(Operation, InjectedFault)>>,
 }
 
 #[derive(Debug)]
@@ -103,17 +103,23 @@ struct FaultOrder {
 
 impl InjectedFaults {
     /// Makes the next `count` requests of this kind go wrong, after those ordered before.
-    pub fn next(&self, operation: Operation, count: usize, fault: InjectedFault) {
-        self.order(None, operation, count, fault);
+    pub fn fail_next(&self, operation: Operation, count: usize, fault: InjectedFault) {
+        self.add_order(None, operation, count, fault);
     }
 
     /// Makes the next `count` requests of this kind from one client go wrong, after those ordered before.
-    pub fn next_of(&self, client: &str, operation: Operation, count: usize, fault: InjectedFault) {
-        self.order(Some(client), operation, count, fault);
+    pub fn fail_next_from(
+        &self,
+        client: &str,
+        operation: Operation,
+        count: usize,
+        fault: InjectedFault,
+    ) {
+        self.add_order(Some(client), operation, count, fault);
     }
 
     /// From here on the outcome of each request without an order is drawn.
-    pub fn draw(&self, source: FaultSource) {
+    pub fn set_source(&self, source: FaultSource) {
         *self.source.lock() = Some(source);
     }
 
@@ -123,16 +129,16 @@ impl InjectedFaults {
     }
 
     /// How many ordered faults are still to be applied.
-    pub fn ordered(&self) -> usize {
+    pub fn pending_count(&self) -> usize {
         self.orders.lock().len()
     }
 
     /// The faults that were applied, in order.
-    pub fn met(&self) -> Vec<(Operation, InjectedFault)> {
-        self.met.lock().clone()
+    pub fn applied_faults(&self) -> Vec<(Operation, InjectedFault)> {
+        self.applied.lock().clone()
     }
 
-    fn order(
+    fn add_order(
         &self,
         client: Option<&str>,
         operation: Operation,
@@ -151,16 +157,16 @@ impl InjectedFaults {
 
     pub(super) fn take(&self, client: &str, operation: Operation) -> Option<InjectedFault> {
         let mut orders = self.orders.lock();
-        let meets = |order: &FaultOrder| {
+        let applies = |order: &FaultOrder| {
             order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
         };
         let ordered = orders
             .iter()
-            .position(meets)
-            .map(|place| orders.remove(place).fault);
+            .position(applies)
+            .map(|index| orders.remove(index).fault);
         drop(orders);
         let fault = ordered.or_else(|| self.source.lock().as_mut()?(client, operation))?;
-        self.met.lock().push((operation, fault));
+        self.applied.lock().push((operation, fault));
         Some(fault)
     }
 }

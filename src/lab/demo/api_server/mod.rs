@@ -16,7 +16,7 @@ mod defaults;
 mod delivery;
 pub mod error;
 pub mod faults;
-pub mod held;
+pub mod held_requests;
 mod pages;
 mod patch;
 mod pods;
@@ -28,11 +28,11 @@ mod tokens;
 mod watch;
 mod write;
 
-use calls::Calls;
-use connections::Connections;
+use calls::ApiCallCounts;
+use connections::ConnectionFaults;
 use error::ApiError;
 use faults::InjectedFaults;
-use held::HeldRequests;
+use held_requests::HeldRequests;
 use jiff::Timestamp;
 use pages::PagedListStore;
 use parking_lot::Mutex;
@@ -50,23 +50,23 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use write::ObjectPart;
 
 /// State shared by the routes and the handle. The lock is never held across an await.
-struct Shared {
+struct ServerState {
     store: Mutex<Store>,
     revisions: channel::Sender<u64>,
     /// Wakes the watches.
     writes: ChangeCount,
     /// The server's present time.
     clock: fn() -> Timestamp,
-    calls: Calls,
-    connections: Connections,
+    calls: ApiCallCounts,
+    connections: ConnectionFaults,
     faults: InjectedFaults,
-    held: HeldRequests,
-    pages: PagedListStore,
+    held_requests: HeldRequests,
+    paged_lists: PagedListStore,
     tokens: Tokens,
     stop: CancellationToken,
 }
 
-impl Shared {
+impl ServerState {
     /// Runs a write and notifies the watches.
     fn write<T>(
         &self,
@@ -78,9 +78,9 @@ impl Shared {
         drop(store);
         if self
             .revisions
-            .send_if_modified(|known| std::mem::replace(known, revision) != revision)
+            .send_if_modified(|current| std::mem::replace(current, revision) != revision)
         {
-            self.writes.grow();
+            self.writes.increment();
         }
         result
     }
@@ -94,7 +94,7 @@ pub(crate) type ObjectWrite = (Option<Arc<Value>>, Option<Arc<Value>>);
 /// The helpers below act in the process, past HTTP and the counters. They name objects `nodes/a`,
 /// `pods/default/a`, and kinds `pods` or `pods/default`.
 pub struct ApiServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     router: axum::Router,
     /// `None` without a network.
     address: Option<SocketAddr>,
@@ -115,16 +115,16 @@ impl ApiServer {
     /// A server without a network, for [`Self::in_process_client`]; `clock` gives its present time.
     pub fn in_process(clock: fn() -> Timestamp) -> Self {
         let stop = CancellationToken::new();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             store: Mutex::default(),
             revisions: channel::Sender::new(0),
             writes: ChangeCount::default(),
             clock,
-            calls: Calls::default(),
-            connections: Connections::default(),
+            calls: ApiCallCounts::default(),
+            connections: ConnectionFaults::default(),
             faults: InjectedFaults::default(),
-            held: HeldRequests::default(),
-            pages: PagedListStore::default(),
+            held_requests: HeldRequests::default(),
+            paged_lists: PagedListStore::default(),
             tokens: Tokens::default(),
             stop: stop.clone(),
         });
@@ -147,11 +147,15 @@ impl ApiServer {
 
     /// A client of this server; `name` is its User-Agent, by which the counters distinguish clients.
     pub fn client(&self, name: &str) -> kube::Result<kube::Client> {
-        self.client_with(name, WriteTimes::default())
+        self.client_with_timeouts(name, WriteTimes::default())
     }
 
     /// A client of this server with a time limit for its writes; `name` is its User-Agent.
-    pub fn client_with(&self, name: &str, times: WriteTimes) -> kube::Result<kube::Client> {
+    pub fn client_with_timeouts(
+        &self,
+        name: &str,
+        times: WriteTimes,
+    ) -> kube::Result<kube::Client> {
         let mut config = kube::Config::new(self.uri());
         if let Ok(name) = http::HeaderValue::from_str(name) {
             config.headers.push((http::header::USER_AGENT, name));
@@ -160,7 +164,7 @@ impl ApiServer {
         stowage_server::kubernetes::connect::client(
             config,
             times,
-            stowage_kubernetes_objects::pruning::Answers::Whole,
+            stowage_kubernetes_objects::pruning::ResponseMode::Whole,
         )
     }
 
@@ -170,7 +174,7 @@ impl ApiServer {
     }
 
     /// A client without a network: its requests go to `server`, which wraps [`Self::router`].
-    pub(crate) fn client_in_process_by(
+    pub(crate) fn in_process_client(
         &self,
         name: &str,
         times: WriteTimes,
@@ -182,13 +186,13 @@ impl ApiServer {
                 request
                     .headers_mut()
                     .insert(http::header::USER_AGENT, name.clone());
-                stowage_server::kubernetes::connect::limited(request, times.server)
+                stowage_server::kubernetes::connect::with_server_timeout(request, times.server)
             })
             .service(server);
         kube::Client::new(service, "default")
     }
 
-    pub fn calls(&self) -> &Calls {
+    pub fn calls(&self) -> &ApiCallCounts {
         &self.shared.calls
     }
 
@@ -197,17 +201,17 @@ impl ApiServer {
     }
 
     /// Requests that faults hold up until they are released.
-    pub fn held(&self) -> &HeldRequests {
-        &self.shared.held
+    pub fn held_requests(&self) -> &HeldRequests {
+        &self.shared.held_requests
     }
 
-    pub fn connections(&self) -> &Connections {
+    pub fn connections(&self) -> &ConnectionFaults {
         &self.shared.connections
     }
 
     /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
     pub fn create(&self, kind: &str, object: Value) -> Result<Arc<Value>, ApiError> {
-        let target = RequestTarget::of_short(kind).ok_or_else(ApiError::no_such_path)?;
+        let target = RequestTarget::from_short(kind).ok_or_else(ApiError::no_such_path)?;
         self.shared
             .write(|store| write::create(store, &target, object, (self.shared.clock)()))
     }
@@ -222,7 +226,7 @@ impl ApiServer {
     }
 
     pub fn list(&self, kind: &str) -> Vec<Arc<Value>> {
-        let Some(target) = RequestTarget::of_short(kind) else {
+        let Some(target) = RequestTarget::from_short(kind) else {
             return Vec::new();
         };
         let selector = selector::ListSelector::new(&target.namespace, "", "");
@@ -263,7 +267,7 @@ impl ApiServer {
 
     /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
     pub fn issue_token(&self, account: &str, node: Option<&str>, audience: &str) -> String {
-        let of_node = |name: &str| {
+        let token_node = |name: &str| {
             let uid = self
                 .get(&format!("nodes/{name}"))
                 .and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
@@ -274,7 +278,7 @@ impl ApiServer {
         };
         self.shared.tokens.issue(
             account,
-            node.map(of_node),
+            node.map(token_node),
             audience,
             (self.shared.clock)().as_second(),
         )
@@ -297,12 +301,12 @@ impl ApiServer {
 
     /// Each write of the kind after this version, in order. Writes that the log has forgotten are missing.
     pub(crate) fn writes_after(&self, kind: &str, revision: u64) -> Vec<ObjectWrite> {
-        let Some(target) = RequestTarget::of_short(kind) else {
+        let Some(target) = RequestTarget::from_short(kind) else {
             return Vec::new();
         };
         let store = self.shared.store.lock();
         let changes = store
-            .changes_kept_after(revision)
+            .retained_changes_after(revision)
             .filter(|change| change.resource == target.resource);
         changes
             .map(|change| (change.before.clone(), change.after.clone()))
@@ -315,10 +319,10 @@ impl ApiServer {
     }
 
     /// Waits until `look` returns a value; it is called after each write.
-    pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+    pub async fn until<T>(&self, mut check: impl FnMut(&Self) -> Option<T>) -> T {
         let mut revisions = self.subscribe();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             revisions
@@ -331,7 +335,7 @@ impl ApiServer {
     /// Forgets the change log: watches that resume from before get 410, and so do lists that are half read.
     pub fn compact(&self) {
         self.shared.store.lock().compact();
-        self.shared.pages.expire();
+        self.shared.paged_lists.expire();
     }
 
     fn delete_with(&self, object: &str, options: &Value) -> Result<(), ApiError> {
@@ -354,7 +358,7 @@ impl ApiServer {
 }
 
 fn key(object: &str) -> Result<ObjectKey, ApiError> {
-    let target = RequestTarget::of_short(object).ok_or_else(ApiError::no_such_path)?;
+    let target = RequestTarget::from_short(object).ok_or_else(ApiError::no_such_path)?;
     let name = target.name.ok_or_else(ApiError::no_such_path)?;
     Ok(ObjectKey {
         resource: target.resource,

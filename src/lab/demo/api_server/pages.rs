@@ -11,15 +11,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Lists that are kept at once: far more than clients of a test page through at the same time.
-const KEPT: usize = 256;
+const MAX_STORED_LISTS: usize = 256;
 
 #[derive(Debug, Default)]
 pub(crate) struct PagedListStore(Mutex<PagedLists>);
 
 #[derive(Debug, Default)]
 struct PagedLists {
-    lists: u64,
-    kept: BTreeMap<u64, FrozenList>,
+    lists_made: u64,
+    stored: BTreeMap<u64, FrozenList>,
 }
 
 /// All that is listed, as of one version.
@@ -47,11 +47,11 @@ impl PagedListStore {
             return list.page(0, 0, limit);
         }
         let mut state = self.0.lock();
-        state.lists += 1;
-        let number = state.lists;
-        state.kept.insert(number, list.clone());
-        if state.kept.len() > KEPT {
-            state.kept.pop_first();
+        state.lists_made += 1;
+        let number = state.lists_made;
+        state.stored.insert(number, list.clone());
+        if state.stored.len() > MAX_STORED_LISTS {
+            state.stored.pop_first();
         }
         list.page(number, 0, limit)
     }
@@ -63,15 +63,15 @@ impl PagedListStore {
         token: &str,
         limit: Option<usize>,
     ) -> Result<ListPage, ApiError> {
-        let place = token
+        let position = token
             .split_once('-')
             .and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));
-        let (number, from) = place.ok_or_else(|| {
+        let (number, from) = position.ok_or_else(|| {
             ApiError::bad_request("continue key is not valid: it was not given out here")
         })?;
         let state = self.0.lock();
         let list = state
-            .kept
+            .stored
             .get(&number)
             .ok_or_else(ApiError::expired_continue)?;
         if list.resource != resource {
@@ -84,15 +84,15 @@ impl PagedListStore {
 
     /// All tokens have expired.
     pub fn expire(&self) {
-        self.0.lock().kept.clear();
+        self.0.lock().stored.clear();
     }
 }
 
 impl FrozenList {
     fn page(&self, number: u64, from: usize, limit: usize) -> ListPage {
-        let rest = self.items.get(from..).unwrap_or_default();
-        let items = rest[..limit.min(rest.len())].to_vec();
-        let left = rest.len() - items.len();
+        let remaining = self.items.get(from..).unwrap_or_default();
+        let items = remaining[..limit.min(remaining.len())].to_vec();
+        let left = remaining.len() - items.len();
         let next = (left > 0).then(|| (format!("{number}-{}", from + items.len()), left));
         ListPage {
             revision: self.revision,

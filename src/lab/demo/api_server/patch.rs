@@ -18,7 +18,7 @@ pub(crate) enum PatchKind {
 }
 
 impl PatchKind {
-    pub(crate) fn of_content_type(content_type: &str) -> Result<Self, ApiError> {
+    pub(crate) fn from_content_type(content_type: &str) -> Result<Self, ApiError> {
         match content_type.split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),
@@ -32,11 +32,11 @@ impl PatchKind {
         match self {
             Self::Json => json_patch(document, patch),
             Self::Merge => {
-                merge(document, patch);
+                json_merge(document, patch);
                 Ok(())
             }
             Self::Strategic | Self::Apply => {
-                strategic(document, patch);
+                strategic_merge(document, patch);
                 Ok(())
             }
         }
@@ -44,7 +44,7 @@ impl PatchKind {
 }
 
 /// RFC 7386: objects merge, null removes, anything else replaces.
-fn merge(document: &mut Value, patch: &Value) {
+fn json_merge(document: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *document = patch.clone();
         return;
@@ -54,12 +54,12 @@ fn merge(document: &mut Value, patch: &Value) {
         if change.is_null() {
             fields.remove(key);
         } else {
-            merge(fields.entry(key.clone()).or_insert(Value::Null), change);
+            json_merge(fields.entry(key.clone()).or_insert(Value::Null), change);
         }
     }
 }
 
-fn strategic(document: &mut Value, patch: &Value) {
+fn strategic_merge(document: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *document = patch.clone();
         return;
@@ -77,13 +77,13 @@ fn strategic(document: &mut Value, patch: &Value) {
                 fields.remove(key);
             }
             (Value::Array(elements), Some(list_key)) => {
-                strategic_list(
+                strategic_merge_list(
                     fields.entry(key.clone()).or_insert(Value::Null),
                     elements,
                     list_key,
                 );
             }
-            _ => strategic(fields.entry(key.clone()).or_insert(Value::Null), change),
+            _ => strategic_merge(fields.entry(key.clone()).or_insert(Value::Null), change),
         }
     }
 }
@@ -99,7 +99,7 @@ fn list_key(field: &str) -> Option<&'static str> {
     }
 }
 
-fn strategic_list(list: &mut Value, changes: &[Value], key: &str) {
+fn strategic_merge_list(list: &mut Value, changes: &[Value], key: &str) {
     if !list.is_array() {
         *list = Value::Array(Vec::new());
     }
@@ -108,16 +108,16 @@ fn strategic_list(list: &mut Value, changes: &[Value], key: &str) {
         elements.clear();
     }
     for change in changes {
-        let place = elements
+        let index = elements
             .iter()
             .position(|element| element[key] == change[key]);
-        match (change["$patch"].as_str(), place) {
+        match (change["$patch"].as_str(), index) {
             (Some("replace"), _) => {}
             (Some("delete"), Some(place)) => {
                 elements.remove(place);
             }
             (Some("delete"), None) => {}
-            (_, Some(place)) => strategic(&mut elements[place], change),
+            (_, Some(place)) => strategic_merge(&mut elements[place], change),
             (_, None) => elements.push(change.clone()),
         }
     }
@@ -139,9 +139,11 @@ fn json_operation(document: &mut Value, operation: &Value) -> Result<(), ApiErro
         .ok_or_else(|| ApiError::bad_request("an operation has no path"))?;
     match operation["op"].as_str().unwrap_or_default() {
         "test" if document.pointer(path) == Some(&operation["value"]) => Ok(()),
-        "test" => Err(failed(format!("testing value {path} failed"))),
+        "test" => Err(unprocessable(format!("testing value {path} failed"))),
         "replace" => {
-            *document.pointer_mut(path).ok_or_else(|| missing(path))? = operation["value"].clone();
+            *document
+                .pointer_mut(path)
+                .ok_or_else(|| missing_path(path))? = operation["value"].clone();
             Ok(())
         }
         "add" => add(document, path, operation["value"].clone()),
@@ -153,49 +155,58 @@ fn json_operation(document: &mut Value, operation: &Value) -> Result<(), ApiErro
 }
 
 fn add(document: &mut Value, path: &str, value: Value) -> Result<(), ApiError> {
-    let (parent, last) = split(document, path)?;
+    let (parent, last) = parent_and_key(document, path)?;
     match parent {
         Value::Object(fields) => {
             fields.insert(last, value);
         }
         Value::Array(elements) if last == "-" => elements.push(value),
         Value::Array(elements) => match last.parse::<usize>() {
-            Ok(place) if place <= elements.len() => elements.insert(place, value),
-            _ => return Err(missing(path)),
+            Ok(index) if index <= elements.len() => elements.insert(index, value),
+            _ => return Err(missing_path(path)),
         },
-        _ => return Err(missing(path)),
+        _ => return Err(missing_path(path)),
     }
     Ok(())
 }
 
 fn remove(document: &mut Value, path: &str) -> Result<(), ApiError> {
-    let (parent, last) = split(document, path)?;
+    let (parent, last) = parent_and_key(document, path)?;
     let removed = match parent {
         Value::Object(fields) => fields.remove(&last).is_some(),
         Value::Array(elements) => match last.parse::<usize>() {
-            Ok(place) if place < elements.len() => {
-                elements.remove(place);
+            Ok(index) if index < elements.len() => {
+                elements.remove(index);
                 true
             }
             _ => false,
         },
         _ => false,
     };
-    if removed { Ok(()) } else { Err(missing(path)) }
+    if removed {
+        Ok(())
+    } else {
+        Err(missing_path(path))
+    }
 }
 
 /// The container a pointer ends in, and the last step, unescaped.
-fn split<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), ApiError> {
-    let (parent, last) = path.rsplit_once('/').ok_or_else(|| missing(path))?;
-    let parent = document.pointer_mut(parent).ok_or_else(|| missing(path))?;
+fn parent_and_key<'a>(
+    document: &'a mut Value,
+    path: &str,
+) -> Result<(&'a mut Value, String), ApiError> {
+    let (parent, last) = path.rsplit_once('/').ok_or_else(|| missing_path(path))?;
+    let parent = document
+        .pointer_mut(parent)
+        .ok_or_else(|| missing_path(path))?;
     Ok((parent, last.replace("~1", "/").replace("~0", "~")))
 }
 
-fn missing(path: &str) -> ApiError {
-    failed(format!("the path {path} does not exist"))
+fn missing_path(path: &str) -> ApiError {
+    unprocessable(format!("the path {path} does not exist"))
 }
 
-fn failed(why: String) -> ApiError {
+fn unprocessable(why: String) -> ApiError {
     let message = format!("the server rejected our request due to an error in our request: {why}");
     ApiError::new(422, "Invalid", message)
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// What the real server calls the thing a conflicting Binding was about.
-const BINDING: &str = "pods/binding";
+const BINDING_RESOURCE: &str = "pods/binding";
 
 /// Sets the node, and in the same write the Binding's labels and annotations and the `PodScheduled` condition.
 pub fn bind(
@@ -56,7 +56,7 @@ pub fn evict(
         &current,
         &json!({"metadata": options["preconditions"]}),
     )?;
-    budgets::take(store, &current, now)?;
+    budgets::check_and_decrement(store, &current, now)?;
     let mut marked = Value::clone(&current);
     let condition = json!({
         "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
@@ -76,12 +76,12 @@ pub fn evict(
 
 fn check_binding(key: &ObjectKey, pod: &Value, binding: &Value) -> Result<(), ApiError> {
     let name = &key.name;
-    let conflict = |why: String| Err(ApiError::conflict(BINDING, name, why));
+    let conflict = |why: String| Err(ApiError::conflict(BINDING_RESOURCE, name, why));
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-    let asked = binding["metadata"]["uid"].as_str().unwrap_or_default();
-    if !asked.is_empty() && asked != uid {
+    let requested = binding["metadata"]["uid"].as_str().unwrap_or_default();
+    if !requested.is_empty() && requested != uid {
         return conflict(format!(
-            "Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
+            "Precondition failed: UID in precondition: {requested}, UID in object meta: {uid}"
         ));
     }
     if !pod["metadata"]["deletionTimestamp"].is_null() {
@@ -112,17 +112,17 @@ pub(crate) fn set_condition(pod: &mut Value, mut condition: Value, now: Timestam
         *conditions = json!([]);
     }
     let conditions = conditions.as_array_mut().expect("made an array above");
-    let place = conditions
+    let index = conditions
         .iter()
         .position(|existing| existing["type"] == condition["type"]);
-    let unchanged = place
+    let unchanged = index
         .map(|place| &conditions[place])
         .filter(|old| old["status"] == condition["status"]);
     condition["lastTransitionTime"] = unchanged.map_or_else(
-        || json!(write::time(now)),
+        || json!(write::format_time(now)),
         |old| old["lastTransitionTime"].clone(),
     );
-    match place {
+    match index {
         Some(place) => conditions[place] = condition,
         None => conditions.push(condition),
     }

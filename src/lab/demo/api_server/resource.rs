@@ -67,7 +67,7 @@ impl Resource {
     }
 
     /// The resources of a group's version, if the path asks for those (`/apis/{group}/{version}`) and there are any.
-    pub(crate) fn of_version(path: &str) -> Vec<&'static Self> {
+    pub(crate) fn in_version(path: &str) -> Vec<&'static Self> {
         let version = path.strip_prefix("/apis/").unwrap_or_default();
         RESOURCES
             .iter()
@@ -113,22 +113,24 @@ pub(crate) struct RequestTarget {
 
 impl RequestTarget {
     /// Reads `/api/v1/…` and `/apis/{group}/{version}/…`.
-    pub fn of_path(path: &str) -> Option<Self> {
+    pub fn from_path(path: &str) -> Option<Self> {
         let segments: Vec<&str> = path
             .split('/')
             .filter(|segment| !segment.is_empty())
             .collect();
         match segments.as_slice() {
-            ["api", version, rest @ ..] => Self::under(version, rest),
-            ["apis", group, version, rest @ ..] => Self::under(&format!("{group}/{version}"), rest),
+            ["api", version, rest @ ..] => Self::from_segments(version, rest),
+            ["apis", group, version, rest @ ..] => {
+                Self::from_segments(&format!("{group}/{version}"), rest)
+            }
             _ => None,
         }
     }
 
-    fn under(api_version: &str, rest: &[&str]) -> Option<Self> {
-        let (namespace, rest) = match rest {
+    fn from_segments(api_version: &str, segments: &[&str]) -> Option<Self> {
+        let (namespace, rest) = match segments {
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
-            _ => ("", rest),
+            _ => ("", segments),
         };
         let (plural, rest) = rest.split_first()?;
         let resource = RESOURCES
@@ -149,7 +151,7 @@ impl RequestTarget {
     }
 
     /// Parses the short form that the in-process handle uses: `nodes/a`, `pods/default/a`, `pods`.
-    pub(crate) fn of_short(short: &str) -> Option<Self> {
+    pub(crate) fn from_short(short: &str) -> Option<Self> {
         let segments: Vec<&str> = short.split('/').collect();
         let resource = Resource::named(segments.first()?)?;
         let (namespace, name) = match (resource.namespaced, &segments[1..]) {
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_path_names_its_resource_namespace_object_and_subresource() {
-        let target = RequestTarget::of_path("/api/v1/namespaces/default/pods/a/binding").unwrap();
+        let target = RequestTarget::from_path("/api/v1/namespaces/default/pods/a/binding").unwrap();
         assert_eq!(target.resource.kind, "Pod");
         assert_eq!(target.namespace, "default");
         assert_eq!(target.name.as_deref(), Some("a"));
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn namespaces_themselves_are_a_resource() {
-        let target = RequestTarget::of_path("/api/v1/namespaces/default").unwrap();
+        let target = RequestTarget::from_path("/api/v1/namespaces/default").unwrap();
         assert_eq!(
             (target.resource.plural, target.name.as_deref()),
             ("namespaces", Some("default"))
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_group_that_does_not_serve_the_resource_is_not_found() {
-        assert_eq!(RequestTarget::of_path("/apis/policy/v1/pods"), None);
-        assert_eq!(RequestTarget::of_path("/metrics"), None);
+        assert_eq!(RequestTarget::from_path("/apis/policy/v1/pods"), None);
+        assert_eq!(RequestTarget::from_path("/metrics"), None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Only translation and counting are here; `write` and `pods` perform writes, and `delivery` decides when they land.
 
-use super::Shared;
+use super::ServerState;
 use super::calls::ApiCall;
 use super::delivery::deliver;
 use super::error::ApiError;
@@ -42,7 +42,7 @@ pub struct Parameters {
 
 /// A request, taken apart.
 pub(crate) struct ApiRequest {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<ServerState>,
     /// Its User-Agent.
     pub client: String,
     /// The requested `timeout`, if any.
@@ -70,18 +70,18 @@ fn discovery(version: &str, resources: &[&Resource]) -> Response {
 }
 
 pub async fn handle(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ServerState>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let discovered = Resource::of_version(uri.path());
+    let discovered = Resource::in_version(uri.path());
     if let (&Method::GET, [first, ..]) = (&method, &discovered[..]) {
         return discovery(first.api_version, &discovered);
     }
-    let Some(target) = RequestTarget::of_path(uri.path()) else {
-        return refusal(&ApiError::no_such_path());
+    let Some(target) = RequestTarget::from_path(uri.path()) else {
+        return error_response(&ApiError::no_such_path());
     };
     let header = |name: header::HeaderName| {
         headers
@@ -94,10 +94,10 @@ pub async fn handle(
         .map(|Query(read)| read)
         .unwrap_or_default();
     let Some(verb) = verb(&method, &target, &parameters) else {
-        return refusal(&ApiError::method_not_allowed());
+        return error_response(&ApiError::method_not_allowed());
     };
-    let Ok(timeout) = timeout(&parameters.timeout) else {
-        return refusal(&ApiError::bad_request(
+    let Ok(timeout) = parse_timeout(&parameters.timeout) else {
+        return error_response(&ApiError::bad_request(
             "invalid timeout specified in the request URL",
         ));
     };
@@ -131,7 +131,7 @@ fn verb(method: &Method, target: &RequestTarget, parameters: &Parameters) -> Opt
 }
 
 /// A duration as Go writes it: `5s`, `1m30s`.
-fn timeout(text: &str) -> Result<Option<Duration>, jiff::Error> {
+fn parse_timeout(text: &str) -> Result<Option<Duration>, jiff::Error> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -151,7 +151,7 @@ impl ApiRequest {
     async fn answer(self) -> Response {
         let (shared, client) = (self.shared.clone(), self.client.clone());
         shared.connections.until_connected(&client).await;
-        shared.calls.add(ApiCall {
+        shared.calls.record(ApiCall {
             client: client.clone(),
             verb: self.verb,
             resource: self.resource(),
@@ -200,10 +200,10 @@ impl ApiRequest {
     }
 
     /// Waits until the test releases it.
-    pub async fn held_up(&self, operation: Operation) {
+    pub async fn wait_for_release(&self, operation: Operation) {
         self.shared
-            .held
-            .reservation(&self.client, operation, self.name())
+            .held_requests
+            .hold(&self.client, operation, self.name())
             .await;
     }
 
@@ -217,13 +217,13 @@ impl ApiRequest {
         if self.verb == "watch" {
             return self.watch();
         }
-        match self.outcome(&self.shared) {
+        match self.execute(&self.shared) {
             Ok((code, object)) => json_response(code, &object),
-            Err(error) => refusal(&error),
+            Err(error) => error_response(&error),
         }
     }
 
-    fn outcome(&self, shared: &Shared) -> Result<(StatusCode, Value), ApiError> {
+    fn execute(&self, shared: &ServerState) -> Result<(StatusCode, Value), ApiError> {
         let ok = |object: Arc<Value>| (StatusCode::OK, Value::clone(&object));
         let now = (shared.clock)();
         match (self.verb, self.target.subresource.as_deref()) {
@@ -271,9 +271,9 @@ impl ApiRequest {
         }
     }
 
-    fn patch(&self, shared: &Shared) -> Result<Arc<Value>, ApiError> {
+    fn patch(&self, shared: &ServerState) -> Result<Arc<Value>, ApiError> {
         let (key, part, body) = (self.key()?, self.part()?, self.json()?);
-        let kind = PatchKind::of_content_type(&self.content_type)?;
+        let kind = PatchKind::from_content_type(&self.content_type)?;
         shared.write(|store| {
             let absent = store.get(&key).is_err();
             if kind == PatchKind::Apply && part == ObjectPart::Main && absent {
@@ -286,12 +286,12 @@ impl ApiRequest {
         })
     }
 
-    fn list(&self, shared: &Shared) -> Result<Value, ApiError> {
+    fn list(&self, shared: &ServerState) -> Result<Value, ApiError> {
         let resource = self.target.resource;
         let limit = self.parameters.limit.filter(|limit| *limit > 0);
         let page = match self.parameters.continue_token.as_str() {
-            "" => shared.pages.first(self.everything(shared), limit),
-            token => shared.pages.next(resource, token, limit)?,
+            "" => shared.paged_lists.first(self.frozen_list(shared), limit),
+            token => shared.paged_lists.next(resource, token, limit)?,
         };
         let ListPage {
             revision,
@@ -310,7 +310,7 @@ impl ApiRequest {
         }))
     }
 
-    fn everything(&self, shared: &Shared) -> FrozenList {
+    fn frozen_list(&self, shared: &ServerState) -> FrozenList {
         let (resource, selector, store) =
             (self.target.resource, self.selector(), shared.store.lock());
         let items = store
@@ -326,12 +326,12 @@ impl ApiRequest {
     }
 
     fn watch(&self) -> Response {
-        let asked = &self.parameters.resource_version;
+        let resource_version = &self.parameters.resource_version;
         let initial_bookmark = self.parameters.send_initial_events == "true";
-        let after = if asked.is_empty() || asked == "0" || initial_bookmark {
+        let after = if resource_version.is_empty() || resource_version == "0" || initial_bookmark {
             None
         } else {
-            asked.parse().ok()
+            resource_version.parse().ok()
         };
         let (client, resource, selector) =
             (self.client.clone(), self.target.resource, self.selector());
@@ -407,7 +407,7 @@ fn success() -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 }
 
-pub fn refusal(error: &ApiError) -> Response {
+pub fn error_response(error: &ApiError) -> Response {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_response(code, &error.to_status());
     if let Some(seconds) = error.retry_after_seconds {

@@ -12,7 +12,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 /// How many changes a watch may lag behind: far more than a demo or test makes while a client reconnects.
-const LOG_LENGTH: usize = 1 << 16;
+const MAX_LOG_LENGTH: usize = 1 << 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ObjectKey {
@@ -36,7 +36,7 @@ pub struct Store {
     revision: u64,
     log: VecDeque<StoredChange>,
     /// Changes up to this version are no longer in the log.
-    forgotten: u64,
+    compacted_revision: u64,
     objects_created: u64,
 }
 
@@ -111,14 +111,17 @@ impl Store {
         &self,
         revision: u64,
     ) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
-        if revision < self.forgotten {
-            return Err(ApiError::expired(revision, self.forgotten));
+        if revision < self.compacted_revision {
+            return Err(ApiError::expired(revision, self.compacted_revision));
         }
-        Ok(self.changes_kept_after(revision))
+        Ok(self.retained_changes_after(revision))
     }
 
     /// The changes after `revision` that the log still has.
-    pub(crate) fn changes_kept_after(&self, revision: u64) -> impl Iterator<Item = &StoredChange> {
+    pub(crate) fn retained_changes_after(
+        &self,
+        revision: u64,
+    ) -> impl Iterator<Item = &StoredChange> {
         let start = self
             .log
             .partition_point(|change| change.revision <= revision);
@@ -128,7 +131,7 @@ impl Store {
     /// Forgets the log, as etcd's compaction does.
     pub fn compact(&mut self) {
         self.log.clear();
-        self.forgotten = self.revision;
+        self.compacted_revision = self.revision;
     }
 
     fn write(&mut self, key: ObjectKey, mut object: Value) -> Arc<Value> {
@@ -148,10 +151,10 @@ impl Store {
 
     fn record(&mut self, change: StoredChange) {
         self.log.push_back(change);
-        if self.log.len() > LOG_LENGTH
+        if self.log.len() > MAX_LOG_LENGTH
             && let Some(oldest) = self.log.pop_front()
         {
-            self.forgotten = oldest.revision;
+            self.compacted_revision = oldest.revision;
         }
     }
 }

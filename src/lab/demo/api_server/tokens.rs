@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Every token that was issued.
 #[derive(Debug, Default)]
 pub struct Tokens {
-    issued: Mutex<BTreeMap<String, Issued>>,
+    issued: Mutex<BTreeMap<String, IssuedToken>>,
     /// Granted access: a user, and a path or a namespace whose pods the user may get.
-    allowed: Mutex<BTreeSet<(String, String)>>,
+    grants: Mutex<BTreeSet<(String, String)>>,
 }
 
 /// The server's own audience, which is that of an ordinary token.
-pub(crate) const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
+pub(crate) const API_SERVER_AUDIENCE: &str = "https://kubernetes.default.svc";
 
 /// When every token expires, in seconds since 1970: in the year 2096, after any test ends.
-const EXPIRES: u64 = 4_000_000_000;
+const EXPIRY_UNIX_SECONDS: u64 = 4_000_000_000;
 
 /// A token with the claims that Kubernetes writes, and a placeholder for the signature.
 fn json_web_token(
@@ -29,7 +29,7 @@ fn json_web_token(
 ) -> String {
     let head = json!({ "alg": "RS256", "kid": "stand-in" });
     let mut claims = json!({
-        "aud": [audience], "exp": EXPIRES, "iat": issued, "iss": OWN_AUDIENCE, "jti": number.to_string(),
+        "aud": [audience], "exp": EXPIRY_UNIX_SECONDS, "iat": issued, "iss": API_SERVER_AUDIENCE, "jti": number.to_string(),
         "sub": user, "kubernetes.io": {},
     });
     if let Some(TokenNode { name, uid }) = node {
@@ -38,14 +38,19 @@ fn json_web_token(
             claims["kubernetes.io"]["node"]["uid"] = json!(uid);
         }
     }
-    format!("{}.{}.{}", part(&head), part(&claims), part(&json!(number)))
+    format!(
+        "{}.{}.{}",
+        base64_url(&head),
+        base64_url(&claims),
+        base64_url(&json!(number))
+    )
 }
 
-fn user_of(account: &str) -> String {
+fn user_name(account: &str) -> String {
     format!("system:serviceaccount:{}", account.replace('/', ":"))
 }
 
-fn part(value: &Value) -> String {
+fn base64_url(value: &Value) -> String {
     let bytes = ByteString(value.to_string().into_bytes());
     let text = serde_json::to_value(bytes).expect("bytes are plain data");
     let text = text.as_str().unwrap_or_default();
@@ -64,12 +69,12 @@ pub(crate) struct TokenNode {
 }
 
 #[derive(Debug)]
-struct Issued {
+struct IssuedToken {
     /// `system:serviceaccount:namespace:name`.
     user: String,
     node: Option<TokenNode>,
     audience: String,
-    good: bool,
+    is_valid: bool,
 }
 
 impl Tokens {
@@ -82,20 +87,20 @@ impl Tokens {
         issued: i64,
     ) -> String {
         let mut tokens = self.issued.lock();
-        let user = user_of(account);
+        let user = user_name(account);
         let token = json_web_token(tokens.len() + 1, &user, node.as_ref(), audience, issued);
-        let issued = Issued {
+        let issued = IssuedToken {
             user,
             node,
             audience: audience.into(),
-            good: true,
+            is_valid: true,
         };
         tokens.insert(token.clone(), issued);
         token
     }
 
     pub fn allow(&self, account: &str, what: &str) {
-        self.allowed.lock().insert((user_of(account), what.into()));
+        self.grants.lock().insert((user_name(account), what.into()));
     }
 
     /// A `SubjectAccessReview` with its status; everything that was not granted is denied.
@@ -116,15 +121,15 @@ impl Tokens {
             true => text("/resourceAttributes/namespace"),
             false => text("/nonResourceAttributes/path"),
         };
-        let asked = (text("/user").to_owned(), what.to_owned());
-        let allowed = is_get && self.allowed.lock().contains(&asked);
+        let requested = (text("/user").to_owned(), what.to_owned());
+        let allowed = is_get && self.grants.lock().contains(&requested);
         review["status"] = json!({ "allowed": allowed });
         review
     }
 
     pub(crate) fn revoke(&self, token: &str) {
         if let Some(issued) = self.issued.lock().get_mut(token) {
-            issued.good = false;
+            issued.is_valid = false;
         }
     }
 
@@ -135,10 +140,10 @@ impl Tokens {
         let audiences: Vec<&str> = review["spec"]["audiences"]
             .as_array()
             .map(|audiences| audiences.iter().filter_map(Value::as_str).collect())
-            .unwrap_or_else(|| vec![OWN_AUDIENCE]);
+            .unwrap_or_else(|| vec![API_SERVER_AUDIENCE]);
         let status = match tokens.get(review["spec"]["token"].as_str().unwrap_or_default()) {
             None => json!({ "user": {}, "error": "invalid bearer token" }),
-            Some(issued) if !issued.good => {
+            Some(issued) if !issued.is_valid => {
                 json!({ "user": {}, "error": "[invalid bearer token, service account token has expired]" })
             }
             Some(issued) if !audiences.contains(&issued.audience.as_str()) => json!({

@@ -3,8 +3,8 @@
 //! A change that moves an object into or out of the selector is an ADDED or a DELETED event of that watch, which clients with
 //! `spec.nodeName=` selectors rely on.
 
-use super::Shared;
-use super::connections::Flow;
+use super::ServerState;
+use super::connections::WatchFlow;
 use super::error::ApiError;
 use super::resource::Resource;
 use super::selector::ListSelector;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use stowage_server::service::SeenCount;
+use stowage_server::service::ChangeReceiver;
 
 /// What one watch is about.
 pub(crate) struct WatchRequest {
@@ -30,23 +30,23 @@ pub(crate) struct WatchRequest {
 }
 
 struct WatchState {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     watch: WatchRequest,
-    writes: SeenCount,
+    writes: ChangeReceiver,
     /// Its place among all watches.
-    number: u64,
-    orders: SeenCount,
-    ready: VecDeque<Bytes>,
-    seen: u64,
-    ended: bool,
+    watch_number: u64,
+    connection_changes: ChangeReceiver,
+    queued_events: VecDeque<Bytes>,
+    revision: u64,
+    has_failed: bool,
 }
 
 /// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
 pub fn stream(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     watch: WatchRequest,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    let writes = shared.writes.seen();
+    let writes = shared.writes.subscribe();
     let (number, orders) = (
         shared.connections.begin_watch(),
         shared.connections.changes(),
@@ -55,11 +55,11 @@ pub fn stream(
         shared,
         watch,
         writes,
-        number,
-        orders,
-        ready: VecDeque::new(),
-        seen: 0,
-        ended: false,
+        watch_number: number,
+        connection_changes: orders,
+        queued_events: VecDeque::new(),
+        revision: 0,
+        has_failed: false,
     };
     state.begin();
     futures::stream::unfold(state, async |mut state| {
@@ -70,21 +70,21 @@ pub fn stream(
 impl WatchState {
     fn begin(&mut self) {
         if let Some(revision) = self.watch.after {
-            self.seen = revision;
+            self.revision = revision;
             return;
         }
         let shared = self.shared.clone();
         let store = shared.store.lock();
-        self.seen = store.revision();
+        self.revision = store.revision();
         let initial = store
             .list(self.watch.resource)
             .filter(|object| self.watch.selector.matches(object));
-        self.ready
-            .extend(initial.map(|object| line("ADDED", object)));
+        self.queued_events
+            .extend(initial.map(|object| event_line("ADDED", object)));
         if self.watch.initial_bookmark {
-            self.ready.push_back(line(
+            self.queued_events.push_back(event_line(
                 "BOOKMARK",
-                &end_of_initial_events(self.watch.resource, self.seen),
+                &end_of_initial_events(self.watch.resource, self.revision),
             ));
         }
     }
@@ -92,60 +92,61 @@ impl WatchState {
     async fn next(&mut self) -> Option<Bytes> {
         let stopped = self.shared.stop.clone();
         loop {
-            self.orders.see();
+            self.connection_changes.mark_seen();
             let flow = self.shared.connections.flow(
                 &self.watch.client,
                 self.watch.resource.plural,
-                self.number,
+                self.watch_number,
             );
             match flow {
-                Flow::Open => {}
-                Flow::Ended => return None,
-                Flow::Stalled => {
+                WatchFlow::Open => {}
+                WatchFlow::Ended => return None,
+                WatchFlow::Stalled => {
                     tokio::select! {
                         biased;
                         () = stopped.cancelled() => return None,
-                        () = self.orders.changed() => {}
+                        () = self.connection_changes.changed() => {}
                     }
                     continue;
                 }
             }
-            if let Some(event) = self.ready.pop_front() {
+            if let Some(event) = self.queued_events.pop_front() {
                 return Some(event);
             }
-            if self.ended {
+            if self.has_failed {
                 return None;
             }
-            self.writes.see();
-            self.collect();
-            if self.ready.is_empty() {
+            self.writes.mark_seen();
+            self.read_log();
+            if self.queued_events.is_empty() {
                 tokio::select! {
                     biased;
                     () = stopped.cancelled() => return None,
                     () = self.writes.changed() => {}
-                    () = self.orders.changed() => {}
+                    () = self.connection_changes.changed() => {}
                 }
             }
         }
     }
 
-    fn collect(&mut self) {
+    fn read_log(&mut self) {
         let shared = self.shared.clone();
         let store = shared.store.lock();
-        match store.changes_after(self.seen) {
+        match store.changes_after(self.revision) {
             Ok(changes) => {
                 let ours = changes.filter(|change| change.resource == self.watch.resource);
-                self.ready
+                self.queued_events
                     .extend(ours.filter_map(|change| event(change, &self.watch.selector)));
-                self.seen = store.revision();
+                self.revision = store.revision();
             }
             Err(expired) => self.fail(&expired),
         }
     }
 
     fn fail(&mut self, error: &ApiError) {
-        self.ready.push_back(line("ERROR", &error.to_status()));
-        self.ended = true;
+        self.queued_events
+            .push_back(event_line("ERROR", &error.to_status()));
+        self.has_failed = true;
     }
 }
 
@@ -159,9 +160,9 @@ fn event(change: &StoredChange, selector: &ListSelector) -> Option<Bytes> {
         .as_deref()
         .filter(|object| selector.matches(object));
     match (before, after) {
-        (None, Some(object)) => Some(line("ADDED", object)),
-        (Some(_), Some(object)) => Some(line("MODIFIED", object)),
-        (Some(object), None) => Some(line("DELETED", &at_revision(object, change.revision))),
+        (None, Some(object)) => Some(event_line("ADDED", object)),
+        (Some(_), Some(object)) => Some(event_line("MODIFIED", object)),
+        (Some(object), None) => Some(event_line("DELETED", &at_revision(object, change.revision))),
         (None, None) => None,
     }
 }
@@ -183,7 +184,7 @@ fn end_of_initial_events(resource: &Resource, revision: u64) -> Value {
     })
 }
 
-fn line(kind: &str, object: &Value) -> Bytes {
+fn event_line(kind: &str, object: &Value) -> Bytes {
     let mut text = json!({"type": kind, "object": object}).to_string();
     text.push('\n');
     text.into()

@@ -28,14 +28,14 @@ pub fn create(
     if !object.is_object() || !(object["metadata"].is_object() || object["metadata"].is_null()) {
         return Err(ApiError::bad_request("the body is no object with metadata"));
     }
-    let name = new_name(store, &object)?;
+    let name = object_name(store, &object)?;
     let namespace = namespace_of(target, &object)?;
     object["metadata"]["name"] = json!(name);
     if resource.namespaced {
         object["metadata"]["namespace"] = json!(namespace);
     }
     let classes: Vec<(String, i64)> = priority_classes(store);
-    defaults::complete(&mut object, resource, |class| {
+    defaults::set_defaults(&mut object, resource, |class| {
         classes
             .iter()
             .find(|(name, _)| name == class)
@@ -50,7 +50,7 @@ pub fn create(
         check_new_gated_pod(&key, &object)?;
         super::pods::set_condition(&mut object, gated_condition(), now);
     }
-    store.create(key, object, &time(now))
+    store.create(key, object, &format_time(now))
 }
 
 pub fn replace(
@@ -61,7 +61,7 @@ pub fn replace(
 ) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     check_preconditions(key, &current, &object)?;
-    let merged = confine(key, part, &current, object)?;
+    let merged = restrict_to_part(key, part, &current, object)?;
     update(store, key, merged)
 }
 
@@ -79,7 +79,7 @@ pub fn patch(
     }
     let mut patched = Value::clone(&current);
     kind.apply(&mut patched, patch)?;
-    let merged = confine(key, part, &current, patched)?;
+    let merged = restrict_to_part(key, part, &current, patched)?;
     update(store, key, merged)
 }
 
@@ -104,38 +104,40 @@ pub fn delete(
     let is_terminating = !current["metadata"]["deletionTimestamp"].is_null();
     match (grace, has_finalizers(&current)) {
         (0, false) => return store.remove(key),
-        (1.., _) if is_terminating => return shorten(store, key, &current, options, now),
+        (1.., _) if is_terminating => {
+            return shorten_grace_period(store, key, &current, options, now);
+        }
         _ => {}
     }
-    let gone_at = now
+    let deletion_time = now
         .checked_add(jiff::SignedDuration::from_secs(grace))
         .unwrap_or(now);
-    set_deletion(store, key, &current, gone_at, grace)
+    set_deletion(store, key, &current, deletion_time, grace)
 }
 
 /// The grace period of a pod that is being deleted only becomes shorter. It counts from the first deletion on, and is a second if it
 /// would be over.
-fn shorten(
+fn shorten_grace_period(
     store: &mut Store,
     key: &ObjectKey,
     current: &Arc<Value>,
     options: &Value,
     now: Timestamp,
 ) -> Result<Arc<Value>, ApiError> {
-    let known = current["metadata"]["deletionGracePeriodSeconds"]
+    let current_grace = current["metadata"]["deletionGracePeriodSeconds"]
         .as_i64()
         .unwrap_or_default();
     let ends = current["metadata"]["deletionTimestamp"]
         .as_str()
         .and_then(|text| text.parse().ok());
-    let asked = options["gracePeriodSeconds"]
+    let requested_grace = options["gracePeriodSeconds"]
         .as_i64()
-        .filter(|asked| *asked < known);
-    let (Some(ends), Some(asked)) = (ends, asked) else {
+        .filter(|asked| *asked < current_grace);
+    let (Some(ends), Some(asked)) = (ends, requested_grace) else {
         return Ok(current.clone());
     };
     let sooner: Option<Timestamp> =
-        Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(known - asked)).ok();
+        Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(current_grace - asked)).ok();
     match sooner.filter(|sooner| *sooner >= now) {
         Some(sooner) => set_deletion(store, key, current, sooner, asked),
         None => set_deletion(store, key, current, now, 1),
@@ -150,7 +152,7 @@ fn set_deletion(
     grace: i64,
 ) -> Result<Arc<Value>, ApiError> {
     let mut terminating = current.clone();
-    terminating["metadata"]["deletionTimestamp"] = json!(time(gone_at));
+    terminating["metadata"]["deletionTimestamp"] = json!(format_time(gone_at));
     terminating["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
     store.update(key, terminating)
 }
@@ -164,9 +166,9 @@ fn has_finalizers(object: &Value) -> bool {
 
 /// Stores the change, or removes the object if its last finalizer is gone.
 fn update(store: &mut Store, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
-    let waited = object["metadata"]["deletionTimestamp"].is_string()
+    let is_grace_over = object["metadata"]["deletionTimestamp"].is_string()
         && object["metadata"]["deletionGracePeriodSeconds"] == 0;
-    if waited && !has_finalizers(&object) {
+    if is_grace_over && !has_finalizers(&object) {
         store.remove(key)
     } else {
         store.update(key, object)
@@ -174,11 +176,11 @@ fn update(store: &mut Store, key: &ObjectKey, object: Value) -> Result<Arc<Value
 }
 
 /// A time as Kubernetes writes it: UTC, whole seconds.
-pub fn time(timestamp: Timestamp) -> String {
+pub fn format_time(timestamp: Timestamp) -> String {
     timestamp.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-fn new_name(store: &Store, object: &Value) -> Result<String, ApiError> {
+fn object_name(store: &Store, object: &Value) -> Result<String, ApiError> {
     let metadata = &object["metadata"];
     match (metadata["name"].as_str(), metadata["generateName"].as_str()) {
         (Some(name), _) if !name.is_empty() => Ok(name.to_owned()),
@@ -190,12 +192,14 @@ fn new_name(store: &Store, object: &Value) -> Result<String, ApiError> {
 }
 
 fn namespace_of(target: &RequestTarget, object: &Value) -> Result<String, ApiError> {
-    let own = object["metadata"]["namespace"].as_str().unwrap_or_default();
+    let object_namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
     match (target.resource.namespaced, target.namespace.as_str()) {
         (false, _) => Ok(String::new()),
-        (true, "") if own.is_empty() => Ok("default".to_owned()),
-        (true, "") => Ok(own.to_owned()),
-        (true, namespace) if own.is_empty() || own == namespace => Ok(namespace.to_owned()),
+        (true, "") if object_namespace.is_empty() => Ok("default".to_owned()),
+        (true, "") => Ok(object_namespace.to_owned()),
+        (true, namespace) if object_namespace.is_empty() || object_namespace == namespace => {
+            Ok(namespace.to_owned())
+        }
         (true, _) => Err(ApiError::bad_request(
             "the namespace of the provided object does not match the request",
         )),
@@ -206,13 +210,13 @@ fn priority_classes(store: &Store) -> Vec<(String, i64)> {
     let Some(resource) = super::resource::Resource::named("priorityclasses") else {
         return Vec::new();
     };
-    let named = |class: &Arc<Value>| {
+    let name_and_value = |class: &Arc<Value>| {
         Some((
             class["metadata"]["name"].as_str()?.to_owned(),
             class["value"].as_i64()?,
         ))
     };
-    store.list(resource).filter_map(named).collect()
+    store.list(resource).filter_map(name_and_value).collect()
 }
 
 fn is_gated(pod: &Value) -> bool {
@@ -253,7 +257,7 @@ pub(crate) fn check_preconditions(
     current: &Value,
     body: &Value,
 ) -> Result<(), ApiError> {
-    let asked = |field: &str| {
+    let precondition = |field: &str| {
         body["metadata"][field]
             .as_str()
             .filter(|text| !text.is_empty())
@@ -266,7 +270,7 @@ pub(crate) fn check_preconditions(
             why,
         ))
     };
-    match (asked("uid"), asked("resourceVersion")) {
+    match (precondition("uid"), precondition("resourceVersion")) {
         (Some(uid), _) if uid != actual("uid") => conflict(format!(
             "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
             actual("uid")
@@ -280,7 +284,7 @@ pub(crate) fn check_preconditions(
 }
 
 /// Restricts a write to its part of the object, and restores immutable fields.
-fn confine(
+fn restrict_to_part(
     key: &ObjectKey,
     part: ObjectPart,
     current: &Value,

@@ -5,26 +5,31 @@ use crate::demo::sleeping;
 use crate::demo::story::StoryPod;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use stowage_kubernetes_objects::{WAKEABLE_CONDITION, asked, written};
+use stowage_kubernetes_objects::{WAKEABLE_CONDITION, binding_annotations, user_annotations};
 use stowage_scheduling::ids::PodUid;
 
 impl Play {
     /// The engine of a pod sleeps until jobs borrow from it, asks, and wakes when it is told that it may.
-    pub(super) async fn nap(&mut self, engine: &'static str, jobs: Vec<StoryPod>) -> Result<()> {
-        let uid = self.sleep(engine, &jobs).await?;
-        self.naps += 1;
-        let request = format!("nap-{}", self.naps);
-        self.annotate(engine, asked::WAKE_REQUESTED, json!(request))?;
-        self.screen.aside(&format!("{engine} is to wake: it asks"));
-        self.until("the engine may wake", |play| play.is_told(engine, &request))
-            .await?;
+    pub(super) async fn sleep_and_ask_to_wake(
+        &mut self,
+        engine: &'static str,
+        jobs: Vec<StoryPod>,
+    ) -> Result<()> {
+        let uid = self.sleep_until_borrowed(engine, &jobs).await?;
+        self.asked_wakes += 1;
+        let request = format!("nap-{}", self.asked_wakes);
+        self.annotate(engine, user_annotations::WAKE_REQUESTED, json!(request))?;
+        self.screen.note(&format!("{engine} is to wake: it asks"));
+        self.wait_until("the engine may wake", |play| {
+            play.is_wake_granted(engine, &request)
+        })
+        .await?;
         let borrowing = match self.borrowers(&uid) {
             1 => "1 pod borrows from it".into(),
             pods => format!("{pods} pods borrow from it"),
         };
-        self.screen
-            .aside(&format!("{engine} may wake: {borrowing}"));
-        if !sleeping::wake(&self.setup.api, engine, &self.gpus()) {
+        self.screen.note(&format!("{engine} may wake: {borrowing}"));
+        if !sleeping::try_wake(&self.setup.api, engine, &self.gpus()) {
             self.violations.push(format!(
                 "{engine} asked, was told that it may wake, and lacked memory"
             ));
@@ -33,43 +38,47 @@ impl Play {
     }
 
     /// The engine of a pod sleeps until jobs borrow from it, and wakes without asking: that fails until the jobs are gone.
-    pub(super) async fn nap_without_asking(
+    pub(super) async fn sleep_and_wake_unasked(
         &mut self,
         engine: &'static str,
         jobs: Vec<StoryPod>,
     ) -> Result<()> {
-        self.sleep(engine, &jobs).await?;
-        if sleeping::wake(&self.setup.api, engine, &self.gpus()) {
+        self.sleep_until_borrowed(engine, &jobs).await?;
+        if sleeping::try_wake(&self.setup.api, engine, &self.gpus()) {
             self.violations
                 .push(format!("{engine} woke into memory that jobs had"));
             return Ok(());
         }
         self.failed_wakes += 1;
-        self.screen.aside(&format!(
+        self.screen.note(&format!(
             "{engine} wakes without asking, and fails: too little memory. It tries again"
         ));
         self.annotate(engine, sleeping::STARTS_AGAIN, json!("true"))?;
-        let wakes = |play: &Self| sleeping::wake(&play.setup.api, engine, &play.gpus());
-        self.until("there is memory for it", wakes).await?;
+        let wakes = |play: &Self| sleeping::try_wake(&play.setup.api, engine, &play.gpus());
+        self.wait_until("there is memory for it", wakes).await?;
         self.annotate(engine, sleeping::STARTS_AGAIN, Value::Null)
     }
 
     /// Ends when a job borrows from the engine. What it slept on is lent only if nobody may wake it any more.
-    async fn sleep(&mut self, engine: &'static str, jobs: &[StoryPod]) -> Result<PodUid> {
+    async fn sleep_until_borrowed(
+        &mut self,
+        engine: &'static str,
+        jobs: &[StoryPod],
+    ) -> Result<PodUid> {
         self.annotate(engine, sleeping::ASLEEP, json!("true"))?;
-        self.annotate(engine, asked::WAKE_REQUESTED, Value::Null)?;
-        self.screen.aside(&format!("{engine} goes to sleep"));
-        self.bring(jobs).await?;
+        self.annotate(engine, user_annotations::WAKE_REQUESTED, Value::Null)?;
+        self.screen.note(&format!("{engine} goes to sleep"));
+        self.create_pods(jobs).await?;
         let pod = self
             .setup
             .api
-            .get(&path(engine))
+            .get(&pod_path(engine))
             .context("the engine's pod is there")?;
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())?;
-        self.until("jobs borrow from it", |play| play.borrowers(&uid) > 0)
+        self.wait_until("jobs borrow from it", |play| play.borrowers(&uid) > 0)
             .await?;
         // What the screen shows comes a moment after what the API server has; memory is counted by what is shown.
-        self.until("they are shown beside it", |play| {
+        self.wait_until("they are shown beside it", |play| {
             play.is_shown_with_borrowers(&uid)
         })
         .await?;
@@ -82,7 +91,7 @@ impl Play {
             .api
             .list("pods")
             .iter()
-            .filter(|pod| borrows(pod, lender))
+            .filter(|pod| borrows_from(pod, lender))
             .count()
     }
 
@@ -95,12 +104,12 @@ impl Play {
         };
         let pods = self.setup.api.list("pods");
         pods.iter()
-            .filter(|pod| borrows(pod, lender))
+            .filter(|pod| borrows_from(pod, lender))
             .all(|pod| is_shown(pod["metadata"]["name"].as_str().unwrap_or_default()))
     }
 
-    fn is_told(&self, engine: &str, request: &str) -> bool {
-        let Some(pod) = self.setup.api.get(&path(engine)) else {
+    fn is_wake_granted(&self, engine: &str, request: &str) -> bool {
+        let Some(pod) = self.setup.api.get(&pod_path(engine)) else {
             return false;
         };
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -113,20 +122,20 @@ impl Play {
 
     fn annotate(&self, pod: &str, key: &str, value: Value) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
-        let patched = self.setup.api.patch(&path(pod), &patch);
+        let patched = self.setup.api.patch(&pod_path(pod), &patch);
         patched
             .map(drop)
             .map_err(|error| anyhow::anyhow!("{pod} cannot be annotated: {error:?}"))
     }
 }
 
-fn borrows(pod: &Value, lender: &PodUid) -> bool {
-    let lenders = pod["metadata"]["annotations"][written::BORROWED_FROM]
+fn borrows_from(pod: &Value, lender: &PodUid) -> bool {
+    let lenders = pod["metadata"]["annotations"][binding_annotations::BORROWED_FROM]
         .as_str()
         .unwrap_or_default();
     lenders.split(',').any(|uid| uid == lender.as_str())
 }
 
-fn path(pod: &str) -> String {
+fn pod_path(pod: &str) -> String {
     format!("pods/default/{pod}")
 }

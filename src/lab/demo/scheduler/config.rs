@@ -33,7 +33,7 @@ pub struct ExtenderConfig {
 
 impl SchedulerConfig {
     /// As the shipped manifests have it: all nodes asked about, the extender not ignorable, names only.
-    pub fn shipped(url_prefix: &str) -> Self {
+    pub fn as_shipped(url_prefix: &str) -> Self {
         Self {
             scheduler_name: "stowage".to_owned(),
             extender: ExtenderConfig {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_large_cluster_is_sampled_unless_configured_otherwise() {
-        let mut config = SchedulerConfig::shipped("http://e/scheduler/");
+        let mut config = SchedulerConfig::as_shipped("http://e/scheduler/");
         assert_eq!(config.nodes_to_find(5000), 5000);
         config.percentage_of_nodes_to_score = None;
         assert_eq!(config.nodes_to_find(99), 99);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn back_off_doubles_up_to_its_limit() {
-        let config = SchedulerConfig::shipped("");
+        let config = SchedulerConfig::as_shipped("");
         let seconds: Vec<u64> = (1..=6)
             .map(|failures| config.back_off(failures).as_secs())
             .collect();

@@ -5,8 +5,8 @@
 
 use super::config::SchedulerConfig;
 use super::extender::ExtenderClient;
-use super::filters::{Refusal, Rejector, Resolvable, run_filters};
-use super::message::{self, Refusals};
+use super::filters::{NodeRejection, Rejector, Resolvable, run_filters};
+use super::message::{self, NodeRejections};
 use super::objects::{SchedulerNode, SchedulerPod};
 use super::preemption::{self, DryRunCandidate};
 use super::view::SchedulerCache;
@@ -17,17 +17,17 @@ use stowage_scheduling::testkit::random::Random;
 /// The result of a cycle.
 #[derive(Debug)]
 pub(crate) enum CycleResult {
-    Place {
+    Fits {
         node: String,
     },
     /// Unschedulable: sleeps until an event that is relevant to the rejecting plugins.
-    Unfit {
+    Unschedulable {
         message: String,
         rejectors: BTreeSet<Rejector>,
         nomination: CycleNomination,
     },
     /// SchedulerError: retried after back-off, with its nomination cleared.
-    Failed {
+    Error {
         message: String,
     },
 }
@@ -59,7 +59,7 @@ impl CycleMemory {
 
 pub(crate) struct Cycle<'a> {
     pub pod: &'a SchedulerPod,
-    pub view: &'a SchedulerCache,
+    pub cache: &'a SchedulerCache,
     pub config: &'a SchedulerConfig,
     pub extender: &'a ExtenderClient,
     pub memory: &'a mut CycleMemory,
@@ -69,41 +69,41 @@ pub(crate) struct Cycle<'a> {
 #[derive(Default)]
 struct FilteredNodes {
     feasible: Vec<Arc<SchedulerNode>>,
-    refusals: Refusals,
+    rejections: NodeRejections,
     rejectors: BTreeSet<Rejector>,
 }
 
 impl Cycle<'_> {
     pub async fn run(mut self) -> CycleResult {
-        if self.view.nodes().len() == 0 {
+        if self.cache.nodes().len() == 0 {
             let message = "no nodes available to schedule pods".to_owned();
-            return CycleResult::Unfit {
+            return CycleResult::Unschedulable {
                 message,
                 rejectors: BTreeSet::from([Rejector::Extender]),
                 nomination: CycleNomination::Clear,
             };
         }
-        let found = match self.find().await {
+        let found = match self.find_feasible_nodes().await {
             Ok(found) => found,
-            Err(message) => return CycleResult::Failed { message },
+            Err(message) => return CycleResult::Error { message },
         };
         match found.feasible.as_slice() {
-            [] => self.unfit(found).await,
-            [only] => CycleResult::Place {
+            [] => self.run_post_filter(found).await,
+            [only] => CycleResult::Fits {
                 node: only.name.clone(),
             },
-            several => CycleResult::Place {
-                node: self.best(several).await,
+            several => CycleResult::Fits {
+                node: self.select_host(several).await,
             },
         }
     }
 
-    async fn find(&mut self) -> Result<FilteredNodes, String> {
+    async fn find_feasible_nodes(&mut self) -> Result<FilteredNodes, String> {
         let nominated = self
             .pod
-            .nominated
+            .nominated_node
             .as_deref()
-            .and_then(|name| self.view.node(name))
+            .and_then(|name| self.cache.node(name))
             .cloned();
         if let Some(node) = nominated
             // An error about the nominated node alone does not end the cycle: all nodes are checked next.
@@ -112,28 +112,32 @@ impl Cycle<'_> {
         {
             return Ok(found);
         }
-        let mut nodes: Vec<Arc<SchedulerNode>> = self.view.nodes().cloned().collect();
+        let mut nodes: Vec<Arc<SchedulerNode>> = self.cache.nodes().cloned().collect();
         let total = nodes.len();
         let start = self.memory.next_start % total;
         nodes.rotate_left(start);
         let found = self.pass_own_filters(nodes, self.config.nodes_to_find(total));
-        self.memory.next_start = (start + found.feasible.len() + found.refusals.len()) % total;
+        self.memory.next_start = (start + found.feasible.len() + found.rejections.len()) % total;
         self.ask_extender(found).await
     }
 
     /// Checks nodes in their order until `wanted` are feasible.
-    fn pass_own_filters(&self, nodes: Vec<Arc<SchedulerNode>>, wanted: usize) -> FilteredNodes {
+    fn pass_own_filters(
+        &self,
+        nodes: Vec<Arc<SchedulerNode>>,
+        max_feasible: usize,
+    ) -> FilteredNodes {
         let mut found = FilteredNodes::default();
         for node in nodes {
-            if found.feasible.len() >= wanted {
+            if found.feasible.len() >= max_feasible {
                 break;
             }
-            let usage = self.view.usage_for(self.pod, &node.name);
-            match run_filters(self.pod, &node, &usage, self.ignored()) {
+            let usage = self.cache.usage_for(self.pod, &node.name);
+            match run_filters(self.pod, &node, &usage, self.ignored_resource()) {
                 Ok(()) => found.feasible.push(node),
                 Err(refusal) => {
                     found.rejectors.insert(refusal.by);
-                    found.refusals.insert(node.name.clone(), refusal);
+                    found.rejections.insert(node.name.clone(), refusal);
                 }
             }
         }
@@ -142,7 +146,7 @@ impl Cycle<'_> {
 
     /// The extender is asked only about nodes that passed, and only about pods it manages.
     async fn ask_extender(&self, mut found: FilteredNodes) -> Result<FilteredNodes, String> {
-        if found.feasible.is_empty() || !self.extender.is_interested_in(self.pod) {
+        if found.feasible.is_empty() || !self.extender.is_interested(self.pod) {
             return Ok(found);
         }
         let answer = match self.extender.filter(self.pod, &found.feasible).await {
@@ -151,15 +155,15 @@ impl Cycle<'_> {
             Err(error) => return Err(error),
         };
         for (node, text) in answer.failed {
-            found.refusals.insert(
+            found.rejections.insert(
                 node,
-                Refusal::new(Rejector::Extender, Resolvable::ByEviction, text),
+                NodeRejection::new(Rejector::Extender, Resolvable::ByEviction, text),
             );
         }
         for (node, text) in answer.unresolvable {
-            found.refusals.insert(
+            found.rejections.insert(
                 node,
-                Refusal::new(Rejector::Extender, Resolvable::Never, text),
+                NodeRejection::new(Rejector::Extender, Resolvable::Never, text),
             );
         }
         if answer.nodes.len() != found.feasible.len() {
@@ -170,17 +174,17 @@ impl Cycle<'_> {
     }
 
     /// The highest score; a random one of equal ones.
-    async fn best(&mut self, nodes: &[Arc<SchedulerNode>]) -> String {
+    async fn select_host(&mut self, nodes: &[Arc<SchedulerNode>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
-        let own = |random: &mut Random| {
+        let own_score = |random: &mut Random| {
             i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default()
         };
         let mut best: Vec<&str> = Vec::new();
         let mut highest = i64::MIN;
         for node in nodes {
             let extender = scores.get(&node.name).copied().unwrap_or_default();
-            let score = own(&mut self.memory.random).saturating_add(extender);
+            let score = own_score(&mut self.memory.random).saturating_add(extender);
             if score > highest {
                 highest = score;
                 best.clear();
@@ -196,7 +200,7 @@ impl Cycle<'_> {
     async fn extender_scores(&self, nodes: &[Arc<SchedulerNode>]) -> BTreeMap<String, i64> {
         /// The framework's top score over the extender's: 100 / 10.
         const SCALE: i64 = 10;
-        if !self.extender.is_interested_in(self.pod) {
+        if !self.extender.is_interested(self.pod) {
             return BTreeMap::new();
         }
         let scores = self
@@ -211,13 +215,13 @@ impl Cycle<'_> {
             .collect()
     }
 
-    async fn unfit(&mut self, found: FilteredNodes) -> CycleResult {
-        let (post_filter, nomination) = match self.preempt(&found.refusals).await {
+    async fn run_post_filter(&mut self, found: FilteredNodes) -> CycleResult {
+        let (post_filter, nomination) = match self.preempt(&found.rejections).await {
             Ok(candidate) => (String::new(), CycleNomination::Preempt(candidate)),
             Err((text, nomination)) => (format!(" {text}"), nomination),
         };
-        let fit_error = message::fit_error(self.view.nodes().len(), &found.refusals);
-        CycleResult::Unfit {
+        let fit_error = message::fit_error(self.cache.nodes().len(), &found.rejections);
+        CycleResult::Unschedulable {
             message: fit_error + &post_filter,
             rejectors: found.rejectors,
             nomination,
@@ -227,15 +231,21 @@ impl Cycle<'_> {
     /// The victims to evict, or PostFilter's message and the new nomination.
     async fn preempt(
         &mut self,
-        refusals: &Refusals,
+        refusals: &NodeRejections,
     ) -> Result<DryRunCandidate, (String, CycleNomination)> {
         let keep = |text: &str| (message::post_filter(text), CycleNomination::Keep);
-        if let Some(why) = preemption::ineligibility(self.pod, self.view, refusals) {
+        if let Some(why) = preemption::ineligibility(self.pod, self.cache, refusals) {
             return Err(keep(why));
         }
-        let nodes = self.view.nodes().len();
+        let nodes = self.cache.nodes().len();
         let offset = self.memory.random.below(nodes);
-        let mut found = preemption::dry_run(self.pod, self.view, refusals, offset, self.ignored());
+        let mut found = preemption::dry_run(
+            self.pod,
+            self.cache,
+            refusals,
+            offset,
+            self.ignored_resource(),
+        );
         // The real dry run is parallel: its errors come in any order, and so does the condition's text.
         self.memory.random.shuffle(&mut found.errors);
         if found.candidates.is_empty() && !found.errors.is_empty() {
@@ -245,20 +255,20 @@ impl Cycle<'_> {
             ));
         }
         if found.candidates.is_empty() {
-            let text = message::no_candidates(nodes, &found.refusals);
+            let text = message::no_candidates(nodes, &found.rejections);
             return Err((message::post_filter(&text), CycleNomination::Clear));
         }
-        let left = self.ask_about_victims(found.candidates).await;
+        let left = self.ask_extender_about_victims(found.candidates).await;
         let left = left.map_err(|error| (format!("preemption: {error}"), CycleNomination::Keep))?;
         // Nothing left is no failure of the search, so the nomination stays as it is.
-        preemption::choose(left).ok_or_else(|| keep("no candidate node for preemption"))
+        preemption::select_candidate(left).ok_or_else(|| keep("no candidate node for preemption"))
     }
 
-    async fn ask_about_victims(
+    async fn ask_extender_about_victims(
         &self,
         candidates: Vec<DryRunCandidate>,
     ) -> Result<Vec<DryRunCandidate>, String> {
-        if !self.extender.is_interested_in(self.pod) {
+        if !self.extender.is_interested(self.pod) {
             return Ok(candidates);
         }
         let by_node = candidates.iter().map(|candidate| {
@@ -267,7 +277,7 @@ impl Cycle<'_> {
         });
         let answer = self.extender.preempt(self.pod, &by_node.collect()).await;
         let adopted = answer.and_then(|answer| {
-            preemption::adopt(answer, self.view, &self.extender.config.url_prefix)
+            preemption::candidates_from_answer(answer, self.cache, &self.extender.config.url_prefix)
         });
         match adopted {
             Err(_) if self.extender.config.ignorable => Ok(candidates),
@@ -275,7 +285,7 @@ impl Cycle<'_> {
         }
     }
 
-    fn ignored(&self) -> Option<&str> {
+    fn ignored_resource(&self) -> Option<&str> {
         let config = &self.extender.config;
         config
             .ignored_by_scheduler

@@ -4,8 +4,8 @@
 
 use super::config::SchedulerConfig;
 use super::objects::{SchedulerNode, SchedulerPod};
-use super::observations::Observations;
-use super::queue::{SchedulingQueue, Waker};
+use super::observations::SchedulerObservations;
+use super::queue::{ClusterEvent, SchedulingQueue};
 use super::view::SchedulerCache;
 use crate::demo::watching::WatchNotice;
 use serde_json::Value;
@@ -19,14 +19,14 @@ enum Listing {
     /// Nothing was ever listed.
     Never,
     InProgress {
-        unseen: BTreeSet<String>,
+        unlisted: BTreeSet<String>,
     },
     Complete,
 }
 
 /// The view and the queue, updated together from the API server.
 pub(crate) struct SchedulerState {
-    pub view: SchedulerCache,
+    pub cache: SchedulerCache,
     pub queue: SchedulingQueue,
     nodes: Listing,
     pods: Listing,
@@ -35,7 +35,7 @@ pub(crate) struct SchedulerState {
 impl SchedulerState {
     pub fn new() -> Self {
         Self {
-            view: SchedulerCache::default(),
+            cache: SchedulerCache::default(),
             queue: SchedulingQueue::default(),
             nodes: Listing::Never,
             pods: Listing::Never,
@@ -50,63 +50,64 @@ impl SchedulerState {
         )
     }
 
-    pub(crate) fn node_notice(
+    pub(crate) fn apply_node_notice(
         &mut self,
         notice: WatchNotice,
-        observations: &Observations,
+        observations: &SchedulerObservations,
         now: Instant,
     ) {
         match notice {
             WatchNotice::Relisting => {
-                let unseen = self.view.nodes().map(|node| node.name.clone()).collect();
-                self.nodes = Listing::InProgress { unseen };
+                let unseen = self.cache.nodes().map(|node| node.name.clone()).collect();
+                self.nodes = Listing::InProgress { unlisted: unseen };
             }
             WatchNotice::Applied(object) => {
                 let node = SchedulerNode::parse(object);
-                self.nodes.saw(&node.name);
-                observations.saw_node(version(&node.object));
+                self.nodes.observe(&node.name);
+                observations.record_node_version(version(&node.object));
                 self.apply_node(Arc::new(node), now);
             }
             WatchNotice::Deleted(object) => {
-                observations.saw_node(version(&object));
-                self.view.delete_node(&SchedulerNode::parse(object).name);
+                observations.record_node_version(version(&object));
+                self.cache.delete_node(&SchedulerNode::parse(object).name);
             }
             WatchNotice::Synced => {
                 self.nodes
                     .complete()
                     .iter()
-                    .for_each(|gone| self.view.delete_node(gone));
+                    .for_each(|gone| self.cache.delete_node(gone));
             }
         }
     }
 
-    pub(crate) fn pod_notice(
+    pub(crate) fn apply_pod_notice(
         &mut self,
         notice: WatchNotice,
         config: &SchedulerConfig,
-        observations: &Observations,
+        observations: &SchedulerObservations,
         now: Instant,
     ) {
         match notice {
             WatchNotice::Relisting => {
-                let unseen = self.view.uids().cloned().collect();
-                self.pods = Listing::InProgress { unseen };
+                let unseen = self.cache.uids().cloned().collect();
+                self.pods = Listing::InProgress { unlisted: unseen };
             }
             WatchNotice::Applied(object) => {
                 let seen = version(&object);
                 if let Some(pod) = SchedulerPod::parse(object) {
-                    self.pods.saw(&pod.uid);
-                    observations.record(pod.full_name(), |outcome| outcome.node = pod.node.clone());
+                    self.pods.observe(&pod.uid);
+                    observations
+                        .record_outcome(pod.full_name(), |outcome| outcome.node = pod.node.clone());
                     self.apply_pod(Arc::new(pod), config, now);
                 }
-                observations.saw_pod(seen);
+                observations.record_pod_version(seen);
             }
             WatchNotice::Deleted(object) => {
                 let seen = version(&object);
                 if let Some(pod) = SchedulerPod::parse(object) {
                     self.delete_pod(&pod.uid, now);
                 }
-                observations.saw_pod(seen);
+                observations.record_pod_version(seen);
             }
             WatchNotice::Synced => {
                 for gone in self.pods.complete() {
@@ -117,36 +118,36 @@ impl SchedulerState {
     }
 
     fn apply_node(&mut self, node: Arc<SchedulerNode>, now: Instant) {
-        let waker = match self.view.apply_node(node.clone()) {
-            None => Some(Waker::NodeAdded),
+        let waker = match self.cache.apply_node(node.clone()) {
+            None => Some(ClusterEvent::NodeAdded),
             Some(before) => node_change(&before, &node),
         };
         if let Some(waker) = waker {
-            self.queue.wake_all(waker, now);
+            self.queue.requeue_all(waker, now);
         }
     }
 
     fn apply_pod(&mut self, pod: Arc<SchedulerPod>, config: &SchedulerConfig, now: Instant) {
-        let before = self.view.apply_pod(pod.clone());
-        if pod.node.is_some() || pod.ended {
+        let before = self.cache.apply_pod(pod.clone());
+        if pod.node.is_some() || pod.has_ended {
             self.queue.remove(&pod.uid);
             self.bound_pod_changed(before.as_deref(), &pod, now);
             return;
         }
         if let Some(before) = &before
-            && before.nominated.is_some()
-            && before.nominated != pod.nominated
+            && before.nominated_node.is_some()
+            && before.nominated_node != pod.nominated_node
         {
-            self.queue.wake_up_to_priority(pod.priority, now);
+            self.queue.requeue_up_to_priority(pod.priority, now);
         }
-        if pod.scheduler_name != config.scheduler_name || pod.gated || pod.terminating {
+        if pod.scheduler_name != config.scheduler_name || pod.is_gated || pod.is_terminating {
             self.queue.remove(&pod.uid);
         } else if !self.queue.contains(&pod.uid) {
             self.queue.add(&pod.uid, pod.priority, now);
         } else if let Some(before) = before
             && pod.differs_from(&before)
         {
-            self.queue.wake(&pod.uid, own_change(&before, &pod), now);
+            self.queue.requeue(&pod.uid, pod_change(&before, &pod), now);
         }
     }
 
@@ -156,33 +157,34 @@ impl SchedulerState {
         pod: &SchedulerPod,
         now: Instant,
     ) {
-        let held_room = before.is_some_and(|before| before.node.is_some() && !before.ended);
-        let waker = match (held_room, pod.ended) {
-            (true, true) => Waker::PodGone,
-            (true, false) => Waker::BoundPodChanged,
+        let held_resources =
+            before.is_some_and(|before| before.node.is_some() && !before.has_ended);
+        let waker = match (held_resources, pod.has_ended) {
+            (true, true) => ClusterEvent::BoundPodDeleted,
+            (true, false) => ClusterEvent::BoundPodChanged,
             // A pod that was just bound frees nothing.
             (false, _) => return,
         };
-        self.queue.wake_all(waker, now);
+        self.queue.requeue_all(waker, now);
     }
 
     fn delete_pod(&mut self, uid: &str, now: Instant) {
         self.queue.remove(uid);
-        let assumed = self.view.is_assumed(uid);
-        let Some(pod) = self.view.delete_pod(uid) else {
+        let assumed = self.cache.is_assumed(uid);
+        let Some(pod) = self.cache.delete_pod(uid) else {
             return;
         };
-        if assumed || (pod.node.is_some() && !pod.ended) {
-            self.queue.wake_all(Waker::PodGone, now);
-        } else if pod.nominated.is_some() {
-            self.queue.wake_up_to_priority(pod.priority, now);
+        if assumed || (pod.node.is_some() && !pod.has_ended) {
+            self.queue.requeue_all(ClusterEvent::BoundPodDeleted, now);
+        } else if pod.nominated_node.is_some() {
+            self.queue.requeue_up_to_priority(pod.priority, now);
         }
     }
 }
 
 impl Listing {
-    fn saw(&mut self, name: &str) {
-        if let Self::InProgress { unseen } = self {
+    fn observe(&mut self, name: &str) {
+        if let Self::InProgress { unlisted: unseen } = self {
             unseen.remove(name);
         }
     }
@@ -190,35 +192,35 @@ impl Listing {
     /// Ends a list; objects that it did not contain are gone.
     fn complete(&mut self) -> BTreeSet<String> {
         match std::mem::replace(self, Self::Complete) {
-            Self::InProgress { unseen } => unseen,
+            Self::InProgress { unlisted: unseen } => unseen,
             Self::Never | Self::Complete => BTreeSet::new(),
         }
     }
 }
 
 /// Heartbeats and image lists do not count as changes.
-fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<Waker> {
+fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<ClusterEvent> {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if before.allocatable != after.allocatable {
-        Some(Waker::NodeAllocatable)
+        Some(ClusterEvent::NodeAllocatable)
     } else if differs("/metadata/labels")
         || differs("/spec/taints")
         || differs("/spec/unschedulable")
     {
-        Some(Waker::NodePlacement)
+        Some(ClusterEvent::NodePlacement)
     } else if differs("/metadata/annotations") {
-        Some(Waker::NodeOther)
+        Some(ClusterEvent::NodeOther)
     } else {
         None
     }
 }
 
-fn own_change(before: &SchedulerPod, after: &SchedulerPod) -> Waker {
+fn pod_change(before: &SchedulerPod, after: &SchedulerPod) -> ClusterEvent {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if differs("/spec") || differs("/metadata/labels") {
-        Waker::OwnSpec
+        ClusterEvent::PodSpecChanged
     } else {
-        Waker::OwnOther
+        ClusterEvent::PodOtherChanged
     }
 }
 

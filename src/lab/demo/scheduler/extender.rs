@@ -6,7 +6,7 @@
 use super::config::ExtenderConfig;
 use super::go_json::{entries, field, first_value, integer, slice, string, structure};
 use super::objects::{SchedulerNode, SchedulerPod};
-use super::observations::{Observations, Verb};
+use super::observations::{SchedulerObservations, Verb};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Nodes that passed filter, and why the others did not.
 #[derive(Debug)]
-pub struct Filtered {
+pub struct ExtenderFilterResult {
     /// May contain a node twice, or one that was not in the request: the scheduler takes it as it comes.
     pub nodes: Vec<Arc<SchedulerNode>>,
     pub failed: BTreeMap<String, String>,
@@ -34,14 +34,14 @@ pub(crate) struct ExtenderVictims {
 pub(crate) struct ExtenderClient {
     pub config: ExtenderConfig,
     client: Client<HttpConnector, Full<Bytes>>,
-    observations: Arc<Observations>,
+    observations: Arc<SchedulerObservations>,
 }
 
 /// Go's transport keeps this many idle connections to one host.
 const IDLE_CONNECTIONS: usize = 2;
 
 impl ExtenderClient {
-    pub fn new(config: ExtenderConfig, observations: Arc<Observations>) -> Self {
+    pub fn new(config: ExtenderConfig, observations: Arc<SchedulerObservations>) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_title_case_headers(true)
@@ -53,15 +53,15 @@ impl ExtenderClient {
         }
     }
 
-    pub(crate) fn is_interested_in(&self, pod: &SchedulerPod) -> bool {
-        pod.names(&self.config.managed_resource)
+    pub(crate) fn is_interested(&self, pod: &SchedulerPod) -> bool {
+        pod.mentions_resource(&self.config.managed_resource)
     }
 
     pub async fn filter(
         &self,
         pod: &SchedulerPod,
         nodes: &[Arc<SchedulerNode>],
-    ) -> Result<Filtered, String> {
+    ) -> Result<ExtenderFilterResult, String> {
         let answer = self
             .send(
                 Verb::Filter,
@@ -87,14 +87,14 @@ impl ExtenderClient {
             return Err(error);
         }
         let nodes = match (self.config.node_cache_capable, names) {
-            (true, Some(names)) => self.named(names, nodes)?,
+            (true, Some(names)) => self.resolve_names(names, nodes)?,
             _ => items
                 .unwrap_or_default()
                 .iter()
                 .map(|item| Arc::new(SchedulerNode::parse(Arc::new(item.clone()))))
                 .collect(),
         };
-        Ok(Filtered {
+        Ok(ExtenderFilterResult {
             nodes,
             failed,
             unresolvable,
@@ -130,11 +130,11 @@ impl ExtenderClient {
         pod: &SchedulerPod,
         candidates: &BTreeMap<String, (Vec<&SchedulerPod>, i64)>,
     ) -> Result<BTreeMap<String, ExtenderVictims>, String> {
-        let whole = !self.config.node_cache_capable;
+        let sends_whole_objects = !self.config.node_cache_capable;
         let victims = |victims: &[&SchedulerPod]| -> Vec<Value> {
             let one = |victim: &&SchedulerPod| {
-                if whole {
-                    victim.on_the_wire()
+                if sends_whole_objects {
+                    victim.to_wire_json()
                 } else {
                     json!({"UID": victim.uid})
                 }
@@ -150,12 +150,12 @@ impl ExtenderClient {
                 )
             })
             .collect();
-        let (full, meta) = if whole {
+        let (full, meta) = if sends_whole_objects {
             (map, Value::Null)
         } else {
             (Value::Null, map)
         };
-        let arguments = json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
+        let arguments = json!({"Pod": pod.to_wire_json(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
         let answer = self
             .send(Verb::Preempt, pod.full_name(), candidates.len(), &arguments)
             .await?;
@@ -186,25 +186,25 @@ impl ExtenderClient {
                 nodes.iter().map(|node| json!(node.name)).collect(),
             )
         } else {
-            let items: Vec<Value> = nodes.iter().map(|node| node.on_the_wire()).collect();
+            let items: Vec<Value> = nodes.iter().map(|node| node.to_wire_json()).collect();
             (json!({"metadata": {}, "items": items}), Value::Null)
         };
-        json!({"Pod": pod.on_the_wire(), "Nodes": list, "NodeNames": names})
+        json!({"Pod": pod.to_wire_json(), "Nodes": list, "NodeNames": names})
     }
 
-    fn named(
+    fn resolve_names(
         &self,
         names: &[Value],
-        asked: &[Arc<SchedulerNode>],
+        requested: &[Arc<SchedulerNode>],
     ) -> Result<Vec<Arc<SchedulerNode>>, String> {
-        let by_name: BTreeMap<&str, &Arc<SchedulerNode>> = asked
+        let by_name: BTreeMap<&str, &Arc<SchedulerNode>> = requested
             .iter()
             .map(|node| (node.name.as_str(), node))
             .collect();
         let one = |name: &Value| {
             let name = string(name, "ExtenderFilterResult.NodeNames")?;
-            let known = by_name.get(name.as_str()).copied().cloned();
-            known.ok_or_else(|| {
+            let node = by_name.get(name.as_str()).copied().cloned();
+            node.ok_or_else(|| {
                 let prefix = &self.config.url_prefix;
                 format!(
                     "extender \"{prefix}\" claims a filtered node \"{name}\" which is not found in the input node list"
@@ -221,13 +221,14 @@ impl ExtenderClient {
         nodes: usize,
         arguments: &Value,
     ) -> Result<Value, String> {
-        self.observations.called(verb, pod, nodes);
+        self.observations.record_call(verb, pod, nodes);
         let url = format!("{}/{}", self.config.url_prefix, verb.as_str());
-        let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+        let timeout_message =
+            "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
         let exchange =
             tokio::time::timeout(self.config.timeout, self.exchange(&url, arguments)).await;
         let (status, body) = exchange
-            .unwrap_or_else(|_| Err(late.to_owned()))
+            .unwrap_or_else(|_| Err(timeout_message.to_owned()))
             .map_err(|why| format!("Post \"{url}\": {why}"))?;
         if status != http::StatusCode::OK {
             return Err(format!(

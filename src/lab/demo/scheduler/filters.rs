@@ -19,7 +19,7 @@ pub(crate) enum Rejector {
 
 /// Why a node was rejected, and whether evictions could change that.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct NodeRejection {
     pub by: Rejector,
     pub resolvable: Resolvable,
     pub reasons: Vec<String>,
@@ -33,7 +33,7 @@ pub(crate) enum Resolvable {
     Never,
 }
 
-impl Refusal {
+impl NodeRejection {
     pub fn new(by: Rejector, resolvable: Resolvable, reason: impl Into<String>) -> Self {
         Self {
             by,
@@ -43,7 +43,7 @@ impl Refusal {
     }
 
     /// A rejection by a filter that decides where the pod may run at all.
-    fn of_placement(reason: &str) -> Self {
+    fn for_placement(reason: &str) -> Self {
         Self::new(Rejector::Placement, Resolvable::Never, reason)
     }
 }
@@ -56,7 +56,7 @@ pub(crate) struct NodeUsage {
 }
 
 impl NodeUsage {
-    pub fn of<'a>(pods: impl IntoIterator<Item = &'a SchedulerPod>) -> Self {
+    pub fn from_pods<'a>(pods: impl IntoIterator<Item = &'a SchedulerPod>) -> Self {
         let mut usage = Self::default();
         pods.into_iter().for_each(|pod| usage.add(pod));
         usage
@@ -74,34 +74,36 @@ pub(crate) fn run_filters(
     node: &SchedulerNode,
     usage: &NodeUsage,
     ignored: Option<&str>,
-) -> Result<(), Refusal> {
+) -> Result<(), NodeRejection> {
     check_schedulable(pod, node)?;
     check_taints(pod, node)?;
     check_selector(pod, node)?;
     check_resources(pod, node, usage, ignored)
 }
 
-fn check_schedulable(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
+fn check_schedulable(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), NodeRejection> {
     let taint =
         serde_json::json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
-    if !node.unschedulable || tolerates(pod, &taint) {
+    if !node.is_unschedulable || tolerates(pod, &taint) {
         return Ok(());
     }
-    Err(Refusal::of_placement("node(s) were unschedulable"))
+    Err(NodeRejection::for_placement("node(s) were unschedulable"))
 }
 
-fn check_taints(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
-    let keeps_away =
+fn check_taints(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), NodeRejection> {
+    let is_hard_taint =
         |taint: &&Value| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
     if node
         .taints()
         .iter()
-        .filter(keeps_away)
+        .filter(is_hard_taint)
         .all(|taint| tolerates(pod, taint))
     {
         return Ok(());
     }
-    Err(Refusal::of_placement("node(s) had untolerated taint(s)"))
+    Err(NodeRejection::for_placement(
+        "node(s) had untolerated taint(s)",
+    ))
 }
 
 fn tolerates(pod: &SchedulerPod, taint: &Value) -> bool {
@@ -121,7 +123,7 @@ fn tolerates(pod: &SchedulerPod, taint: &Value) -> bool {
         })
 }
 
-fn check_selector(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
+fn check_selector(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), NodeRejection> {
     let mut wanted = pod.object["spec"]["nodeSelector"]
         .as_object()
         .into_iter()
@@ -129,7 +131,7 @@ fn check_selector(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusa
     if wanted.all(|(key, value)| node.label(key) == value.as_str()) {
         return Ok(());
     }
-    Err(Refusal::of_placement(
+    Err(NodeRejection::for_placement(
         "node(s) didn't match Pod's node affinity/selector",
     ))
 }
@@ -139,7 +141,7 @@ fn check_resources(
     node: &SchedulerNode,
     usage: &NodeUsage,
     ignored: Option<&str>,
-) -> Result<(), Refusal> {
+) -> Result<(), NodeRejection> {
     let mut reasons = Vec::new();
     let mut resolvable = Resolvable::ByEviction;
     let pods_allowed = node.allocatable.get("pods").copied().unwrap_or_default();
@@ -151,11 +153,11 @@ fn check_resources(
     {
         reasons.push("Too many pods".to_owned());
     }
-    let asked = pod
+    let requested = pod
         .requests
         .iter()
         .filter(|(name, amount)| **amount > 0 && Some(name.as_str()) != ignored);
-    for (name, amount) in asked {
+    for (name, amount) in requested {
         let total = node.allocatable.get(name).copied().unwrap_or_default();
         let used = usage.requests.get(name).copied().unwrap_or_default();
         if *amount > total - used {
@@ -168,7 +170,7 @@ fn check_resources(
     if reasons.is_empty() {
         Ok(())
     } else {
-        Err(Refusal {
+        Err(NodeRejection {
             by: Rejector::Resources,
             resolvable,
             reasons,
@@ -203,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_sum_that_falls_short_is_resolvable_unless_the_empty_node_is_too_small() {
-        let usage = NodeUsage::of([&pod(asks("60Gi"))]);
+        let usage = NodeUsage::from_pods([&pod(asks("60Gi"))]);
         let refusal =
             |vram| run_filters(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
         assert_eq!(refusal("40Gi").resolvable, Resolvable::ByEviction);

@@ -36,8 +36,8 @@ use events::SchedulerState;
 use extender::ExtenderClient;
 use filters::Rejector;
 use objects::SchedulerPod;
-use observations::Observations;
-use queue::Waker;
+use observations::SchedulerObservations;
+use queue::ClusterEvent;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
@@ -47,19 +47,19 @@ use writing::SchedulingFailure;
 
 /// A running scheduler; dropping it stops it.
 pub struct StandInScheduler {
-    observations: Arc<Observations>,
+    observations: Arc<SchedulerObservations>,
     task: JoinHandle<()>,
 }
 
 impl StandInScheduler {
     /// Starts it as a client of an API server. Must be called inside a tokio runtime.
     pub fn start(client: kube::Client, config: SchedulerConfig) -> Self {
-        let observations = Arc::new(Observations::default());
+        let observations = Arc::new(SchedulerObservations::default());
         let task = tokio::spawn(SchedulerLoop::new(client, config, observations.clone()).run());
         Self { observations, task }
     }
 
-    pub fn observations(&self) -> &Arc<Observations> {
+    pub fn observations(&self) -> &Arc<SchedulerObservations> {
         &self.observations
     }
 }
@@ -84,19 +84,23 @@ struct SchedulerLoop {
     client: kube::Client,
     config: SchedulerConfig,
     extender: Arc<ExtenderClient>,
-    observations: Arc<Observations>,
-    cluster: SchedulerState,
+    observations: Arc<SchedulerObservations>,
+    state: SchedulerState,
     memory: CycleMemory,
     sender: mpsc::UnboundedSender<SchedulerMessage>,
     messages: mpsc::UnboundedReceiver<SchedulerMessage>,
     /// Pumps and binds; they end with this.
     tasks: JoinSet<()>,
     binds: Arc<Semaphore>,
-    binds_on_their_way: usize,
+    binds_in_flight: usize,
 }
 
 impl SchedulerLoop {
-    fn new(client: kube::Client, config: SchedulerConfig, observations: Arc<Observations>) -> Self {
+    fn new(
+        client: kube::Client,
+        config: SchedulerConfig,
+        observations: Arc<SchedulerObservations>,
+    ) -> Self {
         let (sender, messages) = mpsc::unbounded_channel();
         Self {
             client,
@@ -105,27 +109,27 @@ impl SchedulerLoop {
                 observations.clone(),
             )),
             observations,
-            cluster: SchedulerState::new(),
+            state: SchedulerState::new(),
             memory: CycleMemory::seeded(config.seed),
             sender,
             messages,
             tasks: JoinSet::new(),
             binds: Arc::new(Semaphore::new(config.concurrent_binds.max(1))),
-            binds_on_their_way: 0,
+            binds_in_flight: 0,
             config,
         }
     }
 
     async fn run(mut self) {
-        let nodes = watching::core("Node", "nodes");
-        let pods = watching::core("Pod", "pods");
-        self.tasks.spawn(watching::pump(
+        let nodes = watching::core_resource("Node", "nodes");
+        let pods = watching::core_resource("Pod", "pods");
+        self.tasks.spawn(watching::forward_watch(
             self.client.clone(),
             nodes,
             self.sender.clone(),
             SchedulerMessage::Node,
         ));
-        self.tasks.spawn(watching::pump(
+        self.tasks.spawn(watching::forward_watch(
             self.client.clone(),
             pods,
             self.sender.clone(),
@@ -133,17 +137,17 @@ impl SchedulerLoop {
         ));
         loop {
             while let Ok(message) = self.messages.try_recv() {
-                self.take(message).await;
+                self.handle_message(message).await;
             }
             let now = Instant::now();
-            self.cluster.queue.flush(now, &self.config);
-            let next = if self.cluster.is_synced() {
-                self.cluster.queue.pop(now)
+            self.state.queue.flush_unschedulable(now, &self.config);
+            let next = if self.state.is_synced() {
+                self.state.queue.pop(now)
             } else {
                 None
             };
             match next {
-                Some(uid) => self.attempt(&uid).await,
+                Some(uid) => self.schedule_one(&uid).await,
                 None => self.wait().await,
             }
         }
@@ -151,9 +155,10 @@ impl SchedulerLoop {
 
     /// Waits for a message, for a back-off to end, or for an unschedulable pod's timeout.
     async fn wait(&mut self) {
-        let idle = self.cluster.is_synced() && self.binds_on_their_way == 0;
-        self.observations.step(|progress| progress.idle = idle);
-        let deadline = self.cluster.queue.next_deadline(&self.config);
+        let idle = self.state.is_synced() && self.binds_in_flight == 0;
+        self.observations
+            .update_progress(|progress| progress.is_idle = idle);
+        let deadline = self.state.queue.next_deadline(&self.config);
         let sleep = async {
             match deadline {
                 Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -164,58 +169,61 @@ impl SchedulerLoop {
             message = self.messages.recv() => message,
             () = sleep => None,
         };
-        self.observations.step(|progress| progress.idle = false);
+        self.observations
+            .update_progress(|progress| progress.is_idle = false);
         if let Some(message) = message {
-            self.take(message).await;
+            self.handle_message(message).await;
         }
         while self.tasks.try_join_next().is_some() {}
     }
 
-    async fn take(&mut self, message: SchedulerMessage) {
+    async fn handle_message(&mut self, message: SchedulerMessage) {
         let now = Instant::now();
         match message {
             SchedulerMessage::Node(notice) => {
-                self.cluster.node_notice(notice, &self.observations, now)
+                self.state
+                    .apply_node_notice(notice, &self.observations, now)
             }
             SchedulerMessage::Pod(notice) => {
-                self.cluster
-                    .pod_notice(notice, &self.config, &self.observations, now)
+                self.state
+                    .apply_pod_notice(notice, &self.config, &self.observations, now)
             }
-            SchedulerMessage::Bound { uid, result } => self.bind_ended(&uid, result).await,
+            SchedulerMessage::Bound { uid, result } => self.finish_bind(&uid, result).await,
         }
     }
 
-    async fn attempt(&mut self, uid: &str) {
-        let Some(pod) = self.cluster.view.pod(uid).cloned() else {
-            self.cluster.queue.remove(uid);
+    async fn schedule_one(&mut self, uid: &str) {
+        let Some(pod) = self.state.cache.pod(uid).cloned() else {
+            self.state.queue.remove(uid);
             return;
         };
         self.observations
-            .record(pod.full_name(), |outcome| outcome.attempts += 1);
+            .record_outcome(pod.full_name(), |outcome| outcome.attempts += 1);
         let cycle = Cycle {
             pod: &pod,
-            view: &self.cluster.view,
+            cache: &self.state.cache,
             config: &self.config,
             extender: &self.extender,
             memory: &mut self.memory,
         };
         match cycle.run().await {
-            CycleResult::Place { node } => self.place(pod, node),
-            CycleResult::Failed { message } => self.failed(&pod, &message).await,
-            CycleResult::Unfit {
+            CycleResult::Fits { node } => self.assume_and_bind(pod, node),
+            CycleResult::Error { message } => self.handle_error(&pod, &message).await,
+            CycleResult::Unschedulable {
                 message,
                 rejectors,
                 nomination,
             } => {
-                self.unfit(&pod, &message, rejectors, nomination).await;
+                self.handle_unschedulable(&pod, &message, rejectors, nomination)
+                    .await;
             }
         }
     }
 
     /// Assumes the pod on its node and binds it in the background.
-    fn place(&mut self, pod: Arc<SchedulerPod>, node: String) {
-        self.cluster.view.assume(&pod.uid, &node);
-        self.binds_on_their_way += 1;
+    fn assume_and_bind(&mut self, pod: Arc<SchedulerPod>, node: String) {
+        self.state.cache.assume(&pod.uid, &node);
+        self.binds_in_flight += 1;
         let (client, extender) = (self.client.clone(), self.extender.clone());
         let (binds, sender) = (self.binds.clone(), self.sender.clone());
         self.tasks.spawn(async move {
@@ -229,24 +237,26 @@ impl SchedulerLoop {
         });
     }
 
-    async fn bind_ended(&mut self, uid: &str, result: Result<(), String>) {
-        self.binds_on_their_way -= 1;
+    async fn finish_bind(&mut self, uid: &str, result: Result<(), String>) {
+        self.binds_in_flight -= 1;
         let Err(message) = result else {
             return;
         };
-        self.cluster.view.forget(uid);
-        self.cluster.queue.wake_all(Waker::PodGone, Instant::now());
-        if let Some(pod) = self.cluster.view.pod(uid).cloned() {
-            self.failed(&pod, &message).await;
+        self.state.cache.forget(uid);
+        self.state
+            .queue
+            .requeue_all(ClusterEvent::BoundPodDeleted, Instant::now());
+        if let Some(pod) = self.state.cache.pod(uid).cloned() {
+            self.handle_error(&pod, &message).await;
         }
     }
 
     /// A SchedulerError: retried without an event.
-    async fn failed(&mut self, pod: &SchedulerPod, message: &str) {
-        self.cluster
+    async fn handle_error(&mut self, pod: &SchedulerPod, message: &str) {
+        self.state
             .queue
-            .failed(&pod.uid, Instant::now(), &self.config);
-        self.report(
+            .add_to_error_back_off(&pod.uid, Instant::now(), &self.config);
+        self.report_failure(
             pod,
             SchedulingFailure {
                 reason: "SchedulerError",
@@ -257,16 +267,16 @@ impl SchedulerLoop {
         .await;
     }
 
-    async fn unfit(
+    async fn handle_unschedulable(
         &mut self,
         pod: &SchedulerPod,
         message: &str,
         rejectors: BTreeSet<Rejector>,
         nomination: CycleNomination,
     ) {
-        self.cluster
+        self.state
             .queue
-            .refused(&pod.uid, rejectors, Instant::now(), &self.config);
+            .add_unschedulable(&pod.uid, rejectors, Instant::now(), &self.config);
         let nominated = match &nomination {
             CycleNomination::Keep => None,
             CycleNomination::Clear => Some(None),
@@ -274,10 +284,10 @@ impl SchedulerLoop {
         };
         if let CycleNomination::Preempt(candidate) = &nomination {
             self.observations
-                .record(pod.full_name(), |outcome| outcome.preemptions += 1);
-            writing::evict(&self.client, pod, candidate, &self.cluster.view).await;
+                .record_outcome(pod.full_name(), |outcome| outcome.preemptions += 1);
+            writing::evict(&self.client, pod, candidate, &self.state.cache).await;
         }
-        self.report(
+        self.report_failure(
             pod,
             SchedulingFailure {
                 reason: "Unschedulable",
@@ -288,16 +298,17 @@ impl SchedulerLoop {
         .await;
     }
 
-    async fn report(&mut self, pod: &SchedulerPod, failure: SchedulingFailure<'_>) {
+    async fn report_failure(&mut self, pod: &SchedulerPod, failure: SchedulingFailure<'_>) {
         if let Some(nomination) = failure.nomination {
-            self.cluster
-                .view
+            self.state
+                .cache
                 .nominate(&pod.uid, nomination.map(str::to_owned));
         }
-        self.observations.record(pod.full_name(), |outcome| {
-            outcome.reason = Some(failure.reason);
-            outcome.message = Some(failure.message.to_owned());
-        });
+        self.observations
+            .record_outcome(pod.full_name(), |outcome| {
+                outcome.reason = Some(failure.reason);
+                outcome.message = Some(failure.message.to_owned());
+            });
         writing::report_failure(&self.client, pod, &failure).await;
     }
 }

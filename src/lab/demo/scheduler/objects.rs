@@ -20,12 +20,12 @@ pub(crate) struct SchedulerPod {
     pub priority: i64,
     /// Where it is bound, or assumed to be.
     pub node: Option<String>,
-    pub nominated: Option<String>,
+    pub nominated_node: Option<String>,
     pub requests: Resources,
-    pub gated: bool,
-    pub terminating: bool,
+    pub is_gated: bool,
+    pub is_terminating: bool,
     /// Succeeded or failed: it uses no resources any more.
-    pub ended: bool,
+    pub has_ended: bool,
 }
 
 impl SchedulerPod {
@@ -45,11 +45,11 @@ impl SchedulerPod {
             scheduler_name: text(&spec["schedulerName"]),
             priority: spec["priority"].as_i64().unwrap_or_default(),
             node: named(&spec["nodeName"]),
-            nominated: named(&status["nominatedNodeName"]),
+            nominated_node: named(&status["nominatedNodeName"]),
             requests: pod_requests(spec),
-            gated: !list(&spec["schedulingGates"]).is_empty(),
-            terminating: !metadata["deletionTimestamp"].is_null(),
-            ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            is_gated: !list(&spec["schedulingGates"]).is_empty(),
+            is_terminating: !metadata["deletionTimestamp"].is_null(),
+            has_ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
             object,
         })
     }
@@ -64,7 +64,7 @@ impl SchedulerPod {
     }
 
     /// Whether any container, init containers included, names the resource.
-    pub fn names(&self, resource: &str) -> bool {
+    pub fn mentions_resource(&self, resource: &str) -> bool {
         let spec = &self.object["spec"];
         let containers = list(&spec["containers"])
             .iter()
@@ -79,7 +79,7 @@ impl SchedulerPod {
 
     /// Whether it is terminating because of this scheduler's own preemption.
     pub(crate) fn is_being_preempted(&self) -> bool {
-        self.terminating
+        self.is_terminating
             && self
                 .condition("DisruptionTarget")
                 .is_some_and(|it| it["reason"] == "PreemptionByScheduler")
@@ -101,16 +101,16 @@ impl SchedulerPod {
 
     /// Without the fields that every write changes: two versions of a pod that are equal in this are equal for the queue.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
-        let rest = |pod: &Self| {
+        let without_version = |pod: &Self| {
             let mut object = Value::clone(&pod.object);
             object["metadata"]["resourceVersion"] = Value::Null;
             object
         };
-        rest(self) != rest(other)
+        without_version(self) != without_version(other)
     }
 
     /// The object as Go encodes it in a request: no kind, no apiVersion.
-    pub(crate) fn on_the_wire(&self) -> Value {
+    pub(crate) fn to_wire_json(&self) -> Value {
         without_type(&self.object)
     }
 }
@@ -120,7 +120,7 @@ pub(crate) struct SchedulerNode {
     pub object: Arc<Value>,
     pub name: String,
     pub allocatable: Resources,
-    pub unschedulable: bool,
+    pub is_unschedulable: bool,
 }
 
 impl SchedulerNode {
@@ -132,7 +132,7 @@ impl SchedulerNode {
                 .unwrap_or_default()
                 .to_owned(),
             allocatable: resources(&object["status"]["allocatable"]),
-            unschedulable: object["spec"]["unschedulable"]
+            is_unschedulable: object["spec"]["unschedulable"]
                 .as_bool()
                 .unwrap_or_default(),
             object,
@@ -147,7 +147,7 @@ impl SchedulerNode {
         self.object["metadata"]["labels"][key].as_str()
     }
 
-    pub(crate) fn on_the_wire(&self) -> Value {
+    pub(crate) fn to_wire_json(&self) -> Value {
         without_type(&self.object)
     }
 }
@@ -189,18 +189,18 @@ fn pod_requests(spec: &Value) -> Resources {
         .for_each(|container| add(&mut running, &requests(container)));
     let (mut sidecars, mut starting) = (Resources::new(), Resources::new());
     for container in list(&spec["initContainers"]) {
-        let own = requests(container);
+        let requested = requests(container);
         if container["restartPolicy"] == "Always" {
-            add(&mut sidecars, &own);
-            add(&mut running, &own);
-            raise(&mut starting, &sidecars);
+            add(&mut sidecars, &requested);
+            add(&mut running, &requested);
+            raise_to_max(&mut starting, &sidecars);
         } else {
             let mut now = sidecars.clone();
-            add(&mut now, &own);
-            raise(&mut starting, &now);
+            add(&mut now, &requested);
+            raise_to_max(&mut starting, &now);
         }
     }
-    raise(&mut running, &starting);
+    raise_to_max(&mut running, &starting);
     add(&mut running, &resources(&spec["overhead"]));
     running
 }
@@ -217,7 +217,7 @@ pub(crate) fn subtract(sum: &mut Resources, less: &Resources) {
     }
 }
 
-fn raise(level: &mut Resources, to: &Resources) {
+fn raise_to_max(level: &mut Resources, to: &Resources) {
     for (name, amount) in to {
         let current = level.entry(name.clone()).or_default();
         *current = (*current).max(*amount);

@@ -58,30 +58,30 @@ pub struct SchedulerProgress {
     /// The latest resource version of a node that it saw.
     pub nodes_version: u64,
     /// Nothing to do now: no pod to try, no bind in progress. Pods may wait for an event or for back-off to end.
-    pub idle: bool,
+    pub is_idle: bool,
     /// Counts steps, so that observers see each one.
     steps: u64,
 }
 
 #[derive(Debug, Default)]
-struct ObservedCalls {
+struct ObservedResults {
     calls: Vec<ExtenderCall>,
     outcomes: BTreeMap<String, PodOutcome>,
 }
 
 #[derive(Debug, Default)]
-pub struct Observations {
-    seen: Mutex<ObservedCalls>,
+pub struct SchedulerObservations {
+    results: Mutex<ObservedResults>,
     progress: watch::Sender<SchedulerProgress>,
 }
 
-impl Observations {
+impl SchedulerObservations {
     pub fn calls(&self) -> Vec<ExtenderCall> {
-        self.seen.lock().calls.clone()
+        self.results.lock().calls.clone()
     }
 
     pub fn calls_for(&self, pod: &str) -> Vec<ExtenderCall> {
-        self.seen
+        self.results
             .lock()
             .calls
             .iter()
@@ -91,7 +91,7 @@ impl Observations {
     }
 
     pub fn count(&self, verb: Verb) -> usize {
-        self.seen
+        self.results
             .lock()
             .calls
             .iter()
@@ -101,7 +101,7 @@ impl Observations {
 
     /// The result of the pod `namespace/name` so far.
     pub fn outcome(&self, pod: &str) -> PodOutcome {
-        self.seen
+        self.results
             .lock()
             .outcomes
             .get(pod)
@@ -110,7 +110,7 @@ impl Observations {
     }
 
     pub fn outcomes(&self) -> BTreeMap<String, PodOutcome> {
-        self.seen.lock().outcomes.clone()
+        self.results.lock().outcomes.clone()
     }
 
     pub fn progress(&self) -> SchedulerProgress {
@@ -118,10 +118,10 @@ impl Observations {
     }
 
     /// Waits until `look` returns a value; it is called after each step of the scheduler.
-    pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+    pub async fn until<T>(&self, mut check: impl FnMut(&Self) -> Option<T>) -> T {
         let mut progress = self.progress.subscribe();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             progress
@@ -131,31 +131,33 @@ impl Observations {
         }
     }
 
-    pub(super) fn called(&self, verb: Verb, pod: String, nodes: usize) {
-        self.seen.lock().calls.push(ExtenderCall {
+    pub(super) fn record_call(&self, verb: Verb, pod: String, nodes: usize) {
+        self.results.lock().calls.push(ExtenderCall {
             verb,
             pod,
             nodes,
             at: Instant::now(),
         });
-        self.step(|_| {});
+        self.update_progress(|_| {});
     }
 
-    pub(super) fn record(&self, pod: String, change: impl FnOnce(&mut PodOutcome)) {
-        change(self.seen.lock().outcomes.entry(pod).or_default());
-        self.step(|_| {});
+    pub(super) fn record_outcome(&self, pod: String, change: impl FnOnce(&mut PodOutcome)) {
+        change(self.results.lock().outcomes.entry(pod).or_default());
+        self.update_progress(|_| {});
     }
 
     /// A list is in order of names, not of versions: a later object may have an older version.
-    pub(super) fn saw_node(&self, version: u64) {
-        self.step(|progress| progress.nodes_version = progress.nodes_version.max(version));
+    pub(super) fn record_node_version(&self, version: u64) {
+        self.update_progress(|progress| {
+            progress.nodes_version = progress.nodes_version.max(version)
+        });
     }
 
-    pub(super) fn saw_pod(&self, version: u64) {
-        self.step(|progress| progress.pods_version = progress.pods_version.max(version));
+    pub(super) fn record_pod_version(&self, version: u64) {
+        self.update_progress(|progress| progress.pods_version = progress.pods_version.max(version));
     }
 
-    pub(super) fn step(&self, change: impl FnOnce(&mut SchedulerProgress)) {
+    pub(super) fn update_progress(&self, change: impl FnOnce(&mut SchedulerProgress)) {
         self.progress.send_modify(|progress| {
             change(progress);
             progress.steps += 1;

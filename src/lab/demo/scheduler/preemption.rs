@@ -4,7 +4,7 @@
 
 use super::extender::ExtenderVictims;
 use super::filters::{Resolvable, run_filters};
-use super::message::{self, Refusals};
+use super::message::{self, NodeRejections};
 use super::objects::{SchedulerNode, SchedulerPod};
 use super::view::SchedulerCache;
 use std::cmp::Reverse;
@@ -23,7 +23,7 @@ pub(crate) struct DryRunCandidate {
 #[derive(Debug, Default)]
 pub(crate) struct DryRun {
     pub candidates: Vec<DryRunCandidate>,
-    pub refusals: Refusals,
+    pub rejections: NodeRejections,
     /// Nodes on which all victims could be re-admitted: the extender rejected them, not the scheduler's own filters.
     pub errors: Vec<String>,
 }
@@ -32,12 +32,12 @@ pub(crate) struct DryRun {
 pub(crate) fn ineligibility(
     pod: &SchedulerPod,
     view: &SchedulerCache,
-    refusals: &Refusals,
+    refusals: &NodeRejections,
 ) -> Option<&'static str> {
     if pod.never_preempts() {
         return Some("not eligible due to preemptionPolicy=Never.");
     }
-    let node = pod.nominated.as_deref()?;
+    let node = pod.nominated_node.as_deref()?;
     // A nominated node that cannot be resolved makes the pod eligible before its terminating victims are checked.
     if refusals
         .get(node)
@@ -52,7 +52,7 @@ pub(crate) fn ineligibility(
 }
 
 /// How many candidates are searched for among `nodes`.
-pub(crate) fn wanted_candidates(nodes: usize) -> usize {
+pub(crate) fn max_candidates(nodes: usize) -> usize {
     /// The defaults of `minCandidateNodesPercentage` and `minCandidateNodesAbsolute`.
     const PERCENT: usize = 10;
     const ABSOLUTE: usize = 100;
@@ -63,7 +63,7 @@ pub(crate) fn wanted_candidates(nodes: usize) -> usize {
 pub fn dry_run(
     pod: &SchedulerPod,
     view: &SchedulerCache,
-    refusals: &Refusals,
+    refusals: &NodeRejections,
     offset: usize,
     ignored: Option<&str>,
 ) -> DryRun {
@@ -73,16 +73,16 @@ pub fn dry_run(
             .is_some_and(|refusal| refusal.resolvable == Resolvable::ByEviction)
     };
     let nodes: Vec<&Arc<SchedulerNode>> = view.nodes().filter(by_eviction).collect();
-    let wanted = wanted_candidates(nodes.len());
+    let wanted = max_candidates(nodes.len());
     let mut found = DryRun::default();
-    for place in 0..nodes.len() {
+    for index in 0..nodes.len() {
         if found.candidates.len() >= wanted {
             break;
         }
         try_node(
             pod,
             view,
-            nodes[(place + offset) % nodes.len()],
+            nodes[(index + offset) % nodes.len()],
             ignored,
             &mut found,
         );
@@ -97,24 +97,24 @@ fn try_node(
     ignored: Option<&str>,
     found: &mut DryRun,
 ) {
-    let (lower, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) = view
+    let (lower_priority, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) = view
         .pods_on(&node.name)
         .partition(|other| other.priority < pod.priority);
-    if lower.is_empty() {
+    if lower_priority.is_empty() {
         found
-            .refusals
+            .rejections
             .insert(node.name.clone(), message::no_victims());
         return;
     }
-    let coming = view.nominated_before(pod, &node.name);
+    let nominated = view.nominated_before(pod, &node.name);
     let mut usage =
-        super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
+        super::filters::NodeUsage::from_pods(staying.into_iter().chain(nominated).map(Arc::as_ref));
     if let Err(refusal) = run_filters(pod, node, &usage, ignored) {
-        found.refusals.insert(node.name.clone(), refusal);
+        found.rejections.insert(node.name.clone(), refusal);
         return;
     }
     let mut victims = Vec::new();
-    for other in most_important_first(lower) {
+    for other in sort_by_importance(lower_priority) {
         let mut with = usage.clone();
         with.add(other);
         match run_filters(pod, node, &with, ignored) {
@@ -134,7 +134,7 @@ fn try_node(
 }
 
 /// Higher priority first, then the pod that has run longer.
-fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
+fn sort_by_importance(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
     pods.sort_by(|a, b| {
         let key = |pod: &SchedulerPod| {
             (
@@ -149,7 +149,7 @@ fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<Scheduler
 }
 
 /// The extender's answer as candidates; it may have replaced victims by any pods on the node.
-pub fn adopt(
+pub fn candidates_from_answer(
     answer: BTreeMap<String, ExtenderVictims>,
     view: &SchedulerCache,
     extender: &str,
@@ -183,7 +183,7 @@ pub fn adopt(
 
 /// Fewest budget violations, then the lowest highest priority, the lowest sum, the fewest victims, and the node whose most
 /// important victim started last; then the name.
-pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
+pub fn select_candidate(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
     candidates.into_iter().min_by_key(|candidate| {
         let priorities = || candidate.victims.iter().map(|victim| victim.priority);
         let highest = priorities().max().unwrap_or(i64::MIN);
@@ -214,7 +214,7 @@ pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::scheduler::filters::{Refusal, Rejector};
+    use crate::demo::scheduler::filters::{NodeRejection, Rejector};
     use serde_json::json;
 
     fn pod(uid: &str, priority: i64, vram: &str, node: Option<&str>) -> Arc<SchedulerPod> {
@@ -228,7 +228,7 @@ mod tests {
         )
     }
 
-    fn full_node() -> (SchedulerCache, Refusals) {
+    fn full_node() -> (SchedulerCache, NodeRejections) {
         let mut view = SchedulerCache::default();
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
         view.apply_node(Arc::new(SchedulerNode::parse(Arc::new(
@@ -240,12 +240,12 @@ mod tests {
         ] {
             view.apply_pod(victim);
         }
-        let refusal = Refusal::new(
+        let refusal = NodeRejection::new(
             Rejector::Resources,
             Resolvable::ByEviction,
             "Insufficient stowage.dev/vram",
         );
-        (view, Refusals::from([("n".to_owned(), refusal)]))
+        (view, NodeRejections::from([("n".to_owned(), refusal)]))
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
         let late = on("b", Some("2026-01-01T00:00:01Z"));
         let not_yet = on("c", None);
         let chosen = |candidates: &[&DryRunCandidate]| {
-            choose(candidates.iter().copied().cloned().collect())
+            select_candidate(candidates.iter().copied().cloned().collect())
                 .unwrap()
                 .node
         };
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_victims_that_are_needed_leave_and_the_lowest_first() {
+    fn only_needed_victims_are_evicted_lowest_priority_first() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, None);
         let victims: Vec<&str> = found.candidates[0]
@@ -308,7 +308,7 @@ mod tests {
     fn no_pod_of_equal_priority_is_a_victim() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 0, "40Gi", None), &view, &refusals, 0, None);
-        assert_eq!(found.refusals["n"], message::no_victims());
+        assert_eq!(found.rejections["n"], message::no_victims());
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
             pdb_violations: 0,
         };
         assert!(
-            adopt(
+            candidates_from_answer(
                 BTreeMap::from([("n".to_owned(), foreign_pod)]),
                 &view,
                 "http://e"
@@ -331,7 +331,7 @@ mod tests {
             pdb_violations: 0,
         };
         assert!(
-            adopt(
+            candidates_from_answer(
                 BTreeMap::from([("n".to_owned(), nobody)]),
                 &view,
                 "http://e"
@@ -347,7 +347,7 @@ mod tests {
             victims,
             pdb_violations,
         };
-        let chosen = choose(vec![
+        let chosen = select_candidate(vec![
             candidate("violates", vec![pod("a", 0, "1", None)], 1),
             candidate("high", vec![pod("b", 5, "1", None)], 0),
             candidate(

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// What happened in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Waker {
+pub(crate) enum ClusterEvent {
     NodeAdded,
     NodeAllocatable,
     /// Labels, taints or `unschedulable`.
@@ -26,26 +26,30 @@ pub(crate) enum Waker {
     /// Annotations and the rest that counts as a change.
     NodeOther,
     /// A bound pod was deleted or has ended.
-    PodGone,
+    BoundPodDeleted,
     BoundPodChanged,
     /// The pod's own object changed, and with it its spec or labels.
-    OwnSpec,
+    PodSpecChanged,
     /// The pod's own object changed otherwise: its status, an annotation.
-    OwnOther,
+    PodOtherChanged,
     /// All unschedulable pods are moved.
     All,
 }
 
-impl Waker {
-    fn wakes(self, rejectors: &BTreeSet<Rejector>) -> bool {
-        let also = |rejector| rejectors.contains(&rejector);
+impl ClusterEvent {
+    fn requeues(self, rejectors: &BTreeSet<Rejector>) -> bool {
+        let rejected_by = |rejector| rejectors.contains(&rejector);
         match self {
-            Self::All | Self::NodeAdded | Self::OwnSpec => true,
-            Self::NodeAllocatable | Self::PodGone => {
-                also(Rejector::Extender) || also(Rejector::Resources)
+            Self::All | Self::NodeAdded | Self::PodSpecChanged => true,
+            Self::NodeAllocatable | Self::BoundPodDeleted => {
+                rejected_by(Rejector::Extender) || rejected_by(Rejector::Resources)
             }
-            Self::NodePlacement => also(Rejector::Extender) || also(Rejector::Placement),
-            Self::NodeOther | Self::BoundPodChanged | Self::OwnOther => also(Rejector::Extender),
+            Self::NodePlacement => {
+                rejected_by(Rejector::Extender) || rejected_by(Rejector::Placement)
+            }
+            Self::NodeOther | Self::BoundPodChanged | Self::PodOtherChanged => {
+                rejected_by(Rejector::Extender)
+            }
         }
     }
 }
@@ -63,7 +67,7 @@ enum QueueState {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueuedPod {
     priority: i64,
     /// Its arrival, as a number: the tie-break among equal priorities.
     order: u64,
@@ -75,7 +79,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 pub(crate) struct SchedulingQueue {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, QueuedPod>,
     arrivals: u64,
 }
 
@@ -91,7 +95,7 @@ impl SchedulingQueue {
             return;
         }
         self.arrivals += 1;
-        let entry = Entry {
+        let entry = QueuedPod {
             priority,
             order: self.arrivals,
             refusals: 0,
@@ -117,7 +121,7 @@ impl SchedulingQueue {
     }
 
     /// Moves a rejected pod to the unschedulable pods.
-    pub fn refused(
+    pub fn add_unschedulable(
         &mut self,
         uid: &str,
         rejectors: BTreeSet<Rejector>,
@@ -136,7 +140,7 @@ impl SchedulingQueue {
     }
 
     /// Puts a pod whose cycle or bind failed into error back-off, from which it returns without an event.
-    pub fn failed(&mut self, uid: &str, now: Instant, config: &SchedulerConfig) {
+    pub fn add_to_error_back_off(&mut self, uid: &str, now: Instant, config: &SchedulerConfig) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.errors += 1;
             entry.back_off_until = now + config.back_off(entry.errors);
@@ -144,41 +148,41 @@ impl SchedulingQueue {
         }
     }
 
-    pub fn wake(&mut self, uid: &str, waker: Waker, now: Instant) {
+    pub fn requeue(&mut self, uid: &str, waker: ClusterEvent, now: Instant) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.wake(waker, now);
         }
     }
 
-    pub(crate) fn wake_all(&mut self, waker: Waker, now: Instant) {
+    pub(crate) fn requeue_all(&mut self, waker: ClusterEvent, now: Instant) {
         self.entries
             .values_mut()
             .for_each(|entry| entry.wake(waker, now));
     }
 
     /// A nomination changed or was cleared: pods that it may have kept out are retried.
-    pub(crate) fn wake_up_to_priority(&mut self, priority: i64, now: Instant) {
+    pub(crate) fn requeue_up_to_priority(&mut self, priority: i64, now: Instant) {
         let below = self
             .entries
             .values_mut()
             .filter(|entry| entry.priority <= priority);
-        below.for_each(|entry| entry.wake(Waker::All, now));
+        below.for_each(|entry| entry.wake(ClusterEvent::All, now));
     }
 
     /// Requeues pods that have been unschedulable for too long.
-    pub fn flush(&mut self, now: Instant, config: &SchedulerConfig) {
+    pub fn flush_unschedulable(&mut self, now: Instant, config: &SchedulerConfig) {
         for entry in self.entries.values_mut() {
             if let QueueState::Unschedulable { since, .. } = entry.state
                 && now >= since + config.flush_unschedulable_after
             {
-                entry.wake(Waker::All, now);
+                entry.wake(ClusterEvent::All, now);
             }
         }
     }
 
     /// The next time at which the queue changes without an event.
     pub(crate) fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
-        let deadline = |entry: &Entry| match entry.state {
+        let deadline = |entry: &QueuedPod| match entry.state {
             QueueState::ErrorBackOff => Some(entry.back_off_until),
             QueueState::Unschedulable { since, .. } => {
                 Some(since + config.flush_unschedulable_after)
@@ -217,10 +221,10 @@ impl SchedulingQueue {
     }
 }
 
-impl Entry {
-    fn wake(&mut self, waker: Waker, now: Instant) {
+impl QueuedPod {
+    fn wake(&mut self, waker: ClusterEvent, now: Instant) {
         if let QueueState::Unschedulable { rejectors, .. } = &self.state
-            && waker.wakes(rejectors)
+            && waker.requeues(rejectors)
         {
             self.state = if now < self.back_off_until {
                 QueueState::BackOff
@@ -240,43 +244,43 @@ mod tests {
         let (mut queue, now, config) = (
             SchedulingQueue::default(),
             Instant::now(),
-            SchedulerConfig::shipped(""),
+            SchedulerConfig::as_shipped(""),
         );
         queue.add("a", 0, now);
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
-        queue.refused("a", BTreeSet::from([rejector]), now, &config);
+        queue.add_unschedulable("a", BTreeSet::from([rejector]), now, &config);
         (queue, now, config)
     }
 
     #[test]
-    fn a_pod_the_extender_refused_is_woken_by_a_touch_and_an_idle_queue_does_not_wait() {
+    fn an_extender_rejection_is_requeued_by_an_annotation_change_without_back_off() {
         let (mut queue, now, _) = refused_by(Rejector::Extender);
         assert_eq!(queue.pop(now), None);
-        queue.wake("a", Waker::OwnOther, now);
+        queue.requeue("a", ClusterEvent::PodOtherChanged, now);
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
     }
 
     #[test]
-    fn a_pod_the_resource_check_refused_is_not_woken_by_a_touch() {
+    fn a_resource_rejection_is_not_requeued_by_an_annotation_change() {
         let (mut queue, now, _) = refused_by(Rejector::Resources);
-        queue.wake("a", Waker::OwnOther, now);
-        queue.wake_all(Waker::NodeOther, now);
+        queue.requeue("a", ClusterEvent::PodOtherChanged, now);
+        queue.requeue_all(ClusterEvent::NodeOther, now);
         assert_eq!(queue.pop(now), None);
-        queue.wake_all(Waker::PodGone, now);
+        queue.requeue_all(ClusterEvent::BoundPodDeleted, now);
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
     }
 
     #[test]
-    fn an_error_waits_its_back_off_whatever_happens() {
+    fn an_error_back_off_is_not_ended_by_events() {
         let (mut queue, now, config) = (
             SchedulingQueue::default(),
             Instant::now(),
-            SchedulerConfig::shipped(""),
+            SchedulerConfig::as_shipped(""),
         );
         queue.add("a", 0, now);
         queue.pop(now);
-        queue.failed("a", now, &config);
-        queue.wake_all(Waker::All, now);
+        queue.add_to_error_back_off("a", now, &config);
+        queue.requeue_all(ClusterEvent::All, now);
         assert_eq!(queue.pop(now), None);
         assert_eq!(
             queue.pop(now + Duration::from_secs(1)).as_deref(),
@@ -295,11 +299,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_flushed_in_the_end() {
+    fn an_unschedulable_pod_is_requeued_after_the_timeout() {
         let (mut queue, now, config) = refused_by(Rejector::Resources);
         let later = now + config.flush_unschedulable_after;
         assert_eq!(queue.next_deadline(&config), Some(later));
-        queue.flush(later, &config);
+        queue.flush_unschedulable(later, &config);
         assert_eq!(queue.pop(later).as_deref(), Some("a"));
     }
 }

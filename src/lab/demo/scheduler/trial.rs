@@ -2,16 +2,16 @@
 
 use super::StandInScheduler;
 use super::config::SchedulerConfig;
-use super::observations::{Observations, Verb};
+use super::observations::{SchedulerObservations, Verb};
 use crate::demo::api_server::ApiServer;
 use crate::demo::api_server::error::ApiError;
 use serde_json::Value;
 
 /// The pod's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trial {
+pub struct TrialResult {
     /// The node it is bound to, by the API server.
-    pub bound: Option<String>,
+    pub bound_node: Option<String>,
     /// The message of the last failure, if there was one.
     pub reason: Option<&'static str>,
     pub message: Option<String>,
@@ -31,7 +31,7 @@ pub async fn run_one(
     api: &ApiServer,
     config: SchedulerConfig,
     pod: Value,
-) -> Result<Trial, TrialError> {
+) -> Result<TrialResult, TrialError> {
     let created = api.create("pods", pod)?;
     let name = |field: &str| {
         created["metadata"][field]
@@ -43,11 +43,11 @@ pub async fn run_one(
     let scheduler = StandInScheduler::start(api.client("stand-in-scheduler")?, config);
     let observations = scheduler.observations().clone();
     observations
-        .until(|seen| is_over(api, seen, &full_name).then_some(()))
+        .until(|seen| is_settled(api, seen, &full_name).then_some(()))
         .await;
     let outcome = observations.outcome(&full_name);
-    Ok(Trial {
-        bound: outcome.node,
+    Ok(TrialResult {
+        bound_node: outcome.node,
         reason: outcome.reason,
         message: outcome.message,
         calls: observations
@@ -58,7 +58,7 @@ pub async fn run_one(
     })
 }
 
-fn is_over(api: &ApiServer, seen: &Observations, pod: &str) -> bool {
+fn is_settled(api: &ApiServer, seen: &SchedulerObservations, pod: &str) -> bool {
     let outcome = seen.outcome(pod);
     let failed = outcome.reason == Some("SchedulerError") && outcome.node.is_none();
     if failed {
@@ -75,5 +75,5 @@ fn is_over(api: &ApiServer, seen: &Observations, pod: &str) -> bool {
             .and_then(|version| version.parse::<u64>().ok())
     });
     let progress = seen.progress();
-    progress.idle && Some(progress.pods_version) == stored
+    progress.is_idle && Some(progress.pods_version) == stored
 }

@@ -15,7 +15,7 @@ pub(crate) struct SchedulerCache {
     assumed: BTreeMap<String, String>,
     nominated: BTreeMap<String, String>,
     /// Each node's used resources, of bound and assumed pods.
-    ledger: BTreeMap<String, CachedNode>,
+    usage_by_node: BTreeMap<String, CachedNode>,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl SchedulerCache {
     /// Bound to a node or assumed on it, and not ended.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
         let uids = self
-            .ledger
+            .usage_by_node
             .get(node)
             .into_iter()
             .flat_map(|entry| &entry.uids);
@@ -54,7 +54,7 @@ impl SchedulerCache {
     /// What a pod finds used: existing pods, and nominated pods that have precedence.
     pub(crate) fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
         let mut usage = self
-            .ledger
+            .usage_by_node
             .get(node)
             .map(|entry| entry.usage.clone())
             .unwrap_or_default();
@@ -97,13 +97,18 @@ impl SchedulerCache {
     /// at its next change, because it does not pass through the queue.
     pub fn apply_pod(&mut self, pod: Arc<SchedulerPod>) -> Option<Arc<SchedulerPod>> {
         self.discharge(&pod.uid);
-        if pod.node.is_some() || pod.ended {
+        if pod.node.is_some() || pod.has_ended {
             self.assumed.remove(&pod.uid);
         }
         // An assumed pod counts where it is assumed, and only there.
-        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
-        let counts = !pod.gated || self.pods.contains_key(&pod.uid);
-        self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits && counts));
+        let is_unassigned = pod.node.is_none() && !pod.has_ended && !self.is_assumed(&pod.uid);
+        let is_counted = !pod.is_gated || self.pods.contains_key(&pod.uid);
+        self.nominate(
+            &pod.uid,
+            pod.nominated_node
+                .clone()
+                .filter(|_| is_unassigned && is_counted),
+        );
         let before = self.pods.insert(pod.uid.clone(), pod.clone());
         self.charge(&pod);
         before
@@ -141,8 +146,8 @@ impl SchedulerCache {
         };
     }
 
-    fn place_of<'a>(&'a self, pod: &'a SchedulerPod) -> Option<&'a String> {
-        if pod.ended {
+    fn node_of<'a>(&'a self, pod: &'a SchedulerPod) -> Option<&'a String> {
+        if pod.has_ended {
             None
         } else {
             pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid))
@@ -150,10 +155,10 @@ impl SchedulerCache {
     }
 
     fn charge(&mut self, pod: &SchedulerPod) {
-        let Some(node) = self.place_of(pod).cloned() else {
+        let Some(node) = self.node_of(pod).cloned() else {
             return;
         };
-        let entry = self.ledger.entry(node).or_default();
+        let entry = self.usage_by_node.entry(node).or_default();
         if entry.uids.insert(pod.uid.clone()) {
             entry.usage.add(pod);
         }
@@ -163,10 +168,10 @@ impl SchedulerCache {
         let Some(pod) = self.pods.get(uid).cloned() else {
             return;
         };
-        let Some(node) = self.place_of(&pod).cloned() else {
+        let Some(node) = self.node_of(&pod).cloned() else {
             return;
         };
-        if let Some(entry) = self.ledger.get_mut(&node)
+        if let Some(entry) = self.usage_by_node.get_mut(&node)
             && entry.uids.remove(uid)
         {
             subtract(&mut entry.usage.requests, &pod.requests);

@@ -31,7 +31,7 @@ pub(crate) async fn report_failure(
         status.insert("conditions".to_owned(), json!([condition(pod, failure)]));
     }
     if let Some(nomination) = failure.nomination
-        && nomination != pod.nominated.as_deref()
+        && nomination != pod.nominated_node.as_deref()
     {
         status.insert("nominatedNodeName".to_owned(), json!(nomination));
     }
@@ -51,7 +51,7 @@ pub async fn evict(
     for victim in candidate
         .victims
         .iter()
-        .filter(|victim| !victim.terminating)
+        .filter(|victim| !victim.is_terminating)
     {
         let path = writes::pod_path(&victim.namespace, &victim.name);
         let text = format!(
@@ -81,7 +81,7 @@ pub async fn bind(
     pod: &SchedulerPod,
     node: &str,
 ) -> Result<(), String> {
-    if extender.is_interested_in(pod) {
+    if extender.is_interested(pod) {
         let bound = extender.bind(pod, node).await;
         if bound.is_ok() || !extender.config.ignorable {
             return bound;

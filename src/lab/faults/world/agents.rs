@@ -1,6 +1,6 @@
 //! The nodes' agents: each reports its machine to every replica about once a second, and may be dead, late, or wrong.
 
-use super::super::machines::TOTAL;
+use super::super::machines::GPU_CAPACITY_BYTES;
 use super::*;
 use axum::body::Body;
 use http::{Request, header};
@@ -9,9 +9,9 @@ use tower::ServiceExt;
 /// The audience of agents' tokens.
 pub const AUDIENCE: &str = "stowage.dev/reports";
 /// How long a Node is so young that a report may be of an earlier machine, whatever a replica's clock is off by.
-const DOUBTED: Duration = Duration::from_secs(200);
+const NEW_NODE_AGE: Duration = Duration::from_secs(200);
 /// How often an agent reports.
-const EVERY: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One node's agent.
 pub(crate) struct NodeAgent {
@@ -21,14 +21,14 @@ pub(crate) struct NodeAgent {
     token: Option<String>,
     boots: u64,
     sequence: u64,
-    reports_at: Duration,
+    next_report_at: Duration,
     /// What is wrong with it, until when.
-    trouble: Option<(FaultKind, Duration)>,
-    sound_since: Duration,
+    fault: Option<(FaultKind, Duration)>,
+    healthy_since: Duration,
     /// The GPU that is missing, of a lost one.
-    missing: usize,
+    missing_gpu: usize,
     /// Figures that it repeats.
-    stale: Option<Value>,
+    repeated_figures: Option<Value>,
     /// It is down at present, of one that flaps.
     is_down: bool,
 }
@@ -41,39 +41,39 @@ impl NodeAgent {
             token: None,
             boots: 1,
             sequence: 0,
-            reports_at: Duration::ZERO,
-            trouble: None,
-            sound_since: Duration::ZERO,
-            missing: 0,
-            stale: None,
+            next_report_at: Duration::ZERO,
+            fault: None,
+            healthy_since: Duration::ZERO,
+            missing_gpu: 0,
+            repeated_figures: None,
             is_down: false,
         }
     }
 
     /// Whether it has reported what is true, and in time, since then.
-    pub(crate) fn is_sound_since(&self, then: Duration) -> bool {
-        self.trouble.is_none() && self.sound_since <= then
+    pub(crate) fn is_healthy_since(&self, then: Duration) -> bool {
+        self.fault.is_none() && self.healthy_since <= then
     }
 
-    fn has(&self, kind: FaultKind) -> bool {
-        self.trouble.is_some_and(|(trouble, _)| trouble == kind)
+    fn has_fault(&self, kind: FaultKind) -> bool {
+        self.fault.is_some_and(|(trouble, _)| trouble == kind)
     }
 
     /// Whether it runs at present.
     fn is_dead(&self) -> bool {
-        self.has(FaultKind::DeadAgent) || self.is_down
+        self.has_fault(FaultKind::DeadAgent) || self.is_down
     }
 
     /// When a report reaches a replica, from now on: once, not at all, or twice.
-    fn arrivals(&mut self) -> Vec<Duration> {
+    fn delivery_delays(&mut self) -> Vec<Duration> {
         let mut late = |least, most| {
-            between(
+            random_duration(
                 &mut self.dice,
                 Duration::from_millis(least),
                 Duration::from_millis(most),
             )
         };
-        match self.trouble {
+        match self.fault {
             Some((FaultKind::LateAgent, _)) => vec![late(1000, 9000)],
             Some((FaultKind::LostReport, _)) => match late(0, 3).as_millis() {
                 0 => vec![],
@@ -87,7 +87,7 @@ impl NodeAgent {
 
     /// One that flaps ends, or begins a new boot.
     fn flap(&mut self) {
-        if self.has(FaultKind::FlappingAgent) && self.dice.below(4) == 0 {
+        if self.has_fault(FaultKind::FlappingAgent) && self.dice.below(4) == 0 {
             self.is_down = !self.is_down;
             if !self.is_down {
                 self.boot();
@@ -101,50 +101,54 @@ impl NodeAgent {
     }
 
     /// The GPUs and processes that it reads on its machine.
-    fn gpus(&self, machines: &Machines) -> Value {
+    fn read_gpus(&self, machines: &Machines) -> Value {
         let node = node_name(self.node);
         let gpu = |index: usize| {
-            let process = |(pod, process): (&String, &super::super::machines::Process)| json!({ "pid": process.pid, "usedBytes": process.used, "pod": pod });
-            let processes: Vec<Value> = machines.on(&node, index).map(process).collect();
+            let process = |(pod, process): (&String, &super::super::machines::Process)| json!({ "pid": process.pid, "usedBytes": process.used_per_gpu, "pod": pod });
+            let processes: Vec<Value> = machines.processes_on(&node, index).map(process).collect();
             json!({
-                "uuid": machines.uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": TOTAL,
-                "usedBytes": machines.used_on(&node, index).min(TOTAL), "processes": processes,
+                "uuid": machines.uuid(&node, index), "index": index, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": GPU_CAPACITY_BYTES,
+                "usedBytes": machines.used_on(&node, index).min(GPU_CAPACITY_BYTES), "processes": processes,
             })
         };
-        let is_seen = |index: &usize| !self.has(FaultKind::LostGpu) || *index != self.missing;
+        let is_seen =
+            |index: &usize| !self.has_fault(FaultKind::LostGpu) || *index != self.missing_gpu;
         Value::Array((0..GPUS).filter(is_seen).map(gpu).collect())
     }
 
     /// The agent of a machine that goes on for so long without its Node; `None` if none was running.
-    pub(crate) fn left_behind(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
+    pub(crate) fn orphan(&self, machines: &Machines, lasts: Duration) -> Option<Self> {
         if self.token.is_none() || self.is_dead() {
             return None;
         }
-        let figures = self.gpus(machines);
+        let figures = self.read_gpus(machines);
         let ends = clock::elapsed() + lasts;
         Some(Self {
             token: self.token.clone(),
             boots: self.boots,
             sequence: self.sequence,
-            reports_at: self.reports_at,
-            trouble: Some((FaultKind::StaleAgent, ends)),
-            stale: Some(figures),
+            next_report_at: self.next_report_at,
+            fault: Some((FaultKind::StaleAgent, ends)),
+            repeated_figures: Some(figures),
             ..Self::new(self.node, 0)
         })
     }
 
     /// The next report, if one is due.
-    fn report(&mut self, machines: &Machines) -> Option<Value> {
+    fn next_report(&mut self, machines: &Machines) -> Option<Value> {
         let now = clock::elapsed();
-        if now < self.reports_at || self.is_dead() {
+        if now < self.next_report_at || self.is_dead() {
             return None;
         }
-        self.reports_at = now + EVERY;
+        self.next_report_at = now + REPORT_INTERVAL;
         self.sequence += 1;
-        let gpus = match (&self.stale, self.has(FaultKind::UnreadGpus)) {
+        let gpus = match (
+            &self.repeated_figures,
+            self.has_fault(FaultKind::UnreadGpus),
+        ) {
             (_, true) => Value::Null,
             (Some(stale), _) => stale.clone(),
-            (None, _) => self.gpus(machines),
+            (None, _) => self.read_gpus(machines),
         };
         let missing = if gpus.is_null() {
             json!([{ "part": "gpus", "reason": "a fault was drawn" }])
@@ -160,7 +164,7 @@ impl NodeAgent {
 
 impl FaultyCluster {
     pub(super) fn disturb_agents(&mut self) {
-        const TROUBLES: [FaultKind; 8] = [
+        const AGENT_FAULTS: [FaultKind; 8] = [
             FaultKind::ExpiredToken,
             FaultKind::DeadAgent,
             FaultKind::LateAgent,
@@ -172,18 +176,18 @@ impl FaultyCluster {
         ];
         let now = clock::elapsed();
         if self.has_agents && self.dice.below(60) == 0 {
-            let linger = between(
+            let linger = random_duration(
                 &mut self.dice,
                 Duration::from_secs(1),
                 Duration::from_secs(90),
             );
-            if self.happens(FaultKind::LingeringProcess) {
+            if self.try_inject(FaultKind::LingeringProcess) {
                 self.machines.next_linger = linger;
             }
         }
-        for place in 0..self.agents.len() {
-            let agent = &mut self.agents[place];
-            if let Some((kind, until)) = agent.trouble {
+        for index in 0..self.agents.len() {
+            let agent = &mut self.agents[index];
+            if let Some((kind, until)) = agent.fault {
                 agent.flap();
                 if until <= now {
                     agent.recover(kind);
@@ -193,17 +197,17 @@ impl FaultyCluster {
             if !self.has_agents || agent.dice.below(120) > 0 {
                 continue;
             }
-            let kind = TROUBLES[agent.dice.below(TROUBLES.len())];
-            let lasts = between(
+            let kind = AGENT_FAULTS[agent.dice.below(AGENT_FAULTS.len())];
+            let lasts = random_duration(
                 &mut agent.dice,
                 Duration::from_secs(2),
                 Duration::from_secs(50),
             );
             let missing = agent.dice.below(GPUS);
-            if self.happens(kind) {
-                self.say(format!("{kind} on {} for {lasts:?}", node_name(place)));
-                let figures = self.agents[place].gpus(&self.machines);
-                let agent = &mut self.agents[place];
+            if self.try_inject(kind) {
+                self.log(format!("{kind} on {} for {lasts:?}", node_name(index)));
+                let figures = self.agents[index].read_gpus(&self.machines);
+                let agent = &mut self.agents[index];
                 if let Some(token) = agent
                     .token
                     .as_ref()
@@ -211,37 +215,37 @@ impl FaultyCluster {
                 {
                     self.api.revoke_token(token);
                 }
-                agent.trouble = Some((kind, now + lasts));
-                agent.missing = missing;
-                agent.stale = (kind == FaultKind::StaleAgent).then_some(figures);
+                agent.fault = Some((kind, now + lasts));
+                agent.missing_gpu = missing;
+                agent.repeated_figures = (kind == FaultKind::StaleAgent).then_some(figures);
             }
         }
     }
 
     /// Ends the faults of all agents.
-    pub(super) fn mend_agents(&mut self) {
+    pub(super) fn recover_agents(&mut self) {
         for agent in &mut self.agents {
-            agent.reports_at = agent.reports_at.min(clock::elapsed() + EVERY);
-            if let Some((kind, _)) = agent.trouble {
+            agent.next_report_at = agent.next_report_at.min(clock::elapsed() + REPORT_INTERVAL);
+            if let Some((kind, _)) = agent.fault {
                 agent.recover(kind);
             }
         }
     }
 
     /// Agents report to every replica.
-    pub(super) fn report(&mut self) {
+    pub(super) fn send_agent_reports(&mut self) {
         if !self.has_agents {
             return;
         }
         let now = clock::elapsed();
-        self.agents_left
-            .retain(|agent| agent.trouble.is_some_and(|(_, ends)| now < ends));
+        self.orphaned_agents
+            .retain(|agent| agent.fault.is_some_and(|(_, ends)| now < ends));
         let agents = self
             .agents
             .iter_mut()
-            .filter(|agent| self.node_returns[agent.node].is_none());
-        for agent in agents.chain(&mut self.agents_left) {
-            let Some(report) = agent.report(&self.machines) else {
+            .filter(|agent| self.node_returns_at[agent.node].is_none());
+        for agent in agents.chain(&mut self.orphaned_agents) {
+            let Some(report) = agent.next_report(&self.machines) else {
                 continue;
             };
             let issue = || {
@@ -253,15 +257,16 @@ impl FaultyCluster {
             };
             let token = agent.token.get_or_insert_with(issue).clone();
             for replica in self.replicas.iter().flatten() {
-                for arrives in agent.arrivals() {
-                    let (reports, task_notes) = (replica.reports.clone(), self.task_notes.clone());
+                for delay in agent.delivery_delays() {
+                    let (reports, task_notes) =
+                        (replica.agent_router.clone(), self.task_reports.clone());
                     let request = Request::post("/v1/reports")
                         .header(header::CONTENT_TYPE, "application/json")
                         .header(header::AUTHORIZATION, format!("Bearer {token}"))
                         .body(Body::from(report.to_string()))
                         .expect("a request of fixed parts");
                     tokio::spawn(async move {
-                        tokio::time::sleep(arrives).await;
+                        tokio::time::sleep(delay).await;
                         let Ok(answer) = reports.oneshot(request).await;
                         let outcome = if answer.status().is_success() {
                             "report"
@@ -279,18 +284,18 @@ impl FaultyCluster {
 impl NodeAgent {
     /// Its node has come back. If the machine has registered again, the agent's token names the Node before, and a replica that
     /// starts may for so long not count its reports at once.
-    pub(crate) fn see_node_again(&mut self) {
+    pub(crate) fn handle_node_recreated(&mut self) {
         if self.token.is_some() {
-            self.sound_since = self.sound_since.max(clock::elapsed() + DOUBTED);
+            self.healthy_since = self.healthy_since.max(clock::elapsed() + NEW_NODE_AGE);
         }
     }
 
     /// Another machine starts, and its agent after so long.
-    pub(crate) fn begin_anew(&mut self, after: Duration) {
+    pub(crate) fn restart_on_new_machine(&mut self, after: Duration) {
         self.recover(FaultKind::DeadAgent);
         self.token = None;
-        self.reports_at = clock::elapsed() + after;
-        self.sound_since = self.reports_at;
+        self.next_report_at = clock::elapsed() + after;
+        self.healthy_since = self.next_report_at;
     }
 
     /// One that died begins a new boot.
@@ -302,9 +307,9 @@ impl NodeAgent {
         if from == FaultKind::ExpiredToken {
             self.token = None;
         }
-        self.trouble = None;
+        self.fault = None;
         // One that has not begun yet is not sound before it does.
-        self.sound_since = self.sound_since.max(clock::elapsed());
-        self.stale = None;
+        self.healthy_since = self.healthy_since.max(clock::elapsed());
+        self.repeated_figures = None;
     }
 }

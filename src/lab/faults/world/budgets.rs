@@ -5,21 +5,21 @@ use stowage_scheduling::testkit::oracle::check_budget;
 use stowage_scheduling::testkit::uid;
 
 /// Longer than any watch lags, and than a request is under way.
-const SEEN_AFTER: Duration = Duration::from_secs(75);
+const ALLOWANCE_MEMORY: Duration = Duration::from_secs(75);
 
 /// The budget, and what it has allowed.
 pub struct Budget {
     /// How many ready pods the budget keeps.
     min_available: usize,
     /// The most that it has allowed since then, until the next entry.
-    allowed: VecDeque<(Instant, usize)>,
+    allowed_since: VecDeque<(Instant, usize)>,
 }
 
 impl Budget {
-    pub fn keeping(min_available: usize) -> Self {
+    pub fn with_min_available(min_available: usize) -> Self {
         Self {
             min_available,
-            allowed: VecDeque::new(),
+            allowed_since: VecDeque::new(),
         }
     }
 }
@@ -29,12 +29,12 @@ pub(crate) fn is_guarded(pod: &Value) -> bool {
 }
 
 /// Whether an eviction of the pod takes a disruption of the budget.
-pub fn counts(pod: &Value) -> bool {
-    is_guarded(pod) && stays(pod) && pod["status"]["phase"] == "Running"
+pub fn needs_budget(pod: &Value) -> bool {
+    is_guarded(pod) && is_staying(pod) && pod["status"]["phase"] == "Running"
 }
 
 /// Whether the pod is not terminating.
-pub fn stays(pod: &Value) -> bool {
+pub fn is_staying(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_null()
 }
 
@@ -51,11 +51,11 @@ impl FaultyCluster {
     }
 
     /// What the disruption controller does: some of the pods that are ready stay.
-    pub(super) fn control_budget(&mut self) {
+    pub(super) fn run_disruption_controller(&mut self) {
         if !self.features.has_budget {
             return;
         }
-        let ready = self.pods().iter().filter(|pod| counts(pod)).count();
+        let ready = self.pods().iter().filter(|pod| needs_budget(pod)).count();
         let kept = self.budget.min_available;
         let allowed = ready.saturating_sub(kept);
         let status = json!({ "disruptionsAllowed": allowed, "currentHealthy": ready, "desiredHealthy": kept });
@@ -65,13 +65,13 @@ impl FaultyCluster {
                 &json!({ "status": status }),
             )
             .expect("nobody deletes it");
-        let history = &mut self.budget.allowed;
+        let history = &mut self.budget.allowed_since;
         if history.back().is_none_or(|(_, last)| *last != allowed) {
             history.push_back((Instant::now(), allowed));
         }
         while history
             .get(1)
-            .is_some_and(|(next, _)| next.elapsed() > SEEN_AFTER)
+            .is_some_and(|(next, _)| next.elapsed() > ALLOWANCE_MEMORY)
         {
             history.pop_front();
         }
@@ -79,7 +79,7 @@ impl FaultyCluster {
 
     /// Of the victims that an answer of `preempt` or a reservation names, those that run and would stay otherwise are no more than
     /// the budget has allowed at any recent time. Of pods that have not started, the API server asks no budget.
-    pub(super) fn check_guarded(&mut self, victims: &[String], preemptor: &str) {
+    pub(super) fn check_guarded_victims(&mut self, victims: &[String], preemptor: &str) {
         let is_named = |pod: &Arc<Value>| {
             pod["metadata"]["uid"]
                 .as_str()
@@ -88,7 +88,7 @@ impl FaultyCluster {
         let pods = self.pods();
         let count = pods
             .iter()
-            .filter(|pod| counts(pod) && is_named(pod))
+            .filter(|pod| needs_budget(pod) && is_named(pod))
             .count();
         self.check_disruptions(count, preemptor);
     }
@@ -96,13 +96,13 @@ impl FaultyCluster {
     pub(super) fn check_disruptions(&mut self, count: usize, preemptor: &str) {
         let most = self
             .budget
-            .allowed
+            .allowed_since
             .iter()
             .map(|(_, allowed)| *allowed)
             .max()
             .unwrap_or(0);
         if let Err(broken) = check_budget(&uid(preemptor), count, most) {
-            self.break_with(broken.to_string());
+            self.fail(broken.to_string());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What happens to the replicas' connections, clocks and leadership, drawn by the seed.
 
 use super::budgets::is_guarded;
-use super::late_reservations::{BEGINS_AGAIN, SILENT_FOR};
+use super::late_reservations::{SILENT_WATCH_TIMEOUT, WATCH_RESTART_TIME};
 use super::*;
 
 impl FaultyCluster {
@@ -20,21 +20,21 @@ impl FaultyCluster {
                 self.delete_now(pod);
             }
         }
-        self.step().await;
+        self.wait_step().await;
         self.schedule(16);
-        let moment = between(
+        let moment = random_duration(
             &mut self.dice,
             Duration::from_millis(1),
             Duration::from_secs(3),
         );
         tokio::time::sleep(moment).await;
-        self.next_event = Instant::now()
-            + between(
+        self.next_leadership_change = Instant::now()
+            + random_duration(
                 &mut self.dice,
                 Duration::from_secs(20),
                 Duration::from_secs(60),
             );
-        let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
+        let acting = self.acting_replica().unwrap_or_else(|| self.dice.below(2));
         let host = if self.dice.below(5) == 0 {
             1 - acting
         } else {
@@ -46,10 +46,10 @@ impl FaultyCluster {
             4..7 => self.stop(host).await,
             7..9 => self.cut_off(host),
             9 => {
-                if self.happens(FaultKind::Compaction) {
-                    self.note_writes();
+                if self.try_inject(FaultKind::Compaction) {
+                    self.observe_writes();
                     self.api.compact();
-                    self.say("the API server compacts its log".into());
+                    self.log("the API server compacts its log".into());
                 }
             }
             10 => self.restart_server(),
@@ -59,7 +59,7 @@ impl FaultyCluster {
 
     /// Watches go on, and no request is admitted until the token is renewed.
     fn expire_token(&mut self, host: usize) {
-        let lasts = between(
+        let lasts = random_duration(
             &mut self.dice,
             Duration::from_secs(2),
             Duration::from_secs(40),
@@ -68,48 +68,48 @@ impl FaultyCluster {
             return;
         };
         let client = replica.client.clone();
-        if !self.happens(FaultKind::ExpiredToken) {
+        if !self.try_inject(FaultKind::ExpiredToken) {
             return;
         }
-        self.say(format!("the token of {client} is refused for {lasts:?}"));
-        self.writes.expired.lock().insert(client.clone());
+        self.log(format!("the token of {client} is refused for {lasts:?}"));
+        self.writes.expired_tokens.lock().insert(client.clone());
         self.hide_pods_from(&client, lasts);
-        self.renewals.push((Instant::now() + lasts, client));
+        self.token_renewals.push((Instant::now() + lasts, client));
     }
 
     fn cut_off(&mut self, host: usize) {
-        let lasts = between(
+        let lasts = random_duration(
             &mut self.dice,
             Duration::from_secs(2),
             Duration::from_secs(40),
         );
-        if self.replicas[host].is_some() && self.happens(FaultKind::CutOff) {
-            self.separate(host, lasts);
+        if self.replicas[host].is_some() && self.try_inject(FaultKind::CutOff) {
+            self.disconnect(host, lasts);
         }
     }
 
-    fn separate(&mut self, host: usize, lasts: Duration) {
+    fn disconnect(&mut self, host: usize, duration: Duration) {
         let Some(replica) = &self.replicas[host] else {
             return;
         };
         let client = replica.client.clone();
-        self.say(format!("{client} is cut off for {lasts:?}"));
+        self.log(format!("{client} is cut off for {duration:?}"));
         self.api.connections().cut_off(&client);
-        self.hide_pods_from(&client, lasts);
-        self.reconnects.push((Instant::now() + lasts, client));
+        self.hide_pods_from(&client, duration);
+        self.reconnects.push((Instant::now() + duration, client));
     }
 
     /// Nobody reaches it while it starts, and every watch has to begin again.
     fn restart_server(&mut self) {
-        let lasts = between(
+        let lasts = random_duration(
             &mut self.dice,
             Duration::from_secs(1),
             Duration::from_secs(12),
         );
-        if !self.happens(FaultKind::ServerRestart) {
+        if !self.try_inject(FaultKind::ServerRestart) {
             return;
         }
-        self.say("the API server restarts".into());
+        self.log("the API server restarts".into());
         for host in 0..2 {
             let Some(replica) = &self.replicas[host] else {
                 continue;
@@ -118,7 +118,7 @@ impl FaultyCluster {
             for kind in ["pods", "nodes", "poddisruptionbudgets"] {
                 self.api.connections().end_watches(&client, kind);
             }
-            self.separate(host, lasts);
+            self.disconnect(host, lasts);
         }
     }
 
@@ -130,7 +130,7 @@ impl FaultyCluster {
         let kind = ["pods", "pods", "nodes"][self.dice.below(3)];
         let (which, lasts) = (
             self.dice.below(3),
-            between(
+            random_duration(
                 &mut self.dice,
                 Duration::from_secs(1),
                 Duration::from_secs(30),
@@ -145,14 +145,14 @@ impl FaultyCluster {
             FaultKind::SilentWatch,
             FaultKind::EndedWatch,
         ][which];
-        if !self.happens(fault) {
+        if !self.try_inject(fault) {
             return;
         }
         let connections = self.api.connections();
         match fault {
             FaultKind::WatchLag => {
-                connections.hold_watches_back(&client, kind);
-                self.resumes
+                connections.pause_watches(&client, kind);
+                self.watch_resumes
                     .push((Instant::now() + lasts, client.clone(), kind));
             }
             // It is noticed a little after the server would have ended it, which is a minute at most.
@@ -162,12 +162,12 @@ impl FaultyCluster {
         if kind == "pods" {
             let hidden = match fault {
                 FaultKind::WatchLag => lasts,
-                FaultKind::SilentWatch => SILENT_FOR,
-                _ => BEGINS_AGAIN,
+                FaultKind::SilentWatch => SILENT_WATCH_TIMEOUT,
+                _ => WATCH_RESTART_TIME,
             };
             self.hide_pods_from(&client, hidden);
         }
-        self.say(format!("{fault}: {kind} of {client}"));
+        self.log(format!("{fault}: {kind} of {client}"));
     }
 
     /// Clocks and policies.
@@ -175,9 +175,9 @@ impl FaultyCluster {
         if self.dice.below(150) == 0 {
             let host = self.dice.below(2);
             let ahead = self.dice.below(120_000) as i64 - 60_000;
-            if self.happens(FaultKind::ClockJump) {
-                clock::set_ahead(host, ahead);
-                self.say(format!(
+            if self.try_inject(FaultKind::ClockJump) {
+                clock::set_wall_clock_ahead(host, ahead);
+                self.log(format!(
                     "the clock of {} is ahead by {ahead} ms",
                     HOSTS[host]
                 ));
@@ -186,21 +186,21 @@ impl FaultyCluster {
         self.disturb_policy();
     }
 
-    pub(super) fn bring_back(&mut self) {
+    pub(super) fn restore_connections_and_replicas(&mut self) {
         let now = Instant::now();
         for (_, client) in self.reconnects.extract_if(.., |(at, _)| *at <= now) {
             self.api.connections().reconnect(&client);
         }
-        for (_, client) in self.renewals.extract_if(.., |(at, _)| *at <= now) {
-            self.writes.expired.lock().remove(&client);
+        for (_, client) in self.token_renewals.extract_if(.., |(at, _)| *at <= now) {
+            self.writes.expired_tokens.lock().remove(&client);
         }
-        for (_, client, kind) in self.resumes.extract_if(.., |(at, ..)| *at <= now) {
+        for (_, client, kind) in self.watch_resumes.extract_if(.., |(at, ..)| *at <= now) {
             self.api.connections().resume_watches(&client, kind);
         }
         for host in 0..2 {
-            if self.returns[host].is_some_and(|at| at <= now) {
-                self.returns[host] = None;
-                self.start(host);
+            if self.replica_returns_at[host].is_some_and(|at| at <= now) {
+                self.replica_returns_at[host] = None;
+                self.start_replica(host);
             }
         }
     }

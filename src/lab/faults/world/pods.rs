@@ -5,11 +5,11 @@ use super::*;
 use tokio::task::JoinHandle;
 
 /// The most pods that wait at once.
-const WAITING: usize = 16;
+const MAX_WAITING_PODS: usize = 16;
 
 /// A pod that is none of Stowage's, and how often its status changes.
-const CHANGING: &str = "changing";
-const CHANGES_EVERY: Duration = Duration::from_millis(300);
+const CHANGING_POD: &str = "changing";
+const STATUS_CHANGE_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Pods of a group, which are bound all or not at all.
 pub(crate) const GROUP_SIZE: usize = 2;
@@ -29,21 +29,21 @@ fn template(pod: &Value) -> Value {
         .expect("a pod has one")
         .remove("nodeName");
     let mut annotations = json!({});
-    for asked in ["stowage.dev/gpus", "stowage.dev/exclusive"] {
-        if pod["metadata"]["annotations"][asked].is_string() {
-            annotations[asked] = pod["metadata"]["annotations"][asked].clone();
+    for annotation in ["stowage.dev/gpus", "stowage.dev/exclusive"] {
+        if pod["metadata"]["annotations"][annotation].is_string() {
+            annotations[annotation] = pod["metadata"]["annotations"][annotation].clone();
         }
     }
-    let metadata = json!({ "name": name(pod), "annotations": annotations, "labels": pod["metadata"]["labels"] });
+    let metadata = json!({ "name": pod_name(pod), "annotations": annotations, "labels": pod["metadata"]["labels"] });
     json!({ "metadata": metadata, "spec": spec })
 }
 
 /// For how many steps a pod runs in the mean. What a budget guards serves for long.
-fn lasts(pod: &Value) -> usize {
+fn mean_lifetime_steps(pod: &Value) -> usize {
     if is_guarded(pod) { 800 } else { 40 }
 }
 
-pub(crate) fn is_of_group(pod: &Value) -> bool {
+pub(crate) fn is_group_member(pod: &Value) -> bool {
     pod["metadata"]["labels"]["stowage.dev/group"].is_string()
 }
 
@@ -52,15 +52,15 @@ pub(crate) fn keep_changing(api: &Arc<ApiServer>) -> JoinHandle<()> {
     let spec = json!({ "schedulerName": "default-scheduler", "containers": [{ "name": "other", "image": "other" }] });
     api.create(
         "pods",
-        json!({ "metadata": { "name": CHANGING }, "spec": spec }),
+        json!({ "metadata": { "name": CHANGING_POD }, "spec": spec }),
     )
     .expect("its name is free");
     let api = api.clone();
     tokio::spawn(async move {
         for restarts in 1.. {
-            tokio::time::sleep(CHANGES_EVERY).await;
+            tokio::time::sleep(STATUS_CHANGE_INTERVAL).await;
             let status = json!({ "status": { "message": format!("restarted {restarts} times") } });
-            api.patch_status(&format!("pods/default/{CHANGING}"), &status)
+            api.patch_status(&format!("pods/default/{CHANGING_POD}"), &status)
                 .expect("it is there");
         }
     })
@@ -72,18 +72,18 @@ impl FaultyCluster {
         self.api
             .list("pods")
             .into_iter()
-            .filter(|pod| pod["metadata"]["name"] != CHANGING)
+            .filter(|pod| pod["metadata"]["name"] != CHANGING_POD)
             .collect()
     }
 
-    pub(super) fn arrive(&mut self) {
-        if self.waiting().len() >= WAITING || self.dice.below(3) > 0 {
+    pub(super) fn create_drawn_pods(&mut self) {
+        if self.waiting_pods().len() >= MAX_WAITING_PODS || self.dice.below(3) > 0 {
             return;
         }
-        self.arrived += 1;
-        let name = format!("p{:03}", self.arrived);
+        self.pods_created += 1;
+        let name = format!("p{:03}", self.pods_created);
         if self.features.has_groups && self.dice.below(8) == 0 {
-            let group = format!("g{:03}", self.arrived);
+            let group = format!("g{:03}", self.pods_created);
             return (0..GROUP_SIZE)
                 .for_each(|member| self.create_pod(&format!("{name}-{member}"), Some(&group)));
         }
@@ -93,10 +93,10 @@ impl FaultyCluster {
     fn create_pod(&mut self, name: &str, group: Option<&str>) {
         let gib = [10, 20, 40, 45, 60, 72][self.dice.below(6)];
         let mut annotations = json!({});
-        let mut asked = gib;
+        let mut requested_gib = gib;
         if self.dice.below(6) == 0 {
             annotations["stowage.dev/gpus"] = json!("2");
-            asked = 2 * gib;
+            requested_gib = 2 * gib;
         }
         if self.dice.below(6) == 0 {
             annotations["stowage.dev/exclusive"] = json!("true");
@@ -108,7 +108,7 @@ impl FaultyCluster {
         } else {
             json!([])
         };
-        let resources = json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
+        let resources = json!({ "limits": { "stowage.dev/vram": format!("{requested_gib}Gi") }, "requests": { "cpu": "1" } });
         let spec = json!({
             "schedulerName": "stowage", "priority": priority, "schedulingGates": gates,
             "terminationGracePeriodSeconds": 2,
@@ -123,7 +123,7 @@ impl FaultyCluster {
             annotations["stowage.dev/group-min"] = json!(GROUP_SIZE.to_string());
         }
         let mut metadata = json!({ "name": name, "annotations": annotations, "labels": labels });
-        if self.dice.below(60) == 0 && self.happens(FaultKind::Finalizer) {
+        if self.dice.below(60) == 0 && self.try_inject(FaultKind::Finalizer) {
             metadata["finalizers"] = json!(["example.com/never"]);
         }
         self.api
@@ -131,7 +131,7 @@ impl FaultyCluster {
             .expect("its name is free");
     }
 
-    pub(super) fn waiting(&self) -> Vec<Arc<Value>> {
+    pub(super) fn waiting_pods(&self) -> Vec<Arc<Value>> {
         let waits = |pod: &Arc<Value>| {
             pod["spec"]["nodeName"].is_null() && pod["metadata"]["deletionTimestamp"].is_null()
         };
@@ -139,10 +139,10 @@ impl FaultyCluster {
     }
 
     /// Edits or recreates a random pod, as its owner may.
-    pub(super) fn meddle_with_pods(&mut self) {
+    pub(super) fn edit_and_recreate_pods(&mut self) {
         if self.dice.below(50) == 0
-            && let Some(name) = self.one_that_waits()
-            && self.happens(FaultKind::Edit)
+            && let Some(name) = self.random_waiting_pod()
+            && self.try_inject(FaultKind::Edit)
         {
             let note = format!("{}", self.dice.below(1000));
             let exclusive = if self.dice.below(2) == 0 {
@@ -152,15 +152,15 @@ impl FaultyCluster {
             };
             let annotations =
                 json!({ "example.com/note": note, "stowage.dev/exclusive": exclusive });
-            self.say(format!("{name} is edited: {annotations}"));
+            self.log(format!("{name} is edited: {annotations}"));
             let patch = json!({ "metadata": { "annotations": annotations } });
             self.api
                 .patch(&format!("pods/default/{name}"), &patch)
                 .expect("it is there");
         }
         if self.dice.below(40) == 0
-            && let Some(name) = self.one_to_recreate()
-            && self.happens(FaultKind::Recreation)
+            && let Some(name) = self.pod_to_recreate()
+            && self.try_inject(FaultKind::Recreation)
         {
             self.recreate(name);
         }
@@ -168,7 +168,7 @@ impl FaultyCluster {
 
     /// By its controller, with the same template or another one. Its volume may be on the node to which the first one was to go.
     fn recreate(&mut self, name: String) {
-        self.say(format!("{name} is deleted, and created again"));
+        self.log(format!("{name} is deleted, and created again"));
         let path = format!("pods/default/{name}");
         let before = self.api.get(&path).expect("it is there");
         self.api.delete_now(&path).expect("it is there");
@@ -194,37 +194,39 @@ impl FaultyCluster {
     }
 
     /// Often it is one that kube-scheduler is just binding.
-    fn one_to_recreate(&mut self) -> Option<String> {
-        let asked = if self.dice.below(2) == 0 {
-            self.writes.bindings.asked_for()
+    fn pod_to_recreate(&mut self) -> Option<String> {
+        let requested_uids = if self.dice.below(2) == 0 {
+            self.writes.bindings.requested_uids()
         } else {
             BTreeSet::new()
         };
-        let is_alone = |pod: &Value| pod["metadata"]["finalizers"].is_null() && !is_of_group(pod);
-        let one = self.one_of(|pod| {
-            is_alone(pod) && asked.contains(pod["metadata"]["uid"].as_str().unwrap_or_default())
+        let is_alone =
+            |pod: &Value| pod["metadata"]["finalizers"].is_null() && !is_group_member(pod);
+        let one = self.random_pod(|pod| {
+            is_alone(pod)
+                && requested_uids.contains(pod["metadata"]["uid"].as_str().unwrap_or_default())
         });
-        one.or_else(|| self.one_of(is_alone))
+        one.or_else(|| self.random_pod(is_alone))
     }
 
-    fn one_that_waits(&mut self) -> Option<String> {
-        self.one_of(|pod| pod["spec"]["nodeName"].is_null())
+    fn random_waiting_pod(&mut self) -> Option<String> {
+        self.random_pod(|pod| pod["spec"]["nodeName"].is_null())
     }
 
-    fn one_of(&mut self, is_meant: impl Fn(&Value) -> bool) -> Option<String> {
+    fn random_pod(&mut self, is_meant: impl Fn(&Value) -> bool) -> Option<String> {
         let pods: Vec<Arc<Value>> = self
             .pods()
             .into_iter()
             .filter(|pod| is_meant(pod))
             .collect();
-        let place = self.dice.below(pods.len());
-        pods.get(place).map(|pod| name(pod))
+        let index = self.dice.below(pods.len());
+        pods.get(index).map(|pod| pod_name(pod))
     }
 
     /// The kubelets: pods start, end if they may, and terminate when they are deleted.
     pub(super) fn run_pods(&mut self, may_end: bool) {
         for pod in self.pods() {
-            let path = format!("pods/default/{}", name(&pod));
+            let path = format!("pods/default/{}", pod_name(&pod));
             if pod["metadata"]["deletionTimestamp"].is_string() {
                 if self.dice.below(4) == 0 {
                     self.finish(&pod, &path);
@@ -235,7 +237,7 @@ impl FaultyCluster {
                 continue;
             }
             match pod["status"]["phase"].as_str() {
-                Some("Running") if may_end && self.dice.below(lasts(&pod)) == 0 => {
+                Some("Running") if may_end && self.dice.below(mean_lifetime_steps(&pod)) == 0 => {
                     self.api.delete(&path).expect("it is there");
                 }
                 Some("Running" | "Failed") => {}
@@ -264,6 +266,6 @@ impl FaultyCluster {
     }
 
     pub(super) fn delete_now(&self, pod: &Value) {
-        self.finish(pod, &format!("pods/default/{}", name(pod)));
+        self.finish(pod, &format!("pods/default/{}", pod_name(pod)));
     }
 }

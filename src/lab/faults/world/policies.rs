@@ -8,14 +8,14 @@ use std::sync::atomic::AtomicU64;
 use stowage_policy_file::{self as policy_file, SourceText};
 use stowage_scheduling::policy::{ConflictRule, Consolidation, Digest, Policy, WhenIncomplete};
 use stowage_scheduling::units::Millis;
-use stowage_server::policy_watch::{self, LastGood, PolicyWatch};
+use stowage_server::policy_watch::{self, LastGoodStore, PolicyWatch};
 
 /// A process has read a change by then, and taken it over, whatever the plans beside it take.
-const TAKEN_WITHIN: Duration = Duration::from_secs(15);
+const POLICY_APPLY_TIME: Duration = Duration::from_secs(15);
 /// How long a host's kubelet takes for a change, at most.
-const SHOWN_WITHIN: Duration = Duration::from_secs(40);
+const MAX_KUBELET_DELAY: Duration = Duration::from_secs(40);
 /// Texts that no policy parser accepts.
-const BROKEN: [&str; 3] = [
+const INVALID_POLICIES: [&str; 3] = [
     "scoring: {shortlits: 1}\n",
     "classes: [{name: serving, match: ",
     "conflicts: yes\n",
@@ -30,12 +30,12 @@ pub fn check_folder() -> std::io::Result<()> {
 
 /// A new folder for one history's policy files.
 fn folder() -> PathBuf {
-    let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+    let number = NEXT_FOLDER_NUMBER.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("stowage-faults-{}-{number}", std::process::id()))
 }
 
 /// Number of the next folder: histories are played at the same time.
-static FOLDERS: AtomicU64 = AtomicU64::new(0);
+static NEXT_FOLDER_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// The good policies of a history, and the files of its hosts.
 pub(crate) struct PolicyFiles {
@@ -69,15 +69,15 @@ struct HostPolicy {
     shown: PolicyText,
     since: Instant,
     /// What comes next, and when.
-    coming: Option<(Instant, PolicyText)>,
+    pending: Option<(Instant, PolicyText)>,
     /// Which of the good ones may be in force in its process, or was in its last one.
-    good: BTreeSet<usize>,
+    possible_policies: BTreeSet<usize>,
 }
 
 impl PolicyFiles {
-    pub(super) fn new(features: WorldFeatures) -> Self {
+    pub(super) fn new(features: HistoryFeatures) -> Self {
         let policies: Vec<Policy> = (0..4).map(|number| policy(number, features)).collect();
-        let texts: Vec<String> = policies.iter().map(file_of).collect();
+        let texts: Vec<String> = policies.iter().map(policy_text).collect();
         let digest = |text: &String| {
             let loaded = policy_file::load(&[SourceText::new("policy.yaml", text.as_str())]);
             loaded
@@ -88,8 +88,8 @@ impl PolicyFiles {
         let host = HostPolicy {
             shown: PolicyText::Good(0),
             since: Instant::now(),
-            coming: None,
-            good: BTreeSet::new(),
+            pending: None,
+            possible_policies: BTreeSet::new(),
         };
         let mut files = Self {
             folder: folder(),
@@ -108,16 +108,16 @@ impl PolicyFiles {
     /// What a process that begins on the host finds.
     pub fn open(&mut self, host: usize) -> (Policy, PolicyWatch) {
         if let Some(good) = self.hosts[host].shown.good() {
-            self.hosts[host].good = [good].into();
+            self.hosts[host].possible_policies = [good].into();
         }
-        let last_good = LastGood::in_directory(self.folder.join("kept").join(HOSTS[host]));
+        let last_good = LastGoodStore::in_directory(self.folder.join("kept").join(HOSTS[host]));
         policy_watch::open(self.path(host), Some(last_good)).expect("there are files")
     }
 
     fn show(&mut self, host: usize, policy: PolicyText) {
         let text = match policy {
             PolicyText::Good(number) => self.texts[number].as_str(),
-            PolicyText::Broken(number) => BROKEN[number],
+            PolicyText::Broken(number) => INVALID_POLICIES[number],
         };
         // A mounted ConfigMap is swapped as a whole.
         let (path, new) = (self.path(host), self.folder.join("new"));
@@ -126,23 +126,26 @@ impl PolicyFiles {
             .and_then(|()| fs::rename(&new, path.join("policy.yaml")));
         written.expect("the system's folder for temporary files can be written");
         let HostPolicy {
-            shown, since, good, ..
+            shown,
+            since,
+            possible_policies: good,
+            ..
         } = &mut self.hosts[host];
         (*shown, *since) = (policy, Instant::now());
         good.extend(policy.good());
     }
 
     /// A change comes to each host in its own time.
-    fn change(&mut self, policy: PolicyText, arrives: [Duration; HOSTS.len()]) {
-        for (host, after) in self.hosts.iter_mut().zip(arrives) {
-            host.coming = Some((Instant::now() + after, policy));
+    fn schedule_change(&mut self, policy: PolicyText, delays: [Duration; HOSTS.len()]) {
+        for (host, after) in self.hosts.iter_mut().zip(delays) {
+            host.pending = Some((Instant::now() + after, policy));
         }
     }
 
     /// What was to come by now is shown. Returns on which hosts.
-    fn arrive(&mut self, by: Instant) -> Vec<(usize, PolicyText)> {
+    fn apply_due_changes(&mut self, by: Instant) -> Vec<(usize, PolicyText)> {
         let due = |host: &mut HostPolicy| {
-            host.coming
+            host.pending
                 .take_if(|(at, _)| *at <= by)
                 .map(|(_, policy)| policy)
         };
@@ -158,14 +161,17 @@ impl PolicyFiles {
     }
 
     /// A good policy that is shown for long, to a process that runs for as long, is the one in force.
-    fn settle(&mut self, host: usize, started: Instant) {
+    fn confirm_policy(&mut self, host: usize, started: Instant) {
         let HostPolicy {
-            shown, since, good, ..
+            shown,
+            since,
+            possible_policies: good,
+            ..
         } = &mut self.hosts[host];
-        let seen_since = (*since).max(started);
+        let shown_since = (*since).max(started);
         if let Some(shown) = shown
             .good()
-            .filter(|_| seen_since.elapsed() >= TAKEN_WITHIN)
+            .filter(|_| shown_since.elapsed() >= POLICY_APPLY_TIME)
         {
             *good = [shown].into();
         }
@@ -173,7 +179,7 @@ impl PolicyFiles {
 
     fn may_be_in_force(&self, host: usize, digest: Digest) -> bool {
         self.hosts[host]
-            .good
+            .possible_policies
             .iter()
             .any(|good| self.digests[*good] == digest)
     }
@@ -190,44 +196,44 @@ impl FaultyCluster {
     pub(super) fn disturb_policy(&mut self) {
         if self.dice.below(200) == 0 {
             let number = self.dice.below(4);
-            if self.happens(FaultKind::PolicySwap) {
+            if self.try_inject(FaultKind::PolicySwap) {
                 self.change_policy(PolicyText::Good(number));
             }
         }
         if self.dice.below(200) == 0 {
-            let number = self.dice.below(BROKEN.len());
-            if self.happens(FaultKind::BadPolicy) {
+            let number = self.dice.below(INVALID_POLICIES.len());
+            if self.try_inject(FaultKind::BadPolicy) {
                 self.change_policy(PolicyText::Broken(number));
             }
         }
     }
 
     fn change_policy(&mut self, policy: PolicyText) {
-        let arrives =
-            [0; HOSTS.len()].map(|_| between(&mut self.dice, Duration::ZERO, SHOWN_WITHIN));
-        self.policies.change(policy, arrives);
+        let arrives = [0; HOSTS.len()]
+            .map(|_| random_duration(&mut self.dice, Duration::ZERO, MAX_KUBELET_DELAY));
+        self.policies.schedule_change(policy, arrives);
     }
 
     /// Once all is quiet, the files are a policy again.
-    pub(super) fn mend_policy(&mut self) {
+    pub(super) fn restore_policy(&mut self) {
         self.policies
-            .change(PolicyText::Good(0), [Duration::ZERO; HOSTS.len()]);
+            .schedule_change(PolicyText::Good(0), [Duration::ZERO; HOSTS.len()]);
     }
 
     /// What the kubelets show, and whether each process goes by a policy that it may.
-    pub(super) fn watch_policies(&mut self) {
-        for (host, policy) in self.policies.arrive(Instant::now()) {
-            self.say(format!("the files of {} say {policy:?}", HOSTS[host]));
+    pub(super) fn check_policies(&mut self) {
+        for (host, policy) in self.policies.apply_due_changes(Instant::now()) {
+            self.log(format!("the files of {} say {policy:?}", HOSTS[host]));
         }
         for host in 0..HOSTS.len() {
             let Some(replica) = &self.replicas[host] else {
                 continue;
             };
-            self.policies.settle(host, replica.started);
+            self.policies.confirm_policy(host, replica.started);
             let digest = replica.service.cluster().ledger().policy().digest;
             if !self.policies.may_be_in_force(host, digest) {
                 let client = &replica.client;
-                self.break_with(format!(
+                self.fail(format!(
                     "{client} acts under policy {digest}, which is not the last good one"
                 ));
             }
@@ -236,7 +242,7 @@ impl FaultyCluster {
 }
 
 /// A file that says the policy. JSON is YAML, and what has no value is left out.
-fn file_of(policy: &Policy) -> String {
+fn policy_text(policy: &Policy) -> String {
     fn leave_out(value: &mut Value) {
         match value {
             Value::Object(fields) => {
@@ -259,7 +265,7 @@ fn file_of(policy: &Policy) -> String {
 }
 
 /// The policies that a history swaps. Pages of engines are not played, and each has the headroom that the oracle knows.
-fn policy(number: usize, features: WorldFeatures) -> Policy {
+fn policy(number: usize, features: HistoryFeatures) -> Policy {
     let mut policy = Policy::default();
     policy.conflicts = ConflictRule::EvictUnstarted;
     let mut classes = policy.classes().to_vec();

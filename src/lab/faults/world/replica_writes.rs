@@ -15,21 +15,21 @@ pub(crate) struct ReplicaWrites {
     pub bindings: BindingWrites,
     pub reservations: ReservationWrites,
     /// Replicas whose tokens have expired.
-    pub expired: Mutex<BTreeSet<String>>,
+    pub expired_tokens: Mutex<BTreeSet<String>>,
 }
 
 impl ReplicaWrites {
     /// The API server as a replica sees it, watched.
-    pub fn watching(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
+    pub fn wrap(self: &Arc<Self>, client: &str, server: axum::Router) -> axum::Router {
         let (this, client) = (self.clone(), client.to_owned());
         server.layer(from_fn(move |request: Request, next: Next| {
             let (this, client) = (this.clone(), client.clone());
-            async move { this.pass(&client, request, next).await }
+            async move { this.handle(&client, request, next).await }
         }))
     }
 
-    async fn pass(&self, client: &str, request: Request, next: Next) -> Response {
-        if self.expired.lock().contains(client) {
+    async fn handle(&self, client: &str, request: Request, next: Next) -> Response {
+        if self.expired_tokens.lock().contains(client) {
             return unauthorized();
         }
         let path = request.uri().path();
@@ -41,9 +41,9 @@ impl ReplicaWrites {
         let (head, body) = request.into_parts();
         let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
         let written: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let _until_answered = is_binding.then(|| self.bindings.begin(client, &written));
+        let _until_answered = is_binding.then(|| self.bindings.begin_write(client, &written));
         if is_pod_status {
-            self.reservations.note(client, &written);
+            self.reservations.record(client, &written);
         }
         next.run(Request::from_parts(head, Body::from(bytes))).await
     }

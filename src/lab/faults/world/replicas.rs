@@ -10,50 +10,50 @@ use stowage_server::extender::server::{agents_router, scheduler_router};
 use stowage_server::kubernetes::{
     self, AgentAccount, ClusterOptions, LeadWith, LeaseName, TokenReviews,
 };
-use stowage_server::service::{SimulatedThreads, WorkKind, WorkPlace};
+use stowage_server::service::{SimulatedThreads, WorkExecutor, WorkKind};
 
 /// Longer than a write is waited for.
-const STOPS_WITHIN: Duration = Duration::from_secs(60);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// A plan that is not stopped lasts beyond that.
 const LONG_PLAN: Duration = Duration::from_secs(300);
 /// How long most plans take: they are ready at once.
-const NO_TIME: Duration = Duration::from_millis(1);
+const INSTANT_PLAN: Duration = Duration::from_millis(1);
 
 impl FaultyCluster {
-    pub(super) fn start(&mut self, host: usize) {
-        self.processes += 1;
-        let client = format!("{}-{}", HOSTS[host], self.processes);
+    pub(super) fn start_replica(&mut self, host: usize) {
+        self.processes_started += 1;
+        let client = format!("{}-{}", HOSTS[host], self.processes_started);
         let slow_plans = !self.history.without.contains(&FaultKind::SlowPlan);
         let plans_for_long = Arc::new(AtomicBool::new(false));
         let for_long = plans_for_long.clone();
         let threads = SimulatedThreads::new(move |kind| match kind {
             WorkKind::Plan if for_long.load(Ordering::Relaxed) => LONG_PLAN,
-            _ if slow_plans => drawn_duration(),
-            _ => NO_TIME,
+            _ if slow_plans => random_plan_time(),
+            _ => INSTANT_PLAN,
         });
-        let work = WorkPlace::InTurn(threads.clone());
+        let work = WorkExecutor::Simulated(threads.clone());
         let (policy, watch) = self.policies.open(host);
-        let service = Service::simulated(clock::time_of(host), work, policy);
+        let service = ServerState::simulated(clock::host_time_source(host), work, policy);
         let lead_with = match self.mode {
             LeadershipMode::KubeScheduler => {
-                let lease = LeaseName::of_kube_scheduler();
+                let lease = LeaseName::for_kube_scheduler();
                 LeadWith::KubeScheduler {
                     lease,
                     hostname: HOSTS[host].into(),
                 }
             }
             LeadershipMode::OwnLease => LeadWith::Lease {
-                lease: LeaseName::own("stowage"),
+                lease: LeaseName::for_stowage("stowage"),
                 identity: HOSTS[host].into(),
             },
         };
         let bug = self.history.planted;
         let times = if bug == Some(PlantedBug::ShortWriteTimes) {
-            WriteTimes::of(Duration::from_millis(100))
+            WriteTimes::from_deadline(Duration::from_millis(100))
         } else {
             self.times
         };
-        let nonce = format!("process-{}", self.processes);
+        let nonce = format!("process-{}", self.processes_started);
         let options = ClusterOptions {
             times,
             nonce,
@@ -61,11 +61,11 @@ impl FaultyCluster {
         };
         let shutdown = CancellationToken::new();
         let server = match bug {
-            Some(bug) => bug.between(self.api.router()),
+            Some(bug) => bug.wrap(self.api.router()),
             None => self.api.router(),
         };
-        let server = self.writes.watching(&client, server);
-        let connection = self.api.client_in_process_by(&client, self.times, server);
+        let server = self.writes.wrap(&client, server);
+        let connection = self.api.in_process_client(&client, self.times, server);
         let account = AgentAccount::new(AUDIENCE, "kube-system", "stowage-agent");
         let authority = Arc::new(TokenReviews::new(connection.clone(), account));
         let agent_auth = AgentAuth::Token(TokenGuard::new(authority, service.clone()));
@@ -80,16 +80,16 @@ impl FaultyCluster {
         );
         let extender = Extender::new(service.clone(), control_plane, RequestLimits::default())
             .with_agent_auth(agent_auth);
-        self.say(format!("{client} starts"));
+        self.log(format!("{client} starts"));
         let (verbs, reports) = (scheduler_router(extender.clone()), agents_router(extender));
         self.replicas[host] = Some(RunningReplica {
             client,
             service,
-            verbs,
-            reports,
+            scheduler_router: verbs,
+            agent_router: reports,
             tasks,
             threads,
-            plans_for_long,
+            is_planning_slowly: plans_for_long,
             shutdown,
             started: Instant::now(),
         });
@@ -97,18 +97,18 @@ impl FaultyCluster {
 
     /// The pod is gone, with the scheduler in it.
     pub(super) fn kill(&mut self, host: usize) {
-        if self.replicas[host].is_none() || !self.happens(FaultKind::Kill) {
+        if self.replicas[host].is_none() || !self.try_inject(FaultKind::Kill) {
             return;
         }
         let Some(replica) = self.replicas[host].take() else {
             return;
         };
-        self.say(format!("{} is killed", replica.client));
-        self.note_audit(&replica);
-        die(&self.api, replica);
-        self.returns[host] = Some(
+        self.log(format!("{} is killed", replica.client));
+        self.record_audit(&replica);
+        kill_process(&self.api, replica);
+        self.replica_returns_at[host] = Some(
             Instant::now()
-                + between(
+                + random_duration(
                     &mut self.dice,
                     Duration::from_secs(1),
                     Duration::from_secs(30),
@@ -118,56 +118,56 @@ impl FaultyCluster {
 
     /// Stowage's container ends and starts again; its scheduler is not affected.
     pub(super) fn restart(&mut self, host: usize) {
-        if self.replicas[host].is_none() || !self.happens(FaultKind::Restart) {
+        if self.replicas[host].is_none() || !self.try_inject(FaultKind::Restart) {
             return;
         }
         let Some(replica) = self.replicas[host].take() else {
             return;
         };
-        self.say(format!(
+        self.log(format!(
             "{} dies, and its container starts again",
             replica.client
         ));
-        self.note_audit(&replica);
-        die(&self.api, replica);
-        self.start(host);
+        self.record_audit(&replica);
+        kill_process(&self.api, replica);
+        self.start_replica(host);
     }
 
     /// It ends in order, and gives its Lease up.
     pub(super) async fn stop(&mut self, host: usize) {
-        if self.replicas[host].is_none() || !self.happens(FaultKind::Stop) {
+        if self.replicas[host].is_none() || !self.try_inject(FaultKind::Stop) {
             return;
         }
         if self.dice.below(2) == 0 && !self.history.without.contains(&FaultKind::SlowPlan) {
-            self.plan_for_long(host).await;
+            self.slow_down_plans(host).await;
         }
         let Some(mut replica) = self.replicas[host].take() else {
             return;
         };
-        self.say(format!("{} is told to stop", replica.client));
-        self.note_audit(&replica);
+        self.log(format!("{} is told to stop", replica.client));
+        self.record_audit(&replica);
         replica.shutdown.cancel();
-        let (task_notes, client) = (self.task_notes.clone(), replica.client.clone());
+        let (task_notes, client) = (self.task_reports.clone(), replica.client.clone());
         tokio::spawn(async move {
             let ends = async {
                 while replica.tasks.join_next().await.is_some() {}
                 // The process ends after its threads.
-                while replica.threads.at_work() > 0 {
+                while replica.threads.running() > 0 {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             };
-            if tokio::time::timeout(STOPS_WITHIN, ends).await.is_err() {
+            if tokio::time::timeout(SHUTDOWN_TIMEOUT, ends).await.is_err() {
                 let what =
-                    format!("{client} was told to stop, and still runs after {STOPS_WITHIN:?}");
-                task_notes.lock().broken.push(what);
+                    format!("{client} was told to stop, and still runs after {SHUTDOWN_TIMEOUT:?}");
+                task_notes.lock().violations.push(what);
             }
         });
         if let Some(schedulers) = &mut self.schedulers {
-            schedulers.give_up(&self.api, host);
+            schedulers.release(&self.api, host);
         }
-        self.returns[host] = Some(
+        self.replica_returns_at[host] = Some(
             Instant::now()
-                + between(
+                + random_duration(
                     &mut self.dice,
                     Duration::from_secs(1),
                     Duration::from_secs(20),
@@ -176,29 +176,29 @@ impl FaultyCluster {
     }
 
     /// Makes the replica's next plans take minutes.
-    async fn plan_for_long(&mut self, host: usize) {
+    async fn slow_down_plans(&mut self, host: usize) {
         if let Some(replica) = &self.replicas[host] {
-            replica.plans_for_long.store(true, Ordering::Relaxed);
-            self.say(format!("{} plans for long", replica.client));
+            replica.is_planning_slowly.store(true, Ordering::Relaxed);
+            self.log(format!("{} plans for long", replica.client));
         }
         for _ in 0..3 {
-            self.step().await;
+            self.wait_step().await;
         }
     }
 }
 
 /// The process is gone: it hears and sends nothing more.
-pub fn die(api: &ApiServer, mut replica: RunningReplica) {
+pub fn kill_process(api: &ApiServer, mut replica: RunningReplica) {
     api.connections().cut_off(&replica.client);
     replica.service.leadership.set_stopping();
     replica.tasks.abort_all();
-    replica.threads.kill();
+    replica.threads.abort_all();
 }
 
 /// Most plans are ready at once, and some take long.
-fn drawn_duration() -> Duration {
+fn random_plan_time() -> Duration {
     match fastrand::u8(..) {
-        0..200 => NO_TIME,
+        0..200 => INSTANT_PLAN,
         200..245 => Duration::from_millis(fastrand::u64(..500)),
         _ => Duration::from_millis(fastrand::u64(500..4000)),
     }

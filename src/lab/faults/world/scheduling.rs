@@ -2,18 +2,18 @@
 //!
 //! Some requests skip what comes before: a kube-scheduler that just lost its Lease binds what it decided earlier.
 
-use super::binding_writes::Counted;
-use super::budgets::counts;
+use super::binding_writes::CountGuard;
+use super::budgets::needs_budget;
 use super::*;
 use axum::body::{Body, to_bytes};
 use http::{Request, header};
 use tower::ServiceExt;
 
 /// For how long a kube-scheduler waits for the answer to a call that is lost.
-const GIVES_UP: Duration = Duration::from_secs(5);
+const LOST_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What becomes of a call on its way between a kube-scheduler and a replica.
-enum CallFate {
+enum CallOutcome {
     Answered,
     Lost,
     /// kube-scheduler gives it up after so long, and closes the connection.
@@ -26,15 +26,15 @@ enum CallFate {
 #[derive(Clone)]
 struct SchedulingRequest {
     api: Arc<ApiServer>,
-    verbs: axum::Router,
+    scheduler_router: axum::Router,
     client: String,
-    began: Instant,
+    started_at: Instant,
     pod: Arc<Value>,
     nodes: Vec<String>,
-    task_notes: Arc<Mutex<TaskNotes>>,
+    task_reports: Arc<Mutex<TaskReports>>,
     writes: Arc<ReplicaWrites>,
     /// Whether its calls may be lost.
-    calls_are_lost: bool,
+    may_lose_calls: bool,
     times: WriteTimes,
 }
 
@@ -42,7 +42,7 @@ impl FaultyCluster {
     /// The schedulers take up pods. The one that does not lead may, too: its last request may be late.
     pub(super) fn schedule(&mut self, pods: usize) {
         let ready: Vec<Arc<Value>> = self
-            .waiting()
+            .waiting_pods()
             .into_iter()
             .filter(|pod| !is_gated(pod))
             .collect();
@@ -55,13 +55,13 @@ impl FaultyCluster {
                 .pop_front_if(|again| again.at < Instant::now());
             let again = again.and_then(|again| {
                 Some((
-                    ready.iter().find(|pod| name(pod) == again.pod)?.clone(),
+                    ready.iter().find(|pod| pod_name(pod) == again.pod)?.clone(),
                     again.node,
                 ))
             });
-            let (pod, own_node) =
+            let (pod, volume_node) =
                 again.unwrap_or_else(|| (ready[self.dice.below(ready.len())].clone(), None));
-            let nominated = own_node.or(pod["status"]["nominatedNodeName"]
+            let nominated = volume_node.or(pod["status"]["nominatedNodeName"]
                 .as_str()
                 .map(str::to_owned));
             let node = nominated.filter(|_| self.dice.below(5) > 0);
@@ -71,13 +71,13 @@ impl FaultyCluster {
                 return;
             };
             let binds_at_once = self.dice.below(2) == 0;
-            let acting = self.acting().unwrap_or(0);
-            let asked = if self.dice.below(5) == 0 {
+            let acting = self.acting_replica().unwrap_or(0);
+            let host = if self.dice.below(5) == 0 {
                 1 - acting
             } else {
                 acting
             };
-            let Some(request) = self.request(asked, pod) else {
+            let Some(request) = self.request(host, pod) else {
                 continue;
             };
             if binds_at_once {
@@ -90,9 +90,11 @@ impl FaultyCluster {
 
     /// Every pod that waits, in order, as a kube-scheduler without a backlog does.
     pub(super) fn schedule_all(&mut self) {
-        let Some(acting) = self.acting() else { return };
+        let Some(acting) = self.acting_replica() else {
+            return;
+        };
         let ready: Vec<Arc<Value>> = self
-            .waiting()
+            .waiting_pods()
             .into_iter()
             .filter(|pod| !is_gated(pod))
             .collect();
@@ -111,14 +113,14 @@ impl FaultyCluster {
         let replica = self.replicas[host].as_ref()?;
         Some(SchedulingRequest {
             api: self.api.clone(),
-            verbs: replica.verbs.clone(),
+            scheduler_router: replica.scheduler_router.clone(),
             client: replica.client.clone(),
-            began: self.began,
+            started_at: self.started_at,
             pod,
             nodes: self.node_names(),
-            task_notes: self.task_notes.clone(),
+            task_reports: self.task_reports.clone(),
             writes: self.writes.clone(),
-            calls_are_lost: !self.is_quiet && !self.history.without.contains(&FaultKind::LostCall),
+            may_lose_calls: !self.is_quiet && !self.history.without.contains(&FaultKind::LostCall),
             times: self.times,
         })
     }
@@ -134,7 +136,7 @@ impl SchedulingRequest {
     /// One scheduling cycle.
     async fn cycle(self) {
         let asked = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
-        let Some(filtered) = self.ask("filter", &asked).await else {
+        let Some(filtered) = self.call_with_faults("filter", &asked).await else {
             return;
         };
         let fits: Vec<String> =
@@ -143,7 +145,7 @@ impl SchedulingRequest {
             return self.preempt().await;
         }
         let asked = json!({ "Pod": *self.pod, "NodeNames": fits });
-        let Some(scores) = self.ask("prioritize", &asked).await else {
+        let Some(scores) = self.call_with_faults("prioritize", &asked).await else {
             return;
         };
         let best = scores
@@ -179,7 +181,7 @@ impl SchedulingRequest {
             return;
         }
         let asked = json!({ "Pod": *self.pod, "NodeNameToMetaVictims": offered });
-        let Some(answer) = self.ask("preempt", &asked).await else {
+        let Some(answer) = self.call_with_faults("preempt", &asked).await else {
             return;
         };
         let chosen = answer["NodeNameToMetaVictims"]
@@ -196,9 +198,9 @@ impl SchedulingRequest {
             .flatten()
             .filter_map(|pod| pod["UID"].as_str())
             .collect();
-        self.note(format!(
+        self.log(format!(
             "{} may preempt {} pods on {node}",
-            name(&self.pod),
+            pod_name(&self.pod),
             uids.len()
         ));
         let found = self.api.list("pods").into_iter().filter(|pod| {
@@ -212,12 +214,12 @@ impl SchedulingRequest {
                 .as_str()
                 .unwrap_or_default()
                 .to_owned();
-            guarded += usize::from(counts(&victim));
-            self.task_notes
+            guarded += usize::from(needs_budget(&victim));
+            self.task_reports
                 .lock()
-                .named
-                .push((uid, priority, name(&self.pod)));
-            let path = format!("pods/default/{}", name(&victim));
+                .preempted_victims
+                .push((uid, priority, pod_name(&self.pod)));
+            let path = format!("pods/default/{}", pod_name(&victim));
             let target = json!({
                 "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
                 "message": "stowage: preempting to accommodate a higher priority pod",
@@ -228,70 +230,72 @@ impl SchedulingRequest {
                 .patch_status(&path, &json!({ "status": { "conditions": [target] } }));
             let _ = self.api.delete(&path);
         }
-        self.task_notes
+        self.task_reports
             .lock()
-            .guarded
-            .push((guarded, name(&self.pod)));
+            .guarded_victims
+            .push((guarded, pod_name(&self.pod)));
         let nominated = json!({ "status": { "nominatedNodeName": node } });
         if self.is_still_there() {
             let _ = self
                 .api
-                .patch_status(&format!("pods/default/{}", name(&self.pod)), &nominated);
+                .patch_status(&format!("pods/default/{}", pod_name(&self.pod)), &nominated);
         }
     }
 
     /// One request for a Binding.
     async fn bind(&self, node: &str) {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
-        let asked = json!({ "PodName": name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let answer = self.ask("bind", &asked).await;
+        let asked = json!({ "PodName": pod_name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
+        let answer = self.call_with_faults("bind", &asked).await;
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
-            let claim = BoundClaim {
-                pod: name(&self.pod),
+            let claim = ReportedBinding {
+                pod: pod_name(&self.pod),
                 uid: uid.to_owned(),
                 node: node.to_owned(),
             };
-            self.task_notes.lock().claims.push(claim);
+            self.task_reports.lock().reported_bindings.push(claim);
         }
     }
 
     fn is_still_there(&self) -> bool {
-        let now = self.api.get(&format!("pods/default/{}", name(&self.pod)));
+        let now = self
+            .api
+            .get(&format!("pods/default/{}", pod_name(&self.pod)));
         now.is_some_and(|now| now["metadata"]["uid"] == self.pod["metadata"]["uid"])
     }
 
     /// Calls a verb; `None` if there is no answer, or none that says anything.
-    async fn ask(&self, verb: &'static str, asked: &Value) -> Option<Value> {
+    async fn call_with_faults(&self, verb: &'static str, asked: &Value) -> Option<Value> {
         // Drawn in any case: without this fault a history has the other draws.
-        let fate = CallFate::drawn();
-        match fate {
-            _ if !self.calls_are_lost => self.call(verb, asked).await,
-            CallFate::Answered => self.call(verb, asked).await,
-            CallFate::Lost => {
-                self.note_lost(format!("{verb} of {} is lost", name(&self.pod)));
-                tokio::time::sleep(GIVES_UP).await;
+        let outcome = CallOutcome::draw();
+        match outcome {
+            _ if !self.may_lose_calls => self.call(verb, asked).await,
+            CallOutcome::Answered => self.call(verb, asked).await,
+            CallOutcome::Lost => {
+                self.log_lost_call(format!("{verb} of {} is lost", pod_name(&self.pod)));
+                tokio::time::sleep(LOST_CALL_TIMEOUT).await;
                 None
             }
-            CallFate::GivenUp(after) => {
+            CallOutcome::GivenUp(after) => {
                 let (again, asked_again) = (self.clone(), asked.clone());
                 // What it asked for may go on.
                 tokio::spawn(async move {
-                    let _is_asked = again.is_asked(&asked_again);
+                    let _is_asked = again.track_binding_request(&asked_again);
                     tokio::time::sleep(after + 2 * again.times.client).await;
                 });
                 let answer = tokio::time::timeout(after, self.call(verb, asked)).await;
                 answer.unwrap_or_else(|_| {
-                    self.note_lost(format!(
+                    self.log_lost_call(format!(
                         "{verb} of {} is given up after {after:?}",
-                        name(&self.pod)
+                        pod_name(&self.pod)
                     ));
                     None
                 })
             }
-            CallFate::Repeated(after) => {
-                self.note_lost(format!(
+            CallOutcome::Repeated(after) => {
+                self.log_lost_call(format!(
                     "{verb} of {} arrives once more after {after:?}",
-                    name(&self.pod)
+                    pod_name(&self.pod)
                 ));
                 let (again, asked_again) = (self.clone(), asked.clone());
                 tokio::spawn(async move {
@@ -304,52 +308,52 @@ impl SchedulingRequest {
     }
 
     /// A Binding that is asked for counts as such for as long as this.
-    fn is_asked(&self, asked: &Value) -> Option<Counted<'_>> {
+    fn track_binding_request(&self, asked: &Value) -> Option<CountGuard<'_>> {
         let (uid, node) = (asked["PodUID"].as_str()?, asked["Node"].as_str()?);
-        Some(self.writes.bindings.ask(&self.client, uid, node))
+        Some(self.writes.bindings.begin_request(&self.client, uid, node))
     }
 
     async fn call(&self, verb: &'static str, asked: &Value) -> Option<Value> {
-        let _is_asked = self.is_asked(asked);
+        let _is_asked = self.track_binding_request(asked);
         let request = Request::post(format!("/scheduler/{verb}"))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(asked.to_string()))
             .expect("a request of fixed parts");
-        let answer = self.verbs.clone().oneshot(request).await.ok()?;
+        let answer = self.scheduler_router.clone().oneshot(request).await.ok()?;
         let status = answer.status();
         let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
-        *self.task_notes.lock().answers.entry(verb).or_default() += 1;
+        *self.task_reports.lock().answers.entry(verb).or_default() += 1;
         let text = String::from_utf8_lossy(&body);
-        self.note(format!(
+        self.log(format!(
             "{verb} of {} by {}: {} {text}",
-            name(&self.pod),
+            pod_name(&self.pod),
             self.client,
             status.as_u16()
         ));
         if status.is_server_error() && status != http::StatusCode::SERVICE_UNAVAILABLE {
-            let failed = format!("{verb} of {} fails: {status} {text}", name(&self.pod));
-            self.task_notes.lock().broken.push(failed);
+            let failed = format!("{verb} of {} fails: {status} {text}", pod_name(&self.pod));
+            self.task_reports.lock().violations.push(failed);
         }
         status
             .is_success()
             .then(|| serde_json::from_slice(&body).ok())?
     }
 
-    fn note_lost(&self, what: String) {
-        self.task_notes.lock().lost_calls += 1;
-        self.note(what);
+    fn log_lost_call(&self, what: String) {
+        self.task_reports.lock().lost_calls += 1;
+        self.log(what);
     }
 
-    fn note(&self, what: String) {
-        self.task_notes
+    fn log(&self, what: String) {
+        self.task_reports
             .lock()
             .lines
-            .push(format!("{} {what}", at(self.began)));
+            .push(format!("{} {what}", timestamp(self.started_at)));
     }
 }
 
-impl CallFate {
-    fn drawn() -> Self {
+impl CallOutcome {
+    fn draw() -> Self {
         match fastrand::u8(..) {
             0..4 => Self::Lost,
             4..14 => Self::GivenUp(Duration::from_millis(fastrand::u64(1..60))),

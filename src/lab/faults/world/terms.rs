@@ -20,26 +20,26 @@ impl ActingTerm {
 
 impl FaultyCluster {
     pub(super) fn acting_term(&self) -> Option<ActingTerm> {
-        let replica = self.replicas[self.acting()?].as_ref()?;
+        let replica = self.replicas[self.acting_replica()?].as_ref()?;
         let leadership = &replica.service.leadership;
         let epoch = leadership.epoch()?.to_string();
         Some(ActingTerm {
             client: replica.client.clone(),
             epoch,
-            term: leadership.term(),
+            term: leadership.list_generation(),
             takeover: leadership.takeover(),
         })
     }
 
     /// Which replica acts now.
-    pub(super) fn note_term(&mut self) {
-        self.acted = self.acting_term();
+    pub(super) fn record_term(&mut self) {
+        self.last_acting_term = self.acting_term();
     }
 
     /// Whether a replica acts that did not at the last look, or has listed everything since.
     pub(super) fn is_new_term(&self) -> bool {
         let acts = self.acting_term();
-        acts.is_some() && acts != self.acted
+        acts.is_some() && acts != self.last_acting_term
     }
 
     /// Whether what is seen for the first time at this look, and was written in this epoch, landed while another leader acted. It
@@ -47,18 +47,18 @@ impl FaultyCluster {
     pub(super) fn landed_in_another_term(&self, epoch: Option<&str>) -> bool {
         let acts = self
             .acting_term()
-            .filter(|acts| self.acted.as_ref() == Some(acts));
+            .filter(|acts| self.last_acting_term.as_ref() == Some(acts));
         acts.is_some_and(|acts| epoch.is_some_and(|epoch| epoch != acts.epoch))
     }
 
     /// Only what a proxy delayed lands so late.
     pub(super) fn check_landing(&mut self, what: &str) {
-        self.tally.landed_late += 1;
+        self.tally.late_commits += 1;
         let what = format!("{what} landed while another leader acted");
         if self.has_proxy {
-            self.say(what)
+            self.log(what)
         } else {
-            self.break_with(what)
+            self.fail(what)
         }
     }
 }

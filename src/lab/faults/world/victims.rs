@@ -1,11 +1,11 @@
 //! Victims: for whom pods are to leave, as reservations that pods show and answers of `preempt` say it, and whether those that
 //! leave may.
 
-use super::super::oracle::reservation;
-use super::pods::is_of_group;
+use super::super::oracle::shown_reservation;
+use super::pods::is_group_member;
 use super::scheduling::priority;
 use super::*;
-use stowage_scheduling::testkit::oracle::{BrokenPromise, VictimFacts};
+use stowage_scheduling::testkit::oracle::{BrokenInvariant, VictimFacts};
 use stowage_scheduling::testkit::uid;
 
 /// Victims that reservations and `preempt` answers named, and those that were evicted.
@@ -17,7 +17,7 @@ pub struct Victims {
     reserved: BTreeMap<String, Vec<NamedBy>>,
     /// By UID: the pod for which `preempt` named it, with its priority.
     preempted: BTreeMap<String, (i64, String)>,
-    leaving: BTreeSet<String>,
+    evicted: BTreeSet<String>,
 }
 
 /// A reservation, without its deadline, which its leader moves.
@@ -25,7 +25,7 @@ pub struct Victims {
 pub(crate) struct ShownReservation {
     /// UID of the pod that shows it.
     uid: String,
-    place_and_victims: String,
+    placement_and_victims: String,
     /// Another leader may decide the same again.
     epoch: String,
 }
@@ -46,7 +46,7 @@ impl ShownReservation {
                 .as_str()
                 .unwrap_or_default()
                 .to_owned(),
-            place_and_victims: format!(
+            placement_and_victims: format!(
                 "{} {} {}",
                 message["node"], message["devices"], message["victims"]
             ),
@@ -58,21 +58,21 @@ impl ShownReservation {
         &self.uid
     }
 
-    pub fn is_like(&self, other: &Self) -> bool {
-        (&self.uid, &self.place_and_victims) == (&other.uid, &other.place_and_victims)
+    pub fn is_same_decision(&self, other: &Self) -> bool {
+        (&self.uid, &self.placement_and_victims) == (&other.uid, &other.placement_and_victims)
     }
 }
 
 impl FaultyCluster {
     /// `preempt` answered: these victims leave for the pod.
-    pub(super) fn note_preempted(&mut self, victim: String, priority: i64, preemptor: String) {
+    pub(super) fn record_preemption(&mut self, victim: String, priority: i64, preemptor: String) {
         self.victims.preempted.insert(victim, (priority, preemptor));
     }
 
     /// Reservations that pods show.
-    pub(super) fn note_reservations(&mut self, pods: &[Arc<Value>]) {
+    pub(super) fn observe_reservations(&mut self, pods: &[Arc<Value>]) {
         for pod in pods {
-            let Some(message) = reservation(pod) else {
+            let Some(message) = shown_reservation(pod) else {
                 continue;
             };
             let shown = ShownReservation::new(pod, &message);
@@ -80,7 +80,7 @@ impl FaultyCluster {
                 .victims
                 .reservations
                 .iter()
-                .any(|one| one.is_like(&shown));
+                .any(|one| one.is_same_decision(&shown));
             if !self.victims.reservations.insert(shown.clone()) {
                 continue;
             }
@@ -92,11 +92,11 @@ impl FaultyCluster {
                 .filter_map(Value::as_str);
             let names: Vec<String> = names.map(str::to_owned).collect();
             if is_late {
-                self.check_landing(&format!("the reservation of {}", name(pod)));
-                self.note_late_reservation(shown.clone(), name(pod));
+                self.check_landing(&format!("the reservation of {}", pod_name(pod)));
+                self.record_late_reservation(shown.clone(), pod_name(pod));
             }
             for victim in &names {
-                let (reservation, preemptor) = (shown.clone(), name(pod));
+                let (reservation, preemptor) = (shown.clone(), pod_name(pod));
                 let named_by = NamedBy {
                     reservation,
                     preemptor,
@@ -110,18 +110,18 @@ impl FaultyCluster {
                     .push(named_by);
             }
             if is_new {
-                self.check_guarded(&names, &name(pod));
+                self.check_guarded_victims(&names, &pod_name(pod));
             }
         }
     }
 
     /// A leader has begun a term with a list of everything, and checks each reservation that a pod shows as it would check a new
     /// one. Nothing tells it that one of them landed late, in an earlier term, whose leader did not get to end it.
-    pub(super) fn note_listed_reservations(&mut self) {
+    pub(super) fn confirm_listed_reservations(&mut self) {
         let pods = self.pods();
         let listed: BTreeSet<ShownReservation> = pods
             .iter()
-            .filter_map(|pod| Some(ShownReservation::new(pod, &reservation(pod)?)))
+            .filter_map(|pod| Some(ShownReservation::new(pod, &shown_reservation(pod)?)))
             .collect();
         for named_by in self.victims.reserved.values_mut().flatten() {
             named_by.is_late &= !listed.contains(&named_by.reservation);
@@ -129,7 +129,7 @@ impl FaultyCluster {
     }
 
     /// Victims are of a preemptible class (here: a negative priority), and leave for pods of higher priority.
-    pub(super) fn note_eviction(&mut self, pod: &Value) {
+    pub(super) fn observe_eviction(&mut self, pod: &Value) {
         let conditions = || pod["status"]["conditions"].as_array().into_iter().flatten();
         let by_api = conditions().any(|one| one["reason"] == "EvictionByEvictionAPI");
         let by_scheduler = conditions().any(|one| one["reason"] == "PreemptionByScheduler");
@@ -137,7 +137,7 @@ impl FaultyCluster {
             .as_str()
             .unwrap_or_default()
             .to_owned();
-        if !(by_api || by_scheduler) || !self.victims.leaving.insert(uid.clone()) {
+        if !(by_api || by_scheduler) || !self.victims.evicted.insert(uid.clone()) {
             return;
         }
         self.tally.evicted += 1;
@@ -146,17 +146,17 @@ impl FaultyCluster {
             .and_then(|one| one["reason"].as_str())
             .unwrap_or("none")
             .to_owned();
-        self.say(format!("{} is evicted: {why}", name(pod)));
+        self.log(format!("{} is evicted: {why}", pod_name(pod)));
         let own = priority(pod);
         if by_scheduler && let Some((higher, preemptor)) = self.victims.preempted.get(&uid).cloned()
         {
             self.tally.preempted += 1;
-            if let Err(broken) = checked(&name(pod), own, &preemptor, higher) {
-                self.break_with(broken.to_string());
+            if let Err(broken) = check_victim(&pod_name(pod), own, &preemptor, higher) {
+                self.fail(broken.to_string());
             }
             return;
         }
-        let in_group = self.features.has_groups && is_of_group(pod);
+        let in_group = self.features.has_groups && is_group_member(pod);
         match why.as_str() {
             "Preempted" | "GroupEvicted" if own < 0 => self.check_preempted(pod, &uid),
             "GroupIncomplete" if in_group => {}
@@ -164,7 +164,10 @@ impl FaultyCluster {
             // The condition may not have been written: the Event has the reason too. One that was refused may arrive once more.
             "none" | "Cancelled" if in_group || self.has_proxy => {}
             "none" | "Cancelled" if own < 0 => self.check_preempted(pod, &uid),
-            _ => self.break_with(format!("{} of priority {own} is evicted: {why}", name(pod))),
+            _ => self.fail(format!(
+                "{} of priority {own} is evicted: {why}",
+                pod_name(pod)
+            )),
         }
     }
 
@@ -178,7 +181,7 @@ impl FaultyCluster {
             .get(uid)
             .map_or(&[][..], Vec::as_slice);
         let is_rightful = |one: &NamedBy| {
-            !one.is_late && checked(&name(pod), own, &one.preemptor, one.priority).is_ok()
+            !one.is_late && check_victim(&pod_name(pod), own, &one.preemptor, one.priority).is_ok()
         };
         if named_by.is_empty() || named_by.iter().any(is_rightful) {
             return;
@@ -192,16 +195,21 @@ impl FaultyCluster {
             format!("{} of priority {}{late}", one.preemptor, one.priority)
         };
         let reservations: Vec<String> = named_by.iter().map(describe).collect();
-        self.break_with(format!(
+        self.fail(format!(
             "{} of priority {own} leaves for reservations of {}",
-            name(pod),
+            pod_name(pod),
             reservations.join(" and ")
         ));
     }
 }
 
 /// What the oracle says of a victim. Classes of negative priority are preemptible here.
-fn checked(victim: &str, priority: i64, preemptor: &str, above: i64) -> Result<(), BrokenPromise> {
+fn check_victim(
+    victim: &str,
+    priority: i64,
+    preemptor: &str,
+    above: i64,
+) -> Result<(), BrokenInvariant> {
     let number = |priority: i64| i32::try_from(priority).expect("the API has no others");
     let facts = VictimFacts {
         priority: number(priority),

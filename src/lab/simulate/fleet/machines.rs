@@ -7,7 +7,7 @@ use super::pods::{Image, PodSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
-use stowage_scheduling::testkit::oracle::{BrokenPromise, Granted, Oracle};
+use stowage_scheduling::testkit::oracle::{BrokenInvariant, Granted, Oracle};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
@@ -39,12 +39,12 @@ pub struct Machine {
     page_cache: Vec<(ModelId, Bytes)>,
     pub images: BTreeSet<Image>,
     /// Engines that sleep and may be woken by another pod, by the places of their GPUs.
-    pub sleepers: Vec<Sleeper>,
+    pub sleeping_engines: Vec<SleepingEngine>,
 }
 
 /// An engine that sleeps, its weights in host memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sleeper {
+pub struct SleepingEngine {
     /// The pod that it runs in.
     pub pod: PodUid,
     pub model: ModelId,
@@ -57,13 +57,13 @@ pub struct Sleeper {
 
 /// How long a pod takes to start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Start {
+pub struct PodStartTimes {
     /// From binding until its image is there.
     pub pull: Millis,
     /// From then until its engine answers.
     pub load: Millis,
     /// An engine that slept on its GPUs was woken.
-    pub woken: bool,
+    pub woke_engine: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -95,7 +95,7 @@ impl Machines {
         for machine in &all {
             let gpus = machine.gpus.iter();
             let gpus = gpus.map(|gpu| (gpu.uuid.clone(), machine.spec.vram));
-            oracle.show_node(&machine.spec.name, gpus);
+            oracle.set_node(&machine.spec.name, gpus);
         }
         Self {
             all,
@@ -125,23 +125,23 @@ impl Machines {
     }
 
     /// Enters a placement. What it breaks is answered, and the pod is placed all the same: so would a node start it.
-    pub fn place(
+    pub fn bind(
         &mut self,
         pod: &PodUid,
         spec: &PodSpec,
         node: &NodeName,
         devices: &[GpuUuid],
-    ) -> Vec<BrokenPromise> {
+    ) -> Vec<BrokenInvariant> {
         if let Some(machine) = self.get_mut(node) {
             let here = machine.gpus.iter_mut();
             for gpu in here.filter(|gpu| devices.contains(&gpu.uuid)) {
-                gpu.pods.insert(pod.clone(), spec.per_gpu());
+                gpu.pods.insert(pod.clone(), spec.vram_per_gpu());
             }
         }
         let granted = Granted {
             gpus: spec.gpus,
-            per_gpu: spec.per_gpu(),
-            sharing: if spec.exclusive {
+            per_gpu: spec.vram_per_gpu(),
+            sharing: if spec.is_exclusive {
                 Sharing::Exclusive
             } else {
                 Sharing::Shared
@@ -163,28 +163,28 @@ impl Machines {
 
     /// How a pod that is bound there now starts, and what the node has of it from then on: an engine of its model that sleeps on
     /// exactly its GPUs is woken.
-    pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> Start {
+    pub fn start(&mut self, spec: &PodSpec, node: &NodeName, devices: &[GpuUuid]) -> PodStartTimes {
         let speeds = self.speeds.clone();
         let Some(machine) = self.get_mut(node) else {
-            return Start::default();
+            return PodStartTimes::default();
         };
         let pull = machine.pull_time(spec.image.as_ref(), &speeds);
         machine.images.extend(spec.image.clone());
         if let Some(sleeper) = machine.wake(spec, devices) {
-            return Start {
+            return PodStartTimes {
                 pull,
                 load: sleeper.wake_time(&speeds),
-                woken: true,
+                woke_engine: true,
             };
         }
         let load = machine.load_time(spec, &speeds);
         if let Some(model) = &spec.model {
             machine.read_files(model, spec.weights);
         }
-        Start {
+        PodStartTimes {
             pull,
             load,
-            woken: false,
+            woke_engine: false,
         }
     }
 
@@ -210,7 +210,7 @@ impl Machine {
             disk: BTreeMap::new(),
             page_cache: Vec::new(),
             images: BTreeSet::new(),
-            sleepers: Vec::new(),
+            sleeping_engines: Vec::new(),
         }
     }
 
@@ -222,12 +222,12 @@ impl Machine {
             .filter(|(_, gpu)| gpu.pods.is_empty())
     }
 
-    pub fn place_of(&self, device: &GpuUuid) -> Option<usize> {
+    pub fn index_of(&self, device: &GpuUuid) -> Option<usize> {
         self.gpus.iter().position(|gpu| gpu.uuid == *device)
     }
 
     /// Its files of this model.
-    pub fn holding(&self, model: &ModelId) -> Option<NodeModel> {
+    pub fn model_files(&self, model: &ModelId) -> Option<NodeModel> {
         let bytes = *self.disk.get(model)?;
         let is_cached = self.page_cache.iter().any(|(cached, _)| cached == model);
         let tier = if is_cached {
@@ -244,7 +244,7 @@ impl Machine {
 
     /// Its files of all models, as an agent finds them.
     pub fn holdings(&self) -> impl Iterator<Item = NodeModel> {
-        self.disk.keys().filter_map(|model| self.holding(model))
+        self.disk.keys().filter_map(|model| self.model_files(model))
     }
 
     /// The files were read: they are on the disk, and in memory as far as there is room, before those that were read earlier.
@@ -263,7 +263,7 @@ impl Machine {
     fn pull_time(&self, image: Option<&Image>, speeds: &LoadingSpeeds) -> Millis {
         let missing = image.filter(|image| !self.images.contains(image));
         missing.map_or(Millis::default(), |image| {
-            image.size.over(speeds.image_pull)
+            image.size.transfer_time(speeds.image_pull)
         })
     }
 
@@ -271,15 +271,17 @@ impl Machine {
         let Some(model) = &spec.model else {
             return Millis::default();
         };
-        time_to_ready(self.holding(model).as_ref(), spec.weights, speeds)
+        time_to_ready(self.model_files(model).as_ref(), spec.weights, speeds)
     }
 
     fn shortest_start(&self, spec: &PodSpec, speeds: &LoadingSpeeds) -> Option<Millis> {
-        let is_free = |place: &usize| self.gpus[*place].pods.is_empty();
-        let suits = |one: &&Sleeper| {
-            one.suits(spec) && one.gpus.len() == spec.gpus as usize && one.gpus.iter().all(is_free)
+        let is_free = |index: &usize| self.gpus[*index].pods.is_empty();
+        let suits = |one: &&SleepingEngine| {
+            one.can_serve(spec)
+                && one.gpus.len() == spec.gpus as usize
+                && one.gpus.iter().all(is_free)
         };
-        let load = match self.sleepers.iter().find(suits) {
+        let load = match self.sleeping_engines.iter().find(suits) {
             Some(sleeper) => sleeper.wake_time(speeds),
             None if self.free_gpus().count() >= spec.gpus as usize => self.load_time(spec, speeds),
             None => return None,
@@ -293,19 +295,19 @@ impl Machine {
             let loads = gpu.pods.keys().filter_map(|pod| loads.get(pod));
             GpuReading {
                 uuid: gpu.uuid.clone(),
-                used: Some(gpu.charged()),
+                used: Some(gpu.granted_bytes()),
                 attributed: gpu
                     .pods
                     .iter()
                     .map(|(pod, bytes)| (pod.clone(), *bytes))
                     .collect(),
-                engine_load: loads.fold(EngineLoad::NONE, |all, one| all.beside(*one)),
+                engine_load: loads.fold(EngineLoad::NONE, |all, one| all.combined_with(*one)),
             }
         };
         let mut engines: Vec<EngineReading> = self
-            .sleepers
+            .sleeping_engines
             .iter()
-            .map(|one| self.sleeping(one, now))
+            .map(|one| self.sleeping_reading(one, now))
             .collect();
         engines.sort_by(|a, b| a.pod.cmp(&b.pod));
         NodeReading {
@@ -317,7 +319,7 @@ impl Machine {
         }
     }
 
-    fn sleeping(&self, sleeper: &Sleeper, now: Moment) -> EngineReading {
+    fn sleeping_reading(&self, sleeper: &SleepingEngine, now: Moment) -> EngineReading {
         EngineReading {
             pod: sleeper.pod.clone(),
             model: sleeper.model.clone(),
@@ -334,47 +336,53 @@ impl Machine {
 
     /// Wakes an engine that sleeps on exactly these GPUs for the pod. Others sleep on: they hold host memory, and next to nothing
     /// of a GPU.
-    fn wake(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<Sleeper> {
-        let mut places: Vec<usize> = devices
+    fn wake(&mut self, spec: &PodSpec, devices: &[GpuUuid]) -> Option<SleepingEngine> {
+        let mut indices: Vec<usize> = devices
             .iter()
-            .filter_map(|device| self.place_of(device))
+            .filter_map(|device| self.index_of(device))
             .collect();
-        places.sort_unstable();
+        indices.sort_unstable();
         let found = self
-            .sleepers
+            .sleeping_engines
             .iter()
-            .position(|one| one.suits(spec) && one.gpus == places)?;
-        Some(self.sleepers.remove(found))
+            .position(|one| one.can_serve(spec) && one.gpus == indices)?;
+        Some(self.sleeping_engines.remove(found))
     }
 
     /// An engine goes to sleep on the GPUs of its pod, which ends; the one that has slept longest ends if host memory is short.
-    pub(crate) fn put_to_sleep(&mut self, sleeper: Sleeper, host_memory: Bytes) {
-        self.sleepers.push(sleeper);
-        while self.sleepers.iter().map(|one| one.weights).sum::<Bytes>() > host_memory {
-            self.sleepers.remove(0);
+    pub(crate) fn put_to_sleep(&mut self, sleeper: SleepingEngine, host_memory: Bytes) {
+        self.sleeping_engines.push(sleeper);
+        while self
+            .sleeping_engines
+            .iter()
+            .map(|one| one.weights)
+            .sum::<Bytes>()
+            > host_memory
+        {
+            self.sleeping_engines.remove(0);
         }
     }
 }
 
-impl Start {
+impl PodStartTimes {
     /// From binding until its engine answers.
     pub fn time(self) -> Millis {
         self.pull + self.load
     }
 }
 
-impl Sleeper {
+impl SleepingEngine {
     fn wake_time(&self, speeds: &LoadingSpeeds) -> Millis {
-        self.weights.over(speeds.wake) + speeds.wake_init
+        self.weights.transfer_time(speeds.wake) + speeds.wake_init
     }
 
-    fn suits(&self, spec: &PodSpec) -> bool {
+    fn can_serve(&self, spec: &PodSpec) -> bool {
         spec.model.as_ref() == Some(&self.model) && *self.namespace == *spec.namespace
     }
 }
 
 impl PhysicalGpu {
-    pub fn charged(&self) -> Bytes {
+    pub fn granted_bytes(&self) -> Bytes {
         self.pods.values().copied().sum()
     }
 }
@@ -410,23 +418,23 @@ mod tests {
             .map(|gpu| gpu.uuid.clone())
             .collect();
         let shared = PodSpec::plain("a", Bytes::gib(50));
-        assert_eq!(machines.place(&uid("one"), &shared, &node, &gpus[..1]), []);
+        assert_eq!(machines.bind(&uid("one"), &shared, &node, &gpus[..1]), []);
         assert!(matches!(
-            machines.place(&uid("two"), &shared, &node, &gpus[..1])[..],
-            [BrokenPromise::Gpu(_)]
+            machines.bind(&uid("two"), &shared, &node, &gpus[..1])[..],
+            [BrokenInvariant::Gpu(_)]
         ));
         machines.remove(&uid("one"), &node);
         let alone = PodSpec {
-            exclusive: true,
+            is_exclusive: true,
             ..shared.clone()
         };
         assert!(matches!(
-            machines.place(&uid("three"), &alone, &node, &gpus[..1])[..],
-            [BrokenPromise::Gpu(_)]
+            machines.bind(&uid("three"), &alone, &node, &gpus[..1])[..],
+            [BrokenInvariant::Gpu(_)]
         ));
         assert!(matches!(
-            machines.place(&uid("four"), &alone, &node, &gpus)[..],
-            [BrokenPromise::OtherCount { .. }, ..]
+            machines.bind(&uid("four"), &alone, &node, &gpus)[..],
+            [BrokenInvariant::OtherCount { .. }, ..]
         ));
     }
 
@@ -468,14 +476,18 @@ mod tests {
             .iter()
             .map(|gpu| gpu.uuid.clone())
             .collect();
-        let sleeper = Sleeper {
+        let sleeper = SleepingEngine {
             pod: uid("asleep"),
             model: model.clone(),
             weights: Bytes::gib(15),
             gpus: vec![1],
             namespace: "a".into(),
         };
-        machines.get_mut(&node).unwrap().sleepers.push(sleeper);
+        machines
+            .get_mut(&node)
+            .unwrap()
+            .sleeping_engines
+            .push(sleeper);
         let pod = PodSpec::serving("a", model, Bytes::gib(15), Bytes::gib(40));
         assert!(
             machines.start(&pod, &node, &gpus[..1]).time() > Millis::seconds(20),

@@ -14,9 +14,9 @@ use stowage_scheduling::vocabulary::node_reading::NodeReading;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// A pod as the API server shows it.
-    Pod(PodShown),
+    Pod(PodSnapshot),
     /// The pod is gone.
-    PodGone(PodUid),
+    PodDeleted(PodUid),
     /// How far a bound pod has come with its start.
     Start {
         uid: PodUid,
@@ -36,34 +36,34 @@ pub enum Message {
         devices: Arc<[GpuUuid]>,
     },
     /// The Binding was refused: the pod is gone, or bound.
-    NotBound(PodUid),
+    BindingRefused(PodUid),
 }
 
 /// A pod as the API server shows it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PodShown {
+pub struct PodSnapshot {
     pub uid: PodUid,
     pub spec: Arc<PodSpec>,
     /// Where it runs; `None` while it is pending.
-    pub bound: Option<PodBound>,
+    pub bound: Option<PodBinding>,
     /// Its last checkpoint.
     pub checkpoint: Option<Moment>,
     /// When its deletion began; `None` if it is not terminating.
-    pub leaving: Option<Moment>,
+    pub terminating_since: Option<Moment>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodBound {
+pub struct PodBinding {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
     /// Its engine does not answer yet.
-    pub starting: bool,
+    pub is_starting: bool,
     pub since: Moment,
 }
 
 /// What a scheduler does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum SchedulerAction {
     Bind {
         uid: PodUid,
         node: NodeName,
@@ -82,7 +82,7 @@ pub enum Act {
     not(test),
     expect(dead_code, reason = "what doubles messages is a test")
 )]
-pub(crate) enum Envelope<'a> {
+pub(crate) enum MessageDirection<'a> {
     ToScheduler(&'a Message),
     FromScheduler,
 }
@@ -93,22 +93,22 @@ pub(crate) enum Envelope<'a> {
     not(test),
     expect(dead_code, reason = "what doubles messages is a test")
 )]
-pub(crate) enum Fate {
+pub(crate) enum DeliveryOutcome {
     Arrives { after: Millis },
     Twice { after: Millis, again_after: Millis },
 }
 
 /// Decides what becomes of messages.
-pub(crate) trait Fates {
-    fn fate_of(&mut self, now: Moment, envelope: Envelope<'_>) -> Fate;
+pub(crate) trait Delivery {
+    fn outcome_of(&mut self, now: Moment, envelope: MessageDirection<'_>) -> DeliveryOutcome;
 }
 
 /// Every message arrives at once.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Reliable;
+pub(crate) struct ReliableDelivery;
 
-impl Fates for Reliable {
-    fn fate_of(&mut self, _: Moment, _: Envelope<'_>) -> Fate {
-        Fate::Arrives { after: Millis(0) }
+impl Delivery for ReliableDelivery {
+    fn outcome_of(&mut self, _: Moment, _: MessageDirection<'_>) -> DeliveryOutcome {
+        DeliveryOutcome::Arrives { after: Millis(0) }
     }
 }

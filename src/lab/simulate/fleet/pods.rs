@@ -6,7 +6,7 @@ use stowage_scheduling::ids::{ModelId, OwnerUid};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::demand::{
-    ContainerRequest, DEFAULT_GRACE, Demand, PodRequest, RequestError,
+    ContainerRequest, DEFAULT_GRACE_PERIOD, Demand, PodRequest, RequestError,
 };
 use stowage_scheduling::vocabulary::image::ImageId;
 
@@ -19,7 +19,7 @@ pub struct PodSpec {
     /// Over all its GPUs.
     pub vram: Bytes,
     pub gpus: u32,
-    pub exclusive: bool,
+    pub is_exclusive: bool,
     pub model: Option<ModelId>,
     /// What its model weighs; the rest of its VRAM is KV cache.
     pub weights: Bytes,
@@ -46,11 +46,11 @@ impl PodSpec {
             priority: 0,
             vram,
             gpus: 1,
-            exclusive: false,
+            is_exclusive: false,
             model: None,
             weights: Bytes::ZERO,
             image: None,
-            grace: DEFAULT_GRACE,
+            grace: DEFAULT_GRACE_PERIOD,
             owner: None,
         }
     }
@@ -66,7 +66,7 @@ impl PodSpec {
     }
 
     /// VRAM on each of its GPUs.
-    pub fn per_gpu(&self) -> Bytes {
+    pub fn vram_per_gpu(&self) -> Bytes {
         Bytes(self.vram.0.div_ceil(u64::from(self.gpus.max(1))))
     }
 
@@ -78,13 +78,13 @@ impl PodSpec {
             vram: Some(&vram),
             ..ContainerRequest::plain("main")
         }];
-        let demand = Demand::of(
+        let demand = Demand::from_pod(
             &PodRequest {
                 labels: &self.labels,
                 priority: self.priority,
                 grace: self.grace,
                 gpus: Some(&gpus),
-                exclusive: self.exclusive.then_some("true"),
+                exclusive: self.is_exclusive.then_some("true"),
                 model: self.model.as_ref().map(ModelId::as_str),
                 kv_cache: (self.weights > Bytes::ZERO).then_some(kv_cache.as_str()),
                 resources: &BTreeSet::from(["stowage.dev/vram"]),
@@ -95,7 +95,7 @@ impl PodSpec {
         let image = self
             .image
             .as_ref()
-            .and_then(|image| ImageId::of(&image.name));
+            .and_then(|image| ImageId::from_reference(&image.name));
         Ok(Demand {
             images: image.into_iter().collect(),
             ..demand

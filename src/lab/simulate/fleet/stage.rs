@@ -10,8 +10,11 @@
 //! A pod that is bound starts for as long as its image and weights take on that node. A pod that is evicted has its grace period
 //! and is gone after it; what it does in that time is the scenario's. Messages and actions may be delayed or repeated ([`Delivery`]).
 
-use super::machines::{Machine, Machines, Start};
-use super::messages::{Act, Envelope, Fate, Fates, Message, PodBound, PodShown, Reliable};
+use super::machines::{Machine, Machines, PodStartTimes};
+use super::messages::{
+    Delivery, DeliveryOutcome, Message, MessageDirection, PodBinding, PodSnapshot,
+    ReliableDelivery, SchedulerAction,
+};
 use super::pods::PodSpec;
 use super::schedulers::FleetScheduler;
 use crate::simulate::events::EventQueue;
@@ -19,17 +22,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::StartProgress;
-use stowage_scheduling::testkit::oracle::{BrokenPromise, VictimFacts};
-use stowage_scheduling::testkit::random::{Random, mixed};
+use stowage_scheduling::testkit::oracle::{BrokenInvariant, VictimFacts};
+use stowage_scheduling::testkit::random::{Random, mix};
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 
 /// Between two reports of each agent. Of those in which nothing has changed, as many are left out as leave what they say fresh.
-const REPORT: Millis = Millis::seconds(1);
-const REPORTS: Millis = Millis::seconds(4);
+const CHANGE_REPORT_DELAY: Millis = Millis::seconds(1);
+const REPORT_INTERVAL: Millis = Millis::seconds(4);
 /// Between two rounds of the scheduler while pods are pending; after rounds in which it did nothing, longer.
-const ROUND: Millis = Millis::seconds(1);
-const LONGEST_ROUND: Millis = Millis::seconds(5);
+const ROUND_INTERVAL: Millis = Millis::seconds(1);
+const MAX_ROUND_INTERVAL: Millis = Millis::seconds(5);
 /// Simulations begin here, far enough from 0 that ages can be subtracted.
 pub const START: Moment = Moment(1_000_000_000);
 
@@ -40,18 +43,18 @@ pub enum ScenarioEvent<T> {
     /// Its engine answers; how long that took is in [`StagePod`].
     Ready(PodUid),
     /// It was asked to leave, and is gone when its grace period ends.
-    Leaving(PodUid),
-    Gone(PodUid),
+    Terminating(PodUid),
+    Deleted(PodUid),
     Timer(T),
 }
 
 enum StageEvent<T> {
     Message(Message),
-    Act(Act),
+    Act(SchedulerAction),
     /// Its images are there, and its containers run.
     Pulled(PodUid),
     Ready(PodUid),
-    Gone(PodUid),
+    Deleted(PodUid),
     Round,
     /// All agents report.
     Reports,
@@ -64,21 +67,21 @@ enum StageEvent<T> {
 #[derive(Debug, Clone)]
 pub struct StagePod {
     pub spec: Arc<PodSpec>,
-    pub submitted: Moment,
-    pub bound: Option<PodBound>,
+    pub submitted_at: Moment,
+    pub binding: Option<PodBinding>,
     /// How it started.
-    pub start: Option<Start>,
+    pub start: Option<PodStartTimes>,
     /// When its engine answered.
-    pub ready: Option<Moment>,
+    pub ready_at: Option<Moment>,
     pub checkpoint: Option<Moment>,
-    pub leaving: Option<Moment>,
+    pub terminating_since: Option<Moment>,
     /// The pod that it was asked to leave for.
     pub evicted_for: Option<PodUid>,
 }
 
 pub struct Stage<'s, T> {
     events: EventQueue<StageEvent<T>>,
-    happened: VecDeque<ScenarioEvent<T>>,
+    scenario_events: VecDeque<ScenarioEvent<T>>,
     pub machines: Machines,
     pods: BTreeMap<PodUid, StagePod>,
     /// How busy the engines of pods are, for the next reports.
@@ -86,30 +89,30 @@ pub struct Stage<'s, T> {
     /// Nodes on which something has changed since their agents' last reports.
     changed: BTreeSet<NodeName>,
     scheduler: Box<dyn FleetScheduler + 's>,
-    fates: Box<dyn Fates + 's>,
-    submitted: u64,
+    delivery: Box<dyn Delivery + 's>,
+    pods_submitted: u64,
     /// How start times differ from what they should be.
-    starts: Random,
+    start_noise: Random,
     round_at: Option<Moment>,
     /// Time until the next round.
-    pause: Millis,
+    round_pause: Millis,
     /// Invariants that the scheduler violated.
-    pub broken: Vec<BrokenPromise>,
+    pub violations: Vec<BrokenInvariant>,
     pub evictions: u64,
 }
 
 impl<'s, T> Stage<'s, T> {
     pub fn new(machines: Machines, scheduler: Box<dyn FleetScheduler + 's>, seed: u64) -> Self {
-        Self::with_fates(machines, scheduler, Box::new(Reliable), seed)
+        Self::with_delivery(machines, scheduler, Box::new(ReliableDelivery), seed)
     }
 
-    pub(crate) fn with_fates(
+    pub(crate) fn with_delivery(
         machines: Machines,
         mut scheduler: Box<dyn FleetScheduler + 's>,
-        fates: Box<dyn Fates + 's>,
+        fates: Box<dyn Delivery + 's>,
         seed: u64,
     ) -> Self {
-        scheduler.meet(START, &machines);
+        scheduler.initialize(START, &machines);
         for machine in machines.iter().filter(|machine| !machine.images.is_empty()) {
             let (node, images) = (
                 machine.spec.name.clone(),
@@ -119,23 +122,23 @@ impl<'s, T> Stage<'s, T> {
         }
         let mut events = EventQueue::default();
         if scheduler.reads_reports() {
-            events.at(START, StageEvent::Reports);
+            events.schedule(START, StageEvent::Reports);
         }
-        events.at(START, StageEvent::Round);
+        events.schedule(START, StageEvent::Round);
         Self {
             events,
-            happened: VecDeque::new(),
+            scenario_events: VecDeque::new(),
             machines,
             pods: BTreeMap::new(),
             loads: BTreeMap::new(),
             changed: BTreeSet::new(),
             scheduler,
-            fates,
-            submitted: 0,
-            starts: Random::seeded(seed, 0x57a6e),
+            delivery: fates,
+            pods_submitted: 0,
+            start_noise: Random::seeded(seed, 0x57a6e),
             round_at: Some(START),
-            pause: Millis::default(),
-            broken: Vec::new(),
+            round_pause: Millis::default(),
+            violations: Vec::new(),
             evictions: 0,
         }
     }
@@ -153,29 +156,29 @@ impl<'s, T> Stage<'s, T> {
     }
 
     /// Schedules the scenario's timer `what` for that time.
-    pub fn at(&mut self, when: Moment, what: T) {
-        self.events.at(when, StageEvent::Timer(what));
+    pub fn schedule_timer(&mut self, when: Moment, what: T) {
+        self.events.schedule(when, StageEvent::Timer(what));
     }
 
     /// A pod is created.
     pub fn submit(&mut self, spec: PodSpec) -> PodUid {
-        self.submitted += 1;
+        self.pods_submitted += 1;
         // As random as real UIDs, so that ties by UID are broken at random; and the same under all schedulers.
-        let uid =
-            PodUid::parse(&format!("{:016x}", mixed(self.submitted))).expect("digits are a name");
+        let uid = PodUid::parse(&format!("{:016x}", mix(self.pods_submitted)))
+            .expect("digits are a name");
         let pod = StagePod {
             spec: Arc::new(spec),
-            submitted: self.now(),
-            bound: None,
+            submitted_at: self.now(),
+            binding: None,
             start: None,
-            ready: None,
+            ready_at: None,
             checkpoint: None,
-            leaving: None,
+            terminating_since: None,
             evicted_for: None,
         };
         self.pods.insert(uid.clone(), pod);
-        self.show(&uid);
-        self.round_by(self.now());
+        self.send_pod(&uid);
+        self.schedule_round(self.now());
         uid
     }
 
@@ -189,13 +192,13 @@ impl<'s, T> Stage<'s, T> {
         let now = self.now();
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.checkpoint = Some(now);
-            self.show(uid);
+            self.send_pod(uid);
         }
     }
 
     /// How busy the pod's engine is, from the next report on.
     pub(crate) fn set_load(&mut self, uid: &PodUid, load: EngineLoad) {
-        let bound = self.pods.get(uid).and_then(|pod| pod.bound.as_ref());
+        let bound = self.pods.get(uid).and_then(|pod| pod.binding.as_ref());
         let node = bound.map(|bound| bound.node.clone());
         if self.loads.insert(uid.clone(), load) != Some(load) {
             // What a step of the engines comes to has grown since the last one, and was reported as it grew.
@@ -207,27 +210,28 @@ impl<'s, T> Stage<'s, T> {
     /// What happens next, up to `end`; `None` at the end.
     pub fn next(&mut self, end: Moment) -> Option<ScenarioEvent<T>> {
         loop {
-            if let Some(happened) = self.happened.pop_front() {
+            if let Some(happened) = self.scenario_events.pop_front() {
                 return Some(happened);
             }
-            let event = self.events.take()?;
+            let event = self.events.pop()?;
             if self.events.now() > end {
                 return None;
             }
             match event {
                 StageEvent::Message(message) => self.deliver(&message),
-                StageEvent::Act(act) => self.act(act),
+                StageEvent::Act(act) => self.apply_action(act),
                 StageEvent::Pulled(uid) => self.send(Message::Start {
                     uid,
                     progress: StartProgress::Running,
                 }),
-                StageEvent::Ready(uid) => self.ready(&uid),
-                StageEvent::Gone(uid) => self.gone(&uid),
+                StageEvent::Ready(uid) => self.handle_ready(&uid),
+                StageEvent::Deleted(uid) => self.handle_deleted(&uid),
                 StageEvent::Timer(what) => return Some(ScenarioEvent::Timer(what)),
                 StageEvent::Round => self.round(),
                 StageEvent::Reports => {
                     self.report_all();
-                    self.events.at(self.now() + REPORTS, StageEvent::Reports);
+                    self.events
+                        .schedule(self.now() + REPORT_INTERVAL, StageEvent::Reports);
                 }
                 StageEvent::Report(node) => self.report_change(node),
             }
@@ -248,14 +252,14 @@ impl<'s, T> Stage<'s, T> {
         });
     }
 
-    fn note_change(&mut self, node: &NodeName) {
-        self.report_within(node, REPORT);
+    fn record_change(&mut self, node: &NodeName) {
+        self.report_within(node, CHANGE_REPORT_DELAY);
     }
 
     fn report_within(&mut self, node: &NodeName, time: Millis) {
         if self.scheduler.reads_reports() && self.changed.insert(node.clone()) {
             self.events
-                .at(self.now() + time, StageEvent::Report(node.clone()));
+                .schedule(self.now() + time, StageEvent::Report(node.clone()));
         }
     }
 
@@ -275,8 +279,8 @@ impl<'s, T> Stage<'s, T> {
         });
         // What it freed is of use to a pod that waits.
         if self.scheduler.has_pending() {
-            self.pause = Millis::default();
-            self.round_by(now);
+            self.round_pause = Millis::default();
+            self.schedule_round(now);
         }
     }
 
@@ -288,35 +292,40 @@ impl<'s, T> Stage<'s, T> {
         }
         self.round_at = None;
         let acts = self.scheduler.round(now, &self.machines);
-        self.pause = if acts.is_empty() {
-            (self.pause + ROUND).min(LONGEST_ROUND)
+        self.round_pause = if acts.is_empty() {
+            (self.round_pause + ROUND_INTERVAL).min(MAX_ROUND_INTERVAL)
         } else {
-            ROUND
+            ROUND_INTERVAL
         };
-        acts.into_iter().for_each(|act| self.carry(act));
+        acts.into_iter().for_each(|act| self.send_action(act));
         if self.scheduler.has_pending() {
-            self.round_by(now + self.pause);
+            self.schedule_round(now + self.round_pause);
         }
     }
 
     /// There is a round at `when` at the latest.
-    fn round_by(&mut self, when: Moment) {
+    fn schedule_round(&mut self, when: Moment) {
         if self.round_at.is_none_or(|next| when < next) {
             self.round_at = Some(when);
-            self.events.at(when, StageEvent::Round);
+            self.events.schedule(when, StageEvent::Round);
         }
     }
 
     fn send(&mut self, message: Message) {
         let now = self.now();
-        match self.fates.fate_of(now, Envelope::ToScheduler(&message)) {
-            Fate::Arrives { after: Millis(0) } => self.deliver(&message),
-            Fate::Arrives { after } => self.events.at(now + after, StageEvent::Message(message)),
-            Fate::Twice { after, again_after } => {
+        match self
+            .delivery
+            .outcome_of(now, MessageDirection::ToScheduler(&message))
+        {
+            DeliveryOutcome::Arrives { after: Millis(0) } => self.deliver(&message),
+            DeliveryOutcome::Arrives { after } => self
+                .events
+                .schedule(now + after, StageEvent::Message(message)),
+            DeliveryOutcome::Twice { after, again_after } => {
                 self.events
-                    .at(now + after, StageEvent::Message(message.clone()));
+                    .schedule(now + after, StageEvent::Message(message.clone()));
                 self.events
-                    .at(now + again_after, StageEvent::Message(message));
+                    .schedule(now + again_after, StageEvent::Message(message));
             }
         }
     }
@@ -326,27 +335,34 @@ impl<'s, T> Stage<'s, T> {
         self.scheduler.observe(now, message);
         // A reading wakes no scheduler: the next round sees it.
         if !matches!(message, Message::Reading { .. }) && self.scheduler.has_pending() {
-            self.pause = Millis::default();
-            self.round_by(now);
+            self.round_pause = Millis::default();
+            self.schedule_round(now);
         }
     }
 
-    fn carry(&mut self, act: Act) {
+    fn send_action(&mut self, act: SchedulerAction) {
         let now = self.now();
-        match self.fates.fate_of(now, Envelope::FromScheduler) {
-            Fate::Arrives { after: Millis(0) } => self.act(act),
-            Fate::Arrives { after } => self.events.at(now + after, StageEvent::Act(act)),
-            Fate::Twice { after, again_after } => {
-                self.events.at(now + after, StageEvent::Act(act.clone()));
-                self.events.at(now + again_after, StageEvent::Act(act));
+        match self
+            .delivery
+            .outcome_of(now, MessageDirection::FromScheduler)
+        {
+            DeliveryOutcome::Arrives { after: Millis(0) } => self.apply_action(act),
+            DeliveryOutcome::Arrives { after } => {
+                self.events.schedule(now + after, StageEvent::Act(act))
+            }
+            DeliveryOutcome::Twice { after, again_after } => {
+                self.events
+                    .schedule(now + after, StageEvent::Act(act.clone()));
+                self.events
+                    .schedule(now + again_after, StageEvent::Act(act));
             }
         }
     }
 
-    fn act(&mut self, act: Act) {
+    fn apply_action(&mut self, act: SchedulerAction) {
         match act {
-            Act::Bind { uid, node, devices } => self.bind(uid, node, devices),
-            Act::Evict { uid, preemptor } => self.evict(&uid, preemptor.as_ref()),
+            SchedulerAction::Bind { uid, node, devices } => self.bind(uid, node, devices),
+            SchedulerAction::Evict { uid, preemptor } => self.evict(&uid, preemptor.as_ref()),
         }
     }
 
@@ -356,47 +372,51 @@ impl<'s, T> Stage<'s, T> {
         let Some(pod) = self
             .pods
             .get_mut(&uid)
-            .filter(|pod| pod.bound.is_none() && pod.leaving.is_none())
+            .filter(|pod| pod.binding.is_none() && pod.terminating_since.is_none())
         else {
-            return self.send(Message::NotBound(uid));
+            return self.send(Message::BindingRefused(uid));
         };
         let spec = pod.spec.clone();
-        pod.bound = Some(PodBound {
+        pod.binding = Some(PodBinding {
             node: node.clone(),
             devices: devices.clone(),
-            starting: true,
+            is_starting: true,
             since: now,
         });
-        self.broken
-            .extend(self.machines.place(&uid, &spec, &node, &devices));
+        self.violations
+            .extend(self.machines.bind(&uid, &spec, &node, &devices));
         let start = self.machines.start(&spec, &node, &devices);
         pod.start = Some(start);
         // No two starts take exactly as long.
-        let factor = 0.95 + 0.1 * self.starts.share();
+        let factor = 0.95 + 0.1 * self.start_noise.unit_interval();
         let takes = Millis((start.load.0 as f64 * factor).round() as u64);
         self.events
-            .at(now + start.pull, StageEvent::Pulled(uid.clone()));
+            .schedule(now + start.pull, StageEvent::Pulled(uid.clone()));
         self.events
-            .at(now + start.pull + takes, StageEvent::Ready(uid.clone()));
+            .schedule(now + start.pull + takes, StageEvent::Ready(uid.clone()));
         self.send(Message::Bound {
             uid: uid.clone(),
             node: node.clone(),
             devices,
         });
-        self.show(&uid);
-        self.note_change(&node);
+        self.send_pod(&uid);
+        self.record_change(&node);
         if spec.image.is_some() {
-            self.show_images(&node);
+            self.send_images(&node);
         }
-        self.happened.push_back(ScenarioEvent::Bound(uid));
+        self.scenario_events.push_back(ScenarioEvent::Bound(uid));
     }
 
     fn evict(&mut self, uid: &PodUid, preemptor: Option<&PodUid>) {
         let now = self.now();
-        let above = preemptor
+        let preemptor_priority = preemptor
             .and_then(|uid| self.pods.get(uid))
             .map(|pod| pod.spec.priority);
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else {
+        let Some(pod) = self
+            .pods
+            .get_mut(uid)
+            .filter(|pod| pod.terminating_since.is_none())
+        else {
             return;
         };
         // Any class may be evicted here: the policies of scenarios say which is.
@@ -405,40 +425,49 @@ impl<'s, T> Stage<'s, T> {
             is_preemptible: true,
             is_protected: false,
         };
-        if let Some((preemptor, above)) = preemptor.zip(above) {
-            self.broken.extend(facts.check(uid, preemptor, above).err());
+        if let Some((preemptor, above)) = preemptor.zip(preemptor_priority) {
+            self.violations
+                .extend(facts.check(uid, preemptor, above).err());
         }
-        pod.leaving = Some(now);
+        pod.terminating_since = Some(now);
         pod.evicted_for = preemptor.cloned();
         let grace = pod.spec.grace;
         self.evictions += 1;
-        self.events.at(now + grace, StageEvent::Gone(uid.clone()));
-        self.show(uid);
-        self.happened.push_back(ScenarioEvent::Leaving(uid.clone()));
+        self.events
+            .schedule(now + grace, StageEvent::Deleted(uid.clone()));
+        self.send_pod(uid);
+        self.scenario_events
+            .push_back(ScenarioEvent::Terminating(uid.clone()));
     }
 
-    fn ready(&mut self, uid: &PodUid) {
+    fn handle_ready(&mut self, uid: &PodUid) {
         let now = self.now();
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.leaving.is_none()) else {
+        let Some(pod) = self
+            .pods
+            .get_mut(uid)
+            .filter(|pod| pod.terminating_since.is_none())
+        else {
             return;
         };
-        pod.ready = Some(now);
-        pod.bound
+        pod.ready_at = Some(now);
+        pod.binding
             .iter_mut()
-            .for_each(|bound| bound.starting = false);
-        let node = pod.bound.as_ref().map(|bound| bound.node.clone());
+            .for_each(|bound| bound.is_starting = false);
+        let node = pod.binding.as_ref().map(|bound| bound.node.clone());
         self.send(Message::Start {
             uid: uid.clone(),
             progress: StartProgress::Ready,
         });
-        self.show(uid);
-        node.iter().for_each(|node| self.note_change(node));
-        self.happened.push_back(ScenarioEvent::Ready(uid.clone()));
+        self.send_pod(uid);
+        node.iter().for_each(|node| self.record_change(node));
+        self.scenario_events
+            .push_back(ScenarioEvent::Ready(uid.clone()));
     }
 
-    fn gone(&mut self, uid: &PodUid) {
+    fn handle_deleted(&mut self, uid: &PodUid) {
         if self.remove(uid) {
-            self.happened.push_back(ScenarioEvent::Gone(uid.clone()));
+            self.scenario_events
+                .push_back(ScenarioEvent::Deleted(uid.clone()));
         }
     }
 
@@ -447,15 +476,15 @@ impl<'s, T> Stage<'s, T> {
             return false;
         };
         self.loads.remove(uid);
-        if let Some(bound) = &pod.bound {
+        if let Some(bound) = &pod.binding {
             self.machines.remove(uid, &bound.node);
-            self.note_change(&bound.node);
+            self.record_change(&bound.node);
         }
-        self.send(Message::PodGone(uid.clone()));
+        self.send(Message::PodDeleted(uid.clone()));
         true
     }
 
-    fn show_images(&mut self, node: &NodeName) {
+    fn send_images(&mut self, node: &NodeName) {
         let Some(machine) = self.machines.get(node) else {
             return;
         };
@@ -466,16 +495,16 @@ impl<'s, T> Stage<'s, T> {
         });
     }
 
-    fn show(&mut self, uid: &PodUid) {
+    fn send_pod(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let shown = PodShown {
+        let shown = PodSnapshot {
             uid: uid.clone(),
             spec: pod.spec.clone(),
-            bound: pod.bound.clone(),
+            bound: pod.binding.clone(),
             checkpoint: pod.checkpoint,
-            leaving: pod.leaving,
+            terminating_since: pod.terminating_since,
         };
         self.send(Message::Pod(shown));
     }

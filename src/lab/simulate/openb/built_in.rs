@@ -43,8 +43,8 @@ const ROWS_PER_SHARE: u32 = 4;
 
 pub fn trace() -> Trace {
     let model = GpuModel::parse("made-up").expect("it is a plain word");
-    let node = |place: usize| TraceNode {
-        name: NodeName::parse(&format!("made-up-{place:02}"))
+    let node = |index: usize| TraceNode {
+        name: NodeName::parse(&format!("made-up-{index:02}"))
             .expect("it is short and has no spaces"),
         cpu: MilliCpu(128_000),
         memory: Bytes::gib(1024),
@@ -56,7 +56,7 @@ pub fn trace() -> Trace {
         .flat_map(|shape| (0..shape.share * ROWS_PER_SHARE).map(move |_| shape));
     let pods = rows
         .enumerate()
-        .map(|(place, shape)| pod(place, shape))
+        .map(|(index, shape)| pod(index, shape))
         .collect();
     Trace {
         nodes: (0..NODES).map(node).collect(),
@@ -64,13 +64,13 @@ pub fn trace() -> Trace {
     }
 }
 
-fn pod(place: usize, shape: &BuiltInShape) -> TracePod {
+fn pod(index: usize, shape: &BuiltInShape) -> TracePod {
     TracePod {
-        name: format!("made-up-pod-{place:03}").into(),
+        name: format!("made-up-pod-{index:03}").into(),
         cpu: MilliCpu(8000 * u64::from(shape.gpus)),
         memory: Bytes::gib(64).times(shape.gpus.into()),
         gpus: shape.gpus,
-        milli: shape.milli,
+        milli_per_gpu: shape.milli,
         models: [].into(),
         qos: Some(shape.qos),
     }

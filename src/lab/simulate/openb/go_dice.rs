@@ -15,7 +15,7 @@ const TABLE_STEPS: u64 = 7_800_000_000_000;
 
 type GoWords = [u64; LENGTH];
 
-pub(crate) struct GoDice {
+pub(crate) struct GoRandom {
     words: GoWords,
     tap: usize,
     feed: usize,
@@ -55,7 +55,7 @@ impl Lehmer {
     }
 }
 
-impl GoDice {
+impl GoRandom {
     pub fn seeded(seed: u64) -> Self {
         static TABLE: LazyLock<GoWords> = LazyLock::new(table);
         let mut words = Lehmer::seeded(seed).words(20);
@@ -178,16 +178,16 @@ mod tests {
     #[test]
     fn the_numbers_are_those_that_go_documents() {
         // The first of `rand.Seed(1)`: what every Go program without a seed printed for ten years.
-        let mut dice = GoDice::seeded(1);
+        let mut dice = GoRandom::seeded(1);
         let first: Vec<usize> = (0..5).map(|_| dice.below(100)).collect();
         assert_eq!(first, [81, 87, 47, 59, 81]);
-        assert_eq!(GoDice::seeded(1).int63(), 5_577_006_791_947_779_410);
+        assert_eq!(GoRandom::seeded(1).int63(), 5_577_006_791_947_779_410);
     }
 
     #[test]
     fn a_jump_is_as_many_steps() {
         let mut numbers: Vec<u64> = (0..LENGTH as u64)
-            .map(stowage_scheduling::testkit::random::mixed)
+            .map(stowage_scheduling::testkit::random::mix)
             .collect();
         for count in LENGTH..3000 {
             numbers.push(numbers[count - LENGTH].wrapping_add(numbers[count - LAG]));
@@ -204,11 +204,11 @@ mod tests {
 
     #[test]
     fn a_permutation_has_every_number_once() {
-        let mut list = GoDice::seeded(7).permutation(100);
+        let mut list = GoRandom::seeded(7).permutation(100);
         assert_ne!(list, (0..100).collect::<Vec<_>>());
         list.sort_unstable();
         assert_eq!(list, (0..100).collect::<Vec<_>>());
-        assert!(GoDice::seeded(7).permutation(0).is_empty());
-        assert_eq!(GoDice::seeded(7).below(0), 0);
+        assert!(GoRandom::seeded(7).permutation(0).is_empty());
+        assert_eq!(GoRandom::seeded(7).below(0), 0);
     }
 }

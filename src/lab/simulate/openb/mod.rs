@@ -21,7 +21,7 @@ pub const NODES: &str = "openb_node_list_gpu_node.csv";
 pub const PODS: &str = "openb_pod_list_default.csv";
 
 /// The file of a variant's pods.
-pub fn pods_of(variant: &str) -> String {
+pub fn pods_file(variant: &str) -> String {
     format!("openb_pod_list_{variant}.csv")
 }
 
@@ -58,7 +58,7 @@ pub struct TracePod {
     /// None for a pod without GPUs.
     pub gpus: u32,
     /// Requested share of each of its GPUs, in thousandths.
-    pub milli: u32,
+    pub milli_per_gpu: u32,
     /// The models it may run on; none means any.
     pub models: Arc<[GpuModel]>,
     /// Absent from the variants whose pods have no history.

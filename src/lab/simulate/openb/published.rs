@@ -52,10 +52,10 @@ pub fn means(
     policy: &str,
     seeds: &[u64],
 ) -> Option<SeedMeans> {
-    let of_it = |run: &&PublishedRun| {
+    let is_requested = |run: &&PublishedRun| {
         run.variant == variant && run.policy == policy && seeds.contains(&run.seed)
     };
-    let runs: Vec<&PublishedRun> = runs.iter().filter(of_it).collect();
+    let runs: Vec<&PublishedRun> = runs.iter().filter(is_requested).collect();
     let mean = |of: fn(&PublishedRun) -> f64| {
         runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64
     };

@@ -8,7 +8,7 @@ use stowage_scheduling::units::{Bytes, MilliCpu, plural};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
 /// More CPU or memory than any machine has; small enough that sums do not overflow.
-const MOST: u64 = 1 << 40;
+const MAX_AMOUNT: u64 = 1 << 40;
 
 pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
     let table = Table::read(source)?;
@@ -27,8 +27,8 @@ pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
         }
         Ok(TraceNode {
             name,
-            cpu: MilliCpu(row.whole(cpu, MOST)?),
-            memory: Bytes::mib(row.whole(memory, MOST >> 20)?),
+            cpu: MilliCpu(row.whole(cpu, MAX_AMOUNT)?),
+            memory: Bytes::mib(row.whole(memory, MAX_AMOUNT >> 20)?),
             gpus: row.whole(gpu, MAX_GPUS.into())? as u32,
             model: self::name(&table, row, model, GpuModel::parse)?,
         })
@@ -38,7 +38,7 @@ pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
 
 pub fn pods(source: TraceText<'_>, nodes: &[TraceNode]) -> Result<Vec<TracePod>, TraceError> {
     let table = Table::read(source)?;
-    let columns = PodColumns::of(&table)?;
+    let columns = PodColumns::from_table(&table)?;
     table
         .rows()
         .iter()
@@ -57,7 +57,7 @@ struct PodColumns {
 }
 
 impl PodColumns {
-    fn of(table: &Table<'_>) -> Result<Self, TraceError> {
+    fn from_table(table: &Table<'_>) -> Result<Self, TraceError> {
         let [name, cpu, memory, gpus, milli] =
             table.columns(["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"])?;
         let [models, qos] = ["gpu_spec", "qos"].map(|name| table.column_if_any(name));
@@ -81,10 +81,10 @@ fn pod(
 ) -> Result<TracePod, TraceError> {
     let pod = TracePod {
         name: row.text(columns.name).into(),
-        cpu: MilliCpu(row.whole(columns.cpu, MOST)?),
-        memory: Bytes::mib(row.whole(columns.memory, MOST >> 20)?),
+        cpu: MilliCpu(row.whole(columns.cpu, MAX_AMOUNT)?),
+        memory: Bytes::mib(row.whole(columns.memory, MAX_AMOUNT >> 20)?),
         gpus: row.whole(columns.gpus, MAX_GPUS.into())? as u32,
-        milli: row.whole(columns.milli, WHOLE_GPU.into())? as u32,
+        milli_per_gpu: row.whole(columns.milli, WHOLE_GPU.into())? as u32,
         models: match columns.models {
             Some(column) => models(table, row, column)?,
             None => [].into(),
@@ -95,12 +95,20 @@ fn pod(
             .transpose()?,
     };
     let is_whole = match pod.gpus {
-        0 => pod.milli == 0,
-        1 => pod.milli > 0,
-        _ => pod.milli == WHOLE_GPU,
+        0 => pod.milli_per_gpu == 0,
+        1 => pod.milli_per_gpu > 0,
+        _ => pod.milli_per_gpu == WHOLE_GPU,
     };
     if !is_whole {
-        let (file, line, TracePod { gpus, milli, .. }) = (table.file.to_owned(), row.line, pod);
+        let (
+            file,
+            line,
+            TracePod {
+                gpus,
+                milli_per_gpu: milli,
+                ..
+            },
+        ) = (table.file.to_owned(), row.line, pod);
         return Err(TraceError::PartOfSeveral {
             file,
             line,
@@ -108,13 +116,13 @@ fn pod(
             milli,
         });
     }
-    could_be_served(table.file, row.line, &pod, nodes)?;
+    check_satisfiable(table.file, row.line, &pod, nodes)?;
     Ok(pod)
 }
 
 /// A pod may be too large for the nodes of the models it names, and is never placed then; a pod that no list of nodes could be
 /// meant for is an error.
-fn could_be_served(
+fn check_satisfiable(
     file: &str,
     line: usize,
     pod: &TracePod,
@@ -126,7 +134,7 @@ fn could_be_served(
             file,
             line,
             pod: name,
-            wants: wants(pod),
+            wants: describe_request(pod),
         });
     }
     if !nodes.iter().any(|node| node.is_accepted_by(pod)) {
@@ -134,13 +142,13 @@ fn could_be_served(
             file,
             line,
             pod: name,
-            models: named(pod),
+            models: model_names(pod),
         });
     }
     Ok(())
 }
 
-fn wants(pod: &TracePod) -> String {
+fn describe_request(pod: &TracePod) -> String {
     format!(
         "{}, {} thousandths of a CPU and {}",
         plural(pod.gpus, "GPU"),
@@ -149,7 +157,7 @@ fn wants(pod: &TracePod) -> String {
     )
 }
 
-fn named(pod: &TracePod) -> String {
+fn model_names(pod: &TracePod) -> String {
     let models: Vec<&str> = pod.models.iter().map(GpuModel::as_str).collect();
     models.join(" or ")
 }
@@ -164,7 +172,7 @@ fn models(
         .split('|')
         .filter(|model| !model.is_empty());
     named
-        .map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse))
+        .map(|model| parse_name(table, row, "gpu_spec", model, GpuModel::parse))
         .collect()
 }
 
@@ -188,10 +196,10 @@ fn name<T>(
     column: Column,
     parse: impl Fn(&str) -> Result<T, InvalidName>,
 ) -> Result<T, TraceError> {
-    named_so(table, row, column.name(), row.text(column), parse)
+    parse_name(table, row, column.name(), row.text(column), parse)
 }
 
-fn named_so<T>(
+fn parse_name<T>(
     table: &Table<'_>,
     row: &TableRow<'_>,
     column: &'static str,

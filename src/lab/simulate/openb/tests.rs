@@ -38,7 +38,7 @@ fn a_sound_trace_is_read_whole() {
     assert_eq!(
         (
             trace.pods[0].gpus,
-            trace.pods[0].milli,
+            trace.pods[0].milli_per_gpu,
             trace.pods[0].models.len()
         ),
         (1, 460, 2)

@@ -1,16 +1,16 @@
 //! The order of arrivals and the ranking of nodes, from a seed. The protocol of the published runs.
 
 use super::placer::PodArrival;
-use super::trace::PlayedTrace;
-use crate::simulate::openb::go_dice::GoDice;
+use super::trace::WorkloadTrace;
+use crate::simulate::openb::go_dice::GoRandom;
 use stowage_scheduling::testkit::random::Random;
 
 /// The requested share of the GPUs at the end, in percent.
-pub const LAST_LOAD: u64 = 130;
+pub const MAX_LOAD_PERCENT: u64 = 130;
 
 /// Random streams beside the protocol, each with a seed of its own.
 #[derive(Debug, Clone, Copy)]
-pub enum ArrivalDice {
+pub enum RandomStream {
     /// For a policy that draws random numbers itself.
     Policy,
     /// For a load without end: which pods, when, and for how long.
@@ -19,8 +19,8 @@ pub enum ArrivalDice {
     Lifetimes,
 }
 
-impl ArrivalDice {
-    pub fn of(self, seed: u64) -> Random {
+impl RandomStream {
+    pub fn seeded(self, seed: u64) -> Random {
         // The published figures were drawn with these.
         Random::seeded(seed, 16 + self as u64)
     }
@@ -28,7 +28,7 @@ impl ArrivalDice {
 
 /// Between the pods and the nodes the published runs drew ten more numbers, in the libraries that they are built on. With them
 /// every run of a policy without random numbers has the published result, to the hundredth, seed by seed.
-const ROLLED_BY_OTHERS: usize = 10;
+const UNUSED_DRAWS: usize = 10;
 
 /// The arrivals of one seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,17 +43,17 @@ pub struct Arrivals {
 impl Arrivals {
     /// With the random numbers of the published runs, in the same order: an unused number, the pods, more pods or fewer,
     /// [`UNUSED_DRAWS`], the nodes.
-    pub fn of(setting: &PlayedTrace, seed: u64) -> Self {
-        let mut dice = GoDice::seeded(seed);
+    pub fn draw(setting: &WorkloadTrace, seed: u64) -> Self {
+        let mut dice = GoRandom::seeded(seed);
         dice.int63();
         let mut pods: Vec<usize> = (0..setting.pods.len()).collect();
         dice.shuffle(&mut pods);
-        fill_up(setting, &mut pods, &mut dice);
-        (0..ROLLED_BY_OTHERS).for_each(|_| {
+        adjust_to_load(setting, &mut pods, &mut dice);
+        (0..UNUSED_DRAWS).for_each(|_| {
             dice.int63();
         });
-        let mut by_name: Vec<usize> = (0..setting.sites.len()).collect();
-        by_name.sort_by_key(|site| &setting.sites[*site].name);
+        let mut by_name: Vec<usize> = (0..setting.nodes.len()).collect();
+        by_name.sort_by_key(|site| &setting.nodes[*site].name);
         let mut ranks = vec![0; by_name.len()];
         let ranked = dice.permutation(by_name.len());
         ranked
@@ -63,7 +63,7 @@ impl Arrivals {
         Self { seed, pods, ranks }
     }
 
-    pub fn iter(&self, setting: &PlayedTrace) -> impl Iterator<Item = PodArrival> {
+    pub fn iter(&self, setting: &WorkloadTrace) -> impl Iterator<Item = PodArrival> {
         let arrival = |(number, pod): (usize, &usize)| PodArrival {
             number,
             pod: *pod,
@@ -75,12 +75,12 @@ impl Arrivals {
 
 /// Draws pods with replacement until the next one would request more than [`MAX_LOAD_PERCENT`]; removes pods from a trace that
 /// requests more by itself. A pod with several GPUs is tried as if it requested one of them, as in the published runs.
-fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
-    let asks = |pod: usize| setting.kind_of(pod).milli_gpus();
-    let mut asked: u64 = pods.iter().map(|pod| asks(*pod)).sum();
-    let most = setting.capacity() * LAST_LOAD / 100;
-    while asked > most {
-        asked -= asks(pods.remove(dice.below(pods.len() as u32)));
+fn adjust_to_load(setting: &WorkloadTrace, pods: &mut Vec<usize>, dice: &mut GoRandom) {
+    let milli_gpus_of = |pod: usize| setting.kind_of(pod).milli_gpus();
+    let mut requested: u64 = pods.iter().map(|pod| milli_gpus_of(*pod)).sum();
+    let most = setting.capacity() * MAX_LOAD_PERCENT / 100;
+    while requested > most {
+        requested -= milli_gpus_of(pods.remove(dice.below(pods.len() as u32)));
     }
     let rows = setting.pods.len();
     // Pods without GPUs would be drawn forever.
@@ -90,10 +90,10 @@ fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
         .any(|pod| setting.kinds[pod.kind].gpus > 0)
     {
         let drawn = dice.below(rows as u32);
-        if asked + u64::from(setting.kind_of(drawn).milli) > most {
+        if requested + u64::from(setting.kind_of(drawn).milli_per_gpu) > most {
             return;
         }
-        asked += asks(drawn);
+        requested += milli_gpus_of(drawn);
         pods.push(drawn);
     }
 }
@@ -110,7 +110,7 @@ mod tests {
             &[(64_000, 8)],
             &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)],
         );
-        let arrivals = Arrivals::of(&setting, 42);
+        let arrivals = Arrivals::draw(&setting, 42);
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2]);
@@ -121,14 +121,14 @@ mod tests {
             .sum();
         // 130 % of eight GPUs.
         assert!((9_500..=10_400).contains(&asked), "{asked}");
-        assert_eq!(arrivals, Arrivals::of(&setting, 42));
-        assert_ne!(arrivals, Arrivals::of(&setting, 43));
+        assert_eq!(arrivals, Arrivals::draw(&setting, 42));
+        assert_ne!(arrivals, Arrivals::draw(&setting, 43));
     }
 
     #[test]
     fn pods_of_a_trace_that_requests_more_are_left_out() {
-        let setting = PlayedTrace::of(&built_in::trace());
-        let arrivals = Arrivals::of(&setting, 42);
+        let setting = WorkloadTrace::from_trace(&built_in::trace());
+        let arrivals = Arrivals::draw(&setting, 42);
         assert!(arrivals.pods.len() < setting.pods.len());
         let mut ranks = arrivals.ranks.clone();
         ranks.sort_unstable();
@@ -139,6 +139,6 @@ mod tests {
     #[test]
     fn pods_without_gpus_come_once() {
         let setting = setting(&[(64_000, 8)], &[kind(1000, 0, 0), kind(2000, 0, 0)]);
-        assert_eq!(Arrivals::of(&setting, 42).pods.len(), 2);
+        assert_eq!(Arrivals::draw(&setting, 42).pods.len(), 2);
     }
 }

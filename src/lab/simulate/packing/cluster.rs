@@ -2,7 +2,7 @@
 //! each GPU. Every placement is recorded here too, whichever policy made it, so that a policy that allocates what is taken is
 //! detected. Placement decisions are made elsewhere.
 
-use super::trace::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
+use super::trace::{PODS_PER_NODE, PodKind, WorkloadNode, WorkloadTrace};
 use crate::simulate::openb::WHOLE_GPU;
 use std::collections::BTreeMap;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
@@ -18,15 +18,15 @@ pub struct SimulatedCluster {
 #[derive(Debug, Clone)]
 pub struct SimulatedNode {
     /// Its index in [`WorkloadTrace::nodes`].
-    pub site: usize,
+    pub trace_index: usize,
     pub model: usize,
     /// Free resources: thousandths of cores, bytes, thousandths of each GPU, pods.
     pub cpu: u64,
     pub memory: u64,
     pub gpus: Box<[u32]>,
-    pub slots: u32,
+    pub pod_slots: u32,
     /// How many pods of each sort are here.
-    pub sorts: BTreeMap<DemandSort, u32>,
+    pub sorts: BTreeMap<PodSort, u32>,
     /// Increases with every change.
     pub version: u32,
 }
@@ -41,15 +41,15 @@ pub struct SimulatedPlacement {
 
 /// What GPU pods are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DemandSort {
+pub enum PodSort {
     /// A part of one GPU.
     Part,
     /// This number of whole GPUs.
     Whole(u32),
 }
 
-impl DemandSort {
-    pub fn of(kind: &PodKind) -> Option<Self> {
+impl PodSort {
+    pub fn from_kind(kind: &PodKind) -> Option<Self> {
         match kind.gpus {
             0 => None,
             _ if kind.is_shared() => Some(Self::Part),
@@ -60,11 +60,11 @@ impl DemandSort {
 
 impl SimulatedCluster {
     /// All is free; `ranks` has every node once, in the order of their ranks.
-    pub fn new(setting: &PlayedTrace, ranks: &[usize]) -> Self {
+    pub fn new(setting: &WorkloadTrace, ranks: &[usize]) -> Self {
         Self {
             nodes: ranks
                 .iter()
-                .map(|site| SimulatedNode::new(*site, &setting.sites[*site]))
+                .map(|site| SimulatedNode::new(*site, &setting.nodes[*site]))
                 .collect(),
             allocated: 0,
         }
@@ -79,26 +79,26 @@ impl SimulatedCluster {
         self.allocated
     }
 
-    pub fn take(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
-        self.nodes[seat.node].take(kind, seat.gpus);
+    pub fn allocate(&mut self, kind: &PodKind, placement: SimulatedPlacement) {
+        self.nodes[placement.node].allocate(kind, placement.gpus);
         self.allocated += kind.milli_gpus();
     }
 
-    pub(crate) fn give_back(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
-        self.nodes[seat.node].give_back(kind, seat.gpus);
+    pub(crate) fn release(&mut self, kind: &PodKind, placement: SimulatedPlacement) {
+        self.nodes[placement.node].release(kind, placement.gpus);
         self.allocated -= kind.milli_gpus();
     }
 }
 
 impl SimulatedNode {
-    fn new(site: usize, bought: &PlayedNode) -> Self {
+    fn new(site: usize, capacity: &WorkloadNode) -> Self {
         Self {
-            site,
-            model: bought.model,
-            cpu: bought.cpu,
-            memory: bought.memory,
-            gpus: vec![WHOLE_GPU; bought.gpus as usize].into(),
-            slots: POD_SLOTS,
+            trace_index: site,
+            model: capacity.model,
+            cpu: capacity.cpu,
+            memory: capacity.memory,
+            gpus: vec![WHOLE_GPU; capacity.gpus as usize].into(),
+            pod_slots: PODS_PER_NODE,
             sorts: BTreeMap::new(),
             version: 1,
         }
@@ -113,17 +113,21 @@ impl SimulatedNode {
         kind.models[self.model]
             && kind.cpu <= self.cpu
             && kind.memory <= self.memory
-            && self.slots > 0
+            && self.pod_slots > 0
     }
 
     /// Whether enough single GPUs have the free capacity.
     pub(crate) fn has_gpus(&self, kind: &PodKind) -> bool {
-        kind.gpus == 0 || self.roomy(kind).nth(kind.gpus as usize - 1).is_some()
+        kind.gpus == 0
+            || self
+                .gpus_with_room(kind)
+                .nth(kind.gpus as usize - 1)
+                .is_some()
     }
 
     /// Indices of GPUs on which a part fits.
-    pub fn roomy(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
-        let milli = kind.milli;
+    pub fn gpus_with_room(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
+        let milli = kind.milli_per_gpu;
         self.gpus
             .iter()
             .enumerate()
@@ -132,51 +136,54 @@ impl SimulatedNode {
     }
 
     /// Free capacity over all GPUs, in thousandths of one.
-    pub fn free(&self) -> u64 {
+    pub fn free_milli(&self) -> u64 {
         self.gpus.iter().map(|free| u64::from(*free)).sum()
     }
 
     /// The number of unused GPUs.
-    pub fn untouched(&self) -> u32 {
+    pub fn unused_gpus(&self) -> u32 {
         self.gpus.iter().filter(|free| **free == WHOLE_GPU).count() as u32
     }
 
     /// The tightest GPUs that fit, and of equal ones those with the lowest indices. Whole GPUs are equal.
-    pub fn tightest(&self, kind: &PodKind) -> GpuSet {
+    pub fn tightest_gpus(&self, kind: &PodKind) -> GpuSet {
         if kind.is_shared() {
             let tightest = self
-                .roomy(kind)
+                .gpus_with_room(kind)
                 .min_by_key(|place| (self.gpus[*place], *place));
-            return tightest.map(GpuSet::one).unwrap_or_default();
+            return tightest.map(GpuSet::single).unwrap_or_default();
         }
-        self.roomy(kind).take(kind.gpus as usize).collect()
+        self.gpus_with_room(kind).take(kind.gpus as usize).collect()
     }
 
-    fn take(&mut self, kind: &PodKind, gpus: GpuSet) {
-        const ROOM: &str = "the placing policy has checked that the pod fits";
-        self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
-        self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
-        self.slots = self.slots.checked_sub(1).expect(ROOM);
+    fn allocate(&mut self, kind: &PodKind, gpus: GpuSet) {
+        const CHECKED_FIT: &str = "the placing policy has checked that the pod fits";
+        self.cpu = self.cpu.checked_sub(kind.cpu).expect(CHECKED_FIT);
+        self.memory = self.memory.checked_sub(kind.memory).expect(CHECKED_FIT);
+        self.pod_slots = self.pod_slots.checked_sub(1).expect(CHECKED_FIT);
         assert_eq!(
             gpus.len(),
             kind.gpus,
             "a pod gets as many GPUs as it asks for"
         );
         for place in gpus.iter() {
-            self.gpus[place] = self.gpus[place].checked_sub(kind.milli).expect(ROOM);
+            self.gpus[place] = self.gpus[place]
+                .checked_sub(kind.milli_per_gpu)
+                .expect(CHECKED_FIT);
         }
-        if let Some(sort) = DemandSort::of(kind) {
+        if let Some(sort) = PodSort::from_kind(kind) {
             *self.sorts.entry(sort).or_default() += 1;
         }
         self.version += 1;
     }
 
-    fn give_back(&mut self, kind: &PodKind, gpus: GpuSet) {
+    fn release(&mut self, kind: &PodKind, gpus: GpuSet) {
         self.cpu += kind.cpu;
         self.memory += kind.memory;
-        self.slots += 1;
-        gpus.iter().for_each(|place| self.gpus[place] += kind.milli);
-        if let Some(sort) = DemandSort::of(kind)
+        self.pod_slots += 1;
+        gpus.iter()
+            .for_each(|place| self.gpus[place] += kind.milli_per_gpu);
+        if let Some(sort) = PodSort::from_kind(kind)
             && let Some(count) = self.sorts.get_mut(&sort)
         {
             *count -= 1;
@@ -198,9 +205,9 @@ mod tests {
         let (part, whole) = (kind(1000, 1, 400), kind(1000, 2, 1000));
         let seat = SimulatedPlacement {
             node: 0,
-            gpus: cluster.nodes()[0].tightest(&part),
+            gpus: cluster.nodes()[0].tightest_gpus(&part),
         };
-        cluster.take(&part, seat);
+        cluster.allocate(&part, seat);
         assert_eq!(
             (cluster.allocated(), &*cluster.nodes()[0].gpus),
             (400, &[600, 1000][..])
@@ -208,9 +215,9 @@ mod tests {
         assert!(!cluster.nodes()[0].fits(&whole));
         assert_eq!(
             cluster.nodes()[0].sorts,
-            BTreeMap::from([(DemandSort::Part, 1)])
+            BTreeMap::from([(PodSort::Part, 1)])
         );
-        cluster.give_back(&part, seat);
+        cluster.release(&part, seat);
         assert!(cluster.nodes()[0].fits(&whole));
         assert_eq!(
             (cluster.allocated(), cluster.nodes()[0].sorts.len()),
@@ -222,25 +229,25 @@ mod tests {
     fn a_part_goes_to_the_tightest_gpu_and_whole_ones_are_the_first_that_are_free() {
         let setting = setting(&[(64_000, 4)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(
+        cluster.allocate(
             &kind(0, 1, 300),
             SimulatedPlacement {
                 node: 0,
-                gpus: GpuSet::one(0),
+                gpus: GpuSet::single(0),
             },
         );
-        cluster.take(
+        cluster.allocate(
             &kind(0, 1, 500),
             SimulatedPlacement {
                 node: 0,
-                gpus: GpuSet::one(2),
+                gpus: GpuSet::single(2),
             },
         );
         let node = &cluster.nodes()[0];
-        assert_eq!(node.tightest(&kind(0, 1, 200)), GpuSet::one(2));
-        assert_eq!(node.tightest(&kind(0, 1, 600)), GpuSet::one(0));
+        assert_eq!(node.tightest_gpus(&kind(0, 1, 200)), GpuSet::single(2));
+        assert_eq!(node.tightest_gpus(&kind(0, 1, 600)), GpuSet::single(0));
         assert_eq!(
-            node.tightest(&kind(0, 2, 1000)),
+            node.tightest_gpus(&kind(0, 2, 1000)),
             [1, 3].into_iter().collect()
         );
         assert!(!node.fits(&kind(0, 3, 1000)));
@@ -253,9 +260,9 @@ mod tests {
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
         let seat = SimulatedPlacement {
             node: 0,
-            gpus: GpuSet::one(0),
+            gpus: GpuSet::single(0),
         };
-        cluster.take(&kind(0, 1, 600), seat);
-        cluster.take(&kind(0, 1, 600), seat);
+        cluster.allocate(&kind(0, 1, 600), seat);
+        cluster.allocate(&kind(0, 1, 600), seat);
     }
 }

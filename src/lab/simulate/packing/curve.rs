@@ -1,19 +1,19 @@
 //! The figures of a replay: the allocated share, and the fragmented part of the rest, over the requested share so far. The mean
 //! over all events at which the load rounds to a whole percent, as in the published runs.
 
-use super::arrivals::LAST_LOAD;
+use super::arrivals::MAX_LOAD_PERCENT;
 use crate::simulate::openb::WHOLE_GPU;
 
 /// The allocated and the fragmented share by load, from 0 % to [`MAX_LOAD_PERCENT`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct AllocationCurve {
     capacity: u64,
-    asked: u64,
-    levels: Vec<Level>,
+    requested: u64,
+    levels: Vec<LoadLevel>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Level {
+struct LoadLevel {
     events: u64,
     /// Sums over events: thousandths of GPUs, and GPUs.
     allocated: u64,
@@ -33,17 +33,17 @@ impl AllocationCurve {
     pub fn new(capacity: u64) -> Self {
         Self {
             capacity: capacity.max(1),
-            asked: 0,
-            levels: vec![Level::default(); LAST_LOAD as usize + 1],
+            requested: 0,
+            levels: vec![LoadLevel::default(); MAX_LOAD_PERCENT as usize + 1],
         }
     }
 
     /// Records the state after an arrival that requests this many thousandths of GPUs.
-    pub fn note(&mut self, asked: u64, allocated: u64, fragmented_gpus: f64) {
-        self.asked += asked;
+    pub fn record(&mut self, requested: u64, allocated: u64, fragmented_gpus: f64) {
+        self.requested += requested;
         if let Some(level) = self
             .levels
-            .get_mut(load(self.asked, self.capacity) as usize)
+            .get_mut(load_percent(self.requested, self.capacity) as usize)
         {
             level.events += 1;
             level.allocated += allocated;
@@ -67,14 +67,14 @@ impl AllocationCurve {
     }
 
     pub fn points(&self) -> impl Iterator<Item = Point> {
-        (0..=LAST_LOAD).filter_map(|load| self.at(load))
+        (0..=MAX_LOAD_PERCENT).filter_map(|load| self.at(load))
     }
 }
 
 /// The requested share of the capacity in percent, rounded.
-pub fn load(asked: u64, capacity: u64) -> u64 {
+pub fn load_percent(requested: u64, capacity: u64) -> u64 {
     let capacity = capacity.max(1);
-    (asked * 100 + capacity / 2) / capacity
+    (requested * 100 + capacity / 2) / capacity
 }
 
 /// The mean over curves, at each load that any of them has.
@@ -88,7 +88,7 @@ pub fn mean(curves: &[&AllocationCurve]) -> Vec<Point> {
             fragmented: mean(|point| point.fragmented),
         })
     };
-    (0..=LAST_LOAD).filter_map(at).collect()
+    (0..=MAX_LOAD_PERCENT).filter_map(at).collect()
 }
 
 #[cfg(test)]
@@ -98,10 +98,10 @@ mod tests {
     #[test]
     fn a_load_s_figure_is_the_mean_over_the_events_that_round_to_it() {
         let mut curve = AllocationCurve::new(10_000);
-        curve.note(40, 40, 1.0);
+        curve.record(40, 40, 1.0);
         // 0.9 % and 1.4 % round to 1.
-        curve.note(50, 90, 2.0);
-        curve.note(50, 90, 4.0);
+        curve.record(50, 90, 2.0);
+        curve.record(50, 90, 4.0);
         assert_eq!(
             curve.at(0),
             Some(Point {
@@ -125,9 +125,9 @@ mod tests {
     #[test]
     fn the_mean_is_over_those_that_have_the_load() {
         let (mut one, mut two) = (AllocationCurve::new(10_000), AllocationCurve::new(10_000));
-        one.note(100, 100, 0.0);
-        two.note(100, 50, 0.0);
-        two.note(100, 150, 0.0);
+        one.record(100, 100, 0.0);
+        two.record(100, 50, 0.0);
+        two.record(100, 150, 0.0);
         let allocated: Vec<(u64, f64)> = mean(&[&one, &two])
             .iter()
             .map(|p| (p.load, p.allocated))

@@ -2,17 +2,17 @@
 //! pod drawn from the typical ones could not use. Typical pods are weighted by counts, not shares, so that sums are exact.
 
 use super::cluster::SimulatedNode;
-use super::trace::{PlayedTrace, PodKind};
+use super::trace::{PodKind, WorkloadTrace};
 use crate::simulate::openb::WHOLE_GPU;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Typical pods are the most frequent ones that together are this percentage of all (95 % in the published runs).
-const TYPICAL: u64 = 95;
+const TYPICAL_PERCENT: u64 = 95;
 
 /// The typical pods.
 #[derive(Debug, Clone)]
-pub struct Typical {
+pub struct TypicalPods {
     /// Shapes of GPU pods only: a pod without GPUs uses no GPU anywhere.
     shapes: Vec<TypicalShape>,
     /// How many pods they represent.
@@ -26,19 +26,19 @@ struct TypicalShape {
     gpus: u32,
     models: Box<[bool]>,
     /// By rising CPU: how many ask for that much or less.
-    up_to: Vec<(u64, u64)>,
+    cumulative_by_cpu: Vec<(u64, u64)>,
 }
 
 /// The free capacity of one node.
 #[derive(Debug, Clone, Copy)]
-pub struct Rest<'a> {
+pub struct FreeCapacity<'a> {
     pub model: usize,
     pub cpu: u64,
     /// What is free of each GPU, in thousandths.
     pub gpus: &'a [u32],
 }
 
-impl<'a> From<&'a SimulatedNode> for Rest<'a> {
+impl<'a> From<&'a SimulatedNode> for FreeCapacity<'a> {
     fn from(node: &'a SimulatedNode) -> Self {
         Self {
             model: node.model,
@@ -48,14 +48,14 @@ impl<'a> From<&'a SimulatedNode> for Rest<'a> {
     }
 }
 
-impl Typical {
+impl TypicalPods {
     /// The typical pods of a trace. Memory does not distinguish them, as in the published runs.
-    pub fn of(setting: &PlayedTrace) -> Self {
+    pub fn from_trace(setting: &WorkloadTrace) -> Self {
         let mut counts: BTreeMap<(u64, u32, u32, &[bool]), u64> = BTreeMap::new();
         for pod in &setting.pods {
             let PodKind {
                 cpu,
-                milli,
+                milli_per_gpu: milli,
                 gpus,
                 models,
                 ..
@@ -67,7 +67,7 @@ impl Typical {
         let mut shapes: BTreeMap<(u32, u32, &[bool]), BTreeMap<u64, u64>> = BTreeMap::new();
         let mut covered = 0;
         for ((cpu, milli, gpus, models), count) in by_count {
-            if covered * 100 >= TYPICAL * setting.pods.len() as u64 {
+            if covered * 100 >= TYPICAL_PERCENT * setting.pods.len() as u64 {
                 break;
             }
             covered += count;
@@ -80,7 +80,7 @@ impl Typical {
             }
         }
         Self {
-            shapes: shapes.into_iter().map(TypicalShape::of).collect(),
+            shapes: shapes.into_iter().map(TypicalShape::from_counts).collect(),
             count: covered,
         }
     }
@@ -93,15 +93,17 @@ impl Typical {
     /// Thousandths of GPUs that are free and of no use to a pod, summed over all pods that the typical ones represent.
     ///
     /// To a pod that does not fit, all free capacity is of no use; to one that fits, that of GPUs that have too little for it.
-    pub fn fragments(&self, rest: Rest<'_>) -> u64 {
-        let free: u64 = rest.gpus.iter().map(|free| u64::from(*free)).sum();
-        let useful: u64 = self.shapes.iter().map(|shape| shape.useful(rest)).sum();
+    pub fn fragments(&self, capacity: FreeCapacity<'_>) -> u64 {
+        let free: u64 = capacity.gpus.iter().map(|free| u64::from(*free)).sum();
+        let useful: u64 = self.shapes.iter().map(|shape| shape.usable(capacity)).sum();
         self.count * free - useful
     }
 }
 
 impl TypicalShape {
-    fn of(((milli, gpus, models), cpus): ((u32, u32, &[bool]), BTreeMap<u64, u64>)) -> Self {
+    fn from_counts(
+        ((milli, gpus, models), cpus): ((u32, u32, &[bool]), BTreeMap<u64, u64>),
+    ) -> Self {
         let mut sum = 0;
         let up_to = cpus.into_iter().map(|(cpu, count)| {
             sum += count;
@@ -111,12 +113,12 @@ impl TypicalShape {
             milli,
             gpus,
             models: models.into(),
-            up_to: up_to.collect(),
+            cumulative_by_cpu: up_to.collect(),
         }
     }
 
     /// The free capacity of GPUs that fit such a pod, times the number of such pods for which the CPU suffices.
-    fn useful(&self, rest: Rest<'_>) -> u64 {
+    fn usable(&self, rest: FreeCapacity<'_>) -> u64 {
         if !self.models[rest.model] {
             return 0;
         }
@@ -128,27 +130,31 @@ impl TypicalShape {
         if roomy < self.gpus {
             0
         } else {
-            free * self.with_cpu(rest.cpu)
+            free * self.pods_with_cpu(rest.cpu)
         }
     }
 
-    fn with_cpu(&self, cpu: u64) -> u64 {
-        let enough = self.up_to.partition_point(|(wanted, _)| *wanted <= cpu);
-        enough.checked_sub(1).map_or(0, |last| self.up_to[last].1)
+    fn pods_with_cpu(&self, cpu: u64) -> u64 {
+        let enough = self
+            .cumulative_by_cpu
+            .partition_point(|(wanted, _)| *wanted <= cpu);
+        enough
+            .checked_sub(1)
+            .map_or(0, |last| self.cumulative_by_cpu[last].1)
     }
 }
 
 /// The whole cluster's fragmentation, maintained node by node.
 #[derive(Debug, Clone)]
-pub(crate) struct Fragments<'t> {
-    typical: &'t Typical,
+pub(crate) struct ClusterFragmentation<'t> {
+    typical: &'t TypicalPods,
     by_node: Vec<u64>,
     /// Thousandths of GPUs, summed over all pods that the typical ones represent.
     sum: u64,
 }
 
-impl<'t> Fragments<'t> {
-    pub fn of(typical: &'t Typical, nodes: &[SimulatedNode]) -> Self {
+impl<'t> ClusterFragmentation<'t> {
+    pub fn new(typical: &'t TypicalPods, nodes: &[SimulatedNode]) -> Self {
         let by_node: Vec<u64> = nodes
             .iter()
             .map(|node| typical.fragments(node.into()))
@@ -161,10 +167,10 @@ impl<'t> Fragments<'t> {
     }
 
     /// Applies one node's change.
-    pub fn update(&mut self, place: usize, node: &SimulatedNode) {
+    pub fn update(&mut self, rank: usize, node: &SimulatedNode) {
         let now = self.typical.fragments(node.into());
-        self.sum = self.sum - self.by_node[place] + now;
-        self.by_node[place] = now;
+        self.sum = self.sum - self.by_node[rank] + now;
+        self.by_node[rank] = now;
     }
 
     /// In GPUs, for a pod drawn from the typical ones.
@@ -181,8 +187,8 @@ mod tests {
     use stowage_scheduling::vocabulary::gpu::GpuSet;
 
     /// Three kinds of the same frequency: on CPUs alone, half a GPU with much CPU, two whole ones.
-    fn typical() -> Typical {
-        Typical::of(&setting(
+    fn typical() -> TypicalPods {
+        TypicalPods::from_trace(&setting(
             &[(8000, 2)],
             &[kind(1000, 0, 0), kind(6000, 1, 500), kind(2000, 2, 1000)],
         ))
@@ -192,7 +198,7 @@ mod tests {
     fn free_capacity_counts_as_fragmented_for_pods_that_cannot_use_it() {
         let typical = typical();
         let fragments = |cpu, gpus: &[u32]| {
-            typical.fragments(Rest {
+            typical.fragments(FreeCapacity {
                 model: 0,
                 cpu,
                 gpus,
@@ -215,9 +221,9 @@ mod tests {
             models: [false, true].into(),
             ..kind(1000, 1, 500)
         };
-        let typical = Typical::of(&setting(&[(8000, 1)], &[picky]));
+        let typical = TypicalPods::from_trace(&setting(&[(8000, 1)], &[picky]));
         assert_eq!(
-            typical.fragments(Rest {
+            typical.fragments(FreeCapacity {
                 model: 0,
                 cpu: 8000,
                 gpus: &[1000]
@@ -225,7 +231,7 @@ mod tests {
             1000
         );
         assert_eq!(
-            typical.fragments(Rest {
+            typical.fragments(FreeCapacity {
                 model: 1,
                 cpu: 8000,
                 gpus: &[1000]
@@ -238,28 +244,28 @@ mod tests {
     fn rare_pods_are_not_typical() {
         let mut setting = setting(&[(8000, 1)], &[kind(1000, 1, 500), kind(1000, 1, 700)]);
         setting.pods = (0..100)
-            .map(|n| crate::simulate::packing::trace::PlayedPod {
+            .map(|n| crate::simulate::packing::trace::WorkloadPod {
                 kind: usize::from(n >= 95),
                 qos: None,
             })
             .collect();
-        assert_eq!(Typical::of(&setting).count(), 95);
+        assert_eq!(TypicalPods::from_trace(&setting).count(), 95);
         setting.pods.push(setting.pods[99]);
-        assert_eq!(Typical::of(&setting).count(), 101);
+        assert_eq!(TypicalPods::from_trace(&setting).count(), 101);
     }
 
     #[test]
     fn the_sum_follows_each_change() {
         let setting = setting(&[(8000, 2), (8000, 2)], &[kind(1000, 1, 600)]);
-        let typical = Typical::of(&setting);
+        let typical = TypicalPods::from_trace(&setting);
         let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
-        let mut fragments = Fragments::of(&typical, cluster.nodes());
+        let mut fragments = ClusterFragmentation::new(&typical, cluster.nodes());
         assert_eq!(fragments.gpus(), 0.0);
-        cluster.take(
+        cluster.allocate(
             &setting.kinds[0],
             SimulatedPlacement {
                 node: 1,
-                gpus: GpuSet::one(1),
+                gpus: GpuSet::single(1),
             },
         );
         fragments.update(1, &cluster.nodes()[1]);

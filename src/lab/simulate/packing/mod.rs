@@ -38,12 +38,12 @@ pub mod trace;
 pub use arrivals::Arrivals;
 pub use bound::AllocationBound;
 pub use churn::{OfferedLoad, Rejections, churn};
-pub use fragmentation::Typical;
-pub use policy::PlayedPolicy;
+pub use fragmentation::TypicalPods;
+pub use policy::SimulatedPolicy;
 pub use replay::{Replay, replay};
 pub use report::PackingLine;
 pub use shipped::{CpuRule, SimulatedEviction};
-pub use trace::PlayedTrace;
+pub use trace::WorkloadTrace;
 
 #[cfg(test)]
 mod testing;

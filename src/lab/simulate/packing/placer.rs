@@ -15,25 +15,25 @@ pub struct PodArrival {
 
 /// A pod's placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placed {
-    pub seat: SimulatedPlacement,
+pub struct PlacedPod {
+    pub placement: SimulatedPlacement,
     /// Numbers of its victims.
-    pub evicted: Vec<usize>,
+    pub victims: Vec<usize>,
 }
 
-impl Placed {
+impl PlacedPod {
     /// A placement that evicts no pod.
-    pub fn alone(seat: SimulatedPlacement) -> Self {
+    pub fn without_victims(seat: SimulatedPlacement) -> Self {
         Self {
-            seat,
-            evicted: Vec::new(),
+            placement: seat,
+            victims: Vec::new(),
         }
     }
 }
 
 pub trait Placer {
     /// Places the pod; `None` if it does not fit. It counts as placed from then on.
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed>;
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod>;
 
     /// A placed pod has ended. A policy without state per pod has nothing to do.
     fn end(&mut self, _number: usize) {}

@@ -1,22 +1,22 @@
 //! The policies that can be simulated, by name.
 
-use super::arrivals::{ArrivalDice, Arrivals};
-use super::baseline::at_random::AtRandom;
+use super::arrivals::{Arrivals, RandomStream};
+use super::baseline::at_random::RandomPlacer;
 use super::baseline::fgd::Fgd;
 use super::baseline::fit::{BestFit, DotProduct};
 use super::baseline::grouping::{Clustering, PackingBaseline};
-use super::baseline::scored::Scored;
-use super::fragmentation::Typical;
+use super::baseline::scored::ScoredPlacer;
+use super::fragmentation::TypicalPods;
 use super::placer::Placer;
-use super::shipped::learning::Knowledge;
-use super::shipped::{CpuRule, Shipped, SimulatedEviction};
-use super::trace::PlayedTrace;
+use super::shipped::learning::DemandKnowledge;
+use super::shipped::{CpuRule, SimulatedEviction, StowagePlacer};
+use super::trace::WorkloadTrace;
 use serde::Serialize;
 use std::str::FromStr;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum PlayedPolicy {
+pub enum SimulatedPolicy {
     Random,
     DotProduct,
     Clustering,
@@ -30,12 +30,12 @@ pub enum PlayedPolicy {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy {name:?}; write one or several of {}", PlayedPolicy::ALL.map(PlayedPolicy::name).join(", "))]
+#[error("there is no policy {name:?}; write one or several of {}", SimulatedPolicy::ALL.map(SimulatedPolicy::name).join(", "))]
 pub struct UnknownPolicy {
     name: String,
 }
 
-impl PlayedPolicy {
+impl SimulatedPolicy {
     pub const ALL: [Self; 8] = [
         Self::Random,
         Self::DotProduct,
@@ -84,25 +84,25 @@ impl PlayedPolicy {
     /// Ready to place the first pod of these arrivals.
     pub fn placer<'s>(
         self,
-        setting: &'s PlayedTrace,
-        typical: &'s Typical,
+        setting: &'s WorkloadTrace,
+        typical: &'s TypicalPods,
         arrivals: &Arrivals,
         eviction: SimulatedEviction,
         cpu_rule: CpuRule,
     ) -> Box<dyn Placer + 's> {
         match self {
-            Self::Random => Box::new(AtRandom::new(
+            Self::Random => Box::new(RandomPlacer::new(
                 setting,
-                ArrivalDice::Policy.of(arrivals.seed),
+                RandomStream::Policy.seeded(arrivals.seed),
             )),
-            Self::DotProduct => Box::new(Scored::new(setting, DotProduct)),
-            Self::Clustering => Box::new(Scored::new(setting, Clustering)),
-            Self::Packing => Box::new(Scored::new(setting, PackingBaseline)),
-            Self::BestFit => Box::new(Scored::new(setting, BestFit)),
-            Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
+            Self::DotProduct => Box::new(ScoredPlacer::new(setting, DotProduct)),
+            Self::Clustering => Box::new(ScoredPlacer::new(setting, Clustering)),
+            Self::Packing => Box::new(ScoredPlacer::new(setting, PackingBaseline)),
+            Self::BestFit => Box::new(ScoredPlacer::new(setting, BestFit)),
+            Self::Fgd => Box::new(ScoredPlacer::new(setting, Fgd(typical))),
             Self::Stowage | Self::StowageKnownDemand => {
-                let knowledge = self.knowledge(setting);
-                Box::new(Shipped::new(
+                let knowledge = self.demand_knowledge(setting);
+                Box::new(StowagePlacer::new(
                     setting,
                     &arrivals.ranks,
                     eviction,
@@ -114,15 +114,15 @@ impl PlayedPolicy {
     }
 
     /// What Stowage knows about the pods to come.
-    pub fn knowledge(self, setting: &PlayedTrace) -> Knowledge {
+    pub fn demand_knowledge(self, setting: &WorkloadTrace) -> DemandKnowledge {
         match self {
-            Self::StowageKnownDemand => Knowledge::of_all(setting),
-            _ => Knowledge::Learned,
+            Self::StowageKnownDemand => DemandKnowledge::of_full_trace(setting),
+            _ => DemandKnowledge::Learned,
         }
     }
 }
 
-impl FromStr for PlayedPolicy {
+impl FromStr for SimulatedPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_policy_is_found_by_its_name_and_written_so() {
-        for policy in PlayedPolicy::ALL {
+        for policy in SimulatedPolicy::ALL {
             assert_eq!(policy.name().parse(), Ok(policy));
             assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
         }
@@ -149,7 +149,10 @@ mod tests {
 
     #[test]
     fn an_unknown_policy_is_answered_with_those_that_exist() {
-        let error = "worst-fit".parse::<PlayedPolicy>().unwrap_err().to_string();
+        let error = "worst-fit"
+            .parse::<SimulatedPolicy>()
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("there is no policy \"worst-fit\"; write one or several of random, "),
             "{error}"

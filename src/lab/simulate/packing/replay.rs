@@ -3,10 +3,10 @@
 
 use super::arrivals::Arrivals;
 use super::curve::AllocationCurve;
-use super::fragmentation::Typical;
+use super::fragmentation::TypicalPods;
 use super::placer::{Placer, PodArrival};
 use super::run::PackingRun;
-use super::trace::PlayedTrace;
+use super::trace::WorkloadTrace;
 use crate::simulate::openb::Qos;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -36,31 +36,35 @@ impl AdmissionCounts {
 }
 
 /// Whether other pods may be evicted for such a pod.
-pub fn is_high(qos: Option<Qos>) -> bool {
+pub fn has_high_priority(qos: Option<Qos>) -> bool {
     matches!(qos, Some(Qos::LatencySensitive | Qos::Guaranteed))
 }
 
 pub fn replay(
-    setting: &PlayedTrace,
+    setting: &WorkloadTrace,
     arrivals: &Arrivals,
-    typical: &Typical,
+    typical: &TypicalPods,
     placer: &mut dyn Placer,
 ) -> Replay {
     let world = PackingRun::new(setting, &arrivals.ranks, Some(typical));
     let mut run = ReplayRun {
         setting,
-        world,
-        waiting: EvictedPods::default(),
-        came: arrivals.pods.len(),
+        packing: world,
+        pending: EvictedPods::default(),
+        arrivals: arrivals.pods.len(),
     };
     let mut curve = AllocationCurve::new(setting.capacity());
     let mut admission = AdmissionCounts::default();
     for arrival in arrivals.iter(setting) {
         let (is_placed, evicted) = run.step(arrival, placer);
         let asked = setting.kinds[arrival.kind].milli_gpus();
-        curve.note(asked, run.world.cluster.allocated(), run.world.fragmented());
+        curve.record(
+            asked,
+            run.packing.cluster.allocated(),
+            run.packing.fragmented_gpus(),
+        );
         admission.evicted += evicted;
-        if is_high(setting.pods[arrival.pod].qos) {
+        if has_high_priority(setting.pods[arrival.pod].qos) {
             admission.asked += asked;
             admission.admitted += if is_placed { asked } else { 0 };
         }
@@ -73,11 +77,11 @@ pub fn replay(
 }
 
 struct ReplayRun<'s> {
-    setting: &'s PlayedTrace,
-    world: PackingRun<'s>,
-    waiting: EvictedPods,
+    setting: &'s WorkloadTrace,
+    packing: PackingRun<'s>,
+    pending: EvictedPods,
     /// Pods numbered so far: one that returns gets another number.
-    came: usize,
+    arrivals: usize,
 }
 
 /// Evicted pods by kind, as indices of the setting's pods.
@@ -86,48 +90,49 @@ type EvictedPods = BTreeMap<usize, Vec<usize>>;
 impl ReplayRun<'_> {
     /// Whether the pod was placed, and how many were evicted for it.
     fn step(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> (bool, u64) {
-        let outcome = self.world.admit(arrival, placer);
+        let outcome = self.packing.admit(arrival, placer);
         let Some(node) = outcome.node else {
             return (false, 0);
         };
         for pod in &outcome.evicted {
-            if !self.come_back(*pod, placer) {
-                self.waiting
+            if !self.place_again(*pod, placer) {
+                self.pending
                     .entry(self.setting.pods[*pod].kind)
                     .or_default()
                     .push(*pod);
             }
         }
         if !outcome.evicted.is_empty() {
-            self.fill(node, placer);
+            self.refill_node(node, placer);
         }
         (true, outcome.evicted.len() as u64)
     }
 
     /// Places pending pods on a node that has changed; they did not fit before.
-    fn fill(&mut self, node: usize, placer: &mut dyn Placer) {
-        let kinds: Vec<usize> = self.waiting.keys().copied().collect();
+    fn refill_node(&mut self, node: usize, placer: &mut dyn Placer) {
+        let kinds: Vec<usize> = self.pending.keys().copied().collect();
         for kind in kinds {
-            let fits = |run: &Self| run.world.cluster.nodes()[node].fits(&run.setting.kinds[kind]);
+            let fits =
+                |run: &Self| run.packing.cluster.nodes()[node].fits(&run.setting.kinds[kind]);
             while fits(self)
-                && let Some(pod) = self.waiting.get_mut(&kind).and_then(Vec::pop)
+                && let Some(pod) = self.pending.get_mut(&kind).and_then(Vec::pop)
             {
-                if !self.come_back(pod, placer) {
-                    self.waiting.entry(kind).or_default().push(pod);
+                if !self.place_again(pod, placer) {
+                    self.pending.entry(kind).or_default().push(pod);
                     break;
                 }
             }
         }
-        self.waiting.retain(|_, pods| !pods.is_empty());
+        self.pending.retain(|_, pods| !pods.is_empty());
     }
 
-    fn come_back(&mut self, pod: usize, placer: &mut dyn Placer) -> bool {
+    fn place_again(&mut self, pod: usize, placer: &mut dyn Placer) -> bool {
         let arrival = PodArrival {
-            number: self.came,
+            number: self.arrivals,
             pod,
             kind: self.setting.pods[pod].kind,
         };
-        self.came += 1;
-        self.world.admit(arrival, placer).node.is_some()
+        self.arrivals += 1;
+        self.packing.admit(arrival, placer).node.is_some()
     }
 }

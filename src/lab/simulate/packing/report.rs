@@ -2,14 +2,14 @@
 
 use super::churn::{OfferedLoad, Rejections};
 use super::curve::{self, AllocationCurve, Point};
-use super::policy::PlayedPolicy;
+use super::policy::SimulatedPolicy;
 use super::replay::Replay;
 use serde::Serialize;
 
 /// One policy over all seeds; percentages of all GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PackingLine {
-    pub policy: PlayedPolicy,
+    pub policy: SimulatedPolicy,
     pub seeds: Vec<u64>,
     /// Allocated when 100 % and 130 % of the GPUs have been requested: means over seeds.
     pub at_100: Option<f64>,
@@ -31,7 +31,11 @@ pub struct PackingLine {
 
 impl PackingLine {
     /// The replays of one policy, in the order of their seeds.
-    pub fn of(policy: PlayedPolicy, replays: &[Replay], shows_admission: bool) -> Self {
+    pub fn from_replays(
+        policy: SimulatedPolicy,
+        replays: &[Replay],
+        shows_admission: bool,
+    ) -> Self {
         let curves: Vec<&AllocationCurve> = replays.iter().map(|replay| &replay.curve).collect();
         let points = curve::mean(&curves);
         let at = |load: u64| points.iter().find(|point| point.load == load);
@@ -60,8 +64,8 @@ impl PackingLine {
 
 /// One policy with departures, over all seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Losses {
-    pub policy: PlayedPolicy,
+pub struct RejectionLine {
+    pub policy: SimulatedPolicy,
     pub seeds: Vec<u64>,
     /// The share of all GPUs that pods would keep busy if none were rejected; 1 is all.
     pub load: f64,
@@ -71,8 +75,12 @@ pub struct Losses {
     pub each_rejected: Vec<f64>,
 }
 
-impl Losses {
-    pub fn of(policy: PlayedPolicy, load: OfferedLoad, runs: &[(u64, Rejections)]) -> Self {
+impl RejectionLine {
+    pub fn from_runs(
+        policy: SimulatedPolicy,
+        load: OfferedLoad,
+        runs: &[(u64, Rejections)],
+    ) -> Self {
         let each: Vec<f64> = runs
             .iter()
             .map(|(_, rejections)| rejections.percent())
@@ -80,7 +88,7 @@ impl Losses {
         Self {
             policy,
             seeds: runs.iter().map(|(seed, _)| *seed).collect(),
-            load: load.of_one(),
+            load: load.as_share(),
             rejected: each.iter().sum::<f64>() / each.len().max(1) as f64,
             each_rejected: each,
         }

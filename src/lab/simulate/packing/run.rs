@@ -2,18 +2,18 @@
 //! cluster, which checks each policy against the existing capacity.
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
-use super::fragmentation::{Fragments, Typical};
+use super::fragmentation::{ClusterFragmentation, TypicalPods};
 use super::placer::{Placer, PodArrival};
-use super::trace::PlayedTrace;
+use super::trace::WorkloadTrace;
 use std::collections::BTreeMap;
 
 pub(crate) struct PackingRun<'s> {
-    setting: &'s PlayedTrace,
+    setting: &'s WorkloadTrace,
     pub cluster: SimulatedCluster,
     /// Absent if fragmentation is not measured.
-    fragments: Option<Fragments<'s>>,
+    fragments: Option<ClusterFragmentation<'s>>,
     /// Placements, by the pods' numbers.
-    placed: BTreeMap<usize, (usize, SimulatedPlacement)>,
+    placements: BTreeMap<usize, (usize, SimulatedPlacement)>,
 }
 
 /// A placed pod, and its victims.
@@ -26,14 +26,18 @@ pub(crate) struct ArrivalOutcome {
 }
 
 impl<'s> PackingRun<'s> {
-    pub fn new(setting: &'s PlayedTrace, ranks: &[usize], typical: Option<&'s Typical>) -> Self {
+    pub fn new(
+        setting: &'s WorkloadTrace,
+        ranks: &[usize],
+        typical: Option<&'s TypicalPods>,
+    ) -> Self {
         let cluster = SimulatedCluster::new(setting, ranks);
-        let fragments = typical.map(|typical| Fragments::of(typical, cluster.nodes()));
+        let fragments = typical.map(|typical| ClusterFragmentation::new(typical, cluster.nodes()));
         Self {
             setting,
             cluster,
             fragments,
-            placed: BTreeMap::new(),
+            placements: BTreeMap::new(),
         }
     }
 
@@ -43,17 +47,17 @@ impl<'s> PackingRun<'s> {
             return ArrivalOutcome::default();
         };
         let evicted = placed
-            .evicted
+            .victims
             .iter()
             .filter_map(|number| self.remove(*number))
             .collect();
         self.cluster
-            .take(&self.setting.kinds[arrival.kind], placed.seat);
-        self.placed
-            .insert(arrival.number, (arrival.pod, placed.seat));
-        self.look_again(placed.seat.node);
+            .allocate(&self.setting.kinds[arrival.kind], placed.placement);
+        self.placements
+            .insert(arrival.number, (arrival.pod, placed.placement));
+        self.update_fragments(placed.placement.node);
         ArrivalOutcome {
-            node: Some(placed.seat.node),
+            node: Some(placed.placement.node),
             evicted,
         }
     }
@@ -66,18 +70,20 @@ impl<'s> PackingRun<'s> {
     }
 
     /// Fragmented free capacity, in GPUs.
-    pub fn fragmented(&self) -> f64 {
-        self.fragments.as_ref().map_or(0.0, Fragments::gpus)
+    pub fn fragmented_gpus(&self) -> f64 {
+        self.fragments
+            .as_ref()
+            .map_or(0.0, ClusterFragmentation::gpus)
     }
 
     fn remove(&mut self, number: usize) -> Option<usize> {
-        let (pod, seat) = self.placed.remove(&number)?;
-        self.cluster.give_back(self.setting.kind_of(pod), seat);
-        self.look_again(seat.node);
+        let (pod, seat) = self.placements.remove(&number)?;
+        self.cluster.release(self.setting.kind_of(pod), seat);
+        self.update_fragments(seat.node);
         Some(pod)
     }
 
-    fn look_again(&mut self, node: usize) {
+    fn update_fragments(&mut self, node: usize) {
         if let Some(fragments) = &mut self.fragments {
             fragments.update(node, &self.cluster.nodes()[node]);
         }

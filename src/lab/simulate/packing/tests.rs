@@ -3,8 +3,8 @@
 use super::*;
 use crate::simulate::openb::built_in;
 
-fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Replay {
-    let typical = Typical::of(setting);
+fn run(setting: &WorkloadTrace, policy: SimulatedPolicy, arrivals: &Arrivals) -> Replay {
+    let typical = TypicalPods::from_trace(setting);
     let mut placer = policy.placer(
         setting,
         &typical,
@@ -17,9 +17,9 @@ fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Repl
 
 #[test]
 fn a_run_is_the_same_each_time() {
-    let setting = PlayedTrace::of(&built_in::trace());
-    for policy in PlayedPolicy::ALL {
-        let arrivals = Arrivals::of(&setting, 42);
+    let setting = WorkloadTrace::from_trace(&built_in::trace());
+    for policy in SimulatedPolicy::ALL {
+        let arrivals = Arrivals::draw(&setting, 42);
         assert_eq!(
             run(&setting, policy, &arrivals),
             run(&setting, policy, &arrivals),
@@ -30,9 +30,9 @@ fn a_run_is_the_same_each_time() {
 
 #[test]
 fn the_allocation_is_the_requested_share_until_a_pod_is_dropped() {
-    let setting = PlayedTrace::of(&built_in::trace());
-    let arrivals = Arrivals::of(&setting, 42);
-    for policy in PlayedPolicy::ALL {
+    let setting = WorkloadTrace::from_trace(&built_in::trace());
+    let arrivals = Arrivals::draw(&setting, 42);
+    for policy in SimulatedPolicy::ALL {
         let curve = run(&setting, policy, &arrivals).curve;
         let half = curve.at(50).unwrap();
         assert!((half.allocated - 50.0).abs() < 0.6, "{policy:?}: {half:?}");

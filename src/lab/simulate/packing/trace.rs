@@ -6,21 +6,21 @@ use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuModel, NodeName};
 
 /// What a kubelet takes by default (`maxPods`); no trace's node comes near it.
-pub(crate) const POD_SLOTS: u32 = 110;
+pub(crate) const PODS_PER_NODE: u32 = 110;
 
 /// A trace, parsed once and simulated many times.
 #[derive(Debug, Clone)]
-pub struct PlayedTrace {
-    pub sites: Vec<PlayedNode>,
+pub struct WorkloadTrace {
+    pub nodes: Vec<WorkloadNode>,
     pub models: Vec<GpuModel>,
     pub kinds: Vec<PodKind>,
     /// In the trace's order.
-    pub pods: Vec<PlayedPod>,
+    pub pods: Vec<WorkloadPod>,
 }
 
 /// A node's capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlayedNode {
+pub struct WorkloadNode {
     pub name: NodeName,
     /// Its index in [`WorkloadTrace::models`].
     pub model: usize,
@@ -39,37 +39,47 @@ pub struct PodKind {
     /// None for a pod without GPUs.
     pub gpus: u32,
     /// Requested share of each of its GPUs, in thousandths.
-    pub milli: u32,
+    pub milli_per_gpu: u32,
     /// Whether it may run on a node of each model, by the model's index.
     pub models: Box<[bool]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlayedPod {
+pub struct WorkloadPod {
     /// Its index in [`WorkloadTrace::kinds`].
     pub kind: usize,
     pub qos: Option<Qos>,
 }
 
-impl PlayedTrace {
-    pub fn of(trace: &Trace) -> Self {
+impl WorkloadTrace {
+    pub fn from_trace(trace: &Trace) -> Self {
         let mut models: Vec<GpuModel> = trace.nodes.iter().map(|node| node.model.clone()).collect();
         models.sort_unstable();
         models.dedup();
-        let sites = trace.nodes.iter().map(|node| site(node, &models)).collect();
+        let sites = trace
+            .nodes
+            .iter()
+            .map(|node| packing_node(node, &models))
+            .collect();
         let mut kinds = Vec::new();
-        let mut places = BTreeMap::new();
+        let mut kind_indices = BTreeMap::new();
         let mut pod = |pod: &TracePod| {
-            let asked = (pod.cpu, pod.memory, pod.gpus, pod.milli, pod.models.clone());
-            let kind = *places.entry(asked).or_insert_with(|| {
-                kinds.push(PodKind::of(pod, &models));
+            let request = (
+                pod.cpu,
+                pod.memory,
+                pod.gpus,
+                pod.milli_per_gpu,
+                pod.models.clone(),
+            );
+            let kind = *kind_indices.entry(request).or_insert_with(|| {
+                kinds.push(PodKind::from_pod(pod, &models));
                 kinds.len() - 1
             });
-            PlayedPod { kind, qos: pod.qos }
+            WorkloadPod { kind, qos: pod.qos }
         };
         let pods = trace.pods.iter().map(&mut pod).collect();
         Self {
-            sites,
+            nodes: sites,
             models,
             kinds,
             pods,
@@ -81,13 +91,13 @@ impl PlayedTrace {
     }
 
     /// Whether a pod of the kind fits on any empty node.
-    pub fn could_fit(&self, kind: &PodKind) -> bool {
-        self.sites.iter().any(|site| site.could_fit(kind))
+    pub fn fits_empty_cluster(&self, kind: &PodKind) -> bool {
+        self.nodes.iter().any(|site| site.fits_when_empty(kind))
     }
 
     /// Capacity of all GPUs, in thousandths of one.
     pub fn capacity(&self) -> u64 {
-        self.sites
+        self.nodes
             .iter()
             .map(|site| u64::from(site.gpus))
             .sum::<u64>()
@@ -95,9 +105,9 @@ impl PlayedTrace {
     }
 }
 
-impl PlayedNode {
+impl WorkloadNode {
     /// Whether a pod of the kind fits on this node if it is empty.
-    pub fn could_fit(&self, kind: &PodKind) -> bool {
+    pub fn fits_when_empty(&self, kind: &PodKind) -> bool {
         kind.models[self.model]
             && kind.gpus <= self.gpus
             && kind.cpu <= self.cpu
@@ -106,31 +116,31 @@ impl PlayedNode {
 }
 
 impl PodKind {
-    fn of(pod: &TracePod, models: &[GpuModel]) -> Self {
+    fn from_pod(pod: &TracePod, models: &[GpuModel]) -> Self {
         let is_accepted =
             |model| pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(model);
         Self {
             cpu: pod.cpu.0,
             memory: pod.memory.0,
             gpus: pod.gpus,
-            milli: pod.milli,
+            milli_per_gpu: pod.milli_per_gpu,
             models: models.iter().map(is_accepted).collect(),
         }
     }
 
     /// The request over all its GPUs, in thousandths of one.
     pub fn milli_gpus(&self) -> u64 {
-        u64::from(self.gpus) * u64::from(self.milli)
+        u64::from(self.gpus) * u64::from(self.milli_per_gpu)
     }
 
     /// Whether it requests a part of one GPU.
     pub fn is_shared(&self) -> bool {
-        self.gpus == 1 && self.milli < WHOLE_GPU
+        self.gpus == 1 && self.milli_per_gpu < WHOLE_GPU
     }
 }
 
-fn site(node: &TraceNode, models: &[GpuModel]) -> PlayedNode {
-    PlayedNode {
+fn packing_node(node: &TraceNode, models: &[GpuModel]) -> WorkloadNode {
+    WorkloadNode {
         name: node.name.clone(),
         model: models
             .binary_search(&node.model)
@@ -147,9 +157,9 @@ mod tests {
     use crate::simulate::openb::built_in;
 
     #[test]
-    fn pods_that_ask_for_the_same_are_of_one_kind_whatever_became_of_them() {
+    fn pods_with_equal_requests_share_a_kind() {
         let trace = built_in::trace();
-        let setting = PlayedTrace::of(&trace);
+        let setting = WorkloadTrace::from_trace(&trace);
         assert_eq!(setting.capacity(), 24 * 8 * 1000);
         assert_eq!(setting.pods.len(), trace.pods.len());
         // Of the nine generated shapes, three request one whole GPU, and two a half.
@@ -157,8 +167,8 @@ mod tests {
         for (pod, written) in setting.pods.iter().zip(&trace.pods) {
             let kind = &setting.kinds[pod.kind];
             assert_eq!(
-                (kind.gpus, kind.milli, kind.cpu),
-                (written.gpus, written.milli, written.cpu.0)
+                (kind.gpus, kind.milli_per_gpu, kind.cpu),
+                (written.gpus, written.milli_per_gpu, written.cpu.0)
             );
         }
     }

@@ -9,9 +9,9 @@ fn draft(matches: Match) -> DraftClass {
     DraftClass {
         class: Class {
             matches,
-            ..Class::named("x")
+            ..Class::new("x")
         },
-        entry: Some(0),
+        written_index: Some(0),
     }
 }
 
@@ -149,7 +149,7 @@ proptest! {
                 let subject = ExpressionPod::new(&pod);
                 for labels in namespaces() {
                     let selects = |one: &Match| {
-                        one.namespace_selector.as_ref().zip(labels.as_ref()).is_some_and(|(one, labels)| one.takes(labels))
+                        one.namespace_selector.as_ref().zip(labels.as_ref()).is_some_and(|(one, labels)| one.matches(labels))
                     };
                     let accepts = |one: &Match| one.accepts(&subject, selects(one));
                     let taken = earlier.iter().any(|one| accepts(&one.class.matches));

@@ -14,14 +14,14 @@ pub struct AuditedPod {
     pub node: NodeName,
     /// The GPUs by the record of its Binding, or by its reservation. Empty if the pod is bound and records none.
     pub gpus: Arc<[GpuUuid]>,
-    pub part: GpuClaim,
+    pub share: GpuShare,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GpuClaim {
+pub enum GpuShare {
     Bound(Grant),
     /// Boxed: few pods have a reservation at a time, and every bound pod would pay for it.
-    Holds(Box<ReservedShare>),
+    Reserved(Box<ReservedShare>),
 }
 
 /// The grant of a Binding, and how far the pod has got with its start.
@@ -33,19 +33,19 @@ pub struct Grant {
     /// `per_gpu` as a share of the GPU's memory when the pod was bound; zero if unknown.
     pub fraction: MemoryFraction,
     /// A container of the pod runs or has run.
-    pub started: bool,
+    pub has_started: bool,
     /// The pod is being deleted.
-    pub leaving: bool,
+    pub is_leaving: bool,
     /// The kubelet runs it from a file: an eviction would end nothing.
     pub is_static: bool,
     /// Its VRAM is lent by sleeping engines, which keep their grants.
     pub borrows: bool,
-    pub since: Since,
+    pub bind_times: BindTimes,
 }
 
 /// When a pod was bound and when it was created, in seconds of the API server's clock. Ordered: the later binding is greater.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Since {
+pub struct BindTimes {
     pub bound: i64,
     pub created: i64,
 }
@@ -65,36 +65,36 @@ pub struct ReservedShare {
 impl AuditedPod {
     /// The pod as it is shown now, except that the GPUs its Binding recorded stay as they were first shown: an edit of the
     /// record moves no process to another GPU, and a user who may edit a pod must not cause evictions of other pods by it.
-    pub(super) fn after(self, before: &Self) -> Self {
-        let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else {
+    pub(super) fn keeping_first_record(self, before: &Self) -> Self {
+        let (GpuShare::Bound(now), GpuShare::Bound(first)) = (&self.share, &before.share) else {
             return self;
         };
         if self.node != before.node {
             return self;
         }
         let grant = Grant {
-            started: now.started || first.started,
-            leaving: now.leaving,
+            has_started: now.has_started || first.has_started,
+            is_leaving: now.is_leaving,
             ..*first
         };
         Self {
             gpus: before.gpus.clone(),
-            part: GpuClaim::Bound(grant),
+            share: GpuShare::Bound(grant),
             ..self
         }
     }
 
     pub(crate) fn grant(&self) -> Option<&Grant> {
-        match &self.part {
-            GpuClaim::Bound(grant) => Some(grant),
-            GpuClaim::Holds(_) => None,
+        match &self.share {
+            GpuShare::Bound(grant) => Some(grant),
+            GpuShare::Reserved(_) => None,
         }
     }
 
     /// The pod's reservation, if it keeps anything at `now`.
-    pub(super) fn kept(&self, now: Moment) -> Option<&ReservedShare> {
-        match &self.part {
-            GpuClaim::Holds(kept) if kept.deadline > now => Some(kept),
+    pub(super) fn active_reservation(&self, now: Moment) -> Option<&ReservedShare> {
+        match &self.share {
+            GpuShare::Reserved(kept) if kept.deadline > now => Some(kept),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 //! the ledger: a mistake there would have to be made twice to pass.
 
 use super::audited_pod::{AuditedPod, Grant, ReservedShare};
-use super::{GpuConflict, GpuConflictKind, Party, PartyRole};
+use super::{GpuConflictKind, OverAllocation, Party, PartyRole};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
@@ -14,7 +14,7 @@ pub(crate) type NodePods = BTreeMap<PodUid, AuditedPod>;
 
 /// A conflict as one check finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FoundConflict {
+pub(crate) struct FoundOverAllocation {
     pub kind: GpuConflictKind,
     pub gpu: GpuUuid,
     /// The pods that were granted or keep a part of the GPU, in order of UID.
@@ -22,15 +22,15 @@ pub(crate) struct FoundConflict {
     pub capacity: Option<Bytes>,
 }
 
-impl FoundConflict {
-    pub(crate) fn on(self, node: &NodeName) -> GpuConflict {
+impl FoundOverAllocation {
+    pub(crate) fn at_node(self, node: &NodeName) -> OverAllocation {
         let Self {
             kind,
             gpu,
             parties,
             capacity,
         } = self;
-        GpuConflict {
+        OverAllocation {
             kind,
             node: node.clone(),
             gpu,
@@ -41,37 +41,41 @@ impl FoundConflict {
 }
 
 /// A pod on a GPU, with the part that the check reads.
-type PodOnGpu<'a, T> = Vec<(&'a PodUid, &'a AuditedPod, &'a T)>;
+type PodsOnGpu<'a, T> = Vec<(&'a PodUid, &'a AuditedPod, &'a T)>;
 
 /// One GPU, and the pods that were granted or keep a part of it.
 #[derive(Default)]
 struct AuditedGpu<'a> {
     /// `None` if the node does not list it.
     device: Option<&'a Device>,
-    bound: PodOnGpu<'a, Grant>,
-    reservations: PodOnGpu<'a, ReservedShare>,
+    bound: PodsOnGpu<'a, Grant>,
+    reservations: PodsOnGpu<'a, ReservedShare>,
 }
 
 /// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
 /// labels show them (then they are known by index alone), or empty.
-pub(crate) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
+pub(crate) fn find_over_allocations(
+    devices: &[Device],
+    pods: &NodePods,
+    now: Moment,
+) -> Vec<FoundOverAllocation> {
     let is_reported = devices.iter().any(|device| device.uuid.index().is_none());
     let mut found = Vec::new();
-    for (name, gpu) in &gpus(devices, pods, now) {
+    for (name, gpu) in &pods_by_gpu(devices, pods, now) {
         match gpu.device {
             // Where only indices are known, it is unknown which GPU a UUID means.
-            None if is_reported => found.extend(unknown(name, gpu)),
-            None => found.extend(bound(name, gpu, None)),
+            None if is_reported => found.extend(unknown_gpu(name, gpu)),
+            None => found.extend(bound_over_allocation(name, gpu, None)),
             // Its pods keep their charge, and nothing on it runs as it should.
             Some(device) if device.health == Health::Lost => {}
             Some(device) => {
                 let capacity =
                     Some(device.total.minus(device.reserved)).filter(|bytes| *bytes > Bytes::ZERO);
-                let on_bound = bound(name, gpu, capacity);
+                let on_bound = bound_over_allocation(name, gpu, capacity);
                 // Where bound pods already conflict, a reservation adds nothing.
                 let is_sound = on_bound.is_none();
                 found.extend(on_bound);
-                found.extend(held(name, gpu, capacity, is_sound));
+                found.extend(reservation_over_allocation(name, gpu, capacity, is_sound));
             }
         }
     }
@@ -79,7 +83,7 @@ pub(crate) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<Fou
 }
 
 /// The pods by GPU, in order of the GPU's name.
-fn gpus<'a>(
+fn pods_by_gpu<'a>(
     devices: &'a [Device],
     pods: &'a NodePods,
     now: Moment,
@@ -92,8 +96,8 @@ fn gpus<'a>(
             .map(|name| {
                 let mut meant = devices.iter().filter(|device| is_named(device, name));
                 // A lost one may have had the index in an earlier machine.
-                let there_is = meant.clone().find(|device| device.health != Health::Lost);
-                let device = there_is.or_else(|| meant.next());
+                let present = meant.clone().find(|device| device.health != Health::Lost);
+                let device = present.or_else(|| meant.next());
                 (device.map_or(name, |device| &device.uuid), device)
             })
             .collect();
@@ -102,7 +106,7 @@ fn gpus<'a>(
             gpu.device = device;
             gpu.bound.extend(pod.grant().map(|grant| (uid, pod, grant)));
             gpu.reservations
-                .extend(pod.kept(now).map(|kept| (uid, pod, kept)));
+                .extend(pod.active_reservation(now).map(|kept| (uid, pod, kept)));
         }
     }
     gpus
@@ -114,9 +118,9 @@ fn is_named(device: &Device, name: &GpuUuid) -> bool {
 }
 
 /// Pods on a GPU that the node does not have.
-fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
-    let parties = granted(&gpu.bound);
-    (!parties.is_empty()).then(|| FoundConflict {
+fn unknown_gpu(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundOverAllocation> {
+    let parties = granted_parties(&gpu.bound);
+    (!parties.is_empty()).then(|| FoundOverAllocation {
         kind: GpuConflictKind::UnknownGpu,
         gpu: name.clone(),
         parties,
@@ -125,8 +129,12 @@ fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
 }
 
 /// Conflicts of bound pods with each other.
-fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Option<FoundConflict> {
-    let parties = granted(&gpu.bound);
+fn bound_over_allocation(
+    name: &GpuUuid,
+    gpu: &AuditedGpu<'_>,
+    capacity: Option<Bytes>,
+) -> Option<FoundOverAllocation> {
+    let parties = granted_parties(&gpu.bound);
     let kind = if gpu
         .bound
         .iter()
@@ -136,7 +144,7 @@ fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Optio
         (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
     } else {
         let is_beyond = |borrows: bool| {
-            let sum: Bytes = lent_or_not(&gpu.bound, borrows)
+            let sum: Bytes = by_borrowing(&gpu.bound, borrows)
                 .map(|(.., grant)| grant.per_gpu)
                 .sum();
             capacity.is_some_and(|capacity| sum > capacity)
@@ -144,7 +152,7 @@ fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Optio
         // How much a sleeping engine may lend shows in no record: neither the grants nor the loans may exceed the GPU.
         (is_beyond(false) || is_beyond(true)).then_some(GpuConflictKind::Overcommitted)
     };
-    Some(FoundConflict {
+    Some(FoundOverAllocation {
         kind: kind?,
         gpu: name.clone(),
         parties,
@@ -154,22 +162,22 @@ fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Optio
 
 /// Conflicts of reservations with each other, and with the bound pods that stay: those that are no victim of a reservation on
 /// this GPU.
-fn held(
+fn reservation_over_allocation(
     name: &GpuUuid,
     gpu: &AuditedGpu<'_>,
     capacity: Option<Bytes>,
     bound_is_sound: bool,
-) -> Option<FoundConflict> {
+) -> Option<FoundOverAllocation> {
     let capacity = capacity?;
     if gpu.reservations.is_empty() {
         return None;
     }
-    let reservations = keeping(&gpu.reservations, capacity);
+    let reservations = reserving_parties(&gpu.reservations, capacity);
     let is_exclusive = reservations.iter().any(|party| party.role.is_exclusive());
     let kept: Bytes = reservations.iter().map(|party| party.bytes).sum();
     if reservations.len() > 1 && (is_exclusive || kept > capacity) {
         let kind = GpuConflictKind::ReservationsOverlap;
-        return Some(FoundConflict {
+        return Some(FoundOverAllocation {
             kind,
             gpu: name.clone(),
             parties: reservations,
@@ -182,8 +190,9 @@ fn held(
         .flat_map(|(_, _, kept)| kept.victims.iter())
         .collect();
     // What is lent comes back to its lender, not to a reservation.
-    let own: PodOnGpu<'_, Grant> = lent_or_not(&gpu.bound, false).copied().collect();
-    let stay: Vec<Party> = granted(&own)
+    let lenders_and_others: PodsOnGpu<'_, Grant> =
+        by_borrowing(&gpu.bound, false).copied().collect();
+    let stay: Vec<Party> = granted_parties(&lenders_and_others)
         .into_iter()
         .filter(|party| !leave.contains(&party.uid))
         .collect();
@@ -194,7 +203,7 @@ fn held(
     }
     let mut parties = [reservations, stay].concat();
     parties.sort_by(|a, b| a.uid.cmp(&b.uid));
-    Some(FoundConflict {
+    Some(FoundOverAllocation {
         kind: GpuConflictKind::ReservationOverBound,
         gpu: name.clone(),
         parties,
@@ -203,8 +212,8 @@ fn held(
 }
 
 /// The pods that borrow, or those that do not.
-fn lent_or_not<'a, 'b>(
-    bound: &'b PodOnGpu<'a, Grant>,
+fn by_borrowing<'a, 'b>(
+    bound: &'b PodsOnGpu<'a, Grant>,
     borrows: bool,
 ) -> impl Iterator<Item = &'b (&'a PodUid, &'a AuditedPod, &'a Grant)> {
     bound
@@ -212,7 +221,7 @@ fn lent_or_not<'a, 'b>(
         .filter(move |(.., grant)| grant.borrows == borrows)
 }
 
-fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
+fn granted_parties(bound: &PodsOnGpu<'_, Grant>) -> Vec<Party> {
     let party = |(uid, pod, grant): &(&PodUid, &AuditedPod, &Grant)| {
         let role = if grant.sharing == Sharing::Exclusive {
             PartyRole::Exclusive
@@ -229,7 +238,7 @@ fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
     bound.iter().map(party).collect()
 }
 
-fn keeping(reservations: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
+fn reserving_parties(reservations: &PodsOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
     let party = |(uid, pod, kept): &(&PodUid, &AuditedPod, &ReservedShare)| {
         let (bytes, role) = match kept.sharing {
             Sharing::Exclusive => (capacity, PartyRole::HoldsExclusive),

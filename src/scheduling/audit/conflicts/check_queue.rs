@@ -11,8 +11,8 @@ pub(super) struct CheckQueue {
     changed: VecDeque<NodeName>,
     /// The nodes in `changed`, for lookup.
     queued: FxHashSet<NodeName>,
-    later: BTreeSet<(Moment, NodeName)>,
-    later_of: BTreeMap<NodeName, Moment>,
+    scheduled: BTreeSet<(Moment, NodeName)>,
+    scheduled_at: BTreeMap<NodeName, Moment>,
 }
 
 impl CheckQueue {
@@ -23,26 +23,26 @@ impl CheckQueue {
     }
 
     /// Schedules a check of the node at that time, and cancels earlier ones.
-    pub(crate) fn add_at(&mut self, node: &NodeName, at: Moment) {
-        self.drop_later(node);
-        self.later.insert((at, node.clone()));
-        self.later_of.insert(node.clone(), at);
+    pub(crate) fn schedule(&mut self, node: &NodeName, at: Moment) {
+        self.cancel_scheduled(node);
+        self.scheduled.insert((at, node.clone()));
+        self.scheduled_at.insert(node.clone(), at);
     }
 
-    pub(crate) fn drop_later(&mut self, node: &NodeName) {
-        if let Some(at) = self.later_of.remove(node) {
-            self.later.remove(&(at, node.clone()));
+    pub(crate) fn cancel_scheduled(&mut self, node: &NodeName) {
+        if let Some(at) = self.scheduled_at.remove(node) {
+            self.scheduled.remove(&(at, node.clone()));
         }
     }
 
     /// The nodes that are due, at most `most` of them.
-    pub fn take(&mut self, now: Moment, most: usize) -> Vec<NodeName> {
-        while let Some((at, node)) = self.later.first().cloned().filter(|(at, _)| *at <= now) {
-            self.later.remove(&(at, node.clone()));
-            self.later_of.remove(&node);
+    pub fn take(&mut self, now: Moment, limit: usize) -> Vec<NodeName> {
+        while let Some((at, node)) = self.scheduled.first().cloned().filter(|(at, _)| *at <= now) {
+            self.scheduled.remove(&(at, node.clone()));
+            self.scheduled_at.remove(&node);
             self.add(&node);
         }
-        let count = most.min(self.changed.len());
+        let count = limit.min(self.changed.len());
         let taken: Vec<NodeName> = self.changed.drain(..count).collect();
         taken.iter().for_each(|node| {
             self.queued.remove(node);

@@ -9,7 +9,7 @@ use std::fmt;
 /// Allocations of one GPU that exceed what it has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GpuConflict {
+pub struct OverAllocation {
     pub kind: GpuConflictKind,
     pub node: NodeName,
     pub gpu: GpuUuid,
@@ -65,23 +65,23 @@ impl PartyRole {
 }
 
 /// How many pods a text names; an Event's note has 1,024 bytes, and a name may have 500.
-const NAMED: usize = 4;
+const MAX_NAMED_PODS: usize = 4;
 
 /// The text with the names of all pods: for those who operate the cluster.
-impl fmt::Display for GpuConflict {
+impl fmt::Display for OverAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, &|_| true)
     }
 }
 
-impl GpuConflict {
+impl OverAllocation {
     /// The text of the Event on one of the pods, without names of other namespaces.
-    pub fn told_to(&self, reader: &PodKey) -> String {
-        self.told(&|pod| pod.namespace == reader.namespace)
+    pub fn text_for(&self, reader: &PodKey) -> String {
+        self.text_naming(&|pod| pod.namespace == reader.namespace)
     }
 
     /// The text with the names of the pods that its reader may see. The others are one count and one sum.
-    pub fn told(&self, shows: &dyn Fn(&PodKey) -> bool) -> String {
+    pub fn text_naming(&self, shows: &dyn Fn(&PodKey) -> bool) -> String {
         fmt::from_fn(|f| self.write(f, shows)).to_string()
     }
 
@@ -146,11 +146,11 @@ impl fmt::Display for NamedPods<'_> {
             let sum: Bytes = hidden.iter().map(|party| party.bytes).sum();
             write!(f, "{} of others ({sum})", plural(hidden.len(), "pod"))?;
         }
-        for (place, party) in shown.iter().take(NAMED).enumerate() {
+        for (index, party) in shown.iter().take(MAX_NAMED_PODS).enumerate() {
             let Party {
                 key, bytes, role, ..
             } = party;
-            let between = if place == 0 && hidden.is_empty() {
+            let between = if index == 0 && hidden.is_empty() {
                 ""
             } else {
                 ", "
@@ -162,7 +162,7 @@ impl fmt::Display for NamedPods<'_> {
                 PartyRole::HoldsExclusive => write!(f, "{between}{key} (reserved exclusively)")?,
             }
         }
-        match shown.len().saturating_sub(NAMED) {
+        match shown.len().saturating_sub(MAX_NAMED_PODS) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }

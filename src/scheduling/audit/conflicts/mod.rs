@@ -21,16 +21,16 @@ mod check_queue;
 mod gpu_conflict;
 mod remedy;
 
-pub use audited_pod::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
-pub use gpu_conflict::{GpuConflict, GpuConflictKind};
+pub use audited_pod::{AuditedPod, BindTimes, GpuShare, Grant, ReservedShare};
+pub use gpu_conflict::{GpuConflictKind, OverAllocation};
 pub(crate) use gpu_conflict::{Party, PartyRole};
-pub use remedy::ConflictVictim;
+pub use remedy::OverAllocationVictim;
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::gpu::Device;
-use check::FoundConflict;
-pub(crate) use check::{NodePods, check};
+use check::FoundOverAllocation;
+pub(crate) use check::{NodePods, find_over_allocations};
 use check_queue::CheckQueue;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ impl GpuConflictKind {
     /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two bound pods
     /// overlap there only if they did in fact; a check between two events of a node's report is ruled out all the same.
     /// Reservations are ended by writes that may have to be repeated.
-    pub(crate) fn stands_for(self) -> Millis {
+    pub(crate) fn confirmation_time(self) -> Millis {
         match self {
             Self::Overcommitted | Self::ExclusiveShared | Self::UnknownGpu => Millis::seconds(2),
             Self::ReservationsOverlap | Self::ReservationOverBound => Millis::seconds(10),
@@ -70,49 +70,49 @@ impl Default for AuditPace {
 }
 
 #[derive(Debug, Default)]
-pub struct Conflicts {
+pub struct OverAllocationAudit {
     pace: AuditPace,
     /// The node under which each pod is stored.
-    of: FxHashMap<PodUid, NodeName>,
-    nodes: BTreeMap<NodeName, OnNode>,
+    node_of: FxHashMap<PodUid, NodeName>,
+    nodes: BTreeMap<NodeName, AuditedNode>,
     queue: CheckQueue,
     /// The node that was last checked in turn.
-    last: Option<NodeName>,
+    last_in_turn: Option<NodeName>,
     counts: BTreeMap<GpuConflictKind, usize>,
     is_listing: bool,
 }
 
 /// Pods among which an equal name is searched for: as many as a node has GPUs at most, and few even on a node that a user fills
 /// with made-up pods.
-const SHARED_WITH: usize = 64;
+const MAX_PODS_SEARCHED: usize = 64;
 
 /// The audited pods and open findings of one node.
 #[derive(Debug, Default)]
-struct OnNode {
+struct AuditedNode {
     pods: NodePods,
-    standing: Vec<StandingConflict>,
+    tracked: Vec<TrackedOverAllocation>,
 }
 
 /// An over-allocation that checks have found, and since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct StandingConflict {
-    conflict: Arc<GpuConflict>,
+struct TrackedOverAllocation {
+    over_allocation: Arc<OverAllocation>,
     since: Moment,
     /// Since when each of its pods takes part, in their order.
     party_since: Vec<Moment>,
-    counts: bool,
+    is_confirmed: bool,
 }
 
 /// The changes of one round.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AuditRound {
     /// Conflicts that count from now on.
-    pub begun: Vec<Arc<GpuConflict>>,
+    pub begun: Vec<Arc<OverAllocation>>,
     /// Conflicts that counted and have ended.
-    pub ended: Vec<Arc<GpuConflict>>,
+    pub ended: Vec<Arc<OverAllocation>>,
 }
 
-impl Conflicts {
+impl OverAllocationAudit {
     #[cfg(test)]
     pub(crate) fn with_pace(pace: AuditPace) -> Self {
         Self {
@@ -122,27 +122,27 @@ impl Conflicts {
     }
 
     /// Records a pod as it is now; `None` if it has neither GPUs nor a reservation.
-    pub fn see(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
+    pub fn observe(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
         let before = self
-            .of
+            .node_of
             .get(uid)
             .and_then(|node| self.nodes.get(node)?.pods.get(uid));
         let observed = match (observed, before) {
-            (Some(observed), Some(before)) => Some(observed.after(before)),
+            (Some(observed), Some(before)) => Some(observed.keeping_first_record(before)),
             (observed, _) => observed,
         };
         if observed.as_ref() == before {
             return;
         }
-        self.forget(uid);
+        self.remove(uid);
         if let Some(mut observed) = observed {
             // One copy of each name, however many pods are on the node.
             if let Some((name, on)) = self.nodes.get_key_value(&observed.node) {
                 observed.node = name.clone();
-                observed.gpus = on.shared(&observed.gpus);
+                observed.gpus = on.share_names(&observed.gpus);
             }
             let node = observed.node.clone();
-            self.of.insert(uid.clone(), node.clone());
+            self.node_of.insert(uid.clone(), node.clone());
             self.queue.add(&node);
             self.nodes
                 .entry(node)
@@ -153,8 +153,8 @@ impl Conflicts {
     }
 
     /// The pod has ended or is gone.
-    pub fn forget(&mut self, uid: &PodUid) {
-        let Some(node) = self.of.remove(uid) else {
+    pub fn remove(&mut self, uid: &PodUid) {
+        let Some(node) = self.node_of.remove(uid) else {
             return;
         };
         if let Some(on) = self.nodes.get_mut(&node) {
@@ -164,11 +164,11 @@ impl Conflicts {
     }
 
     /// A relist has begun: until it is complete, deleted pods are still known.
-    pub fn begin_list(&mut self) {
+    pub fn begin_relist(&mut self) {
         self.is_listing = true;
     }
 
-    pub fn end_list(&mut self) {
+    pub fn end_relist(&mut self) {
         self.is_listing = false;
     }
 
@@ -179,7 +179,7 @@ impl Conflicts {
             return Vec::new();
         }
         let mut due = self.queue.take(now, self.pace.changed);
-        let in_turn = self.in_turn();
+        let in_turn = self.next_in_turn();
         due.extend(in_turn);
         due.sort_unstable();
         due.dedup();
@@ -187,22 +187,22 @@ impl Conflicts {
     }
 
     /// Checks these nodes, each with its known GPUs, or with none if the node is unknown.
-    pub fn look(&mut self, nodes: &[(NodeName, Arc<[Device]>)], now: Moment) -> AuditRound {
-        let mut look = AuditRound::default();
+    pub fn check_nodes(&mut self, nodes: &[(NodeName, Arc<[Device]>)], now: Moment) -> AuditRound {
+        let mut round = AuditRound::default();
         if self.is_listing {
             nodes.iter().for_each(|(name, _)| self.queue.add(name));
-            return look;
+            return round;
         }
         for (name, devices) in nodes {
-            self.check_node(name, devices, now, &mut look);
+            self.check_node(name, devices, now, &mut round);
         }
-        for (conflicts, change) in [(&look.begun, 1), (&look.ended, -1)] {
-            for conflict in conflicts {
-                let count = self.counts.entry(conflict.kind).or_default();
+        for (over_allocations, change) in [(&round.begun, 1), (&round.ended, -1)] {
+            for over_allocation in over_allocations {
+                let count = self.counts.entry(over_allocation.kind).or_default();
                 *count = count.saturating_add_signed(change);
             }
         }
-        look
+        round
     }
 
     /// The number of changed nodes that wait for a later round.
@@ -216,38 +216,45 @@ impl Conflicts {
     }
 
     /// The conflicts that count, in order of node, GPU and kind.
-    pub fn standing(&self) -> impl Iterator<Item = &Arc<GpuConflict>> {
-        let all = self.nodes.values().flat_map(|on| &on.standing);
-        all.filter(|standing| standing.counts)
-            .map(|standing| &standing.conflict)
+    pub fn confirmed(&self) -> impl Iterator<Item = &Arc<OverAllocation>> {
+        let all = self.nodes.values().flat_map(|on| &on.tracked);
+        all.filter(|standing| standing.is_confirmed)
+            .map(|standing| &standing.over_allocation)
     }
 
     /// The conflicts that a pod takes part in.
-    pub fn of(&self, uid: &PodUid) -> Vec<Arc<GpuConflict>> {
-        let on = self.of.get(uid).and_then(|node| self.nodes.get(node));
+    pub fn involving(&self, uid: &PodUid) -> Vec<Arc<OverAllocation>> {
+        let on = self.node_of.get(uid).and_then(|node| self.nodes.get(node));
         let counting = on
             .into_iter()
-            .flat_map(|on| &on.standing)
-            .filter(|standing| standing.counts);
-        let is_party =
-            |conflict: &&Arc<GpuConflict>| conflict.parties.iter().any(|party| party.uid == *uid);
+            .flat_map(|on| &on.tracked)
+            .filter(|standing| standing.is_confirmed);
+        let is_party = |over_allocation: &&Arc<OverAllocation>| {
+            over_allocation
+                .parties
+                .iter()
+                .any(|party| party.uid == *uid)
+        };
         counting
-            .map(|standing| &standing.conflict)
+            .map(|standing| &standing.over_allocation)
             .filter(is_party)
             .cloned()
             .collect()
     }
 
     /// The next nodes after the last one, starting over at the end.
-    fn in_turn(&mut self) -> Vec<NodeName> {
-        let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+    fn next_in_turn(&mut self) -> Vec<NodeName> {
+        let from = self
+            .last_in_turn
+            .take()
+            .map_or(Bound::Unbounded, Bound::Excluded);
         let after = self
             .nodes
             .range((from, Bound::Unbounded))
             .map(|(name, _)| name);
         let names: Vec<NodeName> = after.take(self.pace.in_turn).cloned().collect();
         if names.len() == self.pace.in_turn {
-            self.last = names.last().cloned();
+            self.last_in_turn = names.last().cloned();
         }
         names
     }
@@ -257,38 +264,40 @@ impl Conflicts {
         name: &NodeName,
         devices: &[Device],
         now: Moment,
-        look: &mut AuditRound,
+        round: &mut AuditRound,
     ) {
         let Some(on) = self.nodes.get_mut(name) else {
             return;
         };
-        let found = check(devices, &on.pods, now);
-        let mut before = std::mem::take(&mut on.standing);
+        let found = find_over_allocations(devices, &on.pods, now);
+        let mut previous = std::mem::take(&mut on.tracked);
         for found in found {
-            let same = |one: &StandingConflict| {
-                (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu)
+            let is_same = |one: &TrackedOverAllocation| {
+                (one.over_allocation.kind, &one.over_allocation.gpu) == (found.kind, &found.gpu)
             };
-            let known = before
+            let previous_finding = previous
                 .iter()
-                .position(same)
-                .map(|place| before.swap_remove(place));
-            let did_count = known.as_ref().is_some_and(|known| known.counts);
-            let standing = StandingConflict::of(name, found, known, now);
-            if standing.counts && !did_count {
-                look.begun.push(standing.conflict.clone());
+                .position(is_same)
+                .map(|index| previous.swap_remove(index));
+            let did_count = previous_finding
+                .as_ref()
+                .is_some_and(|known| known.is_confirmed);
+            let finding = TrackedOverAllocation::from_finding(name, found, previous_finding, now);
+            if finding.is_confirmed && !did_count {
+                round.begun.push(finding.over_allocation.clone());
             }
-            on.standing.push(standing);
+            on.tracked.push(finding);
         }
-        before.sort_by(|a, b| a.key().cmp(&b.key()));
-        look.ended.extend(
-            before
+        previous.sort_by(|a, b| a.key().cmp(&b.key()));
+        round.ended.extend(
+            previous
                 .into_iter()
-                .filter(|one| one.counts)
-                .map(|one| one.conflict),
+                .filter(|one| one.is_confirmed)
+                .map(|one| one.over_allocation),
         );
         match on.next_check(now) {
-            Some(at) => self.queue.add_at(name, at),
-            None => self.queue.drop_later(name),
+            Some(at) => self.queue.schedule(name, at),
+            None => self.queue.cancel_scheduled(name),
         }
         if on.pods.is_empty() {
             self.nodes.remove(name);
@@ -296,75 +305,90 @@ impl Conflicts {
     }
 }
 
-impl OnNode {
+impl AuditedNode {
     /// These GPU names, as copies that other pods of the node have.
-    fn shared(&self, names: &Arc<[GpuUuid]>) -> Arc<[GpuUuid]> {
-        let others = || self.pods.values().take(SHARED_WITH).map(|pod| &pod.gpus);
+    fn share_names(&self, names: &Arc<[GpuUuid]>) -> Arc<[GpuUuid]> {
+        let others = || {
+            self.pods
+                .values()
+                .take(MAX_PODS_SEARCHED)
+                .map(|pod| &pod.gpus)
+        };
         if let Some(same) = others().find(|gpus| *gpus == names) {
             return same.clone();
         }
-        let known = |name: &GpuUuid| {
+        let shared_name = |name: &GpuUuid| {
             others()
                 .flat_map(|gpus| gpus.iter())
-                .find(|known| *known == name)
+                .find(|candidate| *candidate == name)
         };
         names
             .iter()
-            .map(|name| known(name).unwrap_or(name).clone())
+            .map(|name| shared_name(name).unwrap_or(name).clone())
             .collect()
     }
 
     /// The next moment at which time alone changes what is found: a conflict has stood long enough, or a reservation expires.
     fn next_check(&self, now: Moment) -> Option<Moment> {
-        let stands = self.standing.iter().filter(|one| !one.counts);
-        let stands = stands.map(|one| one.since + one.conflict.kind.stands_for());
+        let confirmations = self.tracked.iter().filter(|one| !one.is_confirmed);
+        let confirmations =
+            confirmations.map(|one| one.since + one.over_allocation.kind.confirmation_time());
         let ends = self
             .pods
             .values()
-            .filter_map(|pod| pod.kept(now))
+            .filter_map(|pod| pod.active_reservation(now))
             .map(|kept| kept.deadline);
-        stands.chain(ends).min()
+        confirmations.chain(ends).min()
     }
 }
 
-impl StandingConflict {
-    fn of(node: &NodeName, found: FoundConflict, known: Option<Self>, now: Moment) -> Self {
-        let conflict = found.on(node);
-        let (kind, parties) = (conflict.kind, &conflict.parties);
-        let since = known.as_ref().map_or(now, |known| known.since);
+impl TrackedOverAllocation {
+    fn from_finding(
+        node: &NodeName,
+        found: FoundOverAllocation,
+        previous: Option<Self>,
+        now: Moment,
+    ) -> Self {
+        let over_allocation = found.at_node(node);
+        let (kind, parties) = (over_allocation.kind, &over_allocation.parties);
+        let since = previous.as_ref().map_or(now, |previous| previous.since);
         let joined = |party: &Party| {
-            known
+            previous
                 .as_ref()
-                .and_then(|known| known.joined(&party.uid))
+                .and_then(|previous| previous.party_since(&party.uid))
                 .unwrap_or(now)
         };
         let party_since = parties.iter().map(joined).collect();
-        let counts =
-            known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
+        let counts = previous
+            .as_ref()
+            .is_some_and(|previous| previous.is_confirmed)
+            || since + kind.confirmation_time() <= now;
         // An unchanged conflict is shared with the readers that already have it.
-        let conflict = match known {
-            Some(known) if *known.conflict == conflict => known.conflict,
-            _ => Arc::new(conflict),
+        let over_allocation = match previous {
+            Some(previous) if *previous.over_allocation == over_allocation => {
+                previous.over_allocation
+            }
+            _ => Arc::new(over_allocation),
         };
         Self {
-            conflict,
+            over_allocation,
             since,
             party_since,
-            counts,
+            is_confirmed: counts,
         }
     }
 
-    fn joined(&self, uid: &PodUid) -> Option<Moment> {
-        let place = self
-            .conflict
+    fn party_since(&self, uid: &PodUid) -> Option<Moment> {
+        let index = self
+            .over_allocation
             .parties
             .binary_search_by(|party| party.uid.cmp(uid))
             .ok()?;
-        self.party_since.get(place).copied()
+        self.party_since.get(index).copied()
     }
 
     fn key(&self) -> (&GpuUuid, GpuConflictKind) {
-        (&self.conflict.gpu, self.conflict.kind)
+        (&self.over_allocation.gpu, self.over_allocation.kind)
     }
 }
 

@@ -125,8 +125,8 @@ impl Plain {
             .collect();
         let reservations: Vec<(&u8, &ReservedShare)> = here
             .iter()
-            .filter_map(|(pod, observed)| match &observed.part {
-                GpuClaim::Holds(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
+            .filter_map(|(pod, observed)| match &observed.share {
+                GpuShare::Reserved(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
                 _ => None,
             })
             .collect();
@@ -234,7 +234,7 @@ impl Plain {
             .iter()
             .map(|row| *self.since.entry(key(row)).or_insert(now))
             .collect();
-        let stood = |row: &ConflictRow, since: u64| now >= since + row.0.stands_for().0;
+        let stood = |row: &ConflictRow, since: u64| now >= since + row.0.confirmation_time().0;
         rows.iter()
             .zip(since)
             .filter(|(row, since)| stood(row, *since))
@@ -253,32 +253,32 @@ fn wants(kept: &ReservedShare, has: u64) -> u64 {
 
 /// The audit under test beside the oracle.
 struct Both {
-    conflicts: Conflicts,
+    conflicts: OverAllocationAudit,
     plain: Plain,
 }
 
 impl Both {
     fn with_pace(pace: AuditPace) -> Self {
         Self {
-            conflicts: Conflicts::with_pace(pace),
+            conflicts: OverAllocationAudit::with_pace(pace),
             plain: Plain::default(),
         }
     }
 
-    fn observed(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
+    fn observed(&self, pod: u8, on: u8, gpus: &[u8], part: GpuShare) -> AuditedPod {
         let gpus = gpus.iter().map(|number| name(*number)).collect();
         let key = key(&format!("team/p-{pod}"));
         AuditedPod {
             key,
             node: node(&format!("n-{on}")),
             gpus,
-            part,
+            share: part,
         }
     }
 
     fn show(&mut self, pod: u8, observed: AuditedPod) {
         self.conflicts
-            .see(&uid(&format!("u-{pod}")), Some(observed.clone()));
+            .observe(&uid(&format!("u-{pod}")), Some(observed.clone()));
         // The record of a pod on the same node stays as it was.
         let known = self
             .plain
@@ -290,10 +290,11 @@ impl Both {
             observed.grant(),
         ) {
             (Some((true, known)), Some(grant)) => {
-                let GpuClaim::Bound(first) = &mut known.part else {
+                let GpuShare::Bound(first) = &mut known.share else {
                     unreachable!("it is bound")
                 };
-                (first.started, first.leaving) = (first.started || grant.started, grant.leaving);
+                (first.has_started, first.is_leaving) =
+                    (first.has_started || grant.has_started, grant.is_leaving);
             }
             _ => drop(self.plain.pods.insert(pod, observed)),
         }
@@ -310,18 +311,18 @@ impl Both {
                 started,
                 leaving,
             } => {
-                let (per_gpu, since) = (Bytes(part), Since::default());
+                let (per_gpu, since) = (Bytes(part), BindTimes::default());
                 let grant = Grant {
                     per_gpu,
                     sharing,
                     fraction: MemoryFraction::ZERO,
-                    started,
-                    leaving,
+                    has_started: started,
+                    is_leaving: leaving,
                     is_static: false,
                     borrows: false,
-                    since,
+                    bind_times: since,
                 };
-                self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Bound(grant)));
+                self.show(pod, self.observed(pod, node, &gpus, GpuShare::Bound(grant)));
             }
             ConflictStep::Holds {
                 pod,
@@ -342,11 +343,11 @@ impl Both {
                 };
                 self.show(
                     pod,
-                    self.observed(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))),
+                    self.observed(pod, node, &gpus, GpuShare::Reserved(Box::new(kept))),
                 );
             }
             ConflictStep::Gone(pod) => {
-                self.conflicts.forget(&uid(&format!("u-{pod}")));
+                self.conflicts.remove(&uid(&format!("u-{pod}")));
                 self.plain.pods.remove(&pod);
             }
             ConflictStep::Gpus {
@@ -403,11 +404,11 @@ impl Both {
             .into_iter()
             .map(|name| (name.clone(), devices(&name)))
             .collect();
-        self.conflicts.look(&nodes, now);
+        self.conflicts.check_nodes(&nodes, now);
     }
 
     fn counted(&self) -> BTreeSet<ConflictRow> {
-        let row = |conflict: &Arc<GpuConflict>| {
+        let row = |conflict: &Arc<OverAllocation>| {
             let pods = conflict
                 .parties
                 .iter()
@@ -422,7 +423,7 @@ impl Both {
                 sum,
             )
         };
-        self.conflicts.standing().map(row).collect()
+        self.conflicts.confirmed().map(row).collect()
     }
 }
 
@@ -472,12 +473,12 @@ proptest! {
             for victim in both.conflicts.victims(Moment(both.plain.now)) {
                 let observed = &both.conflicts.nodes[&victim.node].pods[&victim.uid];
                 let grant = observed.grant().unwrap();
-                prop_assert!(!grant.started && !grant.leaving && observed.key == victim.key);
-                let of = both.conflicts.of(&victim.uid);
+                prop_assert!(!grant.has_started && !grant.is_leaving && observed.key == victim.key);
+                let of = both.conflicts.involving(&victim.uid);
                 let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
                 // The GPUs' capacities were not recorded, so only exclusivity proves a conflict.
                 prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
-                prop_assert!(conflict.parties.iter().any(|party| party.key == victim.stays));
+                prop_assert!(conflict.parties.iter().any(|party| party.key == victim.remaining_pod));
             }
         }
     }

@@ -14,8 +14,8 @@
 //! the greater UID; a pod whose eviction ends the conflict goes before one whose eviction does not. Where all have started, none
 //! is evicted. A pod that is being deleted is not counted: its end may end the conflict.
 
-use super::audited_pod::{AuditedPod, Grant, Since};
-use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
+use super::audited_pod::{AuditedPod, BindTimes, Grant};
+use super::{AuditedNode, GpuConflictKind, OverAllocationAudit, TrackedOverAllocation};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
@@ -23,52 +23,60 @@ use std::collections::BTreeSet;
 
 /// A pod to evict.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConflictVictim {
+pub struct OverAllocationVictim {
     pub uid: PodUid,
     pub key: PodKey,
     pub node: NodeName,
     pub gpu: GpuUuid,
     /// The pod with the largest grant of those that stay.
-    pub stays: PodKey,
-    pub stays_uid: PodUid,
+    pub remaining_pod: PodKey,
+    pub remaining_uid: PodUid,
 }
 
 type BoundOnGpu<'a> = (&'a PodUid, &'a AuditedPod, &'a Grant);
 
-impl Conflicts {
+impl OverAllocationAudit {
     /// The pods to evict, in order of node and GPU; one at a time for each GPU.
-    pub fn victims(&self, now: Moment) -> Vec<ConflictVictim> {
+    pub fn victims(&self, now: Moment) -> Vec<OverAllocationVictim> {
         let counting = self.nodes.iter().flat_map(|(name, on)| {
             let mut chosen = BTreeSet::new();
-            let standing = on.standing.iter().filter(|standing| standing.counts);
-            standing.filter_map(move |standing| victim(name, on, standing, now, &mut chosen))
+            let confirmed = on.tracked.iter().filter(|standing| standing.is_confirmed);
+            confirmed.filter_map(move |standing| find_victim(name, on, standing, now, &mut chosen))
         });
         counting.collect()
     }
 }
 
-fn victim<'a>(
+fn find_victim<'a>(
     node: &NodeName,
-    on: &'a OnNode,
-    standing: &'a StandingConflict,
+    on: &'a AuditedNode,
+    tracked: &'a TrackedOverAllocation,
     now: Moment,
     chosen: &mut BTreeSet<&'a PodUid>,
-) -> Option<ConflictVictim> {
-    let kind = standing.conflict.kind;
+) -> Option<OverAllocationVictim> {
+    let kind = tracked.over_allocation.kind;
     if !matches!(
         kind,
         GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared
     ) {
         return None;
     }
-    let parties = standing.conflict.parties.iter().zip(&standing.party_since);
+    let parties = tracked
+        .over_allocation
+        .parties
+        .iter()
+        .zip(&tracked.party_since);
     // A pod that has just joined is not evicted for a conflict that others began.
-    let settled = parties.filter(|(_, since)| **since + kind.stands_for() <= now);
+    let settled = parties.filter(|(_, since)| **since + kind.confirmation_time() <= now);
     let remaining: Vec<BoundOnGpu<'a>> = settled
         .filter(|(party, _)| !chosen.contains(&party.uid))
         .filter_map(|(party, _)| {
             let pod = on.pods.get(&party.uid)?;
-            Some((&party.uid, pod, pod.grant().filter(|grant| !grant.leaving)?))
+            Some((
+                &party.uid,
+                pod,
+                pod.grant().filter(|grant| !grant.is_leaving)?,
+            ))
         })
         .collect();
     if !is_proven(kind, &remaining) {
@@ -83,9 +91,9 @@ fn victim<'a>(
     };
     let unstarted = remaining
         .iter()
-        .filter(|(_, _, grant)| !grant.started && !grant.is_static);
-    let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
-        (!is_proven(kind, &without(uid)), grant.since, uid)
+        .filter(|(_, _, grant)| !grant.has_started && !grant.is_static);
+    let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, BindTimes, &PodUid) {
+        (!is_proven(kind, &without(uid)), grant.bind_times, uid)
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
     let others = without(uid);
@@ -93,15 +101,15 @@ fn victim<'a>(
         .iter()
         .max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
     chosen.insert(uid);
-    let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
+    let (node, gpu) = (node.clone(), tracked.over_allocation.gpu.clone());
     let (stays, stays_uid) = (stays.key.clone(), (*stays_uid).clone());
-    Some(ConflictVictim {
+    Some(OverAllocationVictim {
         uid: uid.clone(),
         key: pod.key.clone(),
         node,
         gpu,
-        stays,
-        stays_uid,
+        remaining_pod: stays,
+        remaining_uid: stays_uid,
     })
 }
 

@@ -23,27 +23,27 @@ fn grant(gib: u64, bound: i64) -> Grant {
     Grant {
         per_gpu: Bytes(gib * GIB),
         sharing: Sharing::Shared,
-        fraction: MemoryFraction::of(Bytes::gib(gib), Bytes::gib(80)),
-        started: false,
-        leaving: false,
+        fraction: MemoryFraction::new(Bytes::gib(gib), Bytes::gib(80)),
+        has_started: false,
+        is_leaving: false,
         is_static: false,
         borrows: false,
-        since: Since { bound, created: 0 },
+        bind_times: BindTimes { bound, created: 0 },
     }
 }
 
-fn on(name: &str, gpus: &[&str], part: GpuClaim) -> (PodUid, AuditedPod) {
+fn on(name: &str, gpus: &[&str], part: GpuShare) -> (PodUid, AuditedPod) {
     let observed = AuditedPod {
         key: key(&format!("team/{name}")),
         node: node("n"),
         gpus: gpus.iter().map(|name| gpu(name)).collect(),
-        part,
+        share: part,
     };
     (uid(name), observed)
 }
 
 fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, AuditedPod) {
-    on(name, gpus, GpuClaim::Bound(grant))
+    on(name, gpus, GpuShare::Bound(grant))
 }
 
 fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
@@ -55,19 +55,19 @@ fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, 
         victims,
         deadline,
     };
-    on(name, &["GPU-0"], GpuClaim::Holds(Box::new(kept)))
+    on(name, &["GPU-0"], GpuShare::Reserved(Box::new(kept)))
 }
 
 /// One node, checked whenever the test says.
-struct ConflictFixture {
-    conflicts: Conflicts,
+struct AuditFixture {
+    conflicts: OverAllocationAudit,
     devices: Vec<Device>,
 }
 
-impl ConflictFixture {
-    fn of(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
+impl AuditFixture {
+    fn new(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
         let mut bench = Self {
-            conflicts: Conflicts::default(),
+            conflicts: OverAllocationAudit::default(),
             devices: devices(),
         };
         pods.into_iter().for_each(|pod| bench.see(pod));
@@ -75,29 +75,31 @@ impl ConflictFixture {
     }
 
     fn see(&mut self, (uid, observed): (PodUid, AuditedPod)) {
-        self.conflicts.see(&uid, Some(observed));
+        self.conflicts.observe(&uid, Some(observed));
     }
 
-    fn look(&mut self, at: u64) -> AuditRound {
+    fn check_at(&mut self, at: u64) -> AuditRound {
         let now = seconds(at);
         let due = self.conflicts.due(now);
         let nodes: Vec<_> = due
             .into_iter()
             .map(|name| (name, self.devices.clone().into()))
             .collect();
-        self.conflicts.look(&nodes, now)
+        self.conflicts.check_nodes(&nodes, now)
     }
 
     /// What counts after it has stood for long enough, in words.
-    fn settled(&mut self) -> Vec<String> {
-        [0, 60, 120].into_iter().for_each(|at| drop(self.look(at)));
+    fn confirmed_texts(&mut self) -> Vec<String> {
+        [0, 60, 120]
+            .into_iter()
+            .for_each(|at| drop(self.check_at(at)));
         self.conflicts
-            .standing()
+            .confirmed()
             .map(|conflict| conflict.to_string())
             .collect()
     }
 
-    fn victims(&self, at: u64) -> Vec<String> {
+    fn victims_at(&self, at: u64) -> Vec<String> {
         self.conflicts
             .victims(seconds(at))
             .iter()
@@ -108,14 +110,14 @@ impl ConflictFixture {
 
 #[test]
 fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], grant(30, 2)),
     ]);
-    assert!(bench.settled().is_empty(), "80 of 80 GiB");
+    assert!(bench.confirmed_texts().is_empty(), "80 of 80 GiB");
     bench.devices[0].reserved = Bytes(GIB);
     assert_eq!(
-        bench.settled(),
+        bench.confirmed_texts(),
         [
             "GPU GPU-0 of node n is overcommitted: team/a (50.0 GiB), team/b (30.0 GiB) were granted 80.0 GiB of 79.0 GiB."
         ]
@@ -123,10 +125,10 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
     let told = |reader| {
         bench
             .conflicts
-            .standing()
+            .confirmed()
             .next()
             .unwrap()
-            .told_to(&key(reader))
+            .text_for(&key(reader))
     };
     assert!(
         told("team/a").contains(": team/a (50.0 GiB), team/b (30.0 GiB) were"),
@@ -148,7 +150,7 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         bytes: Bytes(10 * GIB),
         role: PartyRole::Holds,
     });
-    let conflict = GpuConflict {
+    let conflict = OverAllocation {
         kind: GpuConflictKind::ReservationsOverlap,
         node: node("n"),
         gpu: gpu("GPU-0"),
@@ -166,9 +168,9 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         ),
     ] {
         assert!(
-            conflict.told_to(&key(reader)).ends_with(told),
+            conflict.text_for(&key(reader)).ends_with(told),
             "{}",
-            conflict.told_to(&key(reader))
+            conflict.text_for(&key(reader))
         );
     }
 }
@@ -176,17 +178,20 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
 #[test]
 fn a_pod_that_terminates_counts_until_it_is_gone() {
     let leaving = Grant {
-        leaving: true,
+        is_leaving: true,
         ..grant(50, 1)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], leaving),
         bound("b", &["GPU-0"], grant(50, 2)),
     ]);
-    assert_eq!(bench.settled().len(), 1);
-    assert!(bench.victims(120).is_empty(), "its end ends the conflict");
-    bench.conflicts.forget(&uid("a"));
-    assert_eq!(bench.look(121).ended.len(), 1);
+    assert_eq!(bench.confirmed_texts().len(), 1);
+    assert!(
+        bench.victims_at(120).is_empty(),
+        "its end ends the conflict"
+    );
+    bench.conflicts.remove(&uid("a"));
+    assert_eq!(bench.check_at(121).ended.len(), 1);
 }
 
 #[test]
@@ -195,21 +200,21 @@ fn a_second_pod_on_an_exclusive_gpu_is_a_conflict_whatever_its_vram() {
         sharing: Sharing::Exclusive,
         ..grant(10, 1)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], exclusive),
         bound("b", &["GPU-0"], grant(1, 2)),
     ]);
     assert_eq!(
-        bench.settled(),
+        bench.confirmed_texts(),
         [
             "GPU GPU-0 of node n is exclusive to one pod and has 2 pods: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
         ]
     );
-    let elsewhere = ConflictFixture::of([
+    let elsewhere = AuditFixture::new([
         bound("a", &["GPU-0"], exclusive),
         bound("b", &["GPU-1"], grant(1, 2)),
     ]);
-    assert!({ elsewhere }.settled().is_empty());
+    assert!({ elsewhere }.confirmed_texts().is_empty());
 }
 
 #[test]
@@ -220,14 +225,14 @@ fn a_gpu_index_and_a_uuid_name_one_gpu_once_the_node_reports() {
             bound("b", &["GPU-0"], grant(50, 2)),
         ]
     };
-    assert_eq!(ConflictFixture::of(pods()).settled().len(), 1);
-    let mut unreported = ConflictFixture::of(pods());
+    assert_eq!(AuditFixture::new(pods()).confirmed_texts().len(), 1);
+    let mut unreported = AuditFixture::new(pods());
     unreported
         .devices
         .iter_mut()
         .for_each(|device| device.uuid = GpuUuid::from_index(device.index));
     assert!(
-        unreported.settled().is_empty(),
+        unreported.confirmed_texts().is_empty(),
         "nobody can say which GPU the UUID means"
     );
 }
@@ -240,59 +245,59 @@ fn an_index_names_the_gpu_of_today_and_not_a_lost_one_of_an_earlier_machine() {
             bound("b", &["GPU-0"], grant(50, 2)),
         ]
     };
-    let mut bench = ConflictFixture::of(pods());
+    let mut bench = AuditFixture::new(pods());
     let earlier = Device {
         health: Health::Lost,
         ..whole_gpu(gpu("GPU-00"), 0, Bytes(80 * GIB))
     };
     bench.devices.insert(0, earlier);
-    assert_eq!(bench.settled().len(), 1);
-    let mut all_lost = ConflictFixture::of(pods());
+    assert_eq!(bench.confirmed_texts().len(), 1);
+    let mut all_lost = AuditFixture::new(pods());
     all_lost.devices[0].health = Health::Lost;
     assert!(
-        all_lost.settled().is_empty(),
+        all_lost.confirmed_texts().is_empty(),
         "where no other has the index, it is the lost one"
     );
 }
 
 #[test]
 fn a_gpu_that_the_node_does_not_have_is_a_conflict_once_the_node_reports() {
-    let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    let mut bench = AuditFixture::new([bound("a", &["GPU-9"], grant(50, 1))]);
     assert_eq!(
-        bench.settled(),
+        bench.confirmed_texts(),
         ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]
     );
-    assert!(bench.victims(120).is_empty());
-    let mut unreported = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    assert!(bench.victims_at(120).is_empty());
+    let mut unreported = AuditFixture::new([bound("a", &["GPU-9"], grant(50, 1))]);
     unreported.devices.clear();
-    assert!(unreported.settled().is_empty());
+    assert!(unreported.confirmed_texts().is_empty());
 }
 
 #[test]
 fn pods_on_a_lost_gpu_are_not_a_conflict() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], grant(50, 2)),
     ]);
     bench.devices[0].health = Health::Lost;
-    assert!(bench.settled().is_empty());
+    assert!(bench.confirmed_texts().is_empty());
 }
 
 #[test]
 fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         reservations("a", 50, &["v"], 1000),
         reservations("b", 50, &[], 130),
     ]);
     bench.see(bound("v", &["GPU-0"], grant(80, 0)));
     assert_eq!(
-        bench.settled(),
+        bench.confirmed_texts(),
         [
             "Reservations on GPU GPU-0 of node n overlap: team/a (50.0 GiB, reserved), team/b (50.0 GiB, reserved) reserve 100.0 GiB of 80.0 GiB."
         ]
     );
     assert_eq!(
-        bench.look(130).ended.len(),
+        bench.check_at(130).ended.len(),
         1,
         "the deadline of one has passed, and no pod changed"
     );
@@ -301,55 +306,55 @@ fn reservations_beyond_a_gpus_capacity_conflict_until_one_ends() {
 #[test]
 fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     let victim = bound("v", &["GPU-0"], grant(60, 0));
-    let mut bench = ConflictFixture::of([victim, reservations("a", 60, &["v"], 1000)]);
-    assert!(bench.settled().is_empty());
+    let mut bench = AuditFixture::new([victim, reservations("a", 60, &["v"], 1000)]);
+    assert!(bench.confirmed_texts().is_empty());
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
-    assert!(bench.look(121).begun.is_empty());
+    assert!(bench.check_at(121).begun.is_empty());
     // The victim and the late pod conflict already: that is what is reported.
     assert_eq!(
-        bench.look(123).begun[0].kind,
+        bench.check_at(123).begun[0].kind,
         GpuConflictKind::Overcommitted
     );
-    bench.conflicts.forget(&uid("v"));
-    bench.look(124);
+    bench.conflicts.remove(&uid("v"));
+    bench.check_at(124);
     assert_eq!(
-        bench.look(134).begun[0].kind,
+        bench.check_at(134).begun[0].kind,
         GpuConflictKind::ReservationOverBound
     );
 }
 
 #[test]
 fn a_conflict_counts_once_a_later_check_finds_it_again() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], grant(50, 2)),
     ]);
-    assert_eq!((bench.look(0), bench.look(1)), Default::default());
-    assert_eq!(bench.look(2).begun.len(), 1);
+    assert_eq!((bench.check_at(0), bench.check_at(1)), Default::default());
+    assert_eq!(bench.check_at(2).begun.len(), 1);
     assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 1);
-    assert_eq!(bench.conflicts.of(&uid("b")).len(), 1);
-    assert_eq!(bench.look(3), AuditRound::default(), "it is news once");
-    bench.conflicts.forget(&uid("a"));
-    assert_eq!(bench.look(4).ended.len(), 1);
+    assert_eq!(bench.conflicts.involving(&uid("b")).len(), 1);
+    assert_eq!(bench.check_at(3), AuditRound::default(), "it is news once");
+    bench.conflicts.remove(&uid("a"));
+    assert_eq!(bench.check_at(4).ended.len(), 1);
     assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 0);
 }
 
 #[test]
 fn nothing_is_checked_while_pods_are_listed() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("gone", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], grant(50, 2)),
     ]);
-    bench.conflicts.begin_list();
-    assert_eq!((bench.look(0), bench.look(60)), Default::default());
-    bench.conflicts.forget(&uid("gone"));
-    bench.conflicts.end_list();
-    assert!(bench.settled().is_empty());
+    bench.conflicts.begin_relist();
+    assert_eq!((bench.check_at(0), bench.check_at(60)), Default::default());
+    bench.conflicts.remove(&uid("gone"));
+    bench.conflicts.end_relist();
+    assert!(bench.confirmed_texts().is_empty());
 }
 
 #[test]
 fn an_edited_gpu_annotation_causes_no_conflict() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-1"], grant(50, 2)),
     ]);
@@ -361,14 +366,14 @@ fn an_edited_gpu_annotation_causes_no_conflict() {
             ..grant(50, 2)
         },
     ));
-    assert!(bench.settled().is_empty());
-    let mut bench = ConflictFixture::of([
+    assert!(bench.confirmed_texts().is_empty());
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &[], grant(0, 2)),
     ]);
     bench.see(bound("b", &["GPU-0"], grant(50, 2)));
     assert!(
-        bench.settled().is_empty(),
+        bench.confirmed_texts().is_empty(),
         "it recorded nothing when it was bound"
     );
 }
@@ -376,7 +381,7 @@ fn an_edited_gpu_annotation_causes_no_conflict() {
 #[test]
 fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
     let started = |grant: Grant| Grant {
-        started: true,
+        has_started: true,
         ..grant
     };
     for (first, second, leaver) in [
@@ -387,12 +392,12 @@ fn the_audit_evicts_the_pod_that_has_not_started_or_was_bound_later() {
         (started(grant(50, 1)), grant(50, 2), &["b"]),
         (started(grant(50, 1)), started(grant(50, 2)), &[]),
     ] {
-        let mut bench = ConflictFixture::of([
+        let mut bench = AuditFixture::new([
             bound("a", &["GPU-0"], first),
             bound("b", &["GPU-0"], second),
         ]);
-        assert_eq!(bench.settled().len(), 1);
-        assert_eq!(bench.victims(120), leaver, "{first:?} {second:?}");
+        assert_eq!(bench.confirmed_texts().len(), 1);
+        assert_eq!(bench.victims_at(120), leaver, "{first:?} {second:?}");
     }
 }
 
@@ -403,16 +408,16 @@ fn the_audit_prefers_a_victim_whose_eviction_ends_the_conflict() {
             "a",
             &["GPU-0"],
             Grant {
-                started: true,
+                has_started: true,
                 ..grant(60, 1)
             },
         ),
         bound("b", &["GPU-0"], grant(60, 2)),
         bound("c", &["GPU-0"], grant(1, 3)),
     ];
-    let mut bench = ConflictFixture::of(pods);
-    bench.settled();
-    assert_eq!(bench.victims(120), ["b"]);
+    let mut bench = AuditFixture::new(pods);
+    bench.confirmed_texts();
+    assert_eq!(bench.victims_at(120), ["b"]);
 }
 
 #[test]
@@ -423,7 +428,7 @@ fn a_pod_in_conflict_on_two_gpus_is_evicted_once() {
             "a",
             &["GPU-0"],
             Grant {
-                started: true,
+                has_started: true,
                 ..grant(60, 1)
             },
         ),
@@ -431,49 +436,49 @@ fn a_pod_in_conflict_on_two_gpus_is_evicted_once() {
             "b",
             &["GPU-1"],
             Grant {
-                started: true,
+                has_started: true,
                 ..grant(60, 1)
             },
         ),
         bound("c", both, grant(60, 2)),
     ];
-    let mut bench = ConflictFixture::of(pods);
-    assert_eq!(bench.settled().len(), 2);
-    assert_eq!(bench.victims(120), ["c"]);
+    let mut bench = AuditFixture::new(pods);
+    assert_eq!(bench.confirmed_texts().len(), 2);
+    assert_eq!(bench.victims_at(120), ["c"]);
 }
 
 #[test]
 fn a_smaller_reported_gpu_evicts_no_pod() {
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(40, 1)),
         bound("b", &["GPU-0"], grant(39, 2)),
     ]);
     bench.devices[0].total = Bytes(10 * GIB);
-    assert_eq!(bench.settled().len(), 1, "it is told");
-    assert!(bench.victims(120).is_empty());
+    assert_eq!(bench.confirmed_texts().len(), 1, "it is told");
+    assert!(bench.victims_at(120).is_empty());
     // Nor if one of them was bound while the agent said so: the largest GPU that a record allows counts.
     let small = Grant {
-        fraction: MemoryFraction::of(Bytes(9), Bytes(10)),
+        fraction: MemoryFraction::new(Bytes(9), Bytes(10)),
         ..grant(9, 1)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], small),
         bound("b", &["GPU-0"], grant(70, 2)),
     ]);
     bench.devices[0].total = Bytes(10 * GIB);
-    assert_eq!(bench.settled().len(), 1);
-    assert!(bench.victims(120).is_empty());
+    assert_eq!(bench.confirmed_texts().len(), 1);
+    assert!(bench.victims_at(120).is_empty());
     let unknown = Grant {
         fraction: MemoryFraction::ZERO,
         ..grant(70, 1)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], unknown),
         bound("b", &["GPU-0"], grant(70, 2)),
     ]);
-    assert_eq!(bench.settled().len(), 1);
+    assert_eq!(bench.confirmed_texts().len(), 1);
     assert!(
-        bench.victims(120).is_empty(),
+        bench.victims_at(120).is_empty(),
         "a record that says nothing of the GPU proves nothing"
     );
 }
@@ -481,31 +486,31 @@ fn a_smaller_reported_gpu_evicts_no_pod() {
 #[test]
 fn a_pod_that_has_just_joined_a_conflict_is_not_evicted_yet() {
     let started = |gib, at| Grant {
-        started: true,
+        has_started: true,
         ..grant(gib, at)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], started(50, 1)),
         bound("b", &["GPU-0"], started(50, 2)),
     ]);
-    bench.settled();
+    bench.confirmed_texts();
     bench.see(bound("c", &["GPU-0"], grant(50, 3)));
-    bench.look(121);
-    assert!(bench.victims(121).is_empty());
-    assert_eq!(bench.victims(123), ["c"]);
+    bench.check_at(121);
+    assert!(bench.victims_at(121).is_empty());
+    assert_eq!(bench.victims_at(123), ["c"]);
 }
 
 /// 5,000 nodes of eight GPUs with two pods on each GPU.
-fn large() -> Conflicts {
-    let mut conflicts = Conflicts::default();
+fn large() -> OverAllocationAudit {
+    let mut conflicts = OverAllocationAudit::default();
     for n in 0..80_000u32 {
         let observed = AuditedPod {
             key: key(&format!("team/p-{n}")),
             node: node(&format!("n-{}", n % 5000)),
             gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
-            part: GpuClaim::Bound(grant(30, i64::from(n))),
+            share: GpuShare::Bound(grant(30, i64::from(n))),
         };
-        conflicts.see(&uid(&format!("u-{n}")), Some(observed));
+        conflicts.observe(&uid(&format!("u-{n}")), Some(observed));
     }
     conflicts
 }
@@ -525,7 +530,7 @@ fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
         "all were visited once"
     );
     for n in [7, 4711, 4999] {
-        conflicts.forget(&uid(&format!("u-{n}")));
+        conflicts.remove(&uid(&format!("u-{n}")));
     }
     assert_eq!(conflicts.waiting(), 3);
     let due = conflicts.due(seconds(7));
@@ -541,7 +546,7 @@ fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
     );
     // The status that a kubelet writes every few seconds changes nothing here.
     let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
-    conflicts.see(&uid("u-8"), Some(observed));
+    conflicts.observe(&uid("u-8"), Some(observed));
     assert_eq!(conflicts.waiting(), 0);
 }
 
@@ -551,7 +556,7 @@ fn every_node_is_checked_in_turn() {
     while conflicts.waiting() > 0 {
         conflicts.due(seconds(0));
     }
-    conflicts.last = None;
+    conflicts.last_in_turn = None;
     let looks = 5000 / AuditPace::default().in_turn;
     let mut seen: Vec<NodeName> = (0..looks).flat_map(|_| conflicts.due(seconds(1))).collect();
     seen.sort_unstable();
@@ -582,13 +587,13 @@ fn a_static_pod_is_not_evicted_to_end_a_conflict() {
         is_static: true,
         ..grant(50, 9)
     };
-    let mut bench = ConflictFixture::of([
+    let mut bench = AuditFixture::new([
         bound("a", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], later),
     ]);
-    bench.settled();
+    bench.confirmed_texts();
     assert_eq!(
-        bench.victims(120),
+        bench.victims_at(120),
         ["a"],
         "an eviction of the other one would end nothing"
     );

@@ -65,15 +65,15 @@ impl FleetChanges {
             pending_count: if_changed(&before.pending_count, &after.pending_count),
             ..Self::default()
         };
-        in_step(
+        merge_join(
             &before.nodes,
             &after.nodes,
             |node| &node.name,
             |step| match step {
-                Step::Gone(node) => changes.gone.push(node.name.clone()),
-                Step::New(node) => changes.nodes.push(node.clone()),
-                Step::Both(before, after) if before == after => {}
-                Step::Both(before, after) => match NodeChanges::between(before, after) {
+                MergeStep::Gone(node) => changes.gone.push(node.name.clone()),
+                MergeStep::New(node) => changes.nodes.push(node.clone()),
+                MergeStep::Both(before, after) if before == after => {}
+                MergeStep::Both(before, after) => match NodeChanges::between(before, after) {
                     Some(node) => changes.changed.push(node),
                     None => changes.nodes.push(after.clone()),
                 },
@@ -100,7 +100,7 @@ impl NodeChanges {
         if uuids(before) != uuids(after) {
             return None;
         }
-        let alone = |node: &FleetNode| FleetNode {
+        let without_lists = |node: &FleetNode| FleetNode {
             gpus: Vec::new(),
             pods: Vec::new(),
             ..node.clone()
@@ -109,21 +109,21 @@ impl NodeChanges {
         let gpus = gpus.filter(|(_, (before, after))| before != after);
         let mut changes = Self {
             name: after.name.clone(),
-            node: fields(&alone(before), &alone(after)),
+            node: changed_fields(&without_lists(before), &without_lists(after)),
             gpus: gpus
-                .map(|(place, (before, after))| (place, fields::<FleetGpu>(before, after)))
+                .map(|(place, (before, after))| (place, changed_fields::<FleetGpu>(before, after)))
                 .collect(),
             pods: Vec::new(),
             left: Vec::new(),
         };
-        in_step(
+        merge_join(
             &before.pods,
             &after.pods,
             |pod| &pod.uid,
             |step| match step {
-                Step::Gone(pod) => changes.left.push(pod.uid.clone()),
-                Step::Both(before, after) if before == after => {}
-                Step::New(pod) | Step::Both(_, pod) => changes.pods.push(pod.clone()),
+                MergeStep::Gone(pod) => changes.left.push(pod.uid.clone()),
+                MergeStep::Both(before, after) if before == after => {}
+                MergeStep::New(pod) | MergeStep::Both(_, pod) => changes.pods.push(pod.clone()),
             },
         );
         Some(changes)
@@ -135,30 +135,30 @@ fn if_changed<T: PartialEq + Clone>(before: &T, after: &T) -> Option<T> {
 }
 
 /// The fields of `after` that differ.
-fn fields<T: Serialize>(before: &T, after: &T) -> Fields {
-    let map = |of: &T| match serde_json::to_value(of) {
+fn changed_fields<T: Serialize>(before: &T, after: &T) -> Fields {
+    let fields_of = |of: &T| match serde_json::to_value(of) {
         Ok(Value::Object(map)) => map,
         _ => Fields::new(),
     };
-    let (mut before, mut after) = (map(before), map(after));
+    let (mut before, mut after) = (fields_of(before), fields_of(after));
     after.retain(|name, value| before.remove(name).as_ref() != Some(value));
     // What is left of it is in one of them only, or was compared above.
     after.extend(before.into_iter().map(|(name, _)| (name, Value::Null)));
     after
 }
 
-enum Step<'a, T> {
+enum MergeStep<'a, T> {
     Gone(&'a T),
     New(&'a T),
     Both(&'a T, &'a T),
 }
 
 /// Goes through two lists in order of their keys.
-fn in_step<'a, T, K: Ord + 'a>(
+fn merge_join<'a, T, K: Ord + 'a>(
     before: &'a [T],
     after: &'a [T],
     key: impl Fn(&'a T) -> &'a K,
-    mut step: impl FnMut(Step<'a, T>),
+    mut step: impl FnMut(MergeStep<'a, T>),
 ) {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     loop {
@@ -173,9 +173,9 @@ fn in_step<'a, T, K: Ord + 'a>(
             before.next_if(|_| order.is_le()),
             after.next_if(|_| order.is_ge()),
         ) {
-            (_, Some(before), Some(after)) => step(Step::Both(before, after)),
-            (_, Some(before), None) => step(Step::Gone(before)),
-            (_, None, Some(after)) => step(Step::New(after)),
+            (_, Some(before), Some(after)) => step(MergeStep::Both(before, after)),
+            (_, Some(before), None) => step(MergeStep::Gone(before)),
+            (_, None, Some(after)) => step(MergeStep::New(after)),
             (_, None, None) => return,
         }
     }

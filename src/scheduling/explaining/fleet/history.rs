@@ -36,7 +36,7 @@ struct KvCaches {
 }
 
 impl FleetSums {
-    pub fn of(fleet: &Fleet) -> Self {
+    pub fn from_fleet(fleet: &Fleet) -> Self {
         let classes = fleet
             .classes
             .iter()
@@ -47,11 +47,11 @@ impl FleetSums {
             classes: classes.collect(),
             ..Self::default()
         };
-        sums.with(fleet.nodes.iter().flat_map(|node| &node.gpus))
+        sums.with_gpus(fleet.nodes.iter().flat_map(|node| &node.gpus))
     }
 
     /// The sums of a ledger, without a [`Fleet`], which takes ten times as long.
-    pub fn of_ledger(ledger: &Ledger) -> Self {
+    pub fn from_ledger(ledger: &Ledger) -> Self {
         let policy = ledger.policy();
         let mut by_class = vec![Bytes::ZERO; policy.classes().len()];
         for node_state in ledger.all_node_states() {
@@ -59,14 +59,14 @@ impl FleetSums {
             for pod in node_state
                 .residents()
                 .iter()
-                .filter(|pod| pod.placed || pod.bound.is_none())
+                .filter(|pod| pod.is_placed || pod.bound_since.is_none())
             {
                 let charges = pod.gpus.iter().filter_map(|place| gpus.get(place));
                 let charged = charges
                     .map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing))
                     .sum();
                 by_class
-                    .get_mut(pod.class.place())
+                    .get_mut(pod.class.index())
                     .into_iter()
                     .for_each(|sum| *sum += charged);
             }
@@ -81,15 +81,15 @@ impl FleetSums {
             classes: names.zip(by_class).collect(),
             ..Self::default()
         };
-        sums.with(
+        sums.with_gpus(
             ledger
-                .node_states()
+                .node_views()
                 .flat_map(|(_, node)| fleet_gpus(ledger, node)),
         )
     }
 
     /// Adds the sums over these GPUs.
-    fn with(mut self, gpus: impl Iterator<Item = impl Borrow<FleetGpu>>) -> Self {
+    fn with_gpus(mut self, gpus: impl Iterator<Item = impl Borrow<FleetGpu>>) -> Self {
         let mut kv_caches = KvCaches::default();
         for gpu in gpus {
             let gpu = gpu.borrow();
@@ -118,17 +118,17 @@ impl FleetSums {
 /// The sums of the last while, oldest first, at even distances.
 #[derive(Debug, Clone)]
 pub struct FleetHistory {
-    every: Millis,
-    most: usize,
+    interval: Millis,
+    max_len: usize,
     sums: VecDeque<FleetSums>,
 }
 
 impl FleetHistory {
     /// A history of at most `max_len` sums, one in each `interval`.
-    pub fn new(most: usize, every: Millis) -> Self {
+    pub fn new(max_len: usize, interval: Millis) -> Self {
         Self {
-            every,
-            most,
+            interval,
+            max_len,
             sums: VecDeque::new(),
         }
     }
@@ -137,16 +137,16 @@ impl FleetHistory {
     pub fn due_in(&self, now: Moment) -> Millis {
         self.sums
             .back()
-            .map_or(Millis(0), |latest| (latest.at + self.every).since(now))
+            .map_or(Millis(0), |latest| (latest.at + self.interval).since(now))
     }
 
     /// Records the sums if they are due, and drops the oldest beyond the limit. Returns whether it recorded them.
-    pub fn keep(&mut self, sums: FleetSums) -> bool {
+    pub fn record(&mut self, sums: FleetSums) -> bool {
         if self.due_in(sums.at) > Millis(0) {
             return false;
         }
         self.sums.push_back(sums);
-        if self.sums.len() > self.most {
+        if self.sums.len() > self.max_len {
             self.sums.pop_front();
         }
         true
@@ -165,14 +165,13 @@ mod tests {
 
     #[test]
     fn sums_are_over_all_gpus_and_kv_caches_over_those_with_pods() {
-        let cluster = ExplainedCluster::new(Policy::default()).node("a", 3);
-        let mut cluster =
-            cluster
-                .runs(&pod("x", "40Gi"), "a", &[0])
-                .runs(&pod("y", "10Gi"), "a", &[1]);
+        let cluster = ExplainedCluster::new(Policy::default()).with_node("a", 3);
+        let mut cluster = cluster
+            .with_running(&pod("x", "40Gi"), "a", &[0])
+            .with_running(&pod("y", "10Gi"), "a", &[1]);
         cluster.report("a", &[(0, 80, 3), (1, 40, 4)], &[]);
-        cluster.wait(&pod("waits", "100Gi"));
-        let sums = FleetSums::of(&Fleet::of(cluster.ledger.ledger(), 0));
+        cluster.add_waiting(&pod("waits", "100Gi"));
+        let sums = FleetSums::from_fleet(&Fleet::from_ledger(cluster.cluster.ledger(), 0));
         assert_eq!(
             (sums.gpus, sums.healthy_gpus, sums.pending, sums.queue),
             (3, 3, 1, 7)
@@ -189,9 +188,9 @@ mod tests {
             sums.classes.values().copied().sum::<Bytes>(),
             Bytes::gib(50)
         );
-        assert_eq!(FleetSums::of_ledger(cluster.ledger.ledger()), sums);
-        let empty = ExplainedCluster::new(Policy::default()).node("a", 1);
-        let empty = FleetSums::of(&Fleet::of(empty.ledger.ledger(), 0));
+        assert_eq!(FleetSums::from_ledger(cluster.cluster.ledger()), sums);
+        let empty = ExplainedCluster::new(Policy::default()).with_node("a", 1);
+        let empty = FleetSums::from_fleet(&Fleet::from_ledger(empty.cluster.ledger(), 0));
         assert_eq!(
             (empty.kv_cache_mean_percent, empty.kv_cache_max_percent),
             (None, None)
@@ -204,7 +203,7 @@ mod tests {
         let at = |seconds: u64| Moment(seconds * 1000);
         let kept: Vec<u64> = (0..60)
             .filter(|second| {
-                history.keep(FleetSums {
+                history.record(FleetSums {
                     at: at(*second),
                     ..FleetSums::default()
                 })

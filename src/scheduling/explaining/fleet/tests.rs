@@ -9,23 +9,22 @@ use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::disruption_info::DisruptionInfo;
 
 /// The view, whose sums are those that are made without one.
-fn shown(cluster: &ExplainedCluster, most_pending: usize) -> Fleet {
-    let fleet = Fleet::of(cluster.ledger.ledger(), most_pending);
+fn fleet(cluster: &ExplainedCluster, most_pending: usize) -> Fleet {
+    let fleet = Fleet::from_ledger(cluster.cluster.ledger(), most_pending);
     assert_eq!(
-        FleetSums::of_ledger(cluster.ledger.ledger()),
-        FleetSums::of(&fleet)
+        FleetSums::from_ledger(cluster.cluster.ledger()),
+        FleetSums::from_fleet(&fleet)
     );
     fleet
 }
 
 #[test]
 fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
-    let mut cluster =
-        ExplainedCluster::new(Policy::default())
-            .node("a", 2)
-            .runs(&pod("chat", "40Gi"), "a", &[1]);
+    let mut cluster = ExplainedCluster::new(Policy::default())
+        .with_node("a", 2)
+        .with_running(&pod("chat", "40Gi"), "a", &[1]);
     cluster.report("a", &[(1, 70, 3)], &[]);
-    let fleet = shown(&cluster, 10);
+    let fleet = fleet(&cluster, 10);
     let [node] = &fleet.nodes[..] else {
         panic!("{fleet:?}")
     };
@@ -64,14 +63,14 @@ fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
 
 #[test]
 fn of_pods_that_wait_the_first_by_priority_and_by_time_are_listed_and_all_are_counted() {
-    let mut cluster = ExplainedCluster::new(Policy::default()).node("a", 1);
+    let mut cluster = ExplainedCluster::new(Policy::default()).with_node("a", 1);
     for (place, priority) in [0, 5, 0, 5].into_iter().enumerate() {
         let mut waiting = pod(&format!("w{place}"), "100Gi");
         waiting.priority = priority;
-        cluster.wait(&waiting);
-        cluster.pass(Millis::seconds(1));
+        cluster.add_waiting(&waiting);
+        cluster.advance(Millis::seconds(1));
     }
-    let fleet = shown(&cluster, 3);
+    let fleet = fleet(&cluster, 3);
     let listed: Vec<&str> = fleet
         .pending
         .iter()
@@ -95,19 +94,19 @@ fn classes_and_tenants_have_what_their_pods_have() {
         .with_tenants(vec![Tenant {
             guarantee,
             limit,
-            ..Tenant::named("team", &["team"])
+            ..Tenant::new("team", &["team"])
         }])
         .unwrap();
     let mut batch = pod("batch", "10Gi");
     batch.priority = -5;
     let mut cluster = ExplainedCluster::new(policy)
-        .node("a", 2)
-        .runs(&batch, "a", &[0]);
+        .with_node("a", 2)
+        .with_running(&batch, "a", &[0]);
     let mut exclusive = pod("alone", "20Gi");
     exclusive.exclusive = true;
-    cluster.bound_with(&exclusive, "a", &[1], DisruptionInfo::default());
-    cluster.wait(&pod("waits", "100Gi"));
-    let fleet = shown(&cluster, 10);
+    cluster.add_bound_with(&exclusive, "a", &[1], DisruptionInfo::default());
+    cluster.add_waiting(&pod("waits", "100Gi"));
+    let fleet = fleet(&cluster, 10);
     let class = |name: &str| {
         fleet
             .classes
@@ -148,14 +147,13 @@ fn classes_and_tenants_have_what_their_pods_have() {
 
 #[test]
 fn nothing_that_did_not_change_differs_a_second_later_and_it_survives_json() {
-    let mut cluster =
-        ExplainedCluster::new(Policy::default())
-            .node("a", 2)
-            .runs(&pod("chat", "40Gi"), "a", &[1]);
-    cluster.wait(&pod("waits", "100Gi"));
-    let before = shown(&cluster, 10);
-    cluster.pass(Millis::seconds(1));
-    let after = shown(&cluster, 10);
+    let mut cluster = ExplainedCluster::new(Policy::default())
+        .with_node("a", 2)
+        .with_running(&pod("chat", "40Gi"), "a", &[1]);
+    cluster.add_waiting(&pod("waits", "100Gi"));
+    let before = fleet(&cluster, 10);
+    cluster.advance(Millis::seconds(1));
+    let after = fleet(&cluster, 10);
     assert_ne!(before.now, after.now);
     assert_eq!(
         before,
@@ -171,9 +169,9 @@ fn nothing_that_did_not_change_differs_a_second_later_and_it_survives_json() {
 #[test]
 fn a_node_without_gpus_and_pods_is_not_shown() {
     let cluster = ExplainedCluster::new(Policy::default())
-        .silent("cpu")
-        .node("a", 1);
-    let fleet = shown(&cluster, 10);
+        .with_unreported_node("cpu")
+        .with_node("a", 1);
+    let fleet = fleet(&cluster, 10);
     assert_eq!(
         fleet
             .nodes

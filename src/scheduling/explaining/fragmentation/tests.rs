@@ -22,10 +22,10 @@ fn what_is_free_counts_by_the_share_of_pods_that_it_is_too_small_for() {
     let mut cluster = LedgerCluster::new(&[("a", 2)]);
     let shared = |gib: u64, gpus| demand_of(gib * GIB, gpus, Sharing::Shared, 0);
     // 72 + 72 GiB are free, and 40 GiB fit on either GPU.
-    cluster.wait("p", shared(40, 1));
+    cluster.add_waiting("p", shared(40, 1));
     assert_eq!(fragmented_gib(&cluster), 0);
     // One of them runs: 32 + 72 are free. Of the 32 a pod of 40 GiB can use nothing.
-    cluster.run(
+    cluster.add_running(
         "p",
         ("a", 0),
         shared(40, 1),
@@ -34,10 +34,10 @@ fn what_is_free_counts_by_the_share_of_pods_that_it_is_too_small_for() {
     );
     assert_eq!(fragmented_gib(&cluster), 32);
     // Half of the pods now ask for 40 GiB on each of two GPUs: to them none of the 104 GiB is of use. (32 + 104) ÷ 2.
-    cluster.wait("q", shared(40, 2));
+    cluster.add_waiting("q", shared(40, 2));
     assert_eq!(fragmented_gib(&cluster), 68);
     // And as many for 30 GiB on each of two, to which all 104 are: (32 + 104 + 0) ÷ 3.
-    cluster.wait("r", shared(30, 2));
+    cluster.add_waiting("r", shared(30, 2));
     assert_eq!(
         fragmented_vram(cluster.ledger()),
         Bytes((32 + 104) * GIB / 3)
@@ -45,9 +45,9 @@ fn what_is_free_counts_by_the_share_of_pods_that_it_is_too_small_for() {
 }
 
 #[test]
-fn a_pod_that_wants_a_gpu_of_its_own_can_use_none_that_is_begun() {
+fn an_exclusive_pod_can_use_no_gpu_with_other_pods() {
     let mut cluster = LedgerCluster::new(&[("a", 2)]);
-    cluster.run(
+    cluster.add_running(
         "p",
         ("a", 0),
         demand_of(8 * GIB, 1, Sharing::Shared, 0),
@@ -56,7 +56,7 @@ fn a_pod_that_wants_a_gpu_of_its_own_can_use_none_that_is_begun() {
     );
     // 64 + 72 GiB are free, and 8 GiB fit anywhere.
     assert_eq!(fragmented_gib(&cluster), 0);
-    cluster.wait("q", demand_of(8 * GIB, 1, Sharing::Exclusive, 0));
+    cluster.add_waiting("q", demand_of(8 * GIB, 1, Sharing::Exclusive, 0));
     // To half of the pods the 64 GiB are of no use.
     assert_eq!(fragmented_gib(&cluster), 32);
 }

@@ -22,7 +22,7 @@ fn engine() -> Demand {
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) {
-    cluster.wait(pod, engine());
+    cluster.add_waiting(pod, engine());
     cluster
         .apply(BindAsked {
             uid: uid(pod),
@@ -47,7 +47,7 @@ fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) {
 fn learn(cluster: &mut LedgerCluster, on: &str) {
     for _ in 0..3 {
         bind(cluster, "pod", on);
-        cluster.pass(180);
+        cluster.advance(180);
         cluster
             .apply(EngineStartObserved {
                 uid: uid("pod"),
@@ -94,7 +94,7 @@ fn located(cluster: &LedgerCluster) -> ModelLocations {
     locate(
         cluster.ledger(),
         &ModelId::parse("m").unwrap(),
-        &Page {
+        &PageRequest {
             limit: 100,
             after: None,
         },
@@ -111,7 +111,7 @@ fn ready_on(located: &ModelLocations, on: &str) -> Option<Millis> {
 }
 
 #[test]
-fn what_was_learned_of_starts_is_told_as_nodes_are_ranked_by_it() {
+fn ready_times_use_the_learned_start_factors_as_ranking_does() {
     let mut cluster = LedgerCluster::new(&[("absent", 4), ("disk", 4), ("slow", 4)]);
     learn(&mut cluster, "slow");
     report(&mut cluster, "absent", None, &[]);
@@ -134,7 +134,7 @@ fn what_was_learned_of_starts_is_told_as_nodes_are_ranked_by_it() {
     let snapshot = cluster.snapshot();
     let ranked = |on: &str| {
         let (view, starts) = (snapshot.node(on).unwrap(), snapshot.start_model());
-        rank::ready(view, &engine(), starts, &cluster.ledger().policy().loading)
+        rank::estimate_start(view, &engine(), starts, &cluster.ledger().policy().loading)
             .unwrap()
             .total()
     };
@@ -158,7 +158,7 @@ fn an_engine_that_loads_answers_when_its_start_was_expected_to_end() {
         .unwrap()
         .expected;
     assert!(expected.time.total() > expected.prior.total() && cluster.ledger().now() > START);
-    cluster.pass(50);
+    cluster.advance(50);
     report(
         &mut cluster,
         "slow",
@@ -167,7 +167,7 @@ fn an_engine_that_loads_answers_when_its_start_was_expected_to_end() {
     );
     let left = Millis(expected.time.total().0 - 50_000);
     assert_eq!(ready_on(&located(&cluster), "slow"), Some(left));
-    cluster.pass(500);
+    cluster.advance(500);
     report(
         &mut cluster,
         "slow",

@@ -1,38 +1,37 @@
 //! Remedies for a device plugin's pod: fewer devices, devices that are freed, or another node.
 
 use super::request::with_devices;
-use super::{GpuCandidate, RemedyChange, best_gpu_candidate, gpu_candidate};
+use super::{GpuCandidate, RemedyChange, best_placement, candidate_on};
 use crate::explaining::facts::Facts;
 use crate::explaining::nodes::NodeOutline;
 use crate::placing::fit::{Misfit, check_node_admission};
-use crate::vocabulary::device_plugin::{Ask, PluginResource, PluginShare};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource, PluginShare};
 
 pub(crate) fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let Ask::Plugin { resource, count } = &facts.demand().ask else {
+    let GpuRequest::Plugin { resource, count } = &facts.demand().ask else {
         return Vec::new();
     };
     let all = [
-        fewer(facts, resource, *count),
-        free_some(facts, outline, resource, *count),
+        fewer_devices(facts, resource, *count),
+        free_devices(facts, outline, resource, *count),
     ];
     all.into_iter().flatten().collect()
 }
 
 /// The greatest number of devices that a node has left.
-fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
+fn fewer_devices(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let open = facts
-        .open_places()
+        .queried_indices()
         .map(|place| &facts.snapshot.nodes()[place]);
     let open = open.filter(|node| check_node_admission(node, facts.demand()).is_ok());
     let most = open
-        .filter_map(|node| node.share_of(resource))
-        .map(PluginShare::left)
+        .filter_map(|node| node.plugin_share_of(resource))
+        .map(PluginShare::available)
         .max()?;
     let devices = most.min(asked - 1);
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
-    let (place, gpus) =
-        best_gpu_candidate(facts, &other, facts.allowance).filter(|_| devices > 0)?;
-    let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], gpus);
+    let (place, gpus) = best_placement(facts, &other, facts.allowance).filter(|_| devices > 0)?;
+    let gpu_candidate = candidate_on(&facts.snapshot.nodes()[place], gpus);
     Some(RemedyChange::FewerDevices {
         gpu_candidate,
         resource: resource.to_string(),
@@ -42,7 +41,7 @@ fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyC
 }
 
 /// The node where the fewest devices would have to be freed.
-fn free_some(
+fn free_devices(
     facts: &Facts,
     outline: &NodeOutline,
     resource: &PluginResource,
@@ -54,7 +53,10 @@ fn free_some(
         };
         Some((asked - left, place))
     };
-    let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
+    let (missing, place) = outline
+        .refused_and_queried(facts)
+        .filter_map(lacking)
+        .min()?;
     let gpu_candidate = GpuCandidate {
         node: facts.snapshot.nodes()[place].name.clone(),
         gpus: Vec::new(),

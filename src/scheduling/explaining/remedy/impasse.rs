@@ -3,7 +3,7 @@
 use crate::explaining::facts::Facts;
 use crate::ids::{GpuModel, NodeName};
 use crate::units::Bytes;
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fmt;
@@ -43,7 +43,7 @@ pub enum ImpasseKind {
 /// The impasse of a pod that fits nowhere; `None` where time or an eviction may help.
 pub fn impasse(facts: &Facts) -> Option<Impasse> {
     let kind = match &facts.demand().ask {
-        Ask::Plugin { resource, count } => too_many_for_any(facts, resource, *count),
+        GpuRequest::Plugin { resource, count } => no_node_with_devices(facts, resource, *count),
         _ => no_gpu_large_enough(facts),
     }?;
     Some(Impasse {
@@ -72,9 +72,13 @@ fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
 }
 
 /// No node offers as many devices, even without its pods.
-fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<ImpasseKind> {
+fn no_node_with_devices(
+    facts: &Facts,
+    resource: &PluginResource,
+    asked: u32,
+) -> Option<ImpasseKind> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
-        let share = node.share_of(resource);
+        let share = node.plugin_share_of(resource);
         (
             share.map_or(0, |share| share.allocatable),
             Reverse(&node.name),

@@ -1,12 +1,14 @@
 //! Removes one obstacle at a time, on every node that does not fit, and asks the core again.
 
-use super::{RemedyChange, gpu_candidate, gpu_candidates};
+use super::{RemedyChange, candidate_on, fitting_gpus};
 use crate::explaining::facts::{Facts, GpuOccupants, NodeDetails};
 use crate::explaining::nodes::NodeOutline;
 use crate::explaining::obstacle::{Obstacle, obstacles};
 use crate::ledger::OccupantPhase;
 use crate::placing::fit::{Misfit, check_node_admission};
-use crate::reasons::{LIFTS, Lift, LiftedPlace, Named, lifted_from_gpus, lifted_if};
+use crate::reasons::{
+    FitWithoutReason, LIFTS, Lift, PodsToName, without_gpu_reason, without_reason_if,
+};
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::ClusterCopy;
 use crate::vocabulary::classification::ClassTerms;
@@ -16,67 +18,71 @@ use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 
 /// How many of the nodes that the same change helps are compared to find the nearest.
-const COMPARED: usize = 16;
+const MAX_COMPARED_NODES: usize = 16;
 
 /// The nodes that a change helps, nearest first.
 #[derive(Default)]
-struct LiftedNodes {
-    gpu_candidates: Vec<(usize, GpuSet)>,
+struct HelpedNodes {
+    fits: Vec<(usize, GpuSet)>,
     nodes: u32,
 }
 
-pub fn lifted(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let gate = find(without_start_gate, facts, outline);
-    let pressure = find(without_limits, facts, outline);
+pub fn single_obstacle_remedies(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Vec<RemedyChange> {
+    let gate = find_helped_nodes(without_start_gate, facts, outline);
+    let pressure = find_helped_nodes(without_limits, facts, outline);
     let first = [
-        free_more(facts, outline),
+        free_vram(facts, outline),
         start_agent(cluster, facts, outline),
-        earliest_start_gate(cluster, facts, &gate),
-        calmest(cluster, facts, &pressure),
+        wait_for_start_gate(cluster, facts, &gate),
+        wait_for_engines(cluster, facts, &pressure),
     ];
     let others = LIFTS.iter().map(|(code, lift)| {
-        told(
+        lift_remedy(
             code,
             lift,
             cluster,
             facts,
-            &find(lift.apply, facts, outline),
+            &find_helped_nodes(lift.apply, facts, outline),
         )
     });
     first.into_iter().chain(others).flatten().collect()
 }
 
-fn find(
+fn find_helped_nodes(
     apply: fn(&Node, &Demand) -> Option<(Node, Demand)>,
     facts: &Facts,
     outline: &NodeOutline,
-) -> LiftedNodes {
-    let mut found = LiftedNodes::default();
-    for (place, _) in outline.refused_and_open(facts) {
-        let lifted = apply(&facts.snapshot.nodes()[place], facts.demand());
+) -> HelpedNodes {
+    let mut found = HelpedNodes::default();
+    for (place, _) in outline.refused_and_queried(facts) {
+        let changed = apply(&facts.snapshot.nodes()[place], facts.demand());
         let Some(gpus) =
-            lifted.and_then(|(node, demand)| gpu_candidates(&node, &demand, facts.allowance))
+            changed.and_then(|(node, demand)| fitting_gpus(&node, &demand, facts.allowance))
         else {
             continue;
         };
         found.nodes += 1;
-        if found.gpu_candidates.len() < COMPARED {
-            found.gpu_candidates.push((place, gpus));
+        if found.fits.len() < MAX_COMPARED_NODES {
+            found.fits.push((place, gpus));
         }
     }
     found
 }
 
 fn without_start_gate(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
-    lifted_from_gpus(node, demand, |gpu| gpu.starting = false)
+    without_gpu_reason(node, demand, |gpu| gpu.starting = false)
 }
 
 fn without_limits(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
     let is_busy = node
         .gpus
         .iter()
-        .any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
-    lifted_if(is_busy, node, demand, |_, demand| {
+        .any(|gpu| demand.terms.is_exceeded_by(gpu.engine_load));
+    without_reason_if(is_busy, node, demand, |_, demand| {
         demand.terms = ClassTerms {
             kv_cache_limit: None,
             queue_limit: None,
@@ -86,33 +92,35 @@ fn without_limits(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
 }
 
 /// The remedy that removes one reason, for the nearest node that it helps.
-fn told(
+fn lift_remedy(
     code: &str,
     lift: &Lift,
     cluster: &ClusterCopy,
     facts: &Facts,
-    found: &LiftedNodes,
+    found: &HelpedNodes,
 ) -> Option<RemedyChange> {
-    let (place, gpus) = *found.gpu_candidates.first()?;
+    let (place, gpus) = *found.fits.first()?;
     let node = &facts.snapshot.nodes()[place];
-    let known = NodeDetails::take(cluster.ledger(), &node.name);
-    let there = known.on(&node.devices, gpus, facts);
+    let details = NodeDetails::collect(cluster.ledger(), &node.name);
+    let occupants = details.occupants_of(&node.devices, gpus, facts);
     let by = match lift.names {
-        Named::Nobody => Vec::new(),
-        Named::Residents => there.named(|one| one.presence != OccupantPhase::SoftlyReserved),
-        Named::Excluding => there.excluding(facts.demand()),
+        PodsToName::Nobody => Vec::new(),
+        PodsToName::Residents => {
+            occupants.names_where(|one| one.phase != OccupantPhase::SoftlyReserved)
+        }
+        PodsToName::Excluding => occupants.pods_excluding(facts.demand()),
     };
     let is_lost = gpus
         .iter()
         .any(|place| node.gpus[place].health == Health::Lost);
-    let gpu_candidate = gpu_candidate(node, gpus);
-    let action = (lift.action)(&LiftedPlace {
+    let gpu_candidate = candidate_on(node, gpus);
+    let action = (lift.action)(&FitWithoutReason {
         node: &node.name,
         gpus: &gpu_candidate.to_string(),
         fits: &gpu_candidate.fits(),
         are_several: gpu_candidate.gpus.len() > 1,
         class: &facts.policy.class(facts.demand().class).name,
-        pool: known.pool.as_deref(),
+        pool: details.pool.as_deref(),
         by: &by,
         state: if is_lost { "lost" } else { "draining" },
     });
@@ -126,22 +134,24 @@ fn told(
 }
 
 /// The node where the last obstructing engine finishes starting soonest.
-fn earliest_start_gate(
+fn wait_for_start_gate(
     cluster: &ClusterCopy,
     facts: &Facts,
-    found: &LiftedNodes,
+    found: &HelpedNodes,
 ) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = NodeDetails::take(cluster.ledger(), &node.name);
+        let details = NodeDetails::collect(cluster.ledger(), &node.name);
         let starting = gpus
             .iter()
             .filter(|place| node.gpus[*place].starting)
             .collect();
-        let (by, opens_in) = known.on(&node.devices, starting, facts).starting();
-        (opens_in, by, gpu_candidate(node, *gpus))
+        let (by, opens_in) = details
+            .occupants_of(&node.devices, starting, facts)
+            .starting_pods();
+        (opens_in, by, candidate_on(node, *gpus))
     };
-    let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
+    let gates: Vec<_> = found.fits.iter().map(&mut gate).collect();
     let first = gates
         .into_iter()
         .min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
@@ -155,13 +165,17 @@ fn earliest_start_gate(
 }
 
 /// The node where the busiest of the obstructing engines has the least load.
-fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+fn wait_for_engines(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    found: &HelpedNodes,
+) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let engine_load = |(place, gpus): &(usize, GpuSet)| {
         let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].engine_load);
-        each.filter(|engine_load| demand.terms.exceeded_by(*engine_load))
-            .fold(EngineLoad::NONE, EngineLoad::beside)
+        each.filter(|engine_load| demand.terms.is_exceeded_by(*engine_load))
+            .fold(EngineLoad::NONE, EngineLoad::combined_with)
     };
     let figures = |gpu_candidate: &&(usize, GpuSet)| {
         let engine_load = engine_load(gpu_candidate);
@@ -171,22 +185,22 @@ fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<
             gpu_candidate.0,
         )
     };
-    let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
+    let calmest = found.fits.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = NodeDetails::take(cluster.ledger(), &node.name);
+    let details = NodeDetails::collect(cluster.ledger(), &node.name);
     let busy = calmest
         .1
         .iter()
-        .filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
-    let by = known
-        .on(&node.devices, busy.collect(), facts)
-        .named(|gpu_occupant| {
-            gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::SoftlyReserved
+        .filter(|place| demand.terms.is_exceeded_by(node.gpus[*place].engine_load));
+    let by = details
+        .occupants_of(&node.devices, busy.collect(), facts)
+        .names_where(|gpu_occupant| {
+            gpu_occupant.has_engine && gpu_occupant.phase != OccupantPhase::SoftlyReserved
         });
     let (kv_cache, queue) = (engine_load(calmest).occupancy(), engine_load(calmest).queue);
     Some(RemedyChange::WaitForEngines {
         by,
-        gpu_candidate: gpu_candidate(node, calmest.1),
+        gpu_candidate: candidate_on(node, calmest.1),
         kv_cache_percent: kv_cache
             .filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
         kv_cache_limit_percent: demand.terms.kv_cache_limit,
@@ -196,7 +210,7 @@ fn calmest(cluster: &ClusterCopy, facts: &Facts, found: &LiftedNodes) -> Option<
 }
 
 /// The node that lacks the least VRAM, if nothing else is missing.
-fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
+fn free_vram(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let offer = |place: usize| {
@@ -205,7 +219,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         let short = |(place, gpu): (usize, &Gpu)| match &obstacles(
             gpu,
             demand,
-            GpuOccupants::nobody(facts),
+            GpuOccupants::none(facts),
         )[..]
         {
             [] => Some((Bytes::ZERO, place)),
@@ -226,14 +240,14 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         })
     };
     let offers = outline
-        .refused_and_open(facts)
+        .refused_and_queried(facts)
         .filter_map(|(place, _)| offer(place));
     let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
     let is_allowed = crate::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
     is_allowed.then(|| RemedyChange::FreeVram {
-        gpu_candidate: gpu_candidate(node, gpus),
+        gpu_candidate: candidate_on(node, gpus),
         short_bytes,
     })
 }
@@ -245,7 +259,7 @@ fn start_agent(
     facts: &Facts,
     outline: &NodeOutline,
 ) -> Option<RemedyChange> {
-    let unseen = |misfit: &Misfit| {
+    let lacks_report = |misfit: &Misfit| {
         matches!(
             misfit,
             Misfit::NoGpus | Misfit::NoFreshReport | Misfit::UnreadableLabel
@@ -256,12 +270,15 @@ fn start_agent(
         let node = &nodes[*place];
         node.freshness != Freshness::Unreported
             || !node.warnings.is_empty()
-            || cluster.ledger().shows_gpus(&node.name)
+            || cluster.ledger().has_gpu_label(&node.name)
     };
-    let unseen = outline
-        .refused_and_open(facts)
-        .filter(|(_, misfit)| unseen(misfit));
-    let all: Vec<usize> = unseen.map(|(place, _)| place).filter(shows_gpus).collect();
+    let without_report = outline
+        .refused_and_queried(facts)
+        .filter(|(_, misfit)| lacks_report(misfit));
+    let all: Vec<usize> = without_report
+        .map(|(place, _)| place)
+        .filter(shows_gpus)
+        .collect();
     let Some(first) = all.iter().min().map(|place| &nodes[*place]) else {
         let is_any_known = nodes
             .iter()

@@ -16,7 +16,7 @@ pub use impasse::{ImpasseKind, impasse};
 use super::explanation::{OthersPart, PodVerdict, ShareAmount};
 use super::facts::Facts;
 use super::nodes::NodeOutline;
-use super::units::{amount, length, quantity};
+use super::units::{format_quantity, format_share, human_duration};
 use crate::coded::coded;
 use crate::ids::{NodeName, PodKey};
 use crate::ledger::PodEvictionCost;
@@ -25,7 +25,7 @@ use crate::ledger::evictions::EvictionLimit;
 use crate::placing::fit::fit;
 use crate::placing::fit::is_allowed;
 use crate::placing::rank::shortlist;
-use crate::reasons::{LIFTS, list};
+use crate::reasons::{LIFTS, list_names};
 use crate::units::{Bytes, Millis, Percent};
 use crate::verbs::ClusterCopy;
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -34,8 +34,8 @@ use crate::vocabulary::gpu::GpuSet;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::Freshness;
 use sentence::{
-    DESCRIBE, add_gpu_text, gate, not_bound, not_free, on_so_many, others, preempt, pressure,
-    requeued, start_agent,
+    DESCRIBE, add_gpu_text, engine_load_text, gpu_count_text, more_nodes_text, not_bound, preempt,
+    requeued, start_agent, start_gate_wait_text, victims_left_text,
 };
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +78,7 @@ coded! {
         /// The pod fits only on nodes that the scheduler did not ask about when it was refused.
         "rejected-by-others" RejectedByOthers { node: NodeName, nodes: u32 },
             "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, affinity, CPU, memory or \
-             volumes; {DESCRIBE}", others(*nodes)
+             volumes; {DESCRIBE}", more_nodes_text(*nodes)
             => (1, None);
         /// In a rolling update, the pod that it replaces has what it needs, and leaves only when this one is ready.
         "let-predecessor-leave" LetPredecessorLeave { node: NodeName, pod: String },
@@ -87,11 +87,11 @@ coded! {
             => (1, None);
         /// The pod has a reservation, and these victims have not left yet.
         "wait-for-victims" WaitForVictims { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
-            "wait: {}; the reservation lasts for {} more", not_free(node, victims, *left), length(*deadline_in_millis)
+            "wait: {}; the reservation lasts for {} more", victims_left_text(node, victims, *left), human_duration(*deadline_in_millis)
             => (0, None);
         /// A starting engine is the only obstacle.
         "wait-for-start-gate" WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
-            "wait: the engine of {} is starting on {gpu_candidate}; {}", list(by), gate(*opens_in_millis)
+            "wait: the engine of {} is starting on {gpu_candidate}; {}", list_names(by), start_gate_wait_text(*opens_in_millis)
             => (2, Some(gpu_candidate));
         /// Other pods are evicted for it: `victims`, and `others` that the reader may not see.
         "preempt" Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, others: Option<OthersPart>, needs: PreemptionNeeds },
@@ -103,16 +103,16 @@ coded! {
             kv_cache_percent: Option<Percent>, kv_cache_limit_percent: Option<Percent>, queue: Option<u32>, queue_limit: Option<u32>
         },
             "no VRAM is missing on {gpu_candidate}, but {} (the engine of {}): wait until it has less to do, or give it another replica",
-            pressure((*kv_cache_percent, *kv_cache_limit_percent), (*queue, *queue_limit)), list(by)
+            engine_load_text((*kv_cache_percent, *kv_cache_limit_percent), (*queue, *queue_limit)), list_names(by)
             => (4, Some(gpu_candidate));
         /// The pod asks for less VRAM.
         "request-less" RequestLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
             "request {} of stowage.dev/vram instead of {}: {} then",
-            quantity(*vram_bytes), quantity(*instead_of_bytes), gpu_candidate.fits()
-            => (if vram_bytes.times(2) >= *instead_of_bytes { 5 } else { MUCH_LESS }, Some(gpu_candidate));
+            format_quantity(*vram_bytes), format_quantity(*instead_of_bytes), gpu_candidate.fits()
+            => (if vram_bytes.times(2) >= *instead_of_bytes { 5 } else { REQUEST_MUCH_LESS_EFFORT }, Some(gpu_candidate));
         /// The pod is spread over more GPUs, or fewer.
         "change-gpu-count" ChangeGpuCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
-            "{}: {} then", on_so_many(*gpus), gpu_candidate.fits()
+            "{}: {} then", gpu_count_text(*gpus), gpu_candidate.fits()
             => (6, Some(gpu_candidate));
         /// The pod does not require exclusive GPUs.
         "share" Share { gpu_candidate: GpuCandidate },
@@ -121,11 +121,11 @@ coded! {
         /// Its tenant may use more, by so much.
         "raise-limit" RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
             "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have terminated: {} then",
-            amount(*by, "nothing"), gpu_candidate.fits()
+            format_share(*by, "nothing"), gpu_candidate.fits()
             => (10, Some(gpu_candidate));
         /// Such nodes have no report; their GPUs are unknown, so it is unknown whether the pod fits there.
         "start-agent" StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
-            "{}{}", start_agent(node, *freshness), others(*nodes)
+            "{}{}", start_agent(node, *freshness), more_nodes_text(*nodes)
             => (11, None);
         /// No node is known to have a GPU, and none says by its labels that it has one.
         "label-gpu-nodes" LabelGpuNodes,
@@ -134,7 +134,7 @@ coded! {
             => (11, None);
         /// A reason goes away, as the entry of this code in the list of reasons says; `by` are the pods that the action names.
         "lift" Lift { reason: String, action: String, gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
-            "{action}{}", others(*nodes)
+            "{action}{}", more_nodes_text(*nodes)
             => (effort_of(reason), Some(gpu_candidate));
         /// This much more VRAM is free there.
         "free-vram" FreeVram { gpu_candidate: GpuCandidate, short_bytes: Bytes },
@@ -208,12 +208,12 @@ pub fn remedies(
 ) -> Vec<Remedy> {
     let mut changes = match verdict {
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
-        PodVerdict::Fits if outline.fits_where_asked(facts) => {
+        PodVerdict::Fits if outline.fits_on_queried_node(facts) => {
             next_step(facts).into_iter().collect()
         }
-        PodVerdict::Fits => ruled_out(cluster, facts, outline),
-        PodVerdict::Reserved => victims_leave(facts).into_iter().collect(),
-        PodVerdict::DoesNotFit => changes(cluster, facts, outline),
+        PodVerdict::Fits => rejected_by_other_plugins(cluster, facts, outline),
+        PodVerdict::Reserved => wait_for_victims(facts).into_iter().collect(),
+        PodVerdict::DoesNotFit => possible_changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| change.entry().0);
     changes
@@ -227,7 +227,11 @@ pub fn remedies(
 
 /// The pod fits only where the scheduler did not ask: another plugin would have to accept it there, or something must change
 /// elsewhere.
-fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn rejected_by_other_plugins(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
     let best = outline.best().map(|place| RemedyChange::RejectedByOthers {
@@ -235,18 +239,22 @@ fn ruled_out(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec
         nodes,
     });
     best.into_iter()
-        .chain(changes(cluster, facts, outline))
+        .chain(possible_changes(cluster, facts, outline))
         .collect()
 }
 
-fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn possible_changes(
+    cluster: &ClusterCopy,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline)
         .into_iter()
         .collect();
     changes.extend(
         cluster
             .ledger()
-            .predecessor_in_the_way(&facts.uid)
+            .blocking_predecessor(&facts.uid)
             .map(|(pod, node)| RemedyChange::LetPredecessorLeave {
                 node: node.clone(),
                 pod: facts.names([pod]).concat(),
@@ -255,9 +263,12 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
-    changes.extend(lift_one_obstacle::lifted(cluster, facts, outline));
-    let seats = |change: &RemedyChange| matches!(change.entry(), (..MUCH_LESS, Some(_)));
-    if !changes.iter().any(seats) && !facts.demand().asks_plugin() {
+    changes.extend(lift_one_obstacle::single_obstacle_remedies(
+        cluster, facts, outline,
+    ));
+    let makes_pod_fit =
+        |change: &RemedyChange| matches!(change.entry(), (..REQUEST_MUCH_LESS_EFFORT, Some(_)));
+    if !changes.iter().any(makes_pod_fit) && !facts.demand().is_allocated_externally() {
         changes.push(add_gpu(facts));
     }
     // Emptying a GPU is proposed only where nothing smaller helps there.
@@ -272,27 +283,27 @@ fn changes(cluster: &ClusterCopy, facts: &Facts, outline: &NodeOutline) -> Vec<R
         }
     };
     if changes.iter().any(is_smaller) {
-        changes.retain(|change| change.entry().0 != EMPTYING);
+        changes.retain(|change| change.entry().0 != EMPTY_GPU_EFFORT);
     }
     changes
 }
 
 /// The effort of requesting less than half of the VRAM: that takes another engine or model.
-const MUCH_LESS: u8 = 18;
+const REQUEST_MUCH_LESS_EFFORT: u8 = 18;
 /// The effort of waiting until all pods have left a GPU.
-const EMPTYING: u8 = 17;
+const EMPTY_GPU_EFFORT: u8 = 17;
 
 /// The effort of the change that removes this reason.
 fn effort_of(reason: &str) -> u8 {
     LIFTS
         .iter()
         .find(|(code, _)| *code == reason)
-        .map_or(MUCH_LESS, |(_, lift)| lift.effort)
+        .map_or(REQUEST_MUCH_LESS_EFFORT, |(_, lift)| lift.effort)
 }
 
 impl RemedyChange {
     /// The change for a predecessor that is in the way on its node.
-    pub fn of_predecessor((pod, node): (&PodKey, &NodeName)) -> Self {
+    pub fn from_predecessor((pod, node): (&PodKey, &NodeName)) -> Self {
         Self::LetPredecessorLeave {
             node: node.clone(),
             pod: pod.to_string(),
@@ -300,7 +311,7 @@ impl RemedyChange {
     }
 }
 
-fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {
+fn candidate_on(node: &Node, gpus: GpuSet) -> GpuCandidate {
     let index = |place: usize| {
         node.devices
             .get(place)
@@ -313,14 +324,14 @@ fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {
 }
 
 /// The GPUs that this demand would get on a node, within the tenant's limit.
-fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
+fn fitting_gpus(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
     fit(node, demand)
         .ok()
         .filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
 /// The node (by index) and the GPUs that the filter would rank first for this demand.
-fn best_gpu_candidate(
+fn best_placement(
     facts: &Facts,
     demand: &Demand,
     allowance: TenantLimit,
@@ -331,13 +342,14 @@ fn best_gpu_candidate(
         ..facts.attempt(1)
     };
     let names: Vec<&str> = facts
-        .open_places()
+        .queried_indices()
         .map(|place| facts.snapshot.nodes()[place].name.as_str())
         .collect();
-    let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
-    list.best
+    let candidates = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
+    candidates
+        .best
         .first()
-        .map(|candidate| (candidate.node, candidate.gpus))
+        .map(|candidate| (candidate.node_index, candidate.gpus))
 }
 
 fn next_step(facts: &Facts) -> Option<RemedyChange> {
@@ -345,9 +357,11 @@ fn next_step(facts: &Facts) -> Option<RemedyChange> {
         return None;
     };
     Some(match (&waiting.refused, &waiting.offered) {
-        (Some(refused), _) if refused.is_supposed && refused.woken == 0 => RemedyChange::NotAsked,
+        (Some(refused), _) if refused.is_supposed && refused.requeues == 0 => {
+            RemedyChange::NotAsked
+        }
         (Some(refused), _) => RemedyChange::Requeued {
-            woken: refused.woken,
+            woken: refused.requeues,
             ago_millis: facts.now.since(refused.at),
         },
         (None, Some(node)) => RemedyChange::NotBound {
@@ -358,7 +372,7 @@ fn next_step(facts: &Facts) -> Option<RemedyChange> {
     })
 }
 
-fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
+fn wait_for_victims(facts: &Facts) -> Option<RemedyChange> {
     let reservation = facts.entry.reservation()?;
     Some(RemedyChange::WaitForVictims {
         node: reservation.node.clone(),
@@ -374,7 +388,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     if facts.allowance == TenantLimit::default() {
         return None;
     }
-    let (place, gpus) = best_gpu_candidate(facts, demand, TenantLimit::default())?;
+    let (place, gpus) = best_placement(facts, demand, TenantLimit::default())?;
     let node = &facts.snapshot.nodes()[place];
     // It is unknown which devices a device plugin picks: each counts as a whole GPU.
     let devices = TenantUsage {
@@ -385,7 +399,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
         devices
     } else {
         gpus.iter()
-            .map(|place| node.gpus[place].part_of(demand))
+            .map(|place| node.gpus[place].usage_of(demand))
             .sum()
     };
     let beyond = |wanted: u64, left: Option<u64>| {
@@ -398,7 +412,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     };
     let tenant = facts.policy.tenant(demand.tenant?)?.name.clone();
     (by != ShareAmount::default()).then(|| RemedyChange::RaiseLimit {
-        gpu_candidate: gpu_candidate(node, gpus),
+        gpu_candidate: candidate_on(node, gpus),
         tenant,
         by,
     })
@@ -406,8 +420,8 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
 
 fn add_gpu(facts: &Facts) -> RemedyChange {
     let (demand, headroom) = (facts.demand(), facts.policy.headroom.default);
-    let handed_out = u128::from(100 - headroom.get().min(99));
-    let total = (u128::from(demand.per_gpu.0) * 100).div_ceil(handed_out);
+    let allocatable_percent = u128::from(100 - headroom.get().min(99));
+    let total = (u128::from(demand.per_gpu.0) * 100).div_ceil(allocatable_percent);
     RemedyChange::AddGpu {
         needs_bytes: demand.per_gpu,
         total_bytes: Bytes(u64::try_from(total).unwrap_or(u64::MAX)),
@@ -417,6 +431,6 @@ fn add_gpu(facts: &Facts) -> RemedyChange {
 }
 
 /// Whether the pod needs GPUs without other pods.
-fn wants_empty(demand: &Demand) -> bool {
+fn needs_empty_gpus(demand: &Demand) -> bool {
     demand.sharing == Sharing::Exclusive
 }

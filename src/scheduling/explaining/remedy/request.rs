@@ -1,69 +1,69 @@
 //! Changes of the pod's request that would make it fit: less VRAM, another number of GPUs, sharing with other pods. A changed
 //! request may belong to another class, so it is reclassified.
 
-use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
-use crate::explaining::classification::asked_vram;
+use super::{RemedyChange, best_placement, candidate_on, fitting_gpus, needs_empty_gpus};
+use crate::explaining::classification::requested_vram;
 use crate::explaining::facts::Facts;
-use crate::placing::fit::{check_node_admission, usable};
+use crate::placing::fit::{check_node_admission, is_usable};
 use crate::policy::Policy;
 use crate::units::Bytes;
 use crate::vocabulary::classification::PodTraits;
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::gpu::Gpu;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// Numbers of GPUs that engines can be split over: heads and layers are powers of two more often than not.
-const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
+const GPU_COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
 pub(crate) fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
     // It is unknown how much of a GPU a device is.
-    let asks_vram = !facts.demand().asks_plugin();
-    let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
+    let asks_vram = !facts.demand().is_allocated_externally();
+    let all = asks_vram.then(|| [request_less(facts), change_gpu_count(facts), share(facts)]);
     all.into_iter().flatten().flatten()
 }
 
 /// The largest amount that fits somewhere now, in whole units that a person would write.
-fn ask_less(facts: &Facts) -> Option<RemedyChange> {
+fn request_less(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts
-        .open_places()
+        .queried_indices()
         .map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
         .filter(|(_, node)| check_node_admission(node, demand).is_ok())
-        .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));
+        .filter_map(|(place, node)| Some((max_free_per_gpu(&node.gpus, demand)?, Reverse(place))));
     let (per_gpu, Reverse(place)) = offers.max()?;
     let most = per_gpu
         .times(demand.gpus.into())
         .min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
     let vram = rounded_down(most);
-    let asked = asked_vram(demand);
+    let asked = requested_vram(demand);
     if vram == Bytes::ZERO
         || vram >= asked
         || demand.kv_cache.is_some_and(|kv_cache| kv_cache > vram)
     {
         return None;
     }
-    let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
+    let less = with_request(demand, &facts.policy, vram, demand.gpus, demand.sharing);
     let node = &facts.snapshot.nodes()[place];
-    let gpus = gpu_candidates(node, &less, facts.allowance)?;
+    let gpus = fitting_gpus(node, &less, facts.allowance)?;
     Some(RemedyChange::RequestLess {
-        gpu_candidate: gpu_candidate(node, gpus),
+        gpu_candidate: candidate_on(node, gpus),
         vram_bytes: vram,
         instead_of_bytes: asked,
     })
 }
 
 /// The VRAM that is free on each of the GPUs, if as many are chosen as the demand wants, whatever its size.
-fn most_on_each(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
-    let would_do = |gpu: &&Gpu| {
-        usable(gpu, demand)
+fn max_free_per_gpu(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
+    let is_usable = |gpu: &&Gpu| {
+        is_usable(gpu, demand)
             && gpu.admits(demand)
             && !gpu.exclusive
-            && (!wants_empty(demand) || gpu.tenants == 0)
+            && (!needs_empty_gpus(demand) || gpu.tenants == 0)
     };
-    let mut free: Vec<Bytes> = gpus.iter().filter(would_do).map(Gpu::free).collect();
+    let mut free: Vec<Bytes> = gpus.iter().filter(is_usable).map(Gpu::free).collect();
     free.sort_unstable_by_key(|free| Reverse(*free));
     free.get((demand.gpus as usize).checked_sub(1)?).copied()
 }
@@ -79,18 +79,18 @@ fn rounded_down(bytes: Bytes) -> Bytes {
 }
 
 /// The next larger number of GPUs over which the pod fits, or the next smaller one.
-fn other_count(facts: &Facts) -> Option<RemedyChange> {
+fn change_gpu_count(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
-    let vram = asked_vram(demand);
-    let more = COUNTS.into_iter().filter(|count| *count > demand.gpus);
-    let fewer = COUNTS
+    let vram = requested_vram(demand);
+    let more = GPU_COUNTS.into_iter().filter(|count| *count > demand.gpus);
+    let fewer = GPU_COUNTS
         .into_iter()
         .rev()
         .filter(|count| *count < demand.gpus);
     more.chain(fewer).find_map(|gpus| {
-        let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
-        let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
-        let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], chosen);
+        let other = with_request(demand, &facts.policy, vram, gpus, demand.sharing);
+        let (place, chosen) = best_placement(facts, &other, facts.allowance)?;
+        let gpu_candidate = candidate_on(&facts.snapshot.nodes()[place], chosen);
         Some(RemedyChange::ChangeGpuCount {
             gpu_candidate,
             gpus,
@@ -101,24 +101,30 @@ fn other_count(facts: &Facts) -> Option<RemedyChange> {
 
 fn share(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
-    if !wants_empty(demand) {
+    if !needs_empty_gpus(demand) {
         return None;
     }
-    let shared = with(
+    let shared = with_request(
         demand,
         &facts.policy,
-        asked_vram(demand),
+        requested_vram(demand),
         demand.gpus,
         Sharing::Shared,
     );
-    let (place, gpus) = best_gpu_candidate(facts, &shared, facts.allowance)?;
+    let (place, gpus) = best_placement(facts, &shared, facts.allowance)?;
     Some(RemedyChange::Share {
-        gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus),
+        gpu_candidate: candidate_on(&facts.snapshot.nodes()[place], gpus),
     })
 }
 
 /// The demand of the pod with this request instead, reclassified.
-fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
+fn with_request(
+    demand: &Demand,
+    policy: &Policy,
+    vram: Bytes,
+    gpus: u32,
+    sharing: Sharing,
+) -> Demand {
     let traits = PodTraits {
         vram,
         gpus,
@@ -148,7 +154,7 @@ pub fn with_devices(
         gpus: count,
         ..(*demand.traits).clone()
     };
-    let ask = Ask::Plugin {
+    let ask = GpuRequest::Plugin {
         resource: resource.clone(),
         count,
     };
@@ -181,7 +187,7 @@ pub(crate) fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> 
 }
 
 fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
-    demand.take(policy.classify(&traits));
+    demand.reclassify(policy.classify(&traits));
     demand.traits = Arc::new(traits);
     demand
 }

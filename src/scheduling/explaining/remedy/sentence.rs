@@ -2,10 +2,10 @@
 
 use super::{GpuCandidate, PreemptionNeeds, Victim};
 use crate::explaining::explanation::OthersPart;
-use crate::explaining::units::{gpu_list, length};
+use crate::explaining::units::{gpu_list, human_duration};
 use crate::ids::NodeName;
 use crate::ledger::PodEvictionCost;
-use crate::reasons::list;
+use crate::reasons::list_names;
 use crate::units::{Bytes, Millis, Percent, plural};
 use crate::vocabulary::node_reading::Freshness;
 use std::fmt;
@@ -45,13 +45,13 @@ pub(super) fn not_bound(node: &NodeName, attempts: u32) -> String {
 }
 
 /// A victim that has ended is no pod any more, and its memory may be there still.
-pub(super) fn not_free(node: &NodeName, victims: &[String], left: u32) -> String {
+pub(super) fn victims_left_text(node: &NodeName, victims: &[String], left: u32) -> String {
     match victims {
         [] => format!("the GPUs reserved on {node} are not free yet"),
         _ => format!(
             "{} on {node} not terminated yet, of {}",
             plural(left, "victim"),
-            list(victims)
+            list_names(victims)
         ),
     }
 }
@@ -60,18 +60,18 @@ pub(super) fn requeued(woken: u32, ago: Millis) -> String {
     match woken {
         0 => format!(
             "it was rejected {} ago and fits now: it is requeued within seconds, and kube-scheduler asks again",
-            length(ago)
+            human_duration(ago)
         ),
         _ => format!(
             "it fits now and was requeued {}, last {} ago, but kube-scheduler has not asked: something that Stowage \
              does not see holds it back; {DESCRIBE}",
             plural(woken, "time"),
-            length(ago)
+            human_duration(ago)
         ),
     }
 }
 
-pub(super) fn on_so_many(gpus: u32) -> String {
+pub(super) fn gpu_count_text(gpus: u32) -> String {
     match gpus {
         1 => "put it on one GPU (leave the annotation stowage.dev/gpus out)".into(),
         _ => format!(
@@ -84,7 +84,7 @@ pub(super) fn on_so_many(gpus: u32) -> String {
 type Figure<T> = (Option<T>, Option<T>);
 
 /// The figures that are over their limits.
-pub(super) fn pressure(
+pub(super) fn engine_load_text(
     (kv_cache, kv_limit): Figure<Percent>,
     (queue, queue_limit): Figure<u32>,
 ) -> String {
@@ -145,14 +145,14 @@ pub(super) fn preempt(
             eviction_cost,
             ..
         } = victim;
-        let lost = lost(eviction_cost);
+        let lost = eviction_cost_text(eviction_cost);
         format!(
             "{pod} ({class}, {vram_bytes}, priority {priority}, {lost}{})",
-            with_others(victim)
+            group_restart_text(victim)
         )
     };
     let others = others.iter().map(ToString::to_string);
-    let names = list(&others.chain(victims.iter().map(named)).collect::<Vec<_>>());
+    let names = list_names(&others.chain(victims.iter().map(named)).collect::<Vec<_>>());
     let condition = match needs {
         PreemptionNeeds::Nothing => ": kube-scheduler preempts when it next asks".into(),
         PreemptionNeeds::Allowance(limit) => format!(", but {limit}"),
@@ -163,7 +163,7 @@ pub(super) fn preempt(
 }
 
 /// The text on the group that restarts with a victim, and on its Kueue Workload.
-fn with_others(victim: &Victim) -> String {
+fn group_restart_text(victim: &Victim) -> String {
     let group = victim.group.as_ref().map_or(String::new(), |group| {
         let cost = gpu_seconds(group.cost);
         format!(
@@ -181,7 +181,7 @@ fn with_others(victim: &Victim) -> String {
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not zero, the largest first.
-pub fn lost(eviction_cost: &PodEvictionCost) -> String {
+pub fn eviction_cost_text(eviction_cost: &PodEvictionCost) -> String {
     let PodEvictionCost {
         restart,
         work,
@@ -217,18 +217,18 @@ fn gpu_seconds(thousandths: u64) -> String {
     format!("{}.{}", thousandths / 1000, thousandths % 1000 / 100)
 }
 
-pub(super) fn gate(opens_in: Option<Millis>) -> String {
+pub(super) fn start_gate_wait_text(opens_in: Option<Millis>) -> String {
     match opens_in {
         Some(opens_in) => format!(
             "its start gate opens when it is ready, in at most {}",
-            length(opens_in)
+            human_duration(opens_in)
         ),
         None => "its start gate opens when it has begun and is ready".into(),
     }
 }
 
 /// The text on the number of other nodes where the same change helps.
-pub(super) fn others(nodes: u32) -> String {
+pub(super) fn more_nodes_text(nodes: u32) -> String {
     match nodes {
         0 | 1 => String::new(),
         2 => " (1 more node is like it)".into(),

@@ -1,12 +1,12 @@
 //! Victims for the pod: the core's own search, on the nodes that are nearest to fitting.
 
 use super::request::with_priority;
-use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, gpu_candidate};
+use super::{GroupRestart, PreemptionNeeds, RemedyChange, Victim, candidate_on};
 use crate::evicting::{
     BudgetRules, PreemptionCandidate, Shortfall, VictimGroup, VictimSet, cheapest_victims,
 };
 use crate::explaining::explanation::OthersPart;
-use crate::explaining::facts::{Facts, NODES_FOR_VICTIMS};
+use crate::explaining::facts::{Facts, MAX_NODES_SEARCHED_FOR_VICTIMS};
 use crate::explaining::nodes::NodeOutline;
 use crate::ledger::evictions::EvictionLimit;
 use crate::ledger::{PodState, PotentialVictim};
@@ -31,23 +31,23 @@ pub fn preempt(
             Some(limit) => PreemptionNeeds::Allowance(limit),
             None => PreemptionNeeds::Nothing,
         };
-        return Some(found.told(cluster, facts, needs));
+        return Some(found.remedy(cluster, facts, needs));
     }
     let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
     let found = cheapest(cluster, facts, outline, &highest)?;
-    let least = found.highest_priority().saturating_add(1);
+    let lowest_sufficient = found.highest_priority().saturating_add(1);
     // With another priority it may be in another class: only what was tried is reported.
     let tried = cheapest(
         cluster,
         facts,
         outline,
-        &with_priority(demand, &facts.policy, least),
+        &with_priority(demand, &facts.policy, lowest_sufficient),
     )?;
-    Some(tried.told(cluster, facts, PreemptionNeeds::Priority(least)))
+    Some(tried.remedy(cluster, facts, PreemptionNeeds::Priority(lowest_sufficient)))
 }
 
 struct FoundVictims {
-    place: usize,
+    node_index: usize,
     set: VictimSet,
     victims: Vec<PotentialVictim>,
     gangs: Vec<VictimGroup>,
@@ -72,17 +72,19 @@ fn cheapest(
             && evictions_could_resolve(&nodes[*place].gpus, demand)
     };
     let places = outline
-        .refused_and_open(facts)
+        .refused_and_queried(facts)
         .map(|(place, _)| place)
         .filter(could_help)
-        .take(NODES_FOR_VICTIMS);
+        .take(MAX_NODES_SEARCHED_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let candidate = cluster
             .ledger()
             .candidates_for_demand(&facts.preemptor, demand, [name])
             .pop()?;
-        let missing = demand.vram().minus(cluster.ledger().sum_left_on(name));
+        let missing = demand
+            .vram()
+            .minus(cluster.ledger().remaining_capacity_on(name));
         // What the scheduler itself must see freed, which counts by the node's sum.
         let candidate = PreemptionCandidate {
             shortfall: Shortfall {
@@ -101,14 +103,20 @@ fn cheapest(
             .collect();
         let limit = cluster.ledger().eviction_limit(&set.all_victims());
         Some(FoundVictims {
-            place,
+            node_index: place,
             set,
             victims,
             gangs: candidate.gangs,
             limit,
         })
     });
-    found.min_by_key(|found| (found.limit.is_some(), found.set.eviction_cost, found.place))
+    found.min_by_key(|found| {
+        (
+            found.limit.is_some(),
+            found.set.eviction_cost,
+            found.node_index,
+        )
+    })
 }
 
 impl FoundVictims {
@@ -120,21 +128,21 @@ impl FoundVictims {
             .unwrap_or(i32::MIN)
     }
 
-    fn told(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
+    fn remedy(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
         let known = self
             .victims
             .iter()
             .filter_map(|victim| Some((victim, cluster.ledger().pod_state(&victim.uid)?)));
         let (shown, hidden): (Vec<_>, Vec<_>) =
-            known.partition(|(_, entry)| facts.shows(&entry.key));
+            known.partition(|(_, entry)| facts.may_see(&entry.key));
         let mut victims: Vec<Victim> = shown
             .into_iter()
             .map(|(victim, entry)| self.victim(facts, victim, entry))
             .collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));
-        let node = &facts.snapshot.nodes()[self.place];
+        let node = &facts.snapshot.nodes()[self.node_index];
         RemedyChange::Preempt {
-            gpu_candidate: gpu_candidate(node, self.set.gpus),
+            gpu_candidate: candidate_on(node, self.set.gpus),
             victims,
             others: OthersPart::sum(hidden.iter().map(|(victim, _)| victim.vram())),
             needs,
@@ -148,13 +156,13 @@ impl FoundVictims {
             priority: victim.priority,
             vram_bytes: victim.vram(),
             eviction_cost: victim.eviction_cost,
-            group: self.restart(victim, entry),
+            group: self.group_restart(victim, entry),
             is_kueues: entry.disruption_info.queue_managed,
         }
     }
 
     /// What the restart of the victim's group loses: its members here, and those on other nodes.
-    fn restart(&self, victim: &PotentialVictim, entry: &PodState) -> Option<GroupRestart> {
+    fn group_restart(&self, victim: &PotentialVictim, entry: &PodState) -> Option<GroupRestart> {
         let gang = self.gangs.get(usize::from(victim.gang?))?;
         let here = self.victims.iter().filter(|one| one.gang == victim.gang);
         let cost = here

@@ -3,7 +3,7 @@
 use crate::kube_filters::requirements::{NodeFootprint, Requirements};
 use crate::kube_filters::volumes::*;
 use crate::kube_filters::{
-    Amounts, AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict,
+    AssumedNodeChange, ClusterFilters, FilterReason, FilterVerdict, ResourceList,
 };
 use crate::testkit::{node, uid};
 use crate::vocabulary::label_selector::Requirement;
@@ -19,11 +19,11 @@ fn filters() -> ClusterFilters {
         } else {
             [(ZONE.to_owned(), name.to_owned())].into()
         };
-        filters.set_machine(FilterNode {
+        filters.set_node(FilterNode {
             name: node(name),
             labels: Arc::new(labels),
             taints: Arc::default(),
-            allocatable: Amounts::default(),
+            allocatable: ResourceList::default(),
             pods: 110,
         });
     }
@@ -32,7 +32,7 @@ fn filters() -> ClusterFilters {
 
 fn term(label: &str, value: &str) -> NodeTerm {
     NodeTerm {
-        labels: vec![Requirement::is(label, value)],
+        labels: vec![Requirement::equals(label, value)],
         name: Vec::new(),
     }
 }
@@ -47,7 +47,7 @@ fn claim(filters: &mut ClusterFilters, binding: ClaimBinding) {
     );
 }
 
-fn bound(filters: &mut ClusterFilters, place: VolumePlace) {
+fn bound(filters: &mut ClusterFilters, place: VolumeTopology) {
     claim(
         filters,
         ClaimBinding::Bound {
@@ -81,7 +81,7 @@ fn verdicts(filters: &ClusterFilters) -> [String; 3] {
         claims: ["data".into()].into(),
         ..Requirements::default()
     };
-    let query = filters.ask(None, &wants);
+    let query = filters.query(None, &wants);
     ["east", "west", "bare"].map(|name| {
         match query.verdict(&node(name), &AssumedNodeChange::default()) {
             FilterVerdict::Accepts => "+".into(),
@@ -95,13 +95,13 @@ fn verdicts(filters: &ClusterFilters) -> [String; 3] {
 #[test]
 fn a_bound_claim_goes_where_its_volume_is() {
     let mut filters = filters();
-    bound(&mut filters, VolumePlace::default());
+    bound(&mut filters, VolumeTopology::default());
     assert_eq!(verdicts(&filters), ["+", "+", "+"]);
     bound(
         &mut filters,
-        VolumePlace {
+        VolumeTopology {
             terms: Some(vec![term(ZONE, "west")]),
-            ..VolumePlace::default()
+            ..VolumeTopology::default()
         },
     );
     assert_eq!(verdicts(&filters), ["-", "+", "-"]);
@@ -111,9 +111,9 @@ fn a_bound_claim_goes_where_its_volume_is() {
     )]);
     bound(
         &mut filters,
-        VolumePlace {
+        VolumeTopology {
             zones,
-            ..VolumePlace::default()
+            ..VolumeTopology::default()
         },
     );
     assert_eq!(
@@ -203,17 +203,17 @@ fn what_is_not_supported_is_named() {
     assert_eq!(verdicts(&filters), ["volume-unbound"; 3]);
     bound(
         &mut filters,
-        VolumePlace {
+        VolumeTopology {
             unreadable: true,
-            ..VolumePlace::default()
+            ..VolumeTopology::default()
         },
     );
     assert_eq!(verdicts(&filters), ["unreadable"; 3]);
     bound(
         &mut filters,
-        VolumePlace {
+        VolumeTopology {
             terms: Some(vec![term(ZONE, "west")]),
-            ..VolumePlace::default()
+            ..VolumeTopology::default()
         },
     );
     let binding = ClaimBinding::Bound {
@@ -236,10 +236,10 @@ fn what_is_not_supported_is_named() {
 #[test]
 fn a_node_with_many_volumes_may_attach_no_more() {
     let mut filters = filters();
-    bound(&mut filters, VolumePlace::default());
+    bound(&mut filters, VolumeTopology::default());
     let footprint = |volumes| NodeFootprint {
         node: node("east"),
-        amounts: Amounts::default(),
+        amounts: ResourceList::default(),
         ports: Arc::default(),
         repels: Arc::default(),
         volumes,
@@ -255,7 +255,7 @@ fn a_node_with_many_volumes_may_attach_no_more() {
         ..Requirements::default()
     };
     let leaving = [uid("other")];
-    let verdict = filters.ask(None, &wants).verdict(
+    let verdict = filters.query(None, &wants).verdict(
         &node("east"),
         &AssumedNodeChange {
             leaving: &leaving,
@@ -270,13 +270,13 @@ fn what_is_gone_is_not_known_any_more_and_a_loaded_view_answers_the_same() {
     let mut filters = filters();
     bound(
         &mut filters,
-        VolumePlace {
+        VolumeTopology {
             terms: Some(vec![term(ZONE, "west")]),
-            ..VolumePlace::default()
+            ..VolumeTopology::default()
         },
     );
     let stored = serde_json::to_string(&filters.snapshot().export()).unwrap();
-    let loaded = ClusterFilters::load(serde_json::from_str(&stored).unwrap());
+    let loaded = ClusterFilters::from_state(serde_json::from_str(&stored).unwrap());
     assert_eq!(verdicts(&loaded), ["-", "+", "-"]);
     filters.remove_storage(StorageKind::Volume, "pv");
     assert_eq!(verdicts(&filters), ["volume-unknown"; 3]);

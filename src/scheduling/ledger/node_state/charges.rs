@@ -9,13 +9,13 @@ use crate::ids::{ModelId, PodUid};
 use crate::ledger::pod_state::{PodPhase, PodState};
 use crate::ledger::pod_states::PodStates;
 use crate::ledger::quotas::{BoundPodOfTenant, TenantsOnNode};
-use crate::placing::fit::{usable, used_on};
+use crate::placing::fit::{is_usable, tenant_usage_on};
 use crate::policy::{Policy, SleepingRule};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use crate::vocabulary::classification::{ClassId, TenantId};
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::vocabulary::device_plugin::{Ask, PluginDevices, PluginShare};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginDevices, PluginShare};
 use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
 use crate::vocabulary::gpu_wish::GpuTraits;
 use crate::vocabulary::placement::Reservation;
@@ -27,14 +27,14 @@ pub(super) struct NodeCharges {
     /// Pods that are charged here, in order of UID.
     residents: Vec<ResidentPod>,
     /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
-    coming: Vec<PodUid>,
+    incoming_pods: Vec<PodUid>,
     /// What allocations and reservations leave of each GPU.
-    reserved: Vec<Gpu>,
+    charged_gpus: Vec<Gpu>,
     /// What device plugins offer, beside what pods use of it.
     plugin: Vec<PluginShare>,
     tenants: TenantsOnNode,
     /// VRAM that pods that are bound or assumed here ask for.
-    asked_for: Bytes,
+    requested: Bytes,
 }
 
 /// The GPUs on which a pod is charged.
@@ -43,7 +43,7 @@ pub(in crate::ledger) struct PodCharge {
     pub gpus: GpuSet,
     /// False if it is unknown on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
     /// that need not be known: it is charged on none.
-    pub placed: bool,
+    pub is_placed: bool,
 }
 
 /// A charged pod, with what is read of it when a report comes in or a preemptor searches for victims.
@@ -52,13 +52,13 @@ pub(crate) struct ResidentPod {
     pub uid: PodUid,
     pub gpus: GpuSet,
     /// Whether it is known on which GPUs it is.
-    pub placed: bool,
+    pub is_placed: bool,
     pub per_gpu: Bytes,
     pub sharing: Sharing,
     /// When it was observed to be bound; `None` while its Binding is pending.
-    pub bound: Option<Moment>,
+    pub bound_since: Option<Moment>,
     /// How many GPUs a reading must show it on to locate it; `None` if its GPUs are recorded or located already.
-    pub wanted_on: Option<u32>,
+    pub gpus_to_locate: Option<u32>,
     pub priority: i32,
     pub class: ClassId,
     /// The grace period with which it is evicted.
@@ -75,15 +75,15 @@ pub(crate) struct ResidentPod {
     /// Its engine is to wake, or may.
     pub is_waking: bool,
     /// Its condition does not answer its latest wake request yet, or the end of it.
-    pub is_unanswered: bool,
+    pub has_unanswered_wake: bool,
     /// Readings sampled before this moment do not show that it sleeps.
-    pub sleeps_from: Moment,
+    pub sleep_counts_from: Moment,
 }
 
 impl NodeCharges {
     /// VRAM that pods may be allocated on a GPU, all together.
-    pub(super) fn capacity_of(&self, place: usize) -> Bytes {
-        self.reserved[place].capacity
+    pub(super) fn capacity_of(&self, index: usize) -> Bytes {
+        self.charged_gpus[index].capacity
     }
 }
 
@@ -93,19 +93,19 @@ impl NodeState {
         if pod_state.node() != Some(&self.view.name) {
             return None;
         }
-        if pod_state.demand.asks_plugin() {
+        if pod_state.demand.is_allocated_externally() {
             return Some(PodCharge {
                 gpus: GpuSet::EMPTY,
-                placed: true,
+                is_placed: true,
             });
         }
         let gpus = pod_state
             .devices()
-            .and_then(|devices| self.places_of(devices));
-        let everywhere = GpuSet::first(self.devices.len());
+            .and_then(|devices| self.resolve_without_lost(devices));
+        let all_gpus = GpuSet::first(self.devices.len());
         Some(PodCharge {
-            gpus: gpus.unwrap_or(everywhere),
-            placed: gpus.is_some(),
+            gpus: gpus.unwrap_or(all_gpus),
+            is_placed: gpus.is_some(),
         })
     }
 
@@ -115,21 +115,21 @@ impl NodeState {
         pod_states: &PodStates,
         policy: &Policy,
     ) -> TenantsOnNode {
-        self.charges.reserved = self.reserved(pod_states, policy, None);
+        self.charges.charged_gpus = self.charged_gpus(pod_states, policy, None);
         self.charges.residents = self
             .pods
             .iter()
             .filter_map(|uid| self.resident(uid, &pod_states[uid], policy))
             .collect();
-        self.settle_lenders();
-        self.charges.coming = self
+        self.forget_former_lenders();
+        self.charges.incoming_pods = self
             .pods
             .iter()
-            .filter(|uid| pod_states[*uid].comes_to(&self.view.name))
+            .filter(|uid| pod_states[*uid].is_coming_to(&self.view.name))
             .cloned()
             .collect();
         self.charges.plugin = self.plugin_shares(pod_states);
-        self.charges.asked_for = self.asked_for_by_pods(pod_states);
+        self.charges.requested = self.requested_by_pods(pod_states);
         let tenants = self.count_tenants(pod_states, policy);
         std::mem::replace(&mut self.charges.tenants, tenants)
     }
@@ -154,8 +154,8 @@ impl NodeState {
     }
 
     /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
-    pub(in crate::ledger) fn coming(&self) -> &[PodUid] {
-        &self.charges.coming
+    pub(in crate::ledger) fn incoming_pods(&self) -> &[PodUid] {
+        &self.charges.incoming_pods
     }
 
     /// What device plugins offer, beside what pods use of it.
@@ -169,20 +169,20 @@ impl NodeState {
     }
 
     /// VRAM that pods that are bound or assumed here ask for, as the node's sum would show it.
-    pub(in crate::ledger) fn asked_for(&self) -> Bytes {
-        self.charges.asked_for
+    pub(in crate::ledger) fn requested(&self) -> Bytes {
+        self.charges.requested
     }
 
     /// What it adds to sums over nodes is not in them any more.
     pub(in crate::ledger) fn forget_sums(&mut self) {
         self.charges.tenants = TenantsOnNode::default();
-        self.forget_counted();
+        self.clear_contribution();
     }
 
     /// What is left of each GPU.
     pub(super) fn gpus(&self, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
-        let mut gpus = self.charges.reserved.clone();
-        self.add_measured(&policy.telemetry, &mut gpus);
+        let mut gpus = self.charges.charged_gpus.clone();
+        self.apply_measurements(&policy.telemetry, &mut gpus);
         self.add_lendable(&mut gpus, pod_states, policy, None);
         self.mark_spare(policy, &mut gpus);
         gpus
@@ -195,8 +195,8 @@ impl NodeState {
         pod_states: &PodStates,
         policy: &Policy,
     ) -> Vec<Gpu> {
-        let mut gpus = self.reserved(pod_states, policy, Some(except));
-        self.add_measured(&policy.telemetry, &mut gpus);
+        let mut gpus = self.charged_gpus(pod_states, policy, Some(except));
+        self.apply_measurements(&policy.telemetry, &mut gpus);
         self.add_lendable(&mut gpus, pod_states, policy, Some(except));
         self.mark_spare(policy, &mut gpus);
         gpus
@@ -268,7 +268,7 @@ impl NodeState {
         })
     }
 
-    fn asked_for_by_pods(&self, pod_states: &PodStates) -> Bytes {
+    fn requested_by_pods(&self, pod_states: &PodStates) -> Bytes {
         let here = self.pods.iter().map(|uid| &pod_states[uid]);
         here.filter(|pod_state| pod_state.node() == Some(&self.view.name))
             .map(|pod| pod.demand.vram())
@@ -282,7 +282,7 @@ impl NodeState {
         let (mut usage, mut bound_pods) = (BTreeMap::<TenantId, TenantUsage>::new(), Vec::new());
         for (uid, pod_state) in self.pods.iter().map(|uid| (uid, &pod_states[uid])) {
             let demand = &pod_state.demand;
-            let Some((tenant, used)) = demand.tenant.zip(self.use_of(pod_state)) else {
+            let Some((tenant, used)) = demand.tenant.zip(self.usage_of(pod_state)) else {
                 continue;
             };
             *usage.entry(tenant).or_default() += used;
@@ -307,10 +307,10 @@ impl NodeState {
     }
 
     /// What a pod takes or has reserved of this node; `None` if it is not here.
-    pub(crate) fn use_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
+    pub(crate) fn usage_of(&self, pod_state: &PodState) -> Option<TenantUsage> {
         let demand = &pod_state.demand;
         let gpus = match self.charge_of(pod_state) {
-            Some(charge) if charge.placed => charge.gpus,
+            Some(charge) if charge.is_placed => charge.gpus,
             // A pod that could be anywhere is charged everywhere, and uses what it asks for.
             Some(_) => GpuSet::first(self.devices.len().min(demand.gpus as usize)),
             None => self
@@ -328,30 +328,33 @@ impl NodeState {
             milli_gpus: 1000 * u64::from(lost),
         };
         Some(
-            [used_on(&self.charges.reserved, demand, gpus), on_lost]
-                .into_iter()
-                .sum(),
+            [
+                tenant_usage_on(&self.charges.charged_gpus, demand, gpus),
+                on_lost,
+            ]
+            .into_iter()
+            .sum(),
         )
     }
 
     /// What a pod takes of this node that is placed on these GPUs.
-    pub(crate) fn use_on(&self, pod_state: &PodState, gpus: GpuSet) -> TenantUsage {
-        used_on(&self.charges.reserved, &pod_state.demand, gpus)
+    pub(crate) fn usage_on(&self, pod_state: &PodState, gpus: GpuSet) -> TenantUsage {
+        tenant_usage_on(&self.charges.charged_gpus, &pod_state.demand, gpus)
     }
 
     /// The most that a demand may use here, on any of the GPUs.
-    pub(crate) fn most_used_by(&self, demand: &Demand) -> TenantUsage {
-        if demand.asks_plugin() {
-            return used_on(&self.charges.reserved, demand, GpuSet::EMPTY);
+    pub(crate) fn max_usage_of(&self, demand: &Demand) -> TenantUsage {
+        if demand.is_allocated_externally() {
+            return tenant_usage_on(&self.charges.charged_gpus, demand, GpuSet::EMPTY);
         }
-        let could_fit = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
+        let could_fit = |gpu: &&Gpu| is_usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
         let parts = self
             .charges
-            .reserved
+            .charged_gpus
             .iter()
             .filter(could_fit)
-            .map(|gpu| gpu.part_of(demand));
-        let on_one = parts.fold(TenantUsage::default(), TenantUsage::most);
+            .map(|gpu| gpu.usage_of(demand));
+        let on_one = parts.fold(TenantUsage::default(), TenantUsage::max_of_each);
         (0..demand.gpus).map(|_| on_one).sum()
     }
 
@@ -360,23 +363,26 @@ impl NodeState {
             PodPhase::Bound(bound) => Some(bound),
             _ => None,
         };
-        let is_sought = !pod_state.demand.asks_plugin()
-            && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
-        let PodCharge { gpus, placed } = self.charge_of(pod_state)?;
+        let is_unlocated = !pod_state.demand.is_allocated_externally()
+            && bound.is_some_and(|bound| !bound.has_recorded_uuids() && bound.located.is_none());
+        let PodCharge {
+            gpus,
+            is_placed: placed,
+        } = self.charge_of(pod_state)?;
         Some(ResidentPod {
             uid: uid.clone(),
             gpus,
-            placed,
+            is_placed: placed,
             per_gpu: pod_state.demand.per_gpu,
             sharing: pod_state.demand.sharing,
-            bound: bound.map(|bound| bound.since),
-            wanted_on: is_sought.then_some(pod_state.demand.gpus),
+            bound_since: bound.map(|bound| bound.since),
+            gpus_to_locate: is_unlocated.then_some(pod_state.demand.gpus),
             priority: pod_state.demand.priority,
             class: pod_state.demand.class,
             grace: policy
                 .class(pod_state.demand.class)
-                .grace_period(pod_state.demand.grace),
-            milli_gpus: self.use_on(pod_state, gpus).milli_gpus,
+                .eviction_grace_period(pod_state.demand.grace),
+            milli_gpus: self.usage_on(pod_state, gpus).milli_gpus,
             unsaved_since: pod_state.unsaved_since(),
             is_leaving: pod_state.is_leaving(),
             borrows: pod_state.borrows(),
@@ -384,10 +390,10 @@ impl NodeState {
             lends: policy.class(pod_state.demand.class).sleeping == SleepingRule::Lend
                 && pod_state.demand.sharing == Sharing::Shared
                 && placed
-                && bound.is_some_and(|bound| bound.is_recorded() && !bound.borrows),
-            is_waking: bound.is_some_and(|bound| bound.wake.is_open()),
-            is_unanswered: bound.is_some_and(|bound| bound.wake.request != bound.wake.told),
-            sleeps_from: bound
+                && bound.is_some_and(|bound| bound.has_recorded_uuids() && !bound.borrows),
+            is_waking: bound.is_some_and(|bound| bound.wake.is_waking()),
+            has_unanswered_wake: bound.is_some_and(|bound| bound.wake.request != bound.wake.told),
+            sleep_counts_from: bound
                 .map(|bound| bound.wake.over.max(bound.since))
                 .unwrap_or_default(),
         })
@@ -395,13 +401,13 @@ impl NodeState {
 
     /// What the pod's disruption depends on has changed, and nothing that it takes. Returns whether it begins to leave, or stays
     /// after all: an engine that leaves lends nothing more, and serves no other pod.
-    pub(in crate::ledger) fn note_disruption_info(
+    pub(in crate::ledger) fn update_disruption_info(
         &mut self,
         uid: &PodUid,
         pod_state: &PodState,
     ) -> bool {
         if let Some(bound) = pod_state.bound() {
-            self.charges.tenants.note_running_since(uid, bound.started);
+            self.charges.tenants.set_started(uid, bound.started);
         }
         let residents = &mut self.charges.residents;
         let Ok(found) = residents.binary_search_by(|resident| resident.uid.cmp(uid)) else {
@@ -417,18 +423,18 @@ impl NodeState {
     fn plugin_shares(&self, pod_states: &PodStates) -> Vec<PluginShare> {
         let mut used = PluginDevices::new();
         for pod_state in self.pods.iter().map(|uid| &pod_states[uid]) {
-            if let (Ask::Plugin { resource, count }, Some(_)) =
+            if let (GpuRequest::Plugin { resource, count }, Some(_)) =
                 (&pod_state.demand.ask, self.charge_of(pod_state))
             {
                 let sum = used.entry(resource.clone()).or_default();
                 *sum = sum.saturating_add(*count);
             }
         }
-        PluginShare::all(&self.offered, &used)
+        PluginShare::for_node(&self.offered, &used)
     }
 
     /// What allocations, reservations and soft reservations leave of each GPU.
-    fn reserved(
+    fn charged_gpus(
         &self,
         pod_states: &PodStates,
         policy: &Policy,
@@ -437,9 +443,9 @@ impl NodeState {
         let mut gpus: Vec<Gpu> = self
             .devices
             .iter()
-            .map(|device| Gpu::of(device, &policy.headroom))
+            .map(|device| Gpu::from_device(device, &policy.headroom))
             .collect();
-        GpuTraits::tell_apart(&self.devices, &mut gpus);
+        GpuTraits::assign_if_unlike(&self.devices, &mut gpus);
         let here = || {
             self.pods
                 .iter()
@@ -453,7 +459,7 @@ impl NodeState {
                     gpus[g].starting |= pod_state.starting.is_some();
                     gpus[g].excluded_classes = gpus[g]
                         .excluded_classes
-                        .with(pod_state.demand.terms.class_exclusions);
+                        .union(pod_state.demand.terms.class_exclusions);
                 });
             }
         }
@@ -472,33 +478,33 @@ impl NodeState {
         let Some(reserved) = self.resolve(&reservation.devices) else {
             return;
         };
-        for place in reserved.iter() {
-            let gpu = &mut gpus[place];
-            let on_this = |victim: &&PodState| {
+        for index in reserved.iter() {
+            let gpu = &mut gpus[index];
+            let is_on_this_gpu = |victim: &&PodState| {
                 self.charge_of(victim)
-                    .is_some_and(|c| c.gpus.contains(place))
+                    .is_some_and(|c| c.gpus.contains(index))
             };
             let victims: Bytes = (reservation
                 .victims
                 .iter()
                 .filter_map(|uid| pod_states.get(uid))
-                .filter(on_this))
+                .filter(is_on_this_gpu))
             .map(|victim| gpu.charge_for(victim.demand.per_gpu, victim.demand.sharing))
             .sum();
-            let wanted = gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
-            gpu.charged += wanted.minus(victims);
+            let needed = gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
+            gpu.charged += needed.minus(victims);
             gpu.tenants += 1;
             gpu.exclusive |= preemptor.demand.sharing == Sharing::Exclusive;
             gpu.excluded_classes = gpu
                 .excluded_classes
-                .with(preemptor.demand.terms.class_exclusions);
+                .union(preemptor.demand.terms.class_exclusions);
             // It will start as soon as the last victim has left: an engine that began to start now would be in its way.
             gpu.starting |= preemptor.demand.terms.engine;
         }
     }
 
     /// The GPUs that are reserved here for pods but `except`, each with the pod's priority if it may borrow.
-    pub(super) fn reserved_places(
+    pub(super) fn reserved_gpus(
         &self,
         pod_states: &PodStates,
         policy: &Policy,
@@ -510,9 +516,9 @@ impl NodeState {
             .filter(|uid| Some(*uid) != except)
             .map(|uid| &pod_states[uid]);
         let reserved = others.filter_map(|pod_state| {
-            let places = self.resolve(&self.reservation_here(pod_state)?.devices)?;
+            let gpus = self.resolve(&self.reservation_here(pod_state)?.devices)?;
             let borrows = may_borrow(&pod_state.demand, Some(pod_state), policy);
-            Some((places, borrows.then_some(pod_state.demand.priority)))
+            Some((gpus, borrows.then_some(pod_state.demand.priority)))
         });
         reserved.collect()
     }
@@ -530,14 +536,14 @@ impl NodeState {
         else {
             return;
         };
-        for place in soft_reservation.gpus.iter() {
-            let gpu = &mut gpus[place];
+        for index in soft_reservation.gpus.iter() {
+            let gpu = &mut gpus[index];
             gpu.softly_reserved +=
                 gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
             gpu.engine_softly_reserved |= preemptor.demand.terms.engine;
             gpu.excluded_by_soft_reservations = gpu
                 .excluded_by_soft_reservations
-                .with(preemptor.demand.terms.class_exclusions);
+                .union(preemptor.demand.terms.class_exclusions);
         }
     }
 }

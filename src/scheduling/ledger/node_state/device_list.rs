@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 /// The average time between two gains of a node's list of devices. Each change costs every decision, because cached results of
 /// the node are void.
-const GAIN_EVERY: Millis = Millis::seconds(10);
+const GAIN_INTERVAL: Millis = Millis::seconds(10);
 /// How many gains may come at once: a driver that starts shows its GPUs one after the other.
-const GAINS_AT_ONCE: u64 = 4;
+const MAX_GAINS_AT_ONCE: u64 = 4;
 
 /// When a node's list of devices may gain something again.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
@@ -26,10 +26,10 @@ pub(super) struct GainLimit {
 
 impl GainLimit {
     /// Whether one more is taken at `now`.
-    fn take(&mut self, now: Moment) -> bool {
-        let is_taken = self.paid_at.since(now) <= GAIN_EVERY.times(GAINS_AT_ONCE - 1);
+    fn try_take(&mut self, now: Moment) -> bool {
+        let is_taken = self.paid_at.since(now) <= GAIN_INTERVAL.times(MAX_GAINS_AT_ONCE - 1);
         if is_taken {
-            self.paid_at = self.paid_at.max(now) + GAIN_EVERY;
+            self.paid_at = self.paid_at.max(now) + GAIN_INTERVAL;
         }
         is_taken
     }
@@ -71,9 +71,9 @@ impl NodeState {
             .iter()
             .filter(|device| is_gain(&self.devices, device))
             .count();
-        let is_kept_back = self.reported && gains > 0 && !self.gain_limit.take(now);
+        let is_delayed = self.reported && gains > 0 && !self.gain_limit.try_take(now);
         let is_first = !std::mem::replace(&mut self.reported, true);
-        Ok(match is_kept_back {
+        Ok(match is_delayed {
             true => DeviceReport {
                 devices: Some(without_gains(&self.devices, reported.to_vec())),
                 waiting: gains,
@@ -92,12 +92,12 @@ impl NodeState {
         self.lists_all_devices
     }
 
-    pub(in crate::ledger) fn note_all_devices_listed(&mut self) {
+    pub(in crate::ledger) fn mark_all_devices_listed(&mut self) {
         self.lists_all_devices = true;
     }
 
     /// The indices of a pod's devices, without those that are lost. `None` if it is not certain which index one of them has.
-    pub(super) fn places_of(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
+    pub(super) fn resolve_without_lost(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
         let all = self.resolve(devices);
         if all.is_some() || !devices.iter().any(|uuid| self.is_lost(uuid)) {
             return all;
@@ -125,7 +125,7 @@ impl NodeState {
     }
 
     /// The list of devices after this report, if it differs from the current one.
-    pub(in crate::ledger) fn other_devices(
+    pub(in crate::ledger) fn changed_devices(
         &self,
         reported: Vec<Device>,
         pod_states: &PodStates,
@@ -136,7 +136,7 @@ impl NodeState {
 
     pub(in crate::ledger) fn set_devices(&mut self, devices: Arc<[Device]>, policy: &Policy) {
         self.devices = devices;
-        self.note_warnings(policy);
+        self.update_warnings(policy);
     }
 
     /// Forgets everything about the machine, because another one has the name now.
@@ -153,7 +153,7 @@ impl NodeState {
             device.uuid.index().is_none() && !reported.iter().any(|new| new.uuid == device.uuid)
         });
         let lost: Vec<Device> = missing
-            .filter(|(place, _)| self.is_recorded_on(*place, pod_states))
+            .filter(|(gpu_index, _)| self.is_recorded_on(*gpu_index, pod_states))
             .map(|(_, device)| Device {
                 health: Health::Lost,
                 ..device.clone()
@@ -172,17 +172,17 @@ impl NodeState {
         reported
     }
 
-    fn is_recorded_on(&self, place: usize, pod_states: &PodStates) -> bool {
+    fn is_recorded_on(&self, gpu_index: usize, pod_states: &PodStates) -> bool {
         self.pods
             .iter()
             .filter_map(|uid| self.charge_of(&pod_states[uid]))
-            .any(|c| c.placed && c.gpus.contains(place))
+            .any(|c| c.is_placed && c.gpus.contains(gpu_index))
     }
 }
 
 /// Whether a reported device is new, or has changed in any way but for the worse.
-fn is_gain(known: &[Device], reported: &Device) -> bool {
-    let Some(known) = known.iter().find(|known| known.uuid == reported.uuid) else {
+fn is_gain(current: &[Device], reported: &Device) -> bool {
+    let Some(previous) = current.iter().find(|known| known.uuid == reported.uuid) else {
         return true;
     };
     let Device {
@@ -192,24 +192,24 @@ fn is_gain(known: &[Device], reported: &Device) -> bool {
         exclusive_process,
         ..
     } = reported.clone();
-    let is_like = Device {
+    let has_same_identity = Device {
         health,
         total,
         reserved,
         exclusive_process,
-        ..known.clone()
+        ..previous.clone()
     } == *reported;
-    let is_worse = health >= known.health
-        && total <= known.total
-        && reserved >= known.reserved
-        && exclusive_process >= known.exclusive_process;
-    !(is_like && is_worse)
+    let is_worse = health >= previous.health
+        && total <= previous.total
+        && reserved >= previous.reserved
+        && exclusive_process >= previous.exclusive_process;
+    !(has_same_identity && is_worse)
 }
 
 /// The reported devices, with those that gain something as they are known, if they are known.
-fn without_gains(known: &[Device], reported: Vec<Device>) -> Vec<Device> {
-    let as_known = |device: Device| match is_gain(known, &device) {
-        true => known
+fn without_gains(current: &[Device], reported: Vec<Device>) -> Vec<Device> {
+    let as_known = |device: Device| match is_gain(current, &device) {
+        true => current
             .iter()
             .find(|known| known.uuid == device.uuid)
             .cloned(),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn b12_gpus_that_come_and_go_with_every_report_come_a_few_times_and_then_wait() {
+    fn devices_that_flap_with_every_report_are_added_a_few_times_and_then_delayed() {
         let mut ledger = Ledger::new(Arc::new(Policy::default()));
         ledger.set_node(&name(), NodeKind::Stowage, None);
         assert_eq!(
@@ -252,7 +252,7 @@ mod tests {
             (0, 2),
             "the first report is no change"
         );
-        for _ in 0..GAINS_AT_ONCE {
+        for _ in 0..MAX_GAINS_AT_ONCE {
             assert_eq!(
                 report(&mut ledger, 1),
                 (0, 1),
@@ -271,14 +271,14 @@ mod tests {
             generation,
             "no cached result of the node is void"
         );
-        ledger.set_now(Moment::default() + GAIN_EVERY);
+        ledger.set_now(Moment::default() + GAIN_INTERVAL);
         assert_eq!(report(&mut ledger, 2), (0, 2), "its time has come");
         assert_eq!(report(&mut ledger, 1), (0, 1));
         assert_eq!(report(&mut ledger, 2), (1, 1));
     }
 
     #[test]
-    fn b12_a_device_that_gets_worse_is_no_gain_and_any_other_change_is_one() {
+    fn only_a_device_that_gets_worse_is_no_gain() {
         let known = gpus(1);
         let with = |edit: fn(&mut Device)| {
             let mut device = known[0].clone();

@@ -15,7 +15,7 @@
 
 mod loans;
 
-use super::unaccounted_vram::observation;
+use super::unaccounted_vram::gpu_reading;
 use super::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
 use crate::policy::LendingRules;
@@ -28,16 +28,16 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How many reports in a row must show an engine asleep before it lends: one may be late, or of the moment it falls asleep.
-const REPORTS: u32 = 3;
+const MIN_SLEEP_REPORTS: u32 = 3;
 
 /// How long an ended loan counts: each one that counts doubles the time for which the engine must sleep before it lends again.
-const REMEMBERED: Millis = Millis::seconds(3600);
+const ENDED_LOAN_WINDOW: Millis = Millis::seconds(3600);
 
 /// The least time that is doubled, so that doubling works even if the policy lends at once.
-const LEAST_PAUSE: Millis = Millis::seconds(1);
+const MIN_LENDING_PAUSE: Millis = Millis::seconds(1);
 
 /// The most ended loans that are remembered: with more, the pause is longer than they count anyway.
-const MOST_REMEMBERED: usize = 16;
+const MAX_REMEMBERED_LOANS: usize = 16;
 
 /// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -111,7 +111,7 @@ impl Sleep {
 
     /// Whether it still uses no more than it keeps, and, as long as it does not lend, not much less either: an engine that goes
     /// to sleep gives its memory back step by step.
-    fn goes_on_with(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
+    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
         used.iter().all(|(gpu, used)| {
             self.kept_of(gpu).is_some_and(|kept| {
                 *used <= kept && (self.lends || kept <= *used + margin.times(2))
@@ -127,31 +127,31 @@ impl Lender {
         }) = self.sleep.take()
         {
             self.ended.push(last);
-            let beyond = self.ended.len().saturating_sub(MOST_REMEMBERED);
-            self.ended.drain(..beyond);
+            let surplus = self.ended.len().saturating_sub(MAX_REMEMBERED_LOANS);
+            self.ended.drain(..surplus);
         }
     }
 
     /// How long it sleeps before it lends.
-    fn pause(&self, now: Moment, rules: &LendingRules) -> Millis {
+    fn lending_pause(&self, now: Moment, rules: &LendingRules) -> Millis {
         let recent = self
             .ended
             .iter()
-            .filter(|ended| now.since(**ended) < REMEMBERED)
+            .filter(|ended| now.since(**ended) < ENDED_LOAN_WINDOW)
             .count();
         match recent {
             0 => rules.after,
             // However short the policy's time is, an engine that flaps costs few evictions.
-            _ => rules.after.max(LEAST_PAUSE).times(1 << recent),
+            _ => rules.after.max(MIN_LENDING_PAUSE).times(1 << recent),
         }
     }
 
-    fn see_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
+    fn observe_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
         self.is_awake = false;
         if !self
             .sleep
             .as_ref()
-            .is_some_and(|sleep| sleep.goes_on_with(used, rules.margin))
+            .is_some_and(|sleep| sleep.is_continued_by(used, rules.margin))
         {
             self.end_loan();
             let kept = used
@@ -168,34 +168,34 @@ impl Lender {
                 is_silent: false,
             });
         }
-        let pause = self.pause(sampled, rules);
+        let pause = self.lending_pause(sampled, rules);
         let Some(sleep) = &mut self.sleep else { return };
         sleep.reports = sleep.reports.saturating_add(1);
         (sleep.last, sleep.is_silent) = (sampled, false);
-        sleep.lends |= sleep.reports >= REPORTS && sampled.since(sleep.since) >= pause;
+        sleep.lends |= sleep.reports >= MIN_SLEEP_REPORTS && sampled.since(sleep.since) >= pause;
     }
 }
 
 impl NodeState {
     /// Updates the lenders from what a reading says of their engines' sleep.
-    pub(super) fn watch_sleep(&mut self, reading: &NodeReading, rules: &LendingRules) {
+    pub(super) fn update_lenders(&mut self, reading: &NodeReading, rules: &LendingRules) {
         let mut lending = std::mem::take(&mut self.lending);
         for resident in self.residents().iter().filter(|resident| resident.lends) {
             let state = reading.sleep_of(&resident.uid);
-            let is_known = || lending.lenders.contains_key(&resident.uid);
-            if state.is_none() && !is_known() && self.borrowers_beside(resident) == 0 {
+            let is_recorded = || lending.lenders.contains_key(&resident.uid);
+            if state.is_none() && !is_recorded() && self.count_borrowers_beside(resident) == 0 {
                 continue;
             }
             let lender = lending.lenders.entry(resident.uid.clone()).or_default();
             let is_gone =
-                state.is_none() && self.shows_nothing_of(resident, lender, reading, rules.margin);
+                state.is_none() && self.shows_no_use_of(resident, lender, reading, rules.margin);
             lender.gone = if is_gone {
                 lender.gone.saturating_add(1)
             } else {
                 0
             };
             let used = (state == Some(SleepState::Asleep))
-                .then(|| self.used_by(resident, reading))
+                .then(|| self.measured_use(resident, reading))
                 .flatten();
             match (state, used) {
                 (Some(SleepState::Awake), _) => {
@@ -209,13 +209,13 @@ impl NodeState {
                 (Some(SleepState::Asleep), Some(used))
                     if !resident.is_waking
                         && !lender.is_recalled
-                        && resident.sleeps_from <= reading.sampled =>
+                        && resident.sleep_counts_from <= reading.sampled =>
                 {
-                    lender.see_asleep(reading.sampled, &used, rules);
+                    lender.observe_asleep(reading.sampled, &used, rules);
                 }
                 (Some(SleepState::Asleep), Some(_)) => lender.is_awake = false,
                 // It has restarted, and needs its whole grant to load its model again: nobody can ask for it then.
-                (None, _) if lender.gone >= REPORTS => {
+                (None, _) if lender.gone >= MIN_SLEEP_REPORTS => {
                     lender.is_awake = true;
                     lender.end_loan();
                 }
@@ -232,7 +232,7 @@ impl NodeState {
     }
 
     /// Forgets the sleep of pods that do not lend any more. Follows every change of a pod here.
-    pub(super) fn settle_lenders(&mut self) {
+    pub(super) fn forget_former_lenders(&mut self) {
         if self.lending.lenders.is_empty() {
             return;
         }
@@ -290,7 +290,7 @@ impl NodeState {
     pub(in crate::ledger) fn has_loans(&self) -> bool {
         self.residents()
             .iter()
-            .any(|resident| resident.borrows || resident.is_unanswered)
+            .any(|resident| resident.borrows || resident.has_unanswered_wake)
     }
 
     /// Takes the pods whose engines woke although their VRAM is lent out, since the last call.
@@ -299,32 +299,34 @@ impl NodeState {
     }
 
     /// What a pod uses of each of its GPUs; `None` if a process of it is missing on one.
-    fn used_by(
+    fn measured_use(
         &self,
         resident: &ResidentPod,
         reading: &NodeReading,
     ) -> Option<Vec<(GpuUuid, Bytes)>> {
-        let used = |place: usize| {
-            let uuid = &self.devices[place].uuid;
-            let used = observation(reading, place, uuid)?.attributed_to(&resident.uid)?;
+        let use_on = |gpu_index: usize| {
+            let uuid = &self.devices[gpu_index].uuid;
+            let used = gpu_reading(reading, gpu_index, uuid)?.attributed_to(&resident.uid)?;
             (used > Bytes::ZERO).then(|| (uuid.clone(), used))
         };
-        resident.gpus.iter().map(used).collect()
+        resident.gpus.iter().map(use_on).collect()
     }
 
     /// Whether a reading shows that an engine is gone from its GPUs: no process of it, and not as much VRAM in use that is
     /// nobody's as it had. An agent that cannot tell whose memory it is shows nothing.
-    fn shows_nothing_of(
+    fn shows_no_use_of(
         &self,
         resident: &ResidentPod,
         lender: &Lender,
         reading: &NodeReading,
         margin: Bytes,
     ) -> bool {
-        resident.bound.is_some_and(|since| since <= reading.sampled)
-            && resident.gpus.iter().all(|place| {
-                let uuid = &self.devices[place].uuid;
-                let Some(observed) = observation(reading, place, uuid) else {
+        resident
+            .bound_since
+            .is_some_and(|since| since <= reading.sampled)
+            && resident.gpus.iter().all(|gpu_index| {
+                let uuid = &self.devices[gpu_index].uuid;
+                let Some(observed) = gpu_reading(reading, gpu_index, uuid) else {
                     return false;
                 };
                 let kept = lender.sleep.as_ref().and_then(|sleep| sleep.kept_of(uuid));
@@ -339,11 +341,11 @@ impl NodeState {
 }
 
 /// How long a replica that has just started waits for a node's first report. Agents report every second.
-const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
+const FIRST_REPORT_TIMEOUT: Millis = Millis::seconds(10);
 
 /// How a lender of which nothing is known counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unknown {
+enum UnknownLender {
     Asleep,
     Awake,
 }
@@ -351,16 +353,16 @@ enum Unknown {
 impl NodeState {
     /// The GPUs that are over-allocated: index, VRAM beyond the capacity, and the borrowers that stay and have it. Where a pod is
     /// to wake, a lender of which nothing is known counts as awake; elsewhere nothing is taken back for it.
-    pub(crate) fn overdrawn(
+    pub(crate) fn over_allocations(
         &self,
         stays: impl Fn(&ResidentPod) -> bool,
     ) -> Vec<(usize, Bytes, Vec<&ResidentPod>)> {
-        let mut overdrawn = Vec::new();
-        for place in 0..self.devices.len() {
+        let mut over_allocations = Vec::new();
+        for gpu_index in 0..self.devices.len() {
             let here = || {
                 self.residents()
                     .iter()
-                    .filter(move |resident| resident.gpus.contains(place))
+                    .filter(move |resident| resident.gpus.contains(gpu_index))
             };
             let borrowers: Vec<&ResidentPod> = here()
                 .filter(|resident| resident.borrows && stays(resident))
@@ -369,32 +371,32 @@ impl NodeState {
                 continue;
             }
             let unknown = match here().any(|resident| resident.is_waking) {
-                true => Unknown::Awake,
-                false => Unknown::Asleep,
+                true => UnknownLender::Awake,
+                false => UnknownLender::Asleep,
             };
             let lent: Bytes = borrowers.iter().map(|borrower| borrower.per_gpu).sum();
-            let beyond = (self.owed(place, unknown) + lent).minus(self.capacity_of(place));
+            let beyond = (self.owed(gpu_index, unknown) + lent).minus(self.capacity_of(gpu_index));
             if beyond > Bytes::ZERO {
-                overdrawn.push((place, beyond, borrowers));
+                over_allocations.push((gpu_index, beyond, borrowers));
             }
         }
-        overdrawn
+        over_allocations
     }
 
     /// The pods here that wait for an answer to their request, or to its end, in order of UID.
-    pub(in crate::ledger) fn wakes(&self) -> impl Iterator<Item = &ResidentPod> {
+    pub(in crate::ledger) fn unanswered_wakes(&self) -> impl Iterator<Item = &ResidentPod> {
         self.residents()
             .iter()
-            .filter(|resident| resident.is_unanswered)
+            .filter(|resident| resident.has_unanswered_wake)
     }
 
     /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that is recalled, or else one that lends,
     /// or else any.
-    pub(crate) fn lender_in_need(&self, place: usize) -> Option<&ResidentPod> {
+    pub(crate) fn pod_in_need(&self, gpu_index: usize) -> Option<&ResidentPod> {
         let here = self
             .residents()
             .iter()
-            .filter(|resident| resident.gpus.contains(place) && !resident.borrows);
+            .filter(|resident| resident.gpus.contains(gpu_index) && !resident.borrows);
         here.max_by_key(|resident| {
             (
                 resident.is_waking,
@@ -412,60 +414,61 @@ impl NodeState {
         margin: Bytes,
         now: Moment,
     ) -> bool {
-        self.knows_processes(pod, now)
-            && pod.gpus.iter().all(|place| {
-                let lent = self.borrowed_on(place);
-                let is_within = self.owed(place, Unknown::Awake) + lent <= self.capacity_of(place);
+        self.has_reading_since_bound(pod, now)
+            && pod.gpus.iter().all(|gpu_index| {
+                let lent = self.borrowed_on(gpu_index);
+                let is_within = self.owed(gpu_index, UnknownLender::Awake) + lent
+                    <= self.capacity_of(gpu_index);
                 (lent == Bytes::ZERO || is_within)
-                    && !self.may_be_occupied_by_borrowers(&self.devices[place].uuid)
-                    && !self.has_strangers(place, margin)
+                    && !self.may_be_occupied_by_borrowers(&self.devices[gpu_index].uuid)
+                    && !self.has_nonresident_use(gpu_index, margin)
             })
     }
 
     /// The number of borrowers on the GPUs of a pod.
-    pub(in crate::ledger) fn borrowers_beside(&self, pod: &ResidentPod) -> usize {
+    pub(in crate::ledger) fn count_borrowers_beside(&self, pod: &ResidentPod) -> usize {
         let here = self
             .residents()
             .iter()
-            .filter(|resident| resident.gpus.meets(pod.gpus));
+            .filter(|resident| resident.gpus.intersects(pod.gpus));
         here.filter(|resident| resident.borrows).count()
     }
 
-    fn capacity_of(&self, place: usize) -> Bytes {
-        self.charges.capacity_of(place)
+    fn capacity_of(&self, gpu_index: usize) -> Bytes {
+        self.charges.capacity_of(gpu_index)
     }
 
-    fn borrowed_on(&self, place: usize) -> Bytes {
+    fn borrowed_on(&self, gpu_index: usize) -> Bytes {
         let here = self
             .residents()
             .iter()
-            .filter(|resident| resident.gpus.contains(place));
+            .filter(|resident| resident.gpus.contains(gpu_index));
         here.filter(|resident| resident.borrows)
             .map(|resident| resident.per_gpu)
             .sum()
     }
 
     /// VRAM of a GPU that its pods that do not borrow may use at any time without asking.
-    fn owed(&self, place: usize, unknown: Unknown) -> Bytes {
-        let capacity = self.capacity_of(place);
+    fn owed(&self, gpu_index: usize, unknown: UnknownLender) -> Bytes {
+        let capacity = self.capacity_of(gpu_index);
         let here = self
             .residents()
             .iter()
-            .filter(|resident| resident.gpus.contains(place));
+            .filter(|resident| resident.gpus.contains(gpu_index));
         here.filter(|resident| !resident.borrows)
             .map(|resident| {
-                self.owed_to(resident, place, unknown)
-                    .min(resident.reserved_on(place, capacity))
+                self.owed_to(resident, gpu_index, unknown)
+                    .min(resident.allocated_on(gpu_index, capacity))
             })
             .sum()
     }
 
-    fn owed_to(&self, resident: &ResidentPod, place: usize, unknown: Unknown) -> Bytes {
+    fn owed_to(&self, resident: &ResidentPod, gpu_index: usize, unknown: UnknownLender) -> Bytes {
         let whole = Bytes(u64::MAX);
         if !resident.lends || resident.is_waking {
             return whole;
         }
-        let uuid = &self.devices[place].uuid;
+        let uuid = &self.devices[gpu_index].uuid;
         let lender = self.lending.lenders.get(&resident.uid);
         let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
         if lender.is_some_and(|lender| lender.is_recalled) {
@@ -475,29 +478,29 @@ impl NodeState {
         let kept = sleep.and_then(|sleep| Some((sleep.lends && is_believed, sleep.kept_of(uuid)?)));
         let is_awake = lender.is_some_and(|lender| lender.is_awake) && is_believed;
         match (kept, unknown) {
-            (Some((true, kept)), _) | (Some((false, kept)), Unknown::Asleep) => kept,
-            (None, Unknown::Asleep) if !is_awake => Bytes::ZERO,
+            (Some((true, kept)), _) | (Some((false, kept)), UnknownLender::Asleep) => kept,
+            (None, UnknownLender::Asleep) if !is_awake => Bytes::ZERO,
             _ => whole,
         }
     }
 
     /// Whether a pod's GPUs are owed more than they have while borrowers are there.
     fn is_lent_out(&self, pod: &ResidentPod) -> bool {
-        pod.gpus.iter().any(|place| {
-            let (lent, capacity) = (self.borrowed_on(place), self.capacity_of(place));
+        pod.gpus.iter().any(|gpu_index| {
+            let (lent, capacity) = (self.borrowed_on(gpu_index), self.capacity_of(gpu_index));
             let here = self.residents().iter().filter(|resident| !resident.borrows);
             let granted: Bytes = here
-                .map(|resident| resident.reserved_on(place, capacity))
+                .map(|resident| resident.allocated_on(gpu_index, capacity))
                 .sum();
             lent > Bytes::ZERO && granted + lent > capacity
         })
     }
 
     /// Whether the node's processes are known, or no agent will say. A borrower may have ended before this ledger began.
-    fn knows_processes(&self, pod: &ResidentPod, now: Moment) -> bool {
-        let known_since = pod.bound.unwrap_or_default();
+    fn has_reading_since_bound(&self, pod: &ResidentPod, now: Moment) -> bool {
+        let known_since = pod.bound_since.unwrap_or_default();
         match self.freshness {
-            Freshness::Unreported => known_since + FIRST_REPORT_WITHIN <= now,
+            Freshness::Unreported => known_since + FIRST_REPORT_TIMEOUT <= now,
             Freshness::Fresh | Freshness::Stale => self
                 .reading
                 .as_ref()
@@ -508,22 +511,22 @@ impl NodeState {
 
     /// Whether pods that have nothing on a GPU are seen to use more of it than a margin: so much as a borrower has that ended
     /// before this ledger began, and not as little as an MPS server has, which stays.
-    fn has_strangers(&self, place: usize, margin: Bytes) -> bool {
+    fn has_nonresident_use(&self, gpu_index: usize, margin: Bytes) -> bool {
         let Some(reading) = self.believed_reading() else {
             return false;
         };
-        let Some(observed) = observation(reading, place, &self.devices[place].uuid) else {
+        let Some(observed) = gpu_reading(reading, gpu_index, &self.devices[gpu_index].uuid) else {
             return false;
         };
         let is_resident = |uid: &PodUid| {
             self.resident_of(uid)
-                .is_some_and(|resident| resident.gpus.contains(place))
+                .is_some_and(|resident| resident.gpus.contains(gpu_index))
         };
-        let strangers = observed
+        let nonresidents = observed
             .attributed
             .iter()
             .filter(|(uid, _)| !is_resident(uid));
-        strangers.map(|(_, bytes)| *bytes).sum::<Bytes>() > margin
+        nonresidents.map(|(_, bytes)| *bytes).sum::<Bytes>() > margin
     }
 }
 

@@ -23,7 +23,7 @@ use super::pod_states::PodStates;
 use super::start_gates::NodeStarts;
 use super::start_times::StartSample;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::placing::fit::{check_node_admission, exclusion};
+use crate::placing::fit::{check_node_admission, node_exclusion};
 use crate::policy::{ExpiredRule, Policy, PoolAdmission, PoolId, TelemetryRules};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::cluster_share::TenantUsage;
@@ -103,7 +103,7 @@ pub(crate) struct NodeState {
     #[serde(default)]
     cordoned: bool,
     #[serde(skip)]
-    counted: CountedNode,
+    contribution: NodeContribution,
     /// CPU and memory that no pod that is bound here has, as far as that is known.
     unbound: Option<HostResources>,
     /// Follows from all the rest; only its name and generation are stored.
@@ -113,16 +113,16 @@ pub(crate) struct NodeState {
 
 /// A node's contribution to the sums over all nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CountedNode {
+pub(crate) struct NodeContribution {
     /// Its free GPUs, for the rules of `planning.spare`.
     pub spare: SpareCounts,
     /// VRAM and GPUs that it has.
-    pub whole: TenantUsage,
+    pub total: TenantUsage,
 }
 
 impl NodeState {
     pub(super) fn new(name: NodeName) -> Self {
-        let view = Node::named(name);
+        let view = Node::from_name(name);
         Self {
             exists: false,
             kind: NodeKind::default(),
@@ -149,7 +149,7 @@ impl NodeState {
             pods: BTreeSet::new(),
             charges: NodeCharges::default(),
             cordoned: false,
-            counted: CountedNode::default(),
+            contribution: NodeContribution::default(),
             unbound: None,
             view,
         }
@@ -201,7 +201,7 @@ impl NodeState {
     pub(super) fn resolve(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
         let mut set = GpuSet::EMPTY;
         for uuid in devices {
-            let is_it = |device: &Device| match uuid.index() {
+            let is_same_device = |device: &Device| match uuid.index() {
                 Some(index) => {
                     device.index == index
                         && device.parent.is_none()
@@ -209,11 +209,11 @@ impl NodeState {
                 }
                 None => device.uuid == *uuid,
             };
-            let place = self.devices.iter().position(is_it)?;
-            if set.contains(place) {
+            let index = self.devices.iter().position(is_same_device)?;
+            if set.contains(index) {
                 return None;
             }
-            set.insert(place);
+            set.insert(index);
         }
         (!set.is_empty()).then_some(set)
     }
@@ -232,7 +232,7 @@ impl NodeState {
         if is_new {
             (self.exists, self.kind) = (true, kind);
             // A pool may take every node, those without labels too.
-            self.admit_by(policy);
+            self.apply_policy(policy);
         }
         is_new
     }
@@ -258,9 +258,9 @@ impl NodeState {
         &mut self,
         kind: StartKind,
         sample: StartSample,
-        known: StartFactors,
+        cluster_factors: StartFactors,
     ) {
-        self.starts_mut().learn(kind, sample, known);
+        self.starts_mut().learn(kind, sample, cluster_factors);
     }
 
     pub(super) fn starts(&self) -> &NodeStarts {
@@ -295,27 +295,27 @@ impl NodeState {
         let is_new = self.labels != labels;
         if is_new {
             self.labels = labels;
-            self.admit_by(policy);
+            self.apply_policy(policy);
         }
         is_new
     }
 
     /// Updates the node's pool and warnings from the policy.
-    pub(super) fn admit_by(&mut self, policy: &Policy) {
+    pub(super) fn apply_policy(&mut self, policy: &Policy) {
         self.admission = policy.admission(&self.labels);
-        self.note_warnings(policy);
+        self.update_warnings(policy);
     }
 
     /// Returns whether the Node object shows something else of its GPUs than before.
     pub(super) fn set_signs(&mut self, signs: NodeSigns, policy: &Policy) -> bool {
         let is_new = self.signs != signs;
         self.signs = signs;
-        self.note_warnings(policy);
+        self.update_warnings(policy);
         is_new
     }
 
     /// Recomputes its warnings from its signs, its devices and the policy.
-    pub(super) fn note_warnings(&mut self, policy: &Policy) {
+    pub(super) fn update_warnings(&mut self, policy: &Policy) {
         let warnings = policy
             .nodes
             .warnings(&self.signs, &self.devices, self.reported);
@@ -333,7 +333,7 @@ impl NodeState {
         self.published
     }
 
-    pub(super) fn claims_devices(&self) -> bool {
+    pub(super) fn has_device_claims(&self) -> bool {
         self.claims_devices
     }
 
@@ -366,52 +366,52 @@ impl NodeState {
     }
 
     /// Updates the freshness to the age of the reading.
-    pub(super) fn age(&mut self, now: Moment, rules: &TelemetryRules) {
+    pub(super) fn update_freshness(&mut self, now: Moment, rules: &TelemetryRules) {
         self.freshness = self.freshness_at(now, rules);
     }
 
     /// Builds the node as decisions see it, with the generation of the current view.
-    pub(super) fn view_by(&self, pods: &PodStates, policy: &Policy) -> Node {
-        let (known, gpus) = (&self.view, self.gpus(pods, policy));
-        let unseen = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
+    pub(super) fn build_view(&self, pods: &PodStates, policy: &Policy) -> Node {
+        let (current, gpus) = (&self.view, self.gpus(pods, policy));
+        let is_silent = matches!(self.freshness, Freshness::Unreported | Freshness::Expired);
         let replicas = if policy.scoring.weights.spread > 0 {
             self.replicas(pods)
         } else {
             Vec::new()
         };
         Node {
-            name: known.name.clone(),
-            kind: self.kind_by(policy),
-            generation: known.generation,
+            name: current.name.clone(),
+            kind: self.effective_kind(policy),
+            generation: current.generation,
             // What decisions read again and again is shared as long as it stays the same.
-            gpus: kept_or_new(&known.gpus, gpus),
+            gpus: reuse_if_equal(&current.gpus, gpus),
             devices: self.devices.clone(),
-            plugin: match *known.plugin == *self.plugin() {
-                true => known.plugin.clone(),
+            plugin: match *current.plugin == *self.plugin() {
+                true => current.plugin.clone(),
                 false => self.plugin().into(),
             },
             freshness: self.freshness,
-            closed: unseen && policy.telemetry.expired == ExpiredRule::Refuse,
+            closed: is_silent && policy.telemetry.expired == ExpiredRule::Refuse,
             miscut: self.is_miscut(policy),
             warnings: self.warnings.clone(),
             classes: self.admission.classes,
             holdings: self.holdings(),
-            reusable: known
+            reusable: current
                 .reusable
-                .kept_or_new(self.reusable_engines(pods, policy, None)),
+                .reuse_or_replace(self.reusable_engines(pods, policy, None)),
             images: self.images.clone(),
             start_factors: self.starts.factors().clone(),
-            replicas: kept_or_new(&known.replicas, replicas),
+            replicas: reuse_if_equal(&current.replicas, replicas),
             free_host: self.free_host(pods),
         }
     }
 
     /// What allocates its GPUs.
-    fn kind_by(&self, policy: &Policy) -> NodeKind {
-        let is_anothers = self.warnings.iter().any(|warning| warning.entry());
-        match policy.kind_of(self.kind, self.admission) {
+    fn effective_kind(&self, policy: &Policy) -> NodeKind {
+        let is_allocated_by_others = self.warnings.iter().any(|warning| warning.entry());
+        match policy.allocator_of(self.kind, self.admission) {
             _ if self.published => NodeKind::Dra,
-            NodeKind::Stowage if is_anothers => NodeKind::DevicePlugin,
+            NodeKind::Stowage if is_allocated_by_others => NodeKind::DevicePlugin,
             kind => kind,
         }
     }
@@ -436,32 +436,32 @@ impl NodeState {
 
     /// Recomputes its contribution to the sums over all nodes. Returns the one before and the one now. On a node on which Stowage
     /// places no pod, no GPU is free for the rules of `planning.spare`.
-    pub(super) fn count(&mut self) -> (CountedNode, CountedNode) {
+    pub(super) fn update_contribution(&mut self) -> (NodeContribution, NodeContribution) {
         let Node {
             kind,
             closed,
             miscut,
             ..
         } = self.view;
-        let mut now = CountedNode::default();
+        let mut now = NodeContribution::default();
         if self.exists {
-            now.whole = self.view.whole();
+            now.total = self.view.quota_capacity();
         }
-        let is_open = exclusion(&self.view).is_none() && !closed && !miscut && !self.cordoned;
+        let is_open = node_exclusion(&self.view).is_none() && !closed && !miscut && !self.cordoned;
         if self.exists && kind == NodeKind::Stowage && is_open {
             let free = self.view.gpus.iter().filter(|gpu| !gpu.spare.is_empty());
-            free.for_each(|gpu| now.spare.count(gpu.spare));
+            free.for_each(|gpu| now.spare.add(gpu.spare));
         }
-        (std::mem::replace(&mut self.counted, now), now)
+        (std::mem::replace(&mut self.contribution, now), now)
     }
 
     /// Its contribution to the sums over all nodes, as last computed.
-    pub(super) fn counted(&self) -> &CountedNode {
-        &self.counted
+    pub(super) fn contribution(&self) -> &NodeContribution {
+        &self.contribution
     }
 
-    fn forget_counted(&mut self) {
-        self.counted = CountedNode::default();
+    fn clear_contribution(&mut self) {
+        self.contribution = NodeContribution::default();
     }
 
     pub(super) fn set_takes_new_pods(&mut self, takes_new_pods: bool) {
@@ -474,8 +474,8 @@ impl NodeState {
             return;
         }
         for (gpu, device) in gpus.iter_mut().zip(self.devices.iter()) {
-            if gpu.is_wholly_free(policy.telemetry.margin.of(device.total)) {
-                gpu.spare = policy.spare_of(self.admission.pool, &device.model);
+            if gpu.is_wholly_free(policy.telemetry.margin.share_of(device.total)) {
+                gpu.spare = policy.spare_rules_for(self.admission.pool, &device.model);
             }
         }
     }
@@ -498,7 +498,7 @@ impl NodeState {
             .pool
             .and_then(|id| policy.pool(id))
             .filter(|_| self.reported);
-        pool.is_some_and(|pool| !pool.is_cut_as_expected(&self.devices))
+        pool.is_some_and(|pool| !pool.has_expected_mig_layout(&self.devices))
     }
 }
 
@@ -517,12 +517,12 @@ mod view_version {
         let (name, generation) = <(NodeName, u64)>::deserialize(deserializer)?;
         Ok(Node {
             generation,
-            ..Node::named(name)
+            ..Node::from_name(name)
         })
     }
 }
 
-fn kept_or_new<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
+fn reuse_if_equal<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
     if **known == *new {
         known.clone()
     } else {

@@ -33,11 +33,11 @@ impl NodeState {
             return left;
         }
         for uid in self.pods().iter().filter(|uid| Some(*uid) != except) {
-            if let Some(taken) = left
+            if let Some(taken_index) = left
                 .iter()
-                .position(|engine| self.takes(uid, engine, &reading.engines, pods))
+                .position(|engine| self.has_taken(uid, engine, &reading.engines, pods))
             {
-                left.remove(taken);
+                left.remove(taken_index);
             }
         }
         left
@@ -62,7 +62,7 @@ impl NodeState {
         let namespace = engine
             .reusable_in
             .clone()
-            .or_else(|| self.opened_by_class(&engine.pod, pods, policy))?;
+            .or_else(|| self.namespace_opened_by_class(&engine.pod, pods, policy))?;
         Some(ReusableEngine {
             model: engine.model.clone(),
             namespace,
@@ -72,7 +72,12 @@ impl NodeState {
     }
 
     /// The namespace of a pod on this node whose class opens its engines to others.
-    fn opened_by_class(&self, uid: &PodUid, pods: &PodStates, policy: &Policy) -> Option<Arc<str>> {
+    fn namespace_opened_by_class(
+        &self,
+        uid: &PodUid,
+        pods: &PodStates,
+        policy: &Policy,
+    ) -> Option<Arc<str>> {
         let pod_state = pods.get(uid).filter(|_| self.pods().contains(uid))?;
         let is_open = policy.class(pod_state.demand.class).reusable && !pod_state.is_leaving();
         is_open.then(|| pod_state.key.namespace.clone())
@@ -80,22 +85,24 @@ impl NodeState {
 
     /// Whether a pod that is here or on its way has come for this engine: it is of the same model on the same GPUs, and runs no
     /// engine of its own that the agent sees.
-    fn takes(
+    fn has_taken(
         &self,
         uid: &PodUid,
         engine: &ReusableEngine,
-        seen: &[EngineReading],
+        own_engines: &[EngineReading],
         pods: &PodStates,
     ) -> bool {
         let pod_state = &pods[uid];
-        if !engine.suits(&pod_state.demand)
-            || seen.binary_search_by(|seen| seen.pod.cmp(uid)).is_ok()
+        if !engine.is_usable_by(&pod_state.demand)
+            || own_engines
+                .binary_search_by(|seen| seen.pod.cmp(uid))
+                .is_ok()
         {
             return false;
         }
         let charged = self
             .charge_of(pod_state)
-            .filter(|charge| charge.placed)
+            .filter(|charge| charge.is_placed)
             .map(|charge| charge.gpus);
         let reserved = || {
             self.resolve(
@@ -105,7 +112,7 @@ impl NodeState {
                     .devices,
             )
         };
-        let offered = || {
+        let softly_reserved = || {
             pod_state
                 .soft_reservation()
                 .filter(|at| at.node == self.view().name)
@@ -113,7 +120,7 @@ impl NodeState {
         };
         charged
             .or_else(reserved)
-            .or_else(offered)
+            .or_else(softly_reserved)
             .unwrap_or(GpuSet::EMPTY)
             == engine.gpus
     }

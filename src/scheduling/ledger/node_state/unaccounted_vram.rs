@@ -25,9 +25,9 @@ pub(super) struct UnaccountedVram {
 }
 
 impl UnaccountedVram {
-    fn add(&mut self, rest: Bytes) {
+    fn add(&mut self, unexplained: Bytes) {
         self.last.rotate_right(1);
-        self.last[0] = rest;
+        self.last[0] = unexplained;
     }
 
     pub(super) fn believed(&self) -> Bytes {
@@ -71,25 +71,25 @@ impl NodeState {
     }
 
     /// Adds what was measured, as far as it may be believed: VRAM used beyond the allocations, and the load of engines.
-    pub(super) fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
-        for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
-            let margin = rules.margin.of(device.total);
+    pub(super) fn apply_measurements(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
+        for (index, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
+            let margin = rules.margin.share_of(device.total);
             let observation = self
                 .reading
                 .as_ref()
-                .and_then(|reading| observation(reading, place, &device.uuid));
+                .and_then(|reading| gpu_reading(reading, index, &device.uuid));
             match (self.freshness, observation) {
                 (Freshness::Unreported, _) => {}
                 (Freshness::Fresh, Some(observation)) => {
                     gpu.unaccounted_vram =
-                        self.unaccounted_vram(place, observation, gpu.capacity, margin);
+                        self.unaccounted_vram(index, observation, gpu.capacity, margin);
                     gpu.engine_load = self
-                        .smoothed_load(&device.uuid, place)
+                        .smoothed_load(&device.uuid, index)
                         .map_or(observation.engine_load, SmoothedLoad::counted);
                 }
                 (Freshness::Stale, Some(observation)) => {
                     gpu.unaccounted_vram = self
-                        .unaccounted_vram(place, observation, gpu.capacity, margin)
+                        .unaccounted_vram(index, observation, gpu.capacity, margin)
                         .max(margin);
                 }
                 (Freshness::Expired, _) | (_, None) => gpu.unaccounted_vram = margin,
@@ -101,22 +101,22 @@ impl NodeState {
     /// by processes of which no pod is known. A pod that has ended and still runs counts with its grant.
     fn unaccounted_vram(
         &self,
-        place: usize,
+        gpu_index: usize,
         observation: &GpuReading,
         capacity: Bytes,
         margin: Bytes,
     ) -> Bytes {
         let used_beyond_grant = |(uid, attributed): &(PodUid, Bytes)| {
-            let kept = self.kept_by_departed(uid, place).max(*attributed);
-            kept.minus(self.reserved_by(uid, place, capacity))
+            let kept = self.kept_by_departed(uid, gpu_index).max(*attributed);
+            kept.minus(self.allocated_to(uid, gpu_index, capacity))
         };
         let used_beyond_grant: Bytes = observation.attributed.iter().map(used_beyond_grant).sum();
-        let least = if observation.used.is_none() {
+        let lower_bound = if observation.used.is_none() {
             margin
         } else {
             Bytes::ZERO
         };
-        (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)
+        (used_beyond_grant + self.unaccounted_on(gpu_index).believed()).max(lower_bound)
     }
 
     /// What a pod's processes have beyond its grant on each of these GPUs, at least.
@@ -129,8 +129,8 @@ impl NodeState {
         let Some(reading) = self.believed_reading() else {
             return Bytes::ZERO;
         };
-        let on = |place: usize| {
-            let observation = observation(reading, place, &self.devices[place].uuid)?;
+        let on = |gpu_index: usize| {
+            let observation = gpu_reading(reading, gpu_index, &self.devices[gpu_index].uuid)?;
             Some(observation.attributed_to(uid)?.minus(per_gpu))
         };
         gpus.iter()
@@ -141,23 +141,23 @@ impl NodeState {
 
     /// VRAM of a GPU that a believed reading attributes to pods without an allocation on the node. Most often these have
     /// ended.
-    pub(in crate::ledger) fn used_without_grant(&self, place: usize) -> Bytes {
+    pub(in crate::ledger) fn used_without_grant(&self, gpu_index: usize) -> Bytes {
         let reading = self.believed_reading();
-        let observation =
-            reading.and_then(|reading| observation(reading, place, &self.devices[place].uuid));
+        let observation = reading
+            .and_then(|reading| gpu_reading(reading, gpu_index, &self.devices[gpu_index].uuid));
         let attributed = observation
             .into_iter()
             .flat_map(|observation| &observation.attributed);
         let ended = attributed.filter(|(uid, _)| self.resident_of(uid).is_none());
         ended
-            .map(|(uid, used)| self.kept_by_departed(uid, place).max(*used))
+            .map(|(uid, used)| self.kept_by_departed(uid, gpu_index).max(*used))
             .sum()
     }
 
     /// What is allocated to a pod on a GPU; nothing, if it is not charged there.
-    fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
+    fn allocated_to(&self, uid: &PodUid, gpu_index: usize, capacity: Bytes) -> Bytes {
         self.resident_of(uid).map_or(Bytes::ZERO, |resident| {
-            resident.reserved_on(place, capacity)
+            resident.allocated_on(gpu_index, capacity)
         })
     }
 
@@ -165,14 +165,14 @@ impl NodeState {
     pub(in crate::ledger) fn smoothed_load(
         &self,
         uuid: &GpuUuid,
-        place: usize,
+        gpu_index: usize,
     ) -> Option<&SmoothedLoad> {
-        near(&self.engine_loads, place, |(known, _)| known == uuid).map(|(_, load)| load)
+        find_near(&self.engine_loads, gpu_index, |(known, _)| known == uuid).map(|(_, load)| load)
     }
 
-    pub(super) fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
-        let uuid = &self.devices[place].uuid;
-        let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
+    pub(super) fn unaccounted_on(&self, gpu_index: usize) -> UnaccountedVram {
+        let uuid = &self.devices[gpu_index].uuid;
+        let known = find_near(&self.unaccounted, gpu_index, |(known, _)| known == uuid);
         known
             .map(|(_, unaccounted)| *unaccounted)
             .unwrap_or_default()
@@ -180,25 +180,31 @@ impl NodeState {
 
     /// Takes a reading: which part of each GPU's use it leaves unexplained. Returns pods whose GPUs no record names, with the GPUs
     /// on which the reading shows them.
-    pub(in crate::ledger) fn read(
+    pub(in crate::ledger) fn take_reading(
         &mut self,
         mut reading: Arc<NodeReading>,
         policy: &Policy,
     ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
-        self.count_unread(&mut reading, policy);
+        self.mark_unread_loads(&mut reading, policy);
         let mut unaccounted = Vec::with_capacity(self.devices.len());
         let mut engine_loads = Vec::with_capacity(self.devices.len());
-        for (place, device) in self.devices.iter().enumerate() {
-            let Some(observation) = observation(&reading, place, &device.uuid) else {
+        for (gpu_index, device) in self.devices.iter().enumerate() {
+            let Some(observation) = gpu_reading(&reading, gpu_index, &device.uuid) else {
                 continue;
             };
-            let mut known = self.unaccounted_on(place);
+            let mut unaccounted_on_gpu = self.unaccounted_on(gpu_index);
             // A figure that is missing once takes nothing back.
             if let Some(used) = observation.used {
-                known.add(self.rest(place, observation, used, reading.sampled, policy));
+                unaccounted_on_gpu.add(self.unexplained_use(
+                    gpu_index,
+                    observation,
+                    used,
+                    reading.sampled,
+                    policy,
+                ));
             }
-            unaccounted.push((device.uuid.clone(), known));
-            let load = self.smoothed_load(&device.uuid, place).copied();
+            unaccounted.push((device.uuid.clone(), unaccounted_on_gpu));
+            let load = self.smoothed_load(&device.uuid, gpu_index).copied();
             let load = load.map(|mut load| {
                 let smoothing = policy.telemetry.smoothing;
                 load.add(
@@ -217,16 +223,16 @@ impl NodeState {
         }
         self.unaccounted = unaccounted;
         self.engine_loads = engine_loads;
-        let found = self.locate(&reading);
-        self.look_after_departed(&reading);
-        self.watch_sleep(&reading, &policy.planning.lending);
+        let located = self.locate_pods(&reading);
+        self.forget_gone_pods(&reading);
+        self.update_lenders(&reading, &policy.planning.lending);
         self.reading = Some(reading);
-        found
+        located
     }
 
     /// Makes the load of each GPU unknown on which a pod is that may run an engine and of which none can be read. A pod of a class
     /// that runs no engines, and that serves nothing on any port, has no KV cache.
-    fn count_unread(&self, reading: &mut Arc<NodeReading>, policy: &Policy) {
+    fn mark_unread_loads(&self, reading: &mut Arc<NodeReading>, policy: &Policy) {
         let may_be_engine = |unread: &UnreadPod| {
             unread.declares_port
                 || self
@@ -240,15 +246,17 @@ impl NodeState {
         reading.unread.retain(may_be_engine);
         for uuid in reading.unread.iter().flat_map(|unread| unread.gpus.iter()) {
             for gpu in reading.gpus.iter_mut().filter(|gpu| gpu.uuid == *uuid) {
-                gpu.engine_load = gpu.engine_load.beside_unread();
+                gpu.engine_load = gpu.engine_load.with_unread_engine();
             }
         }
     }
 
     /// Replaces the names in a reading by the shared strings that this node has already.
-    pub(in crate::ledger) fn rename(&self, reading: &mut NodeReading) {
-        for (place, gpu) in reading.gpus.iter_mut().enumerate() {
-            if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
+    pub(in crate::ledger) fn intern_names(&self, reading: &mut NodeReading) {
+        for (gpu_index, gpu) in reading.gpus.iter_mut().enumerate() {
+            if let Some(device) =
+                find_near(&self.devices, gpu_index, |device| device.uuid == gpu.uuid)
+            {
                 gpu.uuid = device.uuid.clone();
             }
             for (uid, _) in &mut gpu.attributed {
@@ -264,7 +272,7 @@ impl NodeState {
         }
         let known_engines = self.reading.iter().flat_map(|known| &known.engines);
         for (engine, known) in reading.engines.iter_mut().zip(known_engines) {
-            engine.rename(known);
+            engine.share_names_with(known);
         }
         let unread = reading.unread.iter_mut().map(|unread| &mut unread.pod);
         for uid in reading.sleep.iter_mut().map(|(uid, _)| uid).chain(unread) {
@@ -283,34 +291,34 @@ impl NodeState {
 
     /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
     /// pod that does not use its whole grant yet explains nothing beyond what it has.
-    fn rest(
+    fn unexplained_use(
         &self,
-        place: usize,
+        gpu_index: usize,
         observation: &GpuReading,
         used: Bytes,
         sampled: Moment,
         policy: &Policy,
     ) -> Bytes {
         let attributed: Bytes = observation.attributed.iter().map(|(_, bytes)| *bytes).sum();
-        let capacity = self.devices[place].capacity(&policy.headroom);
+        let capacity = self.devices[gpu_index].capacity(&policy.headroom);
         let bound_before =
-            |resident: &&ResidentPod| resident.bound.is_some_and(|since| since <= sampled);
+            |resident: &&ResidentPod| resident.bound_since.is_some_and(|since| since <= sampled);
         let here = self
             .residents()
             .iter()
-            .filter(|resident| resident.gpus.contains(place));
-        let growing = here.filter(bound_before).map(|resident| {
-            let reserved = resident.reserved_on(place, capacity);
+            .filter(|resident| resident.gpus.contains(gpu_index));
+        let growth = here.filter(bound_before).map(|resident| {
+            let reserved = resident.allocated_on(gpu_index, capacity);
             reserved.minus(observation.attributed_to(&resident.uid).unwrap_or_default())
         });
-        used.minus(attributed).minus(growing.sum())
+        used.minus(attributed).minus(growth.sum())
     }
 
     /// Pods of which no record names GPUs by UUID, and the GPUs on which the reading shows all of them.
-    fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    fn locate_pods(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
         for resident in self.residents() {
-            let Some(wanted) = resident.wanted_on else {
+            let Some(gpu_count) = resident.gpus_to_locate else {
                 continue;
             };
             let gpus = reading
@@ -318,7 +326,7 @@ impl NodeState {
                 .iter()
                 .filter(|gpu| gpu.attributed_to(&resident.uid).is_some());
             let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
-            if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {
+            if gpus.len() >= gpu_count as usize && self.resolve(&gpus).is_some() {
                 found.push((resident.uid.clone(), gpus.into()));
             }
         }
@@ -327,9 +335,9 @@ impl NodeState {
 }
 
 impl ResidentPod {
-    pub(super) fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
+    pub(super) fn allocated_on(&self, gpu_index: usize, capacity: Bytes) -> Bytes {
         match self.sharing {
-            _ if !self.gpus.contains(place) => Bytes::ZERO,
+            _ if !self.gpus.contains(gpu_index) => Bytes::ZERO,
             Sharing::Shared => self.per_gpu,
             Sharing::Exclusive => capacity,
         }
@@ -337,17 +345,17 @@ impl ResidentPod {
 }
 
 /// A reading's entry for a GPU, which most often has the same index in both lists.
-pub(super) fn observation<'a>(
+pub(super) fn gpu_reading<'a>(
     reading: &'a NodeReading,
-    place: usize,
+    gpu_index: usize,
     uuid: &GpuUuid,
 ) -> Option<&'a GpuReading> {
-    near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
+    find_near(&reading.gpus, gpu_index, |gpu| gpu.uuid == *uuid)
 }
 
 /// The element for which `is_it` holds: that at `likely_index` is tried first, then all.
-fn near<T>(all: &[T], place: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
-    all.get(place)
+fn find_near<T>(all: &[T], likely_index: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
+    all.get(likely_index)
         .filter(|one| is_it(one))
         .or_else(|| all.iter().find(|one| is_it(one)))
 }
@@ -370,11 +378,11 @@ pub(super) struct DepartedPod {
 const MAX_DEPARTED: usize = 256;
 
 /// How long to wait for a node's first report. Agents report every second: a node without a report by then has no agent.
-const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
+const FIRST_REPORT_TIMEOUT: Millis = Millis::seconds(10);
 
 impl NodeState {
     /// A pod has ended here. Where no agent has ever reported, none will say that its memory is free: then its end has to do.
-    pub(in crate::ledger) fn note_departed(
+    pub(in crate::ledger) fn record_departed(
         &mut self,
         uid: &PodUid,
         pod_state: &PodState,
@@ -402,7 +410,7 @@ impl NodeState {
     }
 
     /// Records a pod that ended here before this ledger began, unless its end is recorded. If there is an agent, it will report soon.
-    pub(in crate::ledger) fn note_missed(&mut self, uid: &PodUid, at: Moment) {
+    pub(in crate::ledger) fn record_missed_departure(&mut self, uid: &PodUid, at: Moment) {
         if !self.departed.iter().any(|departed| departed.uid == *uid) {
             let (uid, granted) = (uid.clone(), Bytes::ZERO);
             self.add_departed(DepartedPod {
@@ -424,8 +432,8 @@ impl NodeState {
 
     /// What a pod that has ended keeps of a GPU as long as processes of it are seen there, however little they use: a pod that was
     /// deleted by force runs on for its grace, and may use its grant again.
-    pub(super) fn kept_by_departed(&self, uid: &PodUid, place: usize) -> Bytes {
-        let device = &self.devices[place];
+    pub(super) fn kept_by_departed(&self, uid: &PodUid, gpu_index: usize) -> Bytes {
+        let device = &self.devices[gpu_index];
         let is_it =
             |departed: &&DepartedPod| departed.uid == *uid && departed.had.contains(&device.uuid);
         self.departed
@@ -443,7 +451,7 @@ impl NodeState {
 
     /// Pods that have ended here since then, and whose memory a fresh reading still shows: on which GPUs, and how much they keep of
     /// each of them at least. Those that borrowed are left out: what they used was granted to others.
-    pub(in crate::ledger) fn lingering(
+    pub(in crate::ledger) fn departed_with_memory(
         &self,
         since: Moment,
     ) -> impl Iterator<Item = (&PodUid, GpuSet, Bytes)> {
@@ -456,16 +464,16 @@ impl NodeState {
             .iter()
             .filter(move |departed| departed.at >= since && departed.borrowed.is_empty());
         ended.filter_map(move |departed| {
-            let used_on = |place: usize| {
-                let observation = observation(reading?, place, &self.devices[place].uuid)?;
+            let used_on = |gpu_index: usize| {
+                let observation = gpu_reading(reading?, gpu_index, &self.devices[gpu_index].uuid)?;
                 Some(
                     observation
                         .attributed_to(&departed.uid)?
-                        .max(self.kept_by_departed(&departed.uid, place)),
+                        .max(self.kept_by_departed(&departed.uid, gpu_index)),
                 )
             };
             let used = (0..self.devices.len()).filter_map(|place| Some((place, used_on(place)?)));
-            let gpus: GpuSet = used.clone().map(|(place, _)| place).collect();
+            let gpus: GpuSet = used.clone().map(|(gpu_index, _)| gpu_index).collect();
             let least = used
                 .map(|(_, used)| used)
                 .min()
@@ -477,22 +485,23 @@ impl NodeState {
     }
 
     /// Forgets departed pods of which this reading shows no memory any more.
-    fn look_after_departed(&mut self, reading: &NodeReading) {
-        self.departed
-            .retain(|departed| reading.sampled < departed.at || reading.shows(&departed.uid));
+    fn forget_gone_pods(&mut self, reading: &NodeReading) {
+        self.departed.retain(|departed| {
+            reading.sampled < departed.at || reading.has_processes_of(&departed.uid)
+        });
     }
 
     /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
     /// there still.
     pub(in crate::ledger) fn may_have_memory(&self, uid: &PodUid, now: Moment) -> bool {
-        let is_seen = || {
+        let is_in_reading = || {
             self.believed_reading()
-                .is_some_and(|reading| reading.shows(uid))
+                .is_some_and(|reading| reading.has_processes_of(uid))
         };
         let awaits_a_reading =
-            |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_WITHIN;
+            |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_TIMEOUT;
         let departed = self.departed.iter().find(|departed| departed.uid == *uid);
-        departed.is_some_and(|departed| awaits_a_reading(departed.at)) || is_seen()
+        departed.is_some_and(|departed| awaits_a_reading(departed.at)) || is_in_reading()
     }
 }
 

@@ -45,14 +45,14 @@ fn disruption_info(info: DisruptionInfo) -> ObservedDisruptionInfo {
 
 /// Node `n` with two GPUs, and a pod with a grant of 10 GiB on one of them.
 fn cluster(policy: Policy, name: &str, priority: i32) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("n", 2)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 2)]);
     add(&mut cluster, name, priority, DisruptionInfo::default());
     cluster
 }
 
 fn add(cluster: &mut LedgerCluster, name: &str, priority: i32, info: DisruptionInfo) {
     let demand = demand_of(10 << 30, 1, Sharing::Shared, priority);
-    cluster.run(
+    cluster.add_running(
         name,
         ("n", 0),
         demand,
@@ -87,7 +87,7 @@ fn due(cluster: &mut Cluster) -> Vec<String> {
     let said = |step: OveruseStep| match step.action {
         OveruseAction::Announce { evicted_in } => {
             let (used, granted) = (step.used.0 >> 30, step.granted.0 >> 30);
-            let (lasted, left) = (step.lasted.0 / 1000, evicted_in.0 / 1000);
+            let (lasted, left) = (step.duration.0 / 1000, evicted_in.0 / 1000);
             format!(
                 "{} told: {used} of {granted} for {lasted} s, {left} s left",
                 step.uid
@@ -102,7 +102,7 @@ fn due(cluster: &mut Cluster) -> Vec<String> {
 fn watch(cluster: &mut LedgerCluster, seconds: u64, over_grant: &[OverGrant]) -> Vec<String> {
     let mut all = Vec::new();
     for second in 1..=seconds {
-        cluster.pass(1);
+        cluster.advance(1);
         report(cluster, over_grant);
         all.extend(
             due(cluster)
@@ -114,7 +114,7 @@ fn watch(cluster: &mut LedgerCluster, seconds: u64, over_grant: &[OverGrant]) ->
 }
 
 #[test]
-fn a_pod_over_its_grant_is_told_with_figures_and_evicted_as_long_after_that() {
+fn a_pod_over_its_grant_is_announced_and_then_evicted() {
     let mut cluster = cluster(evicting(), "job", -5);
     let told = watch(&mut cluster, 130, &[over("job", 12)]);
     assert_eq!(
@@ -165,7 +165,7 @@ fn a_pod_of_a_protected_class_is_evicted_only_if_its_class_says_so() {
 }
 
 #[test]
-fn a_report_without_the_pod_and_a_pause_between_reports_begin_anew() {
+fn a_report_without_the_pod_or_a_pause_between_reports_restarts_the_time() {
     let mut cluster = cluster(evicting(), "job", -5);
     assert_eq!(
         watch(&mut cluster, 59, &[over("job", 12)]),
@@ -176,7 +176,7 @@ fn a_report_without_the_pod_and_a_pause_between_reports_begin_anew() {
         watch(&mut cluster, 60, &[over("job", 12)]),
         Vec::<String>::new()
     );
-    cluster.pass(6);
+    cluster.advance(6);
     assert_eq!(
         due(&mut cluster),
         Vec::<String>::new(),
@@ -198,9 +198,9 @@ fn a_pod_that_keeps_to_its_grant_after_it_was_told_stays() {
 }
 
 #[test]
-fn what_an_agent_claims_of_other_pods_and_of_grants_the_ledger_knows_better_does_not_count() {
+fn agents_reports_of_other_nodes_pods_and_of_lower_grants_are_ignored() {
     let mut cluster = cluster(evicting(), "job", -5);
-    cluster.wait("waits", demand_of(10 << 30, 1, Sharing::Shared, -5));
+    cluster.add_waiting("waits", demand_of(10 << 30, 1, Sharing::Shared, -5));
     let small = OverGrant {
         granted: Bytes::gib(1),
         used: Bytes::gib(9),
@@ -220,7 +220,7 @@ fn the_same_sample_counts_once_and_an_old_one_not_at_all() {
         class.overuse_after = Some(Millis::default())
     });
     let mut cluster = cluster(quick, "job", -5);
-    cluster.pass(1);
+    cluster.advance(1);
     (0..10).for_each(|_| report(&mut cluster, &[over("job", 12)]));
     assert_eq!(
         due(&mut cluster),
@@ -352,7 +352,7 @@ fn a_policy_that_only_reports_again_takes_the_announcement_back() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_pod_that_is_gone_and_all_of_it_survives_an_export() {
+fn overuse_of_gone_pods_is_forgotten_and_the_rest_survives_an_export() {
     let mut cluster = cluster(evicting(), "job", -5);
     assert_eq!(watch(&mut cluster, 100, &[over("job", 12)]).len(), 1);
     let stored = serde_json::to_string(&cluster.export()).unwrap();

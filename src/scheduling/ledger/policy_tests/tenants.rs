@@ -3,22 +3,22 @@
 use super::*;
 
 #[test]
-fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
+fn one_pod_is_requeued_if_its_tenant_may_take_one_more() {
     let limit = TenantLimit {
         vram: Some(Bytes::gib(30)),
         milli_gpus: None,
     };
     let policy = with_tenant(Tenant {
         limit,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     for pod in ["a", "b", "c"] {
-        ledger.wait(pod, of_tenant(&policy, 20, 0));
+        ledger.add_waiting(pod, of_tenant(&policy, 20, 0));
     }
-    ledger.ledger_mut().suppose_all_refused();
-    ledger.pass(2);
-    assert_eq!(placed(ledger.ledger_mut()), [uid("a")]);
+    ledger.ledger_mut().presume_all_refused();
+    ledger.advance(2);
+    assert_eq!(apply_plan(ledger.ledger_mut()), [uid("a")]);
 }
 
 /// Tenants without a guarantee, each with a class for its pods, in this order.
@@ -29,11 +29,11 @@ fn with_borrowers(names: [&str; 2]) -> Policy {
                 namespaces: vec![name.into()],
                 ..Match::default()
             },
-            ..Class::named(name)
+            ..Class::new(name)
         })
         .to_vec();
     classes.extend(Policy::default().classes().to_vec());
-    let tenants = names.map(|name| Tenant::named(name, &[name])).to_vec();
+    let tenants = names.map(|name| Tenant::new(name, &[name])).to_vec();
     Policy::default()
         .with_classes(classes)
         .unwrap()
@@ -57,12 +57,12 @@ fn of_pods_of_one_priority_the_one_whose_tenant_borrows_less_comes_first_whateve
     let policy = with_borrowers(["red", "blue"]);
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "red-0", 0, in_namespace(&policy, "red"), None);
-    ledger.wait("red-1", in_namespace(&policy, "red"));
-    ledger.wait("blue-1", in_namespace(&policy, "blue"));
-    ledger.ledger_mut().suppose_all_refused();
-    ledger.pass(2);
+    ledger.add_waiting("red-1", in_namespace(&policy, "red"));
+    ledger.add_waiting("blue-1", in_namespace(&policy, "blue"));
+    ledger.ledger_mut().presume_all_refused();
+    ledger.advance(2);
     assert_eq!(
-        placed(ledger.ledger_mut()),
+        apply_plan(ledger.ledger_mut()),
         [uid("blue-1")],
         "one GPU is free, and red has one already"
     );
@@ -71,23 +71,23 @@ fn of_pods_of_one_priority_the_one_whose_tenant_borrows_less_comes_first_whateve
 #[test]
 fn borrowers_of_one_priority_take_turns_within_a_run() {
     let policy = with_borrowers(["red", "blue"]);
-    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 4)]);
+    let mut ledger = LedgerCluster::with_policy_and_nodes(policy.clone(), &[("n", 4)]);
     for n in 0..4 {
-        ledger.wait(&format!("red-{n}"), in_namespace(&policy, "red"));
-        ledger.wait(&format!("blue-{n}"), in_namespace(&policy, "blue"));
+        ledger.add_waiting(&format!("red-{n}"), in_namespace(&policy, "red"));
+        ledger.add_waiting(&format!("blue-{n}"), in_namespace(&policy, "blue"));
     }
-    ledger.ledger_mut().suppose_all_refused();
-    ledger.pass(2);
+    ledger.ledger_mut().presume_all_refused();
+    ledger.advance(2);
     assert_eq!(
-        placed(ledger.ledger_mut()),
+        apply_plan(ledger.ledger_mut()),
         ["red-0", "blue-0", "red-1", "blue-1"].map(uid)
     );
 }
 
 #[test]
-fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
+fn a_pod_that_is_not_placed_does_not_use_up_its_tenants_turn() {
     let policy = with_borrowers(["red", "blue"]);
-    let mut ledger = LedgerCluster::by(policy.clone(), &[("n", 2)]);
+    let mut ledger = LedgerCluster::with_policy_and_nodes(policy.clone(), &[("n", 2)]);
     observe_bound(
         &mut ledger,
         "blue-0",
@@ -96,7 +96,7 @@ fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
         None,
     );
     for n in 0..3 {
-        ledger.wait(
+        ledger.add_waiting(
             &format!("red-{n}"),
             Demand {
                 gpus: 2,
@@ -104,30 +104,30 @@ fn a_pod_that_finds_no_place_takes_its_tenant_no_turn() {
             },
         );
     }
-    ledger.wait("red-3", in_namespace(&policy, "red"));
-    ledger.wait("blue-1", in_namespace(&policy, "blue"));
-    ledger.ledger_mut().suppose_all_refused();
-    ledger.pass(2);
+    ledger.add_waiting("red-3", in_namespace(&policy, "red"));
+    ledger.add_waiting("blue-1", in_namespace(&policy, "blue"));
+    ledger.ledger_mut().presume_all_refused();
+    ledger.advance(2);
     assert_eq!(
-        placed(ledger.ledger_mut()),
+        apply_plan(ledger.ledger_mut()),
         [uid("red-3")],
         "one GPU is free, and red has none"
     );
 }
 
 #[test]
-fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
+fn a_pod_beyond_its_tenants_gpu_guarantee_reclaims_nothing() {
     let guarantee = TenantUsage {
         vram: Bytes(u64::MAX),
         milli_gpus: 1000,
     };
     let policy = with_tenant(Tenant {
         guarantee,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-    ledger.wait("half", of_tenant(&policy, 36, 5));
+    ledger.add_waiting("half", of_tenant(&policy, 36, 5));
     assert_eq!(
         candidates(ledger.ledger(), "half"),
         1,
@@ -148,21 +148,21 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
 }
 
 #[test]
-fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_reservation() {
+fn guaranteed_pods_are_recomputed_after_a_binding_and_not_after_a_reservation() {
     let guarantee = TenantUsage {
         vram: Bytes::gib(50),
         milli_gpus: u64::MAX,
     };
     let policy = with_tenant(Tenant {
         guarantee,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     let tenant = of_tenant(&policy, 40, 0).tenant.unwrap();
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 40, 0), None);
-    ledger.wait("pod", of_tenant(&policy, 20, 5));
+    ledger.add_waiting("pod", of_tenant(&policy, 20, 5));
     let status = |ledger: &Ledger| {
-        let shares = ledger.tenancy(&uid("pod"));
+        let shares = ledger.tenant_shares(&uid("pod"));
         ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares)
     };
     assert_eq!(status(ledger.ledger()), QuotaStatus::Guaranteed);
@@ -178,14 +178,14 @@ fn whose_pods_use_a_guarantee_is_found_again_after_a_binding_and_not_after_a_res
 }
 
 #[test]
-fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be_larger() {
+fn an_exclusive_pod_is_not_guaranteed_once_its_gpu_turns_out_larger_than_the_guarantee() {
     let guarantee = TenantUsage {
         vram: Bytes::gib(80),
         milli_gpus: u64::MAX,
     };
     let policy = with_tenant(Tenant {
         guarantee,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     let demand = Demand {
@@ -193,9 +193,9 @@ fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be
         ..of_tenant(&policy, 40, 0)
     };
     observe_bound(&mut ledger, "own", 0, demand, None);
-    ledger.wait("pod", of_tenant(&policy, 20, 5));
+    ledger.add_waiting("pod", of_tenant(&policy, 20, 5));
     let is_guaranteed = |ledger: &Ledger| {
-        let shares = ledger.tenancy(&uid("pod"));
+        let shares = ledger.tenant_shares(&uid("pod"));
         let status =
             ledger.quota_status(&uid("own"), ledger.pod_state(&uid("own")).unwrap(), &shares);
         status == QuotaStatus::Guaranteed
@@ -213,7 +213,7 @@ fn a_pod_that_has_a_gpu_to_itself_uses_no_guarantee_once_the_gpu_turns_out_to_be
 }
 
 #[test]
-fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
+fn an_exclusive_pod_reclaims_gpus_only_if_the_guarantee_covers_all_their_vram() {
     let takes_back = |gib| {
         let guarantee = TenantUsage {
             vram: Bytes::gib(gib),
@@ -221,11 +221,11 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
         };
         let policy = with_tenant(Tenant {
             guarantee,
-            ..Tenant::named("red", &["red"])
+            ..Tenant::new("red", &["red"])
         });
         let mut ledger = ledger(policy.clone());
         observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
-        ledger.wait(
+        ledger.add_waiting(
             "whole",
             Demand {
                 sharing: Sharing::Exclusive,
@@ -240,19 +240,19 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 /// The pod has a reservation of GPU 0 without victims.
 
 #[test]
-fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
+fn a_tenant_at_its_limit_preempts_only_its_own_pods() {
     let limit = TenantLimit {
         vram: Some(Bytes::gib(60)),
         milli_gpus: None,
     };
     let policy = with_tenant(Tenant {
         limit,
-        ..Tenant::named("red", &["red"])
+        ..Tenant::new("red", &["red"])
     });
     let mut ledger = ledger(policy.clone());
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
     observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
-    ledger.wait("urgent", of_tenant(&policy, 60, 5));
+    ledger.add_waiting("urgent", of_tenant(&policy, 60, 5));
     let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [h100("n", gpu).uuid].into();

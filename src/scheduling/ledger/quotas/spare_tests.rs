@@ -5,13 +5,13 @@ use super::*;
 use crate::audit::ledger::audit;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kube_filters::node::Taint;
-use crate::kube_filters::{Amounts, FilterNode};
+use crate::kube_filters::{FilterNode, ResourceList};
 use crate::ledger::{AssumeConflict, AssumeResult};
 use crate::placing::fit::Misfit;
 use crate::planning::PlanStep;
 use crate::policy::{Policy, Pool};
 use crate::testkit::numbered::{node_name, uid};
-use crate::testkit::{LedgerCluster, demand_of, steps, unit_gpu};
+use crate::testkit::{LedgerCluster, demand_of, plan_steps, unit_gpu};
 use crate::verbs::observe::{DevicesReported, NodeDeleted, NodeObserved};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::{Device, Health};
@@ -75,7 +75,7 @@ fn op() -> impl Strategy<Value = Op> {
 fn policy(n: u8) -> Policy {
     let left = Pool {
         selector: [("side".to_owned(), "left".to_owned())].into(),
-        ..Pool::named("left")
+        ..Pool::new("left")
     };
     let mut policy = Policy::default().with_pools(vec![left]).unwrap();
     let rule = |gpus, model: Option<&str>, pool: Option<&str>| SpareRule {
@@ -136,7 +136,7 @@ impl Bench {
             name: node_name(node),
             labels: Arc::default(),
             taints: taints.into_iter().collect(),
-            allocatable: Amounts::default(),
+            allocatable: ResourceList::default(),
             pods: 110,
         });
         let observed = NodeObserved::new(node_name(node), NodeKind::Stowage);
@@ -251,7 +251,7 @@ impl Bench {
                     Sharing::Shared
                 };
                 self.cluster
-                    .wait(uid(pod).as_str(), demand_of(vram, gpus, sharing, priority));
+                    .add_waiting(uid(pod).as_str(), demand_of(vram, gpus, sharing, priority));
                 self.bind(pod, node);
             }
             Op::Gate {
@@ -260,7 +260,7 @@ impl Bench {
                 gpus,
                 priority,
             } => {
-                self.cluster.gated(
+                self.cluster.add_gated(
                     uid(pod).as_str(),
                     demand_of(vram, gpus, Sharing::Shared, priority),
                 );
@@ -354,7 +354,7 @@ impl Bench {
     }
 
     fn plan(&mut self) {
-        for step in steps(self.cluster.ledger_mut(), 64) {
+        for step in plan_steps(self.cluster.ledger_mut(), 64) {
             let PlanStep::Place(places) = step else {
                 continue;
             };
@@ -373,7 +373,7 @@ impl Bench {
         let counted: Vec<usize> = self
             .cluster
             .ledger()
-            .spare()
+            .spare_status()
             .map(|(_, free)| free.unwrap() as usize)
             .collect();
         let free: Vec<usize> = self.free().iter().map(BTreeSet::len).collect();
@@ -394,7 +394,7 @@ proptest! {
             // A state that is stored counts the same.
             let ledger: &Ledger = bench.cluster.ledger();
             let loaded = Ledger::load(ledger.policy().clone(), ledger.export()).unwrap();
-            let counts = |ledger: &Ledger| ledger.spare().map(|(_, free)| free).collect::<Vec<_>>();
+            let counts = |ledger: &Ledger| ledger.spare_status().map(|(_, free)| free).collect::<Vec<_>>();
             prop_assert_eq!(counts(&loaded), counts(ledger));
         }
     }

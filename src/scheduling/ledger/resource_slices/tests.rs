@@ -71,11 +71,11 @@ fn open(ledger: &mut LedgerCluster) -> Vec<String> {
 }
 
 #[test]
-fn a_slice_of_a_gpu_driver_takes_its_node_and_gives_it_back_when_it_goes() {
+fn a_node_is_published_while_a_gpu_driver_has_a_slice_for_it() {
     let mut ledger = two_nodes();
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a")));
     assert_eq!(open(&mut ledger), ["b"]);
-    ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
+    ledger.add_waiting("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     let refused = ledger.ledger_mut().assume(&uid("pod"), &node("a"));
     assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DraNode)));
     assert!(matches!(
@@ -87,7 +87,7 @@ fn a_slice_of_a_gpu_driver_takes_its_node_and_gives_it_back_when_it_goes() {
 }
 
 #[test]
-fn slices_of_other_drivers_and_slices_without_devices_take_nothing() {
+fn slices_of_other_drivers_and_slices_without_devices_publish_no_node() {
     let mut ledger = two_nodes();
     set(
         &mut ledger,
@@ -117,7 +117,7 @@ fn another_list_of_gpu_drivers_takes_and_gives_back_nodes() {
 }
 
 #[test]
-fn devices_that_many_nodes_reach_take_the_nodes_whose_gpus_they_are() {
+fn shared_devices_publish_the_nodes_whose_gpus_they_are() {
     let mut ledger = two_nodes();
     set(
         &mut ledger,
@@ -135,7 +135,7 @@ fn devices_that_many_nodes_reach_take_the_nodes_whose_gpus_they_are() {
         "a device of which nothing says what it is may be any"
     );
     let in_rack = NodeTerm {
-        labels: vec![Requirement::is("rack", "7")],
+        labels: vec![Requirement::equals("rack", "7")],
         name: Vec::new(),
     };
     let racked = PublishedDevices::Shared {
@@ -200,7 +200,7 @@ fn an_older_generation_counts_until_the_newer_one_is_complete() {
 #[test]
 fn pods_that_were_there_before_the_slice_keep_their_charge_and_are_named() {
     let mut ledger = two_nodes();
-    ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
+    ledger.add_waiting("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     ledger.ledger_mut().assume(&uid("pod"), &node("a")).unwrap();
     ledger
         .ledger_mut()
@@ -239,7 +239,7 @@ fn a_node_whose_slices_are_gone_stays_the_drivers_until_pods_with_claims_are_gon
 #[test]
 fn a_reservation_on_a_node_that_is_published_ends() {
     let mut ledger = two_nodes();
-    ledger.wait("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
+    ledger.add_waiting("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     let reservation = crate::vocabulary::placement::Reservation {
         node: node("a"),
         devices: Arc::from([gpu_at("a", 0)]),
@@ -252,7 +252,7 @@ fn a_reservation_on_a_node_that_is_published_ends() {
         .unwrap();
     set(&mut ledger, "s", slice(GPU_DRIVER, 1, 1, on("a")));
     assert!(ledger.ledger_mut().assume(&uid("pod"), &node("a")).is_err());
-    assert_eq!(ledger.pass(1), [uid("pod")]);
+    assert_eq!(ledger.advance(1), [uid("pod")]);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_slice_of_thousands_of_devices_costs_what_one_costs() {
 }
 
 #[test]
-fn slices_of_other_drivers_that_every_node_reaches_compare_no_node() {
+fn shared_slices_of_other_drivers_are_compared_with_no_node() {
     let mut ledger = two_nodes();
     let before = CHECKED.get();
     let devices = || {
@@ -335,7 +335,7 @@ fn devices() -> impl Strategy<Value = PublishedDevices> {
             .prop_map(DeviceUuids::Known),
     ];
     let racked = NodeTerm {
-        labels: vec![Requirement::is("rack", "7")],
+        labels: vec![Requirement::equals("rack", "7")],
         name: Vec::new(),
     };
     prop_oneof![
@@ -468,7 +468,7 @@ proptest! {
                 }
                 Step::Assume(pod, n) => {
                     let pod = pod.to_string();
-                    ledger.wait(&pod, demand_of(1 << 30, 1, Sharing::Shared, 0));
+                    ledger.add_waiting(&pod, demand_of(1 << 30, 1, Sharing::Shared, 0));
                     let taken = ledger.ledger().node_state(&name(n)).is_some_and(|node_state| {
                         is_taken(&slices, &ledger.ledger().policy().dra, node_state)
                     });

@@ -4,7 +4,7 @@ use crate::explaining::explanation::PodStage;
 use crate::explaining::{ShownNodes, explain};
 use crate::ledger::ObservedPhase;
 use crate::policy::{Class, Policy, StartGate, Tenant};
-use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, node, uid, with_namespace};
 use crate::units::Millis;
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo, PodHealth};
@@ -26,7 +26,7 @@ enum Shown {
 impl LedgerCluster {
     fn show(&mut self, name: &str, namespace: &str, gpus: &[u32], shown: Shown) {
         let demand = demand_of(30 << 30, gpus.len().max(1) as u32, Sharing::Shared, 100);
-        let demand = in_namespace(demand, namespace, &self.ledger().policy().clone());
+        let demand = with_namespace(demand, namespace, &self.ledger().policy().clone());
         let devices = gpus
             .iter()
             .map(|gpu| gpu_at("n", *gpu))
@@ -87,7 +87,7 @@ impl LedgerCluster {
                 self.show(&name(n), of[n as usize % of.len()], gpus, Shown::Starting);
             }
             closed += u64::from(self.closed()[0]);
-            self.pass(1);
+            self.advance(1);
         }
         closed
     }
@@ -98,7 +98,7 @@ fn two_gpus() -> LedgerCluster {
 }
 
 #[test]
-fn engines_that_never_become_ready_close_a_gpu_for_no_longer_than_their_class_may_in_an_hour() {
+fn engines_that_never_become_ready_close_a_gpu_for_at_most_their_class_maximum_per_hour() {
     for (lives, ends) in [
         (500, Shown::Starting),
         (20, Shown::Starting),
@@ -117,9 +117,9 @@ fn engines_that_never_become_ready_close_a_gpu_for_no_longer_than_their_class_ma
 
 #[test]
 fn namespaces_of_one_tenant_have_one_share() {
-    let tenant = Tenant::named("bad", &["bad-*"]);
+    let tenant = Tenant::new("bad", &["bad-*"]);
     let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
-    let mut cluster = LedgerCluster::by(policy, &[("n", 2)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 2)]);
     let closed = cluster.closed_by(
         &["bad-1", "bad-2", "bad-3"],
         &[0],
@@ -145,14 +145,14 @@ fn an_engine_that_is_restarted_has_failed_once_however_often_it_shows_that() {
         })
         .collect();
     let policy = Policy::default().with_classes(classes).unwrap();
-    let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1)]);
     cluster.show("once", "good", &[0], Shown::Starting);
     for _ in 0..59 {
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.show("once", "good", &[0], Shown::Restarted);
         assert!(cluster.closed()[0]);
     }
-    cluster.pass(1);
+    cluster.advance(1);
     assert!(!cluster.closed()[0]);
     cluster.ledger_mut().release(&uid("once"));
     assert_eq!(
@@ -183,7 +183,7 @@ fn an_engine_that_is_ready_after_its_gate_has_opened_has_not_failed() {
         let name = format!("slow-{n}");
         cluster.show(&name, "good", &[0], Shown::Starting);
         assert!(cluster.closed()[0], "{n}");
-        cluster.pass(200);
+        cluster.advance(200);
         assert!(!cluster.closed()[0]);
         cluster.show(&name, "good", &[0], Shown::Ready);
         cluster.ledger_mut().release(&uid(&name));
@@ -197,14 +197,14 @@ fn an_engine_that_is_evicted_while_it_starts_has_not_failed() {
         let name = format!("victim-{n}");
         cluster.show(&name, "good", &[0], Shown::Starting);
         assert!(cluster.closed()[0], "{n}");
-        cluster.pass(20);
+        cluster.advance(20);
         cluster.show(&name, "good", &[0], Shown::Evicted);
         cluster.ledger_mut().release(&uid(&name));
     }
 }
 
 #[test]
-fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
+fn gate_time_is_counted_per_tenant_and_gpu_and_expires() {
     let mut cluster = two_gpus();
     cluster.closed_by(&["bad"], &[0], (1800, 20, Shown::Starting));
     let explained = explain(&mut cluster.copy(), &uid("bad-89"), &ShownNodes::default()).unwrap();
@@ -230,14 +230,14 @@ fn what_one_has_used_up_is_nobody_elses_nor_of_another_gpu_and_comes_back() {
     assert!(!starts("again", "bad", 0));
     assert!(starts("other", "good", 0));
     assert!(starts("elsewhere", "bad", 1));
-    cluster.pass(HOUR);
+    cluster.advance(HOUR);
     cluster.show("later", "bad", &[0], Shown::Starting);
     assert!(cluster.closed()[0]);
 }
 
 /// As where a budget of its owner's forbids the eviction.
 #[test]
-fn an_engine_that_is_to_be_evicted_and_stays_takes_its_time_as_any_other() {
+fn an_engine_whose_eviction_was_cancelled_counts_its_gate_time() {
     let (mut cluster, mut closed) = (two_gpus(), 0);
     for n in 0..(HOUR - 1) / 200 {
         let name = format!("stays-{n}");
@@ -245,7 +245,7 @@ fn an_engine_that_is_to_be_evicted_and_stays_takes_its_time_as_any_other() {
         for _ in 0..200 {
             cluster.show(&name, "bad", &[0], Shown::Evicted);
             closed += u64::from(cluster.closed()[0]);
-            cluster.pass(1);
+            cluster.advance(1);
         }
         cluster.ledger_mut().release(&uid(&name));
     }

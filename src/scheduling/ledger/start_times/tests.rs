@@ -27,13 +27,13 @@ fn engine() -> Demand {
 
 fn image(n: u64) -> NodeImage {
     NodeImage {
-        image: ImageId::of(&format!("r.io/image:{n}")).unwrap(),
+        image: ImageId::from_reference(&format!("r.io/image:{n}")).unwrap(),
         bytes: Bytes::gib(n),
     }
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str, demand: Demand) {
-    cluster.wait(pod, demand);
+    cluster.add_waiting(pod, demand);
     cluster
         .apply(BindAsked {
             uid: uid(pod),
@@ -64,7 +64,7 @@ fn progress(cluster: &mut LedgerCluster, pod: &str, progress: StartProgress) -> 
 /// A pod of the namespace `default` starts on the node and is ready after so many seconds; then it is gone.
 fn start(cluster: &mut LedgerCluster, pod: &str, on: &str, seconds: u64) -> TimedStart {
     bind(cluster, pod, on, engine());
-    cluster.pass(seconds);
+    cluster.advance(seconds);
     let timed = progress(cluster, pod, StartProgress::Ready).unwrap();
     cluster.apply(PodDeleted(uid(pod)));
     timed
@@ -81,7 +81,8 @@ fn expected(cluster: &mut LedgerCluster, on: &str) -> u64 {
     let snapshot = cluster.snapshot();
     let view = snapshot.node(on).unwrap();
     let policy = cluster.ledger().policy().clone();
-    let found = rank::ready(view, &engine(), snapshot.start_model(), &policy.loading).unwrap();
+    let found =
+        rank::estimate_start(view, &engine(), snapshot.start_model(), &policy.loading).unwrap();
     found.total().0 / 1000
 }
 
@@ -134,7 +135,7 @@ fn engines_that_take_three_times_as_long_are_expected_to_on_their_node_and_on_it
 #[test]
 fn a_start_is_timed_from_when_its_binding_lands() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
-    cluster.wait("pod", engine());
+    cluster.add_waiting("pod", engine());
     cluster
         .apply(BindAsked {
             uid: uid("pod"),
@@ -142,7 +143,7 @@ fn a_start_is_timed_from_when_its_binding_lands() {
             node: node("n"),
         })
         .unwrap();
-    cluster.pass(26);
+    cluster.advance(26);
     let devices = cluster
         .ledger()
         .pod_state(&uid("pod"))
@@ -154,7 +155,7 @@ fn a_start_is_timed_from_when_its_binding_lands() {
         node: node("n"),
         devices,
     });
-    cluster.pass(60);
+    cluster.advance(60);
     let timed = progress(&mut cluster, "pod", StartProgress::Ready).unwrap();
     assert_eq!(timed.observed, Millis::seconds(60));
 }
@@ -185,10 +186,10 @@ fn the_pull_is_timed_apart_from_the_engine() {
             .unwrap()
             .expected
             .prior;
-        assert_eq!(prior.pull, Bytes::gib(20).over(Bytes(200_000_000)));
-        cluster.pass(36);
+        assert_eq!(prior.pull, Bytes::gib(20).transfer_time(Bytes(200_000_000)));
+        cluster.advance(36);
         progress(&mut cluster, pod, StartProgress::Running);
-        cluster.pass(60);
+        cluster.advance(60);
         progress(&mut cluster, pod, StartProgress::Running);
         assert_eq!(
             progress(&mut cluster, pod, StartProgress::Ready)
@@ -238,9 +239,9 @@ fn an_image_of_unknown_size_teaches_nothing_of_pulls() {
                 ..engine()
             },
         );
-        cluster.pass(500);
+        cluster.advance(500);
         progress(&mut cluster, pod, StartProgress::Running);
-        cluster.pass(60);
+        cluster.advance(60);
         progress(&mut cluster, pod, StartProgress::Ready).unwrap();
         cluster.apply(PodDeleted(uid(pod)));
     }
@@ -262,11 +263,11 @@ fn an_image_of_unknown_size_teaches_nothing_of_pulls() {
 }
 
 #[test]
-fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
+fn restarted_unprobed_and_never_ready_pods_are_not_learned_from() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     for pod in ["a", "b", "c", "d"] {
         bind(&mut cluster, pod, "n", engine());
-        cluster.pass(10_000);
+        cluster.advance(10_000);
         assert_eq!(progress(&mut cluster, pod, StartProgress::Untimed), None);
         assert_eq!(
             progress(&mut cluster, pod, StartProgress::Ready),
@@ -275,7 +276,7 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
         );
         cluster.apply(PodDeleted(uid(pod)));
         bind(&mut cluster, pod, "n", engine());
-        cluster.pass(10_000);
+        cluster.advance(10_000);
         cluster.apply(PodDeleted(uid(pod)));
     }
     let job = demand_of(1 << 30, 1, Sharing::Shared, -1);
@@ -309,9 +310,9 @@ fn restarts_unprobed_pods_and_pods_that_never_answer_teach_nothing() {
 }
 
 #[test]
-fn a_binding_that_fails_expects_nothing_and_a_second_one_expects_anew() {
+fn a_failed_binding_drops_the_expected_start_and_the_next_one_sets_it_again() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
-    cluster.wait("a", engine());
+    cluster.add_waiting("a", engine());
     cluster
         .apply(BindAsked {
             uid: uid("a"),
@@ -321,9 +322,9 @@ fn a_binding_that_fails_expects_nothing_and_a_second_one_expects_anew() {
         .unwrap();
     cluster.apply(crate::verbs::binding::BindingFailed(uid("a")));
     assert_eq!(cluster.ledger().pod_state(&uid("a")).unwrap().start, None);
-    cluster.pass(100);
+    cluster.advance(100);
     bind(&mut cluster, "a", "n", engine());
-    cluster.pass(60);
+    cluster.advance(60);
     let timed = progress(&mut cluster, "a", StartProgress::Ready).unwrap();
     assert_eq!(timed.observed, Millis::seconds(60));
 }
@@ -337,9 +338,9 @@ fn a_standby_learns_from_pods_that_it_sees_being_bound_and_from_no_others() {
         starting,
         ran: None,
     };
-    cluster.wait("a", engine());
+    cluster.add_waiting("a", engine());
     cluster.observe("a", engine(), bound(true), None);
-    cluster.pass(90);
+    cluster.advance(90);
     assert_eq!(
         progress(&mut cluster, "a", StartProgress::Ready)
             .unwrap()
@@ -352,7 +353,7 @@ fn a_standby_learns_from_pods_that_it_sees_being_bound_and_from_no_others() {
         None,
         "it is unknown since when"
     );
-    cluster.wait("c", engine());
+    cluster.add_waiting("c", engine());
     cluster.observe("c", engine(), bound(false), None);
     assert_eq!(
         progress(&mut cluster, "c", StartProgress::Ready),
@@ -405,7 +406,7 @@ fn other_speeds_in_the_policy_void_what_was_compared_with_the_old_ones() {
 }
 
 #[test]
-fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
+fn fast_starts_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
     let gate = |seconds| {
         let mut cluster = LedgerCluster::new(&[("n", 4)]);
         starts(&mut cluster, 3, "n", seconds);
@@ -428,7 +429,7 @@ fn hasty_engines_do_not_shorten_the_start_gate_and_slow_ones_lengthen_it() {
 }
 
 #[test]
-fn another_node_of_the_name_begins_anew() {
+fn a_new_node_of_the_same_name_starts_without_samples() {
     let mut cluster = LedgerCluster::new(&[("n", 4)]);
     starts(&mut cluster, 2, "n", 180);
     cluster.apply(NodeImagesObserved {
@@ -447,7 +448,7 @@ fn another_node_of_the_name_begins_anew() {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn remembered_kinds_and_samples_are_bounded() {
     let mut starts = StartTimes::default();
     let sample = || StartSample {
         transfer: Millis::seconds(30),
@@ -458,11 +459,11 @@ fn what_is_remembered_is_bounded() {
     let kind = StartKind::Engine(Engine::Vllm, LoadPath::Disk);
     let gpu = |n: usize| GpuModel::parse(&format!("invented-{n}")).unwrap();
     for n in 0..1000 {
-        for _ in 0..LEAST_SAMPLES {
+        for _ in 0..MIN_SAMPLES {
             starts.learn(kind, Some(&gpu(n)), sample());
         }
     }
-    assert_eq!(starts.kinds.len(), KINDS);
+    assert_eq!(starts.kinds.len(), MAX_KINDS);
     assert_eq!(
         starts.model.cluster_factors(kind, Some(&gpu(0))),
         None,
@@ -480,8 +481,8 @@ fn what_is_remembered_is_bounded() {
         prior: Millis(u64::MAX),
         observed: Millis(0),
     };
-    (0..1000).for_each(|_| starts.note(timed));
-    assert_eq!(starts.timed.len(), ERRORS);
+    (0..1000).for_each(|_| starts.record(timed));
+    assert_eq!(starts.timed.len(), MAX_TIMED_STARTS);
 }
 
 #[test]
@@ -496,7 +497,7 @@ fn a_node_that_lists_ten_thousand_images_costs_no_more_than_the_limit_and_loses_
     let images = &snapshot.node("n").unwrap().images;
     assert_eq!(images.iter().count(), MAX_NODE_IMAGES);
     assert_eq!(snapshot.start_model().images().len(), MAX_NODE_IMAGES);
-    assert!(images.has(image(10_000).image) && !images.has(image(1).image));
+    assert!(images.contains(image(10_000).image) && !images.contains(image(1).image));
     let generation = cluster.ledger().generation();
     cluster.apply(NodeImagesObserved {
         node: node("n"),
@@ -553,7 +554,10 @@ fn starts_of_one_engine_leave_the_cached_scores_of_others_and_small_changes_leav
             cached,
             rank::shortlist(&snapshot, &of_vllm, names(), attempt())
         );
-        assert_eq!(snapshot.nodes()[cached.best[0].node].name, node("kin"));
+        assert_eq!(
+            snapshot.nodes()[cached.best[0].node_index].name,
+            node("kin")
+        );
     }
 }
 
@@ -631,7 +635,7 @@ fn the_reload_of_an_evicted_pod_costs_what_starts_have_taught() {
         let preemptor = cluster.ledger().pricing_preemptor();
         let node_state = cluster.ledger().node_state(&node("n")).unwrap();
         let part = node_state
-            .use_of(cluster.ledger().pod_state(&uid("victim")).unwrap())
+            .usage_of(cluster.ledger().pod_state(&uid("victim")).unwrap())
             .unwrap()
             .milli_gpus;
         cluster

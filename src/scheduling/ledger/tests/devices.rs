@@ -258,12 +258,12 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
 }
 
 #[test]
-fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
+fn a_removed_node_takes_no_pods_and_its_pods_stay_charged() {
     let mut ledger = ledger();
     bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     ledger.ledger_mut().remove_node(&node("n"));
     assert!(ledger.snapshot().node("n").is_none());
-    ledger.wait("b", demand(1, Sharing::Shared, 0));
+    ledger.add_waiting("b", demand(1, Sharing::Shared, 0));
     assert_eq!(
         ledger.ledger_mut().assume(&uid("b"), &node("n")),
         Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
@@ -286,7 +286,9 @@ fn gpus_that_cannot_be_read_take_no_pods_once_their_last_reading_is_no_longer_fr
         ..NodeReading::default()
     };
     let now = ledger.ledger().now();
-    ledger.ledger_mut().read(&node("n"), reading(now).into());
+    ledger
+        .ledger_mut()
+        .take_reading(&node("n"), reading(now).into());
     assert_eq!(
         healths(&ledger),
         None,

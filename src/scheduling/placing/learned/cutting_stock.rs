@@ -41,29 +41,22 @@ type Cut = Vec<u8>;
 
 impl ValueCurve {
     /// The value of free parts for the demand of these sizes: each at most once, from 1 to [`GRID`], with a count above zero.
-    pub fn of(wanted: &[WantedSize]) -> Self {
+    pub fn from_demand(wanted: &[WantedSize]) -> Self {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let (duals, _) = solve(wanted);
-        let (mut packing_model, _) = knapsack(&sizes, &duals);
-        let whole = packing_model[GRID];
-        packing_model.iter_mut().for_each(|packing_model| {
-            *packing_model = if whole > EPSILON {
-                *packing_model / whole
-            } else {
-                0.0
-            }
-        });
-        packing_model[GRID] = 1.0;
-        Self(packing_model)
+        let (mut values, _) = knapsack(&sizes, &duals);
+        let whole = values[GRID];
+        values
+            .iter_mut()
+            .for_each(|value| *value = if whole > EPSILON { *value / whole } else { 0.0 });
+        values[GRID] = 1.0;
+        Self(values)
     }
 
     /// How many of these hundredths add no value.
-    pub fn useless(&self, hundredths: usize) -> usize {
-        let packing_model = self.0[hundredths];
-        hundredths
-            - self
-                .0
-                .partition_point(|less| *less < packing_model - EPSILON)
+    pub fn worthless(&self, hundredths: usize) -> usize {
+        let value = self.0[hundredths];
+        hundredths - self.0.partition_point(|less| *less < value - EPSILON)
     }
 
     /// The value of `hundredths`, at most [`GRID`].
@@ -78,18 +71,18 @@ pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
     let mut tableau = Tableau::new(wanted);
     for _ in 0..STEPS_PER_SIZE * (sizes.len() + 1) {
         let duals = tableau.duals();
-        let (packing_model, cut) = knapsack(&sizes, &duals);
-        if packing_model[GRID] <= 1.0 + EPSILON || !tableau.enter(&cut) {
+        let (values, cut) = knapsack(&sizes, &duals);
+        if values[GRID] <= 1.0 + EPSILON || !tableau.enter(&cut) {
             break;
         }
     }
     let mut duals = tableau.duals();
     // If the steps ran out, some cut has a value above one GPU. Scaled, none has: a little less than the optimum, and feasible.
-    let (packing_model, _) = knapsack(&sizes, &duals);
-    let over = packing_model[GRID].max(1.0);
+    let (values, _) = knapsack(&sizes, &duals);
+    let scale = values[GRID].max(1.0);
     duals
         .iter_mut()
-        .for_each(|dual| *dual = dual.max(0.0) / over);
+        .for_each(|dual| *dual = dual.max(0.0) / scale);
     let optimum = duals
         .iter()
         .zip(wanted)
@@ -230,16 +223,16 @@ mod tests {
     }
 
     /// Every way to cut `room` into these sizes.
-    fn cuts(sizes: &[usize], room: usize) -> Vec<Vec<usize>> {
+    fn cuts(sizes: &[usize], capacity: usize) -> Vec<Vec<usize>> {
         let Some((&size, rest)) = sizes.split_first() else {
             return vec![vec![]];
         };
         let with = |pieces: usize| {
-            cuts(rest, room - pieces * size)
+            cuts(rest, capacity - pieces * size)
                 .into_iter()
                 .map(move |cut| [vec![pieces], cut].concat())
         };
-        (0..=room / size).flat_map(with).collect()
+        (0..=capacity / size).flat_map(with).collect()
     }
 
     /// The optimum by brute force over every basis of two or three cuts.
@@ -336,15 +329,15 @@ mod tests {
                 let of = |cut: Vec<usize>| cut.iter().zip(&duals).map(|(n, dual)| *n as f64 * dual).sum::<f64>();
                 cuts(&sizes, room).into_iter().map(of).fold(0.0, f64::max)
             };
-            prop_assert!((ValueCurve::of(&wanted).at(part) - packing_model(part) / packing_model(GRID)).abs() < 1e-6);
+            prop_assert!((ValueCurve::from_demand(&wanted).at(part) - packing_model(part) / packing_model(GRID)).abs() < 1e-6);
         }
     }
 
     #[test]
     fn with_one_size_only_whole_pieces_have_value() {
-        let curve = ValueCurve::of(&wanted(&[(30, 7)]));
+        let curve = ValueCurve::from_demand(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
-        for (part, packing_model) in [
+        for (part, value) in [
             (0, 0.0),
             (29, 0.0),
             (30, third),
@@ -354,7 +347,7 @@ mod tests {
             (99, 1.0),
         ] {
             assert!(
-                (curve.at(part) - packing_model).abs() < 1e-9,
+                (curve.at(part) - value).abs() < 1e-9,
                 "{part}: {}",
                 curve.at(part)
             );
@@ -363,9 +356,13 @@ mod tests {
 
     #[test]
     fn with_one_size_just_over_a_half_the_rest_has_no_value() {
-        let curve = ValueCurve::of(&wanted(&[(51, 7)]));
+        let curve = ValueCurve::from_demand(&wanted(&[(51, 7)]));
         assert_eq!(
-            (curve.useless(49), curve.useless(51), curve.useless(60)),
+            (
+                curve.worthless(49),
+                curve.worthless(51),
+                curve.worthless(60)
+            ),
             (49, 0, 9)
         );
         assert_eq!(
@@ -376,7 +373,7 @@ mod tests {
 
     #[test]
     fn without_demand_only_a_whole_gpu_has_value() {
-        let curve = ValueCurve::of(&[]);
+        let curve = ValueCurve::from_demand(&[]);
         assert_eq!((curve.at(0), curve.at(99), curve.at(100)), (0.0, 0.0, 1.0));
     }
 

@@ -4,18 +4,18 @@
 //! is bounded, and cheap to add to, because the ledger adds to it under its lock. Conclusions from it are drawn elsewhere.
 
 use crate::ids::GpuModel;
-use crate::policy::scoring::WINDOW;
+use crate::policy::scoring::DEFAULT_DEMAND_WINDOW;
 use crate::units::Bytes;
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::vocabulary::device_plugin::Ask;
+use crate::vocabulary::device_plugin::GpuRequest;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Pods that must have arrived before anything is concluded about later ones.
-pub const ENOUGH: usize = 10;
+pub const MIN_ARRIVALS: usize = 10;
 /// Learning is repeated after this many more arrivals: a twentieth of what is remembered.
-pub const EVERY: u64 = 100;
+pub const LEARN_INTERVAL: u64 = 100;
 
 /// The shape of one pod's request, as far as its placement is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct DemandShape {
 
 impl DemandShape {
     /// The shape of a demand; `None` for a pod whose GPUs a device plugin assigns: Stowage cannot share them.
-    pub fn of(demand: &Demand) -> Option<Self> {
+    pub fn from_demand(demand: &Demand) -> Option<Self> {
         let Demand {
             per_gpu,
             gpus,
@@ -40,7 +40,7 @@ impl DemandShape {
             models,
             ..
         } = demand;
-        (demand.ask == Ask::Vram).then(|| Self {
+        (demand.ask == GpuRequest::Vram).then(|| Self {
             per_gpu: *per_gpu,
             gpus: *gpus,
             sharing: *sharing,
@@ -110,10 +110,10 @@ impl From<StoredHistory> for DemandHistory {
     fn from(stored: StoredHistory) -> Self {
         let mut history = Self {
             window: stored.window.max(1),
-            ..Self::of_last(1)
+            ..Self::with_window(1)
         };
         for arrival in stored.latest {
-            history.arrive(DemandShape::clone(&arrival.demand_shape));
+            history.record_arrival(DemandShape::clone(&arrival.demand_shape));
             if let Some(latest) = history.latest.back_mut() {
                 (latest.departures, latest.turned_away) = (arrival.departures, arrival.turned_away);
             }
@@ -130,13 +130,13 @@ impl From<StoredHistory> for DemandHistory {
 
 impl Default for DemandHistory {
     fn default() -> Self {
-        Self::of_last(WINDOW)
+        Self::with_window(DEFAULT_DEMAND_WINDOW)
     }
 }
 
 impl DemandHistory {
     /// A history of at most `window` demand shapes, and at least one.
-    pub fn of_last(window: u16) -> Self {
+    pub fn with_window(window: u16) -> Self {
         Self {
             window: usize::from(window).max(1),
             latest: VecDeque::new(),
@@ -158,12 +158,12 @@ impl DemandHistory {
     }
 
     /// Records a pod that is observed for the first time.
-    pub fn arrive(&mut self, demand_shape: DemandShape) {
+    pub fn record_arrival(&mut self, demand_shape: DemandShape) {
         if self.latest.len() == self.window {
             self.forget_oldest();
         }
         let demand_shape = match self.counts.get_key_value(&demand_shape) {
-            Some((known, _)) => known.clone(),
+            Some((shared, _)) => shared.clone(),
             None => Arc::new(demand_shape),
         };
         *self.counts.entry(demand_shape.clone()).or_default() += 1;
@@ -177,7 +177,7 @@ impl DemandHistory {
     }
 
     /// Records the end of a pod that had a place.
-    pub(crate) fn depart(&mut self) {
+    pub(crate) fn record_departure(&mut self) {
         if let Some(latest) = self.latest.back_mut() {
             latest.departures += 1;
             self.departures += 1;
@@ -185,7 +185,7 @@ impl DemandHistory {
     }
 
     /// Records that a pod with this request was refused and is gone.
-    pub(crate) fn turn_away(&mut self, vram: Bytes) {
+    pub(crate) fn record_unmet_demand(&mut self, vram: Bytes) {
         if let Some(latest) = self.latest.back_mut() {
             latest.turned_away += vram;
             self.turned_away += vram;
@@ -210,8 +210,8 @@ impl DemandHistory {
     /// until there is enough of this one.
     pub fn is_due(&self, learned_at: u64) -> bool {
         match self.arrivals.checked_sub(learned_at) {
-            Some(since) => since >= learned_at.clamp(ENOUGH as u64, EVERY),
-            None => self.arrivals >= ENOUGH as u64,
+            Some(since) => since >= learned_at.clamp(MIN_ARRIVALS as u64, LEARN_INTERVAL),
+            None => self.arrivals >= MIN_ARRIVALS as u64,
         }
     }
 
@@ -237,7 +237,7 @@ impl DemandHistory {
     }
 
     /// The demand that found no place, divided by all demand; more than 1 where many pods wait that arrived long ago.
-    pub fn turned_away(&self) -> f64 {
+    pub fn unmet_ratio(&self) -> f64 {
         (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
     }
 
@@ -285,12 +285,12 @@ mod tests {
 
     #[test]
     fn the_oldest_arrivals_are_forgotten_with_their_departures() {
-        let mut demand_history = DemandHistory::of_last(3);
-        demand_history.arrive(demand_shape(10));
-        demand_history.depart();
-        demand_history.depart();
+        let mut demand_history = DemandHistory::with_window(3);
+        demand_history.record_arrival(demand_shape(10));
+        demand_history.record_departure();
+        demand_history.record_departure();
         for gib in [20, 10, 20] {
-            demand_history.arrive(demand_shape(gib));
+            demand_history.record_arrival(demand_shape(gib));
         }
         assert_eq!(seen(&demand_history), [(10, 1), (20, 2)]);
         assert_eq!(
@@ -308,7 +308,7 @@ mod tests {
         let mut demand_history = DemandHistory::default();
         let (mut learned_at, mut due) = (0, Vec::new());
         for _ in 0..400 {
-            demand_history.arrive(demand_shape(1));
+            demand_history.record_arrival(demand_shape(1));
             if demand_history.is_due(learned_at) {
                 learned_at = demand_history.arrivals();
                 due.push(learned_at);
@@ -320,34 +320,34 @@ mod tests {
     #[test]
     fn after_a_longer_history_is_discarded_learning_is_due_once_there_is_enough() {
         let mut demand_history = DemandHistory::default();
-        (0..9).for_each(|_| demand_history.arrive(demand_shape(1)));
+        (0..9).for_each(|_| demand_history.record_arrival(demand_shape(1)));
         assert!(!demand_history.is_due(50_000));
-        demand_history.arrive(demand_shape(1));
+        demand_history.record_arrival(demand_shape(1));
         assert!(demand_history.is_due(50_000));
     }
 
     #[test]
     fn a_smaller_window_takes_effect_at_once() {
         let mut demand_history = DemandHistory::default();
-        (1..=5).for_each(|gib| demand_history.arrive(demand_shape(gib)));
+        (1..=5).for_each(|gib| demand_history.record_arrival(demand_shape(gib)));
         demand_history.set_window(2);
         assert_eq!(seen(&demand_history), [(4, 1), (5, 1)]);
     }
 
     #[test]
     fn unmet_demand_is_forgotten_with_the_arrivals_of_its_time() {
-        let mut demand_history = DemandHistory::of_last(2);
-        demand_history.arrive(DemandShape {
+        let mut demand_history = DemandHistory::with_window(2);
+        demand_history.record_arrival(DemandShape {
             gpus: 3,
             ..demand_shape(10)
         });
-        demand_history.turn_away(Bytes::gib(30));
-        demand_history.arrive(demand_shape(10));
-        assert_eq!(demand_history.turned_away(), 0.75);
-        demand_history.arrive(demand_shape(10));
-        assert_eq!(demand_history.turned_away(), 0.0);
+        demand_history.record_unmet_demand(Bytes::gib(30));
+        demand_history.record_arrival(demand_shape(10));
+        assert_eq!(demand_history.unmet_ratio(), 0.75);
+        demand_history.record_arrival(demand_shape(10));
+        assert_eq!(demand_history.unmet_ratio(), 0.0);
         assert_eq!(
-            demand_history.with_waiting(Bytes::gib(5)).turned_away(),
+            demand_history.with_waiting(Bytes::gib(5)).unmet_ratio(),
             0.25
         );
     }
@@ -355,9 +355,9 @@ mod tests {
     #[test]
     fn departures_before_the_first_arrival_are_not_counted() {
         let mut demand_history = DemandHistory::default();
-        demand_history.depart();
-        demand_history.arrive(demand_shape(1));
-        demand_history.depart();
+        demand_history.record_departure();
+        demand_history.record_arrival(demand_shape(1));
+        demand_history.record_departure();
         assert_eq!(demand_history.departures_per_arrival(), 1.0);
     }
 }

@@ -8,10 +8,10 @@
 //! capacity could be used at once. Each setting is worse than simpler policies at the others' ends, so the observed demand
 //! decides.
 
-use super::demand_history::{DemandHistory, DemandShape, ENOUGH};
+use super::demand_history::{DemandHistory, DemandShape, MIN_ARRIVALS};
 use super::packing_cost::NodeGpus;
 use super::values::{
-    CpuLevels, GpuBlock, GpuKind, HostDemand, ServableShare, free_for_others, share_of,
+    CpuLevels, GpuBlock, GpuKind, HostDemand, ServableShare, capacity_share, free_for_next_pod,
 };
 use super::{LearnedDemand, PackingModel, exact, values};
 use crate::ids::GpuModel;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// The greatest number of GPU kinds; further kinds are treated as the most similar one. Clusters have a handful, and agents that
 /// report the same card with different reserves make only a few.
-const MOST_KINDS: usize = 64;
+const MAX_KINDS: usize = 64;
 
 impl PackingModel {
     /// What `demand_history` says about GPUs like those of these nodes. An empty model if too little was seen, or there are no
@@ -32,34 +32,34 @@ impl PackingModel {
         demand_history: &DemandHistory,
         nodes_gpus: impl Iterator<Item = NodeGpus<'a>> + Clone,
     ) -> Self {
-        let (free, learned_at) = (FreeGpus::of(nodes_gpus.clone()), demand_history.arrivals());
-        if demand_history.len() < ENOUGH || free.by_kind.is_empty() {
+        let (free, learned_at) = (FreeGpus::new(nodes_gpus.clone()), demand_history.arrivals());
+        if demand_history.len() < MIN_ARRIVALS || free.by_kind.is_empty() {
             return Self {
                 learned_at,
                 ..Self::default()
             };
         }
-        let setting = PotentialWeights::at(
+        let setting = PotentialWeights::interpolated(
             demand_history.departures_per_arrival(),
-            demand_history.turned_away(),
+            demand_history.unmet_ratio(),
         );
         let demand = |demand_shape: &DemandShape| free.taken_by(demand_shape);
-        let levels = CpuLevels::of(demand_history);
+        let levels = CpuLevels::from_history(demand_history);
         let brought = |part: fn(&DemandShape) -> f64| {
-            HostDemand::of(demand_history.demand_shapes().map(|(demand_shape, count)| {
+            HostDemand::from_pods(demand_history.demand_shapes().map(|(demand_shape, count)| {
                 (demand(demand_shape), part(demand_shape), f64::from(count))
             }))
         };
-        let blocks = GpuBlock::wanted(demand_history, demand);
-        let turning_over = free.all() + setting.turnover * (free.capacity - free.all());
+        let blocks = GpuBlock::most_wanted(demand_history, demand);
+        let turning_over = free.total() + setting.turnover * (free.capacity - free.total());
         let price = |block: GpuBlock| {
-            let there: f64 = nodes_gpus
+            let existing: f64 = nodes_gpus
                 .clone()
                 .map(|node_gpus| blocks_on(node_gpus, &block, setting.partial_blocks))
                 .sum();
             (
                 block,
-                setting.blocks * block.price(free.all(), turning_over, there),
+                setting.blocks * block.price(free.total(), turning_over, existing),
             )
         };
         let blocks = blocks
@@ -88,12 +88,12 @@ impl PackingModel {
 }
 
 fn is_whole(gpu: &Gpu) -> bool {
-    gpu.capacity > Bytes::ZERO && free_for_others(gpu) >= gpu.capacity
+    gpu.capacity > Bytes::ZERO && free_for_next_pod(gpu) >= gpu.capacity
 }
 
 fn blocks_on(node_gpus: NodeGpus<'_>, block: &GpuBlock, partial: f64) -> f64 {
     let whole = node_gpus.gpus.iter().filter(|gpu| is_whole(gpu)).count();
-    block.on(
+    block.count_on(
         whole,
         node_gpus.free_host.map(|free_host| free_host.cpu.0 as f64),
         partial,
@@ -111,7 +111,7 @@ struct FreeGpus {
 }
 
 impl FreeGpus {
-    fn of<'a>(nodes_gpus: impl Iterator<Item = NodeGpus<'a>> + Clone) -> Self {
+    fn new<'a>(nodes_gpus: impl Iterator<Item = NodeGpus<'a>> + Clone) -> Self {
         let mut capacity = 0.0;
         let mut bytes: Vec<((GpuModel, Bytes), f64)> = Vec::new();
         for (gpu, device) in
@@ -120,15 +120,15 @@ impl FreeGpus {
             if gpu.capacity == Bytes::ZERO {
                 continue;
             }
-            let free = free_for_others(gpu).0 as f64;
+            let free = free_for_next_pod(gpu).0 as f64;
             capacity += gpu.capacity.0 as f64;
             // A name is copied once per kind.
             match bytes
                 .iter()
                 .position(|(kind, _)| kind.1 == gpu.capacity && kind.0 == device.model)
             {
-                Some(known) => bytes[known].1 += free,
-                None if bytes.len() == MOST_KINDS => {}
+                Some(index) => bytes[index].1 += free,
+                None if bytes.len() == MAX_KINDS => {}
                 None => bytes.push(((device.model.clone(), gpu.capacity), free)),
             }
         }
@@ -148,7 +148,7 @@ impl FreeGpus {
     }
 
     /// R: all free capacity.
-    fn all(&self) -> f64 {
+    fn total(&self) -> f64 {
         self.by_kind.values().sum()
     }
 
@@ -163,12 +163,12 @@ impl FreeGpus {
             .range(demand_shape.per_gpu..)
             .next()
             .unwrap_or(&self.largest);
-        let share = share_of(demand_shape, *smallest).unwrap_or(1.0);
+        let share = capacity_share(demand_shape, *smallest).unwrap_or(1.0);
         share * self.scale(*smallest) * f64::from(demand_shape.gpus)
     }
 
     /// Free capacity of these models.
-    fn on(&self, models: &[GpuModel]) -> f64 {
+    fn of_models(&self, models: &[GpuModel]) -> f64 {
         self.by_kind
             .iter()
             .filter(|((model, _), _)| models.contains(model))
@@ -184,22 +184,22 @@ fn kinds(demand_history: &DemandHistory, free: &FreeGpus, levels: &CpuLevels) ->
         .map(|capacity| {
             (
                 *capacity,
-                Arc::new(values::curve(demand_history, *capacity)),
+                Arc::new(values::value_curve(demand_history, *capacity)),
             )
         })
         .collect();
-    let insisting = insisting(demand_history, free);
+    let scarcity_by_models = scarcity_by_models(demand_history, free);
     let kind = |(model, capacity): &(GpuModel, Bytes)| GpuKind {
         model: model.clone(),
         capacity: *capacity,
         per_byte: 1.0 / capacity.0.max(1) as f64,
         scale: free.scale(*capacity),
         curve: curves[capacity].clone(),
-        usable: ServableShare::of(demand_history, levels, model, *capacity),
-        scarcity: insisting
+        usable: ServableShare::from_history(demand_history, levels, model, *capacity),
+        scarcity: scarcity_by_models
             .iter()
             .filter(|(models, _)| models.contains(model))
-            .map(|(_, engine_load)| engine_load)
+            .map(|(_, scarcity)| scarcity)
             .sum::<f64>()
             .min(1.0),
     };
@@ -207,7 +207,10 @@ fn kinds(demand_history: &DemandHistory, free: &FreeGpus, levels: &CpuLevels) ->
 }
 
 /// R·d_s ÷ free(s), for each set of models that pods require.
-fn insisting(demand_history: &DemandHistory, free: &FreeGpus) -> Vec<(Arc<[GpuModel]>, f64)> {
+fn scarcity_by_models(
+    demand_history: &DemandHistory,
+    free: &FreeGpus,
+) -> Vec<(Arc<[GpuModel]>, f64)> {
     let all: f64 = demand_history
         .demand_shapes()
         .map(|(demand_shape, count)| free.taken_by(demand_shape) * f64::from(count))
@@ -220,14 +223,14 @@ fn insisting(demand_history: &DemandHistory, free: &FreeGpus) -> Vec<(Arc<[GpuMo
         *demand.entry(demand_shape.models.clone()).or_default() +=
             free.taken_by(demand_shape) * f64::from(count);
     }
-    let engine_load = |(models, taken): (Arc<[GpuModel]>, f64)| {
-        let there = free.on(&models).max(f64::MIN_POSITIVE);
+    let scarcity = |(models, taken): (Arc<[GpuModel]>, f64)| {
+        let available = free.of_models(&models).max(f64::MIN_POSITIVE);
         (
             models,
-            (free.all() * taken / all.max(f64::MIN_POSITIVE) / there).min(1.0),
+            (free.total() * taken / all.max(f64::MIN_POSITIVE) / available).min(1.0),
         )
     };
-    demand.into_iter().map(engine_load).collect()
+    demand.into_iter().map(scarcity).collect()
 }
 
 /// Factors of the potential's parts; see [`super::packing_cost`].
@@ -254,7 +257,7 @@ pub(crate) struct PotentialWeights {
 }
 
 /// No pod ends: found by trial on openb, as are the others.
-const STAYING: PotentialWeights = PotentialWeights {
+const NO_TURNOVER: PotentialWeights = PotentialWeights {
     host_demand: 1.0,
     fragments: 0.1,
     tie: 0.02,
@@ -263,7 +266,7 @@ const STAYING: PotentialWeights = PotentialWeights {
     turnover: 0.0,
 };
 /// As many pods end as arrive.
-const CHANGING: PotentialWeights = PotentialWeights {
+const FULL_TURNOVER: PotentialWeights = PotentialWeights {
     host_demand: 0.0,
     fragments: 0.3,
     tie: 0.6,
@@ -272,27 +275,29 @@ const CHANGING: PotentialWeights = PotentialWeights {
     turnover: 1.0,
 };
 /// As many pods end as get a place, and some get none.
-const CROWDED: PotentialWeights = PotentialWeights {
+const OVERSUBSCRIBED: PotentialWeights = PotentialWeights {
     fragments: 1.0,
     tie: 0.1,
-    ..CHANGING
+    ..FULL_TURNOVER
 };
 /// The part of the demand that is refused by chance.
-const BY_CHANCE: f64 = 0.02;
+const REFUSED_BY_CHANCE: f64 = 0.02;
 /// The refused part of the demand from which on the capacity does not suffice for all.
-const TOO_LITTLE: f64 = 0.08;
+const REFUSED_FOR_CAPACITY: f64 = 0.08;
 /// Pods that end per arrival in a cluster that is full and stays so; a few pods are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
 impl PotentialWeights {
     /// Interpolates, by the number of pods that ended per arrival, and by the refused part of the demand.
-    pub fn at(departures_per_arrival: f64, turned_away: f64) -> Self {
+    pub fn interpolated(departures_per_arrival: f64, turned_away: f64) -> Self {
         let change = (departures_per_arrival / FULL_CHURN).clamp(0.0, 1.0);
-        let crowd = ((turned_away - BY_CHANCE) / (TOO_LITTLE - BY_CHANCE)).clamp(0.0, 1.0);
-        STAYING.towards(&CHANGING.towards(&CROWDED, crowd), change)
+        let crowd = ((turned_away - REFUSED_BY_CHANCE)
+            / (REFUSED_FOR_CAPACITY - REFUSED_BY_CHANCE))
+            .clamp(0.0, 1.0);
+        NO_TURNOVER.blend(&FULL_TURNOVER.blend(&OVERSUBSCRIBED, crowd), change)
     }
 
-    fn towards(&self, other: &Self, part: f64) -> Self {
+    fn blend(&self, other: &Self, part: f64) -> Self {
         let between = |of: fn(&Self) -> f64| of(self) * (1.0 - part) + of(other) * part;
         Self {
             host_demand: between(|s| s.host_demand),
@@ -311,19 +316,23 @@ mod potential_weights_tests {
 
     #[test]
     fn host_demand_has_weight_without_departures_and_fragments_with_many() {
-        assert_eq!(PotentialWeights::at(0.0, 0.0), STAYING);
-        assert_eq!(PotentialWeights::at(0.9, 0.01), CHANGING);
-        let between = PotentialWeights::at(0.25, 0.0);
+        assert_eq!(PotentialWeights::interpolated(0.0, 0.0), NO_TURNOVER);
+        assert_eq!(PotentialWeights::interpolated(0.9, 0.01), FULL_TURNOVER);
+        let between = PotentialWeights::interpolated(0.25, 0.0);
         assert!(
-            between.host_demand < STAYING.host_demand && between.fragments < CHANGING.fragments
+            between.host_demand < NO_TURNOVER.host_demand
+                && between.fragments < FULL_TURNOVER.fragments
         );
     }
 
     #[test]
     fn excess_demand_raises_the_weight_of_fragments_only_if_pods_leave() {
-        assert_eq!(PotentialWeights::at(0.9, 0.3), CROWDED);
-        assert_eq!(PotentialWeights::at(0.0, 0.3), STAYING);
-        let between = PotentialWeights::at(0.9, 0.05);
-        assert!(between.fragments > CHANGING.fragments && between.fragments < CROWDED.fragments);
+        assert_eq!(PotentialWeights::interpolated(0.9, 0.3), OVERSUBSCRIBED);
+        assert_eq!(PotentialWeights::interpolated(0.0, 0.3), NO_TURNOVER);
+        let between = PotentialWeights::interpolated(0.9, 0.05);
+        assert!(
+            between.fragments > FULL_TURNOVER.fragments
+                && between.fragments < OVERSUBSCRIBED.fragments
+        );
     }
 }

@@ -24,7 +24,7 @@ mod learn;
 pub(crate) mod packing_cost;
 mod values;
 
-pub use demand_history::{DemandHistory, DemandShape, EVERY};
+pub use demand_history::{DemandHistory, DemandShape, LEARN_INTERVAL};
 pub(super) use packing_cost::LearnedPacking;
 pub(crate) use packing_cost::{GpuGroup, NodeGpus, NodeSummary};
 

@@ -11,7 +11,7 @@
 //! [`PackingModel`]. Eight GPUs of a node are rarely more than three groups: empty ones, full ones, and one or two between.
 
 use super::cutting_stock::GRID;
-use super::values::{GpuBlock, GpuKind, free_for_others, hundredths};
+use super::values::{GpuBlock, GpuKind, free_for_next_pod, hundredths};
 use super::{LearnedDemand, PackingModel};
 use crate::placing::pack::{EqualGpus, Packing, PackingCost};
 use crate::units::Bytes;
@@ -45,10 +45,10 @@ pub(in crate::placing) struct LearnedPacking<'a> {
 
 /// The node without the pod's CPU and memory, but with all of its GPUs: the same for every choice.
 #[derive(Debug)]
-pub(in crate::placing) struct NodeWithoutHost {
+pub(in crate::placing) struct NodeAfterHostCharge {
     free_host: Option<HostHeadroom>,
     /// Set if the node then serves fewer levels of CPU than before.
-    standing: Option<NodeSums>,
+    changed_sums: Option<NodeSums>,
     /// Σ P_k·blocks, as long as no whole GPU is taken.
     blocks: f64,
     /// The part of the cost that is the same for every choice.
@@ -58,20 +58,20 @@ pub(in crate::placing) struct NodeWithoutHost {
 impl PackingModel {
     /// The cost of placing a pod without GPUs that takes these resources of a node; `None` if nothing was learned, or the node's
     /// resources are unknown.
-    pub fn packing_cost_of_host(
+    pub fn host_packing_cost(
         &self,
         node_summary: &NodeSummary,
         taken: HostResources,
     ) -> Option<PackingCost> {
-        let known = self
+        let packing = self
             .learned_packing(node_summary)
-            .filter(|known| known.before.free_host.is_some())?;
-        let beside = known.beside(taken);
-        let NodeSums { sums, .. } = beside.standing(known.before);
-        Some(fixed(known.learned.packing_cost(
-            &beside,
+            .filter(|packing| packing.before.free_host.is_some())?;
+        let after_host_charge = packing.after_host_charge(taken);
+        let NodeSums { sums, .. } = after_host_charge.node_sums(packing.before);
+        Some(to_billionths(packing.learned.packing_cost(
+            &after_host_charge,
             sums,
-            beside.blocks,
+            after_host_charge.blocks,
             0.0,
         )))
     }
@@ -92,56 +92,66 @@ impl PackingModel {
 }
 
 impl Packing for LearnedPacking<'_> {
-    type Base = NodeWithoutHost;
+    type Base = NodeAfterHostCharge;
 
-    fn base(&self, demand: &Demand) -> NodeWithoutHost {
-        self.beside(demand.host_resources)
+    fn base(&self, demand: &Demand) -> NodeAfterHostCharge {
+        self.after_host_charge(demand.host_resources)
     }
 
-    fn cost(&self, beside: &NodeWithoutHost, demand: &Demand, chosen: GpuSet) -> PackingCost {
+    fn cost(
+        &self,
+        after_host_charge: &NodeAfterHostCharge,
+        demand: &Demand,
+        chosen: GpuSet,
+    ) -> PackingCost {
         let gpu_groups = self.node_summary.gpu_groups().iter();
-        let met = gpu_groups.filter(|gpu_group| gpu_group.places.meets(chosen));
-        let taken = met.map(|gpu_group| (gpu_group, gpu_group.places.and(chosen).len()));
-        fixed(self.packing_cost_of(beside, chosen, taken, demand))
+        let met = gpu_groups.filter(|gpu_group| gpu_group.indices.intersects(chosen));
+        let taken = met.map(|gpu_group| (gpu_group, gpu_group.indices.intersection(chosen).len()));
+        to_billionths(self.packing_cost_of(after_host_charge, chosen, taken, demand))
     }
 
     fn cost_of_one(
         &self,
-        beside: &NodeWithoutHost,
+        after_host_charge: &NodeAfterHostCharge,
         demand: &Demand,
         equal: EqualGpus<'_>,
     ) -> PackingCost {
         let Some(gpu_group) = equal.gpu_group else {
-            return self.cost(beside, demand, equal.places.lowest());
+            return self.cost(after_host_charge, demand, equal.indices.lowest());
         };
         let taken = std::iter::once((gpu_group, 1));
-        fixed(self.packing_cost_of(beside, gpu_group.places.lowest(), taken, demand))
+        to_billionths(self.packing_cost_of(
+            after_host_charge,
+            gpu_group.indices.lowest(),
+            taken,
+            demand,
+        ))
     }
 
     /// A figure from 0 to 1,000 that grows with the cost.
-    fn part(&self, _: GpuSet, packing_cost: PackingCost) -> u32 {
-        on_scale(packing_cost)
+    fn scaled_cost(&self, _: GpuSet, packing_cost: PackingCost) -> u32 {
+        scaled(packing_cost)
     }
 
-    fn useless(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes> {
+    fn unusable_leftover(&self, demand: &Demand, chosen: GpuSet) -> Option<Bytes> {
         let Self {
             learned,
             node_summary,
             ..
         } = self;
-        let useless = |place| learned.useless(node_summary.gpu_group_of(place), demand);
+        let useless = |index| learned.unusable_leftover(node_summary.gpu_group_of(index), demand);
         Some(chosen.iter().map(useless).sum())
     }
 }
 
 /// Half of the scale for cost 0, three quarters for a GPU, nearly all for many: steps are finest where costs are closest.
-fn on_scale(PackingCost(packing_cost): PackingCost) -> u32 {
+fn scaled(PackingCost(packing_cost): PackingCost) -> u32 {
     let packing_cost = packing_cost as f64 * (1.0 / UNIT);
     (500.0 + 500.0 * packing_cost / (1.0 + packing_cost.abs())) as u32
 }
 
 /// Rounded: equal costs differ by the noise of the arithmetic.
-fn fixed(packing_cost: f64) -> PackingCost {
+fn to_billionths(packing_cost: f64) -> PackingCost {
     // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check for what
     // cannot occur, two million GPUs, and every choice waits for this.
     const WITHOUT_FRACTIONS: f64 = 1.5 * (1u64 << 52) as f64;
@@ -150,15 +160,15 @@ fn fixed(packing_cost: f64) -> PackingCost {
     PackingCost(bits(packing_cost * UNIT + WITHOUT_FRACTIONS) - bits(WITHOUT_FRACTIONS))
 }
 
-impl NodeWithoutHost {
-    fn standing<'a>(&'a self, before: &'a NodeBefore) -> &'a NodeSums {
-        self.standing.as_ref().unwrap_or(&before.standing)
+impl NodeAfterHostCharge {
+    fn node_sums<'a>(&'a self, before: &'a NodeBefore) -> &'a NodeSums {
+        self.changed_sums.as_ref().unwrap_or(&before.node_sums)
     }
 }
 
 impl LearnedPacking<'_> {
     /// The node after the pod's CPU and memory are charged.
-    fn beside(&self, taken: HostResources) -> NodeWithoutHost {
+    fn after_host_charge(&self, taken: HostResources) -> NodeAfterHostCharge {
         let Self {
             learned,
             node_summary,
@@ -166,17 +176,18 @@ impl LearnedPacking<'_> {
         } = self;
         let free_host = before
             .free_host
-            .map(|free_host| free_host.without(HostHeadroom::of(taken)));
+            .map(|free_host| free_host.without(HostHeadroom::from_resources(taken)));
         let is_level = free_host.is_none_or(|free_host| {
             learned
                 .levels
-                .is_served(before.standing.level, free_host.cpu)
+                .is_served(before.node_sums.level, free_host.cpu)
         });
         let cpu_left = free_host.map_or(0.0, |free_host| free_host.cpu);
-        NodeWithoutHost {
+        NodeAfterHostCharge {
             free_host,
-            standing: (!is_level).then(|| learned.standing(free_host, node_summary.gpu_groups())),
-            blocks: learned.blocks(before.standing.whole, free_host),
+            changed_sums: (!is_level)
+                .then(|| learned.node_sums(free_host, node_summary.gpu_groups())),
+            blocks: learned.blocks(before.node_sums.whole, free_host),
             base: before.blocks - before.potential
                 + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
         }
@@ -185,7 +196,7 @@ impl LearnedPacking<'_> {
     /// The cost if the demand gets these GPUs: `taken` says how many of each group.
     fn packing_cost_of<'a>(
         &self,
-        beside: &NodeWithoutHost,
+        after_host_charge: &NodeAfterHostCharge,
         chosen: GpuSet,
         taken: impl Iterator<Item = (&'a GpuGroup, u32)>,
         demand: &Demand,
@@ -199,17 +210,17 @@ impl LearnedPacking<'_> {
             level,
             whole,
             mut sums,
-        } = *beside.standing(before);
+        } = *after_host_charge.node_sums(before);
         let (mut still_whole, mut scarcity) = (whole, 0.0);
         for (gpu_group, count) in taken {
             let kind = &learned.kinds[usize::from(gpu_group.part.kind)];
-            let left = gpu_group.part.left_by(demand, kind);
-            let was = if beside.standing.is_none() {
+            let left = gpu_group.part.after(demand, kind);
+            let was = if after_host_charge.changed_sums.is_none() {
                 gpu_group.sums
             } else {
-                GpuSums::of(kind, gpu_group.part, level, whole)
+                GpuSums::for_gpu(kind, gpu_group.part, level, whole)
             };
-            let is = GpuSums::of(kind, left, level, whole);
+            let is = GpuSums::for_gpu(kind, left, level, whole);
             // A value that has to be looked up is added last: nothing waits for it before.
             sums.add(-f64::from(count), was);
             sums.add(f64::from(count), is);
@@ -219,17 +230,22 @@ impl LearnedPacking<'_> {
             }
         }
         if still_whole == whole {
-            return learned.packing_cost(beside, &sums, beside.blocks, scarcity);
+            return learned.packing_cost(
+                after_host_charge,
+                &sums,
+                after_host_charge.blocks,
+                scarcity,
+            );
         }
         let others = node_summary
             .gpu_groups()
             .iter()
-            .map(|gpu_group| (gpu_group, gpu_group.places.without(chosen)));
+            .map(|gpu_group| (gpu_group, gpu_group.indices.difference(chosen)));
         sums.stuck += learned.stuck_with_fewer(others, level, whole, still_whole);
         learned.packing_cost(
-            beside,
+            after_host_charge,
             &sums,
-            learned.blocks(still_whole, beside.free_host),
+            learned.blocks(still_whole, after_host_charge.free_host),
             scarcity,
         )
     }
@@ -240,15 +256,15 @@ impl LearnedDemand {
     #[inline]
     fn packing_cost(
         &self,
-        beside: &NodeWithoutHost,
+        after_host_charge: &NodeAfterHostCharge,
         sums: &GpuSums,
         blocks: f64,
         scarcity: f64,
     ) -> f64 {
         let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
         // The value that takes longest is added last.
-        (beside.base + self.unusable(sums) + tie - blocks + scarcity)
-            + self.wasted(sums.packing_model, beside.free_host)
+        (after_host_charge.base + self.unusable(sums) + tie - blocks + scarcity)
+            + self.wasted(sums.value, after_host_charge.free_host)
     }
 
     /// How much less useful the remaining whole GPUs are if their node has fewer of them.
@@ -261,7 +277,8 @@ impl LearnedDemand {
     ) -> f64 {
         let of = |(gpu_group, others): (&GpuGroup, GpuSet)| {
             let usable = &self.kinds[usize::from(gpu_group.part.kind)].usable;
-            let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
+            let fewer =
+                usable.multi_gpu_share(level, before) - usable.multi_gpu_share(level, after);
             f64::from(others.len()) * gpu_group.sums.free * fewer
         };
         others
@@ -271,12 +288,12 @@ impl LearnedDemand {
     }
 
     /// The useless part of what the demand leaves of a GPU. A remainder below one hundredth is included.
-    fn useless(&self, gpu_group: &GpuGroup, demand: &Demand) -> Bytes {
+    fn unusable_leftover(&self, gpu_group: &GpuGroup, demand: &Demand) -> Bytes {
         let kind = &self.kinds[usize::from(gpu_group.part.kind)];
-        let part = usize::from(gpu_group.part.left_by(demand, kind).hundredths);
-        let of_use = (part - kind.curve.useless(part)) as u64;
+        let part = usize::from(gpu_group.part.after(demand, kind).hundredths);
+        let of_use = (part - kind.curve.worthless(part)) as u64;
         let left = match demand.sharing {
-            Sharing::Shared => free_for_others(&gpu_group.gpu).minus(demand.per_gpu),
+            Sharing::Shared => free_for_next_pod(&gpu_group.gpu).minus(demand.per_gpu),
             Sharing::Exclusive => Bytes::ZERO,
         };
         left.minus(Bytes(
@@ -310,7 +327,7 @@ pub struct NodeSummary {
 #[derive(Debug, Clone, Copy)]
 pub struct GpuGroup {
     pub gpu: Gpu,
-    pub places: GpuSet,
+    pub indices: GpuSet,
     pub(super) part: FreePart,
     /// The sums of one of them, as the node is; zero if nothing was learned.
     pub(super) sums: GpuSums,
@@ -320,7 +337,7 @@ pub struct GpuGroup {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NodeBefore {
     pub free_host: Option<HostHeadroom>,
-    pub standing: NodeSums,
+    pub node_sums: NodeSums,
     /// φ.
     pub potential: f64,
     /// Σ P_k·blocks.
@@ -347,7 +364,7 @@ pub(super) struct NodeSums {
 }
 
 /// A million cores: no node has more, whatever it says, and every packing cost stays small enough to be rounded.
-const MOST_CPU: u64 = 1_000_000_000;
+const MAX_MILLI_CPU: u64 = 1_000_000_000;
 
 /// CPU in thousandths of a core and memory in bytes, as floating point.
 #[derive(Debug, Clone, Copy)]
@@ -360,7 +377,7 @@ pub(super) struct HostHeadroom {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct GpuSums {
     pub free: f64,
-    pub packing_model: f64,
+    pub value: f64,
     /// Free capacity that recent pods could not use.
     pub stuck: f64,
 }
@@ -371,7 +388,10 @@ impl PackingModel {
         let learned = self.learned.as_ref();
         let mut gpu_groups = gpu_groups(node_gpus, learned);
         let before = learned.map(|learned| {
-            learned.before(node_gpus.free_host.map(HostHeadroom::of), &mut gpu_groups)
+            learned.node_before(
+                node_gpus.free_host.map(HostHeadroom::from_resources),
+                &mut gpu_groups,
+            )
         });
         NodeSummary {
             free: node_gpus.gpus.iter().map(Gpu::free).sum(),
@@ -392,8 +412,8 @@ impl NodeSummary {
     }
 
     /// The group of the GPU at this index.
-    pub(in crate::placing) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
-        let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
+    pub(in crate::placing) fn gpu_group_of(&self, index: usize) -> &GpuGroup {
+        let is_it = |gpu_group: &&GpuGroup| gpu_group.indices.contains(index);
         self.gpu_groups
             .iter()
             .find(is_it)
@@ -403,23 +423,23 @@ impl NodeSummary {
 
 fn gpu_groups(node_gpus: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<GpuGroup> {
     let mut gpu_groups: Vec<GpuGroup> = Vec::with_capacity(node_gpus.gpus.len().min(4));
-    for (place, gpu) in node_gpus.gpus.iter().enumerate() {
+    for (index, gpu) in node_gpus.gpus.iter().enumerate() {
         let part = learned.map_or_else(FreePart::default, |learned| {
-            let kind = learned.kind_of(gpu, node_gpus.devices.get(place));
-            FreePart::of(
+            let kind = learned.kind_of(gpu, node_gpus.devices.get(index));
+            FreePart::new(
                 &learned.kinds[usize::from(kind)],
                 kind,
-                free_for_others(gpu),
+                free_for_next_pod(gpu),
             )
         });
         match gpu_groups
             .iter_mut()
             .find(|gpu_group| gpu_group.gpu == *gpu && gpu_group.part == part)
         {
-            Some(gpu_group) => gpu_group.places.insert(place),
+            Some(gpu_group) => gpu_group.indices.insert(index),
             None => gpu_groups.push(GpuGroup {
                 gpu: *gpu,
-                places: GpuSet::one(place),
+                indices: GpuSet::single(index),
                 part,
                 sums: GpuSums::default(),
             }),
@@ -430,17 +450,17 @@ fn gpu_groups(node_gpus: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<G
 
 impl FreePart {
     /// The free part of a GPU of the kind at this index.
-    pub fn of(kind: &GpuKind, at: u8, free: Bytes) -> Self {
+    pub fn new(kind: &GpuKind, kind_index: u8, free: Bytes) -> Self {
         let free = kind.part(free);
         Self {
-            kind: at,
+            kind: kind_index,
             hundredths: hundredths(free) as u8,
             free,
         }
     }
 
     /// The free part that this demand leaves on a GPU of this kind.
-    fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
+    fn after(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
             Sharing::Exclusive => 0.0,
@@ -458,41 +478,45 @@ impl FreePart {
 }
 
 impl LearnedDemand {
-    fn before(&self, free_host: Option<HostHeadroom>, gpu_groups: &mut [GpuGroup]) -> NodeBefore {
-        let standing = self.standing(free_host, gpu_groups);
+    fn node_before(
+        &self,
+        free_host: Option<HostHeadroom>,
+        gpu_groups: &mut [GpuGroup],
+    ) -> NodeBefore {
+        let node_sums = self.node_sums(free_host, gpu_groups);
         for gpu_group in gpu_groups {
-            gpu_group.sums = self.sums_of(gpu_group.part, standing.level, standing.whole);
+            gpu_group.sums = self.sums_of(gpu_group.part, node_sums.level, node_sums.whole);
         }
         let (potential, blocks) = (
-            self.potential(&standing.sums, free_host),
-            self.blocks(standing.whole, free_host),
+            self.potential(&node_sums.sums, free_host),
+            self.blocks(node_sums.whole, free_host),
         );
         NodeBefore {
             free_host,
-            standing,
+            node_sums,
             potential,
             blocks,
         }
     }
 
     /// The sums of these GPUs beside this much CPU and memory.
-    pub(super) fn standing(
+    pub(super) fn node_sums(
         &self,
         free_host: Option<HostHeadroom>,
         gpu_groups: &[GpuGroup],
     ) -> NodeSums {
-        let level = free_host.map_or(self.levels.all(), |free_host| {
+        let level = free_host.map_or(self.levels.len(), |free_host| {
             self.levels.served_by(free_host.cpu)
         });
         let whole = gpu_groups
             .iter()
             .filter(|gpu_group| gpu_group.part.is_whole())
-            .map(|gpu_group| gpu_group.places.len())
+            .map(|gpu_group| gpu_group.indices.len())
             .sum();
         let mut sums = GpuSums::default();
         for gpu_group in gpu_groups {
             sums.add(
-                f64::from(gpu_group.places.len()),
+                f64::from(gpu_group.indices.len()),
                 self.sums_of(gpu_group.part, level, whole),
             );
         }
@@ -500,30 +524,28 @@ impl LearnedDemand {
     }
 
     fn sums_of(&self, part: FreePart, level: usize, whole: u32) -> GpuSums {
-        GpuSums::of(&self.kinds[usize::from(part.kind)], part, level, whole)
+        GpuSums::for_gpu(&self.kinds[usize::from(part.kind)], part, level, whole)
     }
 
     /// φ.
     fn potential(&self, sums: &GpuSums, free_host: Option<HostHeadroom>) -> f64 {
-        self.unusable(sums) + self.wasted(sums.packing_model, free_host)
+        self.unusable(sums) + self.wasted(sums.value, free_host)
     }
 
     /// The part of φ that GPUs cause.
     pub(super) fn unusable(&self, sums: &GpuSums) -> f64 {
-        sums.free - sums.packing_model + self.setting.fragments * sums.stuck
+        sums.free - sums.value + self.setting.fragments * sums.stuck
     }
 
     /// The part of φ that a lack of CPU or memory causes, for free GPU capacity of this value.
-    pub(super) fn wasted(&self, packing_model: f64, free_host: Option<HostHeadroom>) -> f64 {
+    pub(super) fn wasted(&self, value: f64, free_host: Option<HostHeadroom>) -> f64 {
         let Some(free_host) = free_host.filter(|_| self.setting.host_demand > 0.0) else {
             return 0.0;
         };
-        let by_cpu = self
-            .cpu
-            .map_or(0.0, |cpu| cpu.wasted(packing_model, free_host.cpu));
+        let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(value, free_host.cpu));
         let by_memory = self
             .memory
-            .map_or(0.0, |memory| memory.wasted(packing_model, free_host.memory));
+            .map_or(0.0, |memory| memory.wasted(value, free_host.memory));
         self.setting.host_demand * by_cpu.max(by_memory)
     }
 
@@ -533,7 +555,8 @@ impl LearnedDemand {
             free_host.map(|free_host| free_host.cpu),
             self.setting.partial_blocks,
         );
-        let of = |(block, price): &(GpuBlock, f64)| price * block.on(whole as usize, cpu, partial);
+        let of =
+            |(block, price): &(GpuBlock, f64)| price * block.count_on(whole as usize, cpu, partial);
         self.blocks.iter().map(of).sum()
     }
 
@@ -544,7 +567,7 @@ impl LearnedDemand {
         };
         let exact = self.kinds.iter().position(|kind| is_it(&kind));
         let distance = |kind: &GpuKind| kind.capacity.0.abs_diff(gpu.capacity.0);
-        let nearest = || (0..self.kinds.len()).min_by_key(|place| distance(&self.kinds[*place]));
+        let nearest = || (0..self.kinds.len()).min_by_key(|index| distance(&self.kinds[*index]));
         exact
             .or_else(nearest)
             .expect("a model that was learned has kinds") as u8
@@ -552,9 +575,9 @@ impl LearnedDemand {
 }
 
 impl HostHeadroom {
-    pub fn of(host_resources: HostResources) -> Self {
+    pub fn from_resources(host_resources: HostResources) -> Self {
         Self {
-            cpu: host_resources.cpu.0.min(MOST_CPU) as f64,
+            cpu: host_resources.cpu.0.min(MAX_MILLI_CPU) as f64,
             memory: host_resources.memory.0 as f64,
         }
     }
@@ -569,7 +592,7 @@ impl HostHeadroom {
 
 impl GpuSums {
     /// The sums of one GPU of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
-    pub fn of(kind: &GpuKind, part: FreePart, level: usize, whole: u32) -> Self {
+    pub fn for_gpu(kind: &GpuKind, part: FreePart, level: usize, whole: u32) -> Self {
         let (free, hundredths) = (
             kind.scale * part.free.min(1.0),
             usize::from(part.hundredths),
@@ -577,7 +600,7 @@ impl GpuSums {
         let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
         Self {
             free,
-            packing_model: kind.scale * kind.curve.at(hundredths),
+            value: kind.scale * kind.curve.at(hundredths),
             stuck,
         }
     }
@@ -585,7 +608,7 @@ impl GpuSums {
     /// Adds `other`, `times` times.
     pub fn add(&mut self, times: f64, other: Self) {
         self.free += times * other.free;
-        self.packing_model += times * other.packing_model;
+        self.value += times * other.value;
         self.stuck += times * other.stuck;
     }
 }
@@ -603,7 +626,7 @@ mod tests {
 
         #[test]
         fn a_packing_cost_is_rounded_to_the_nearest_billionth(packing_cost in prop_oneof![-1e6..1e6, -1.0..1.0]) {
-            let PackingCost(billionths) = fixed(packing_cost);
+            let PackingCost(billionths) = to_billionths(packing_cost);
             prop_assert!((billionths as f64 - packing_cost * UNIT).abs() <= 0.5, "{} {}", billionths, packing_cost);
         }
 
@@ -620,14 +643,14 @@ mod tests {
                 Demand { host_resources, ..demand }
             };
             let pods = sizes.iter().map(|(milli, cpu)| beside(shared(*milli), *cpu));
-            let seen_before = EmptyNode::of(&[("H100", 1000), ("L4", 400)], Some(8000));
+            let seen_before = EmptyNode::new(&[("H100", 1000), ("L4", 400)], Some(8000));
             let packing_model = learned(&demand_history(pods.chain([whole(2), whole(4)])), &[seen_before]);
             // Some are larger, and some smaller, than any GPU that the model was learned from.
             let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
-            let machine = EmptyNode::of(&models, cpu).with(&charged);
+            let machine = EmptyNode::new(&models, cpu).with_charges(&charged);
             let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
             let node_summary = packing_model.node_summary(machine.node_gpus());
-            let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
+            let evaluation = NodeEvaluation::by_model(&packing_model, &node_summary, &demand);
             let gpu_candidates = (0..4).filter(|place| machine.gpus[*place].has_free_vram(&demand));
             let chosen: GpuSet = gpu_candidates.take(demand.gpus as usize).collect();
             let mut after = machine.clone();
@@ -643,12 +666,12 @@ mod tests {
             // No pod requires a model: all of the cost but φ is ties and blocks.
             let cpu_left = after.free_host.map(|free_host| free_host.cpu.0 as f64);
             let tie = 0.5 * cpu_left.unwrap_or_default() / LARGE_NODE.0
-                + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;
+                + 0.5 * fresh.node_sums.sums.free / LARGE_NODE.1;
             let on = |whole: u32, cpu: Option<f64>| -> f64 {
                 let blocks = known.blocks.iter();
-                blocks.map(|(block, price)| price * block.on(whole as usize, cpu, 0.0)).sum()
+                blocks.map(|(block, price)| price * block.count_on(whole as usize, cpu, 0.0)).sum()
             };
-            let broken = on(seen.standing.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.standing.whole, cpu_left);
+            let broken = on(seen.node_sums.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.node_sums.whole, cpu_left);
             let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
             let told = evaluation.packing_cost(chosen).0 as f64 / UNIT;
             prop_assert!((told - expected).abs() < 1e-8, "{} {}", told, expected);

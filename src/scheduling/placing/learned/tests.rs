@@ -38,15 +38,15 @@ pub(super) struct EmptyNode {
 }
 
 impl EmptyNode {
-    pub fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
+    pub fn new(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
         let devices: Vec<Device> = (0..)
             .zip(gpus)
             .map(|(index, (model, capacity))| device(index, model, *capacity))
             .collect();
-        let headroom = Headroom::all(Percent::default());
+        let headroom = Headroom::uniform(Percent::default());
         let gpus = devices
             .iter()
-            .map(|device| Gpu::of(device, &headroom))
+            .map(|device| Gpu::from_device(device, &headroom))
             .collect();
         let free_host = cpu.map(|cpu| HostResources {
             cpu: MilliCpu(cpu),
@@ -60,7 +60,7 @@ impl EmptyNode {
     }
 
     fn alike(gpus: usize) -> Self {
-        Self::of(&vec![("H100", WHOLE); gpus], None)
+        Self::new(&vec![("H100", WHOLE); gpus], None)
     }
 
     pub fn node_gpus(&self) -> NodeGpus<'_> {
@@ -71,7 +71,7 @@ impl EmptyNode {
         }
     }
 
-    pub fn with(mut self, charged: &[u64]) -> Self {
+    pub fn with_charges(mut self, charged: &[u64]) -> Self {
         self.gpus
             .iter_mut()
             .zip(charged)
@@ -86,8 +86,8 @@ impl EmptyNode {
         demand: &Demand,
     ) -> Option<(PackingCost, GpuSet)> {
         let node_summary = packing_model.node_summary(self.node_gpus());
-        let evaluation = NodeEvaluation::of(packing_model, &node_summary, demand);
-        let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
+        let evaluation = NodeEvaluation::by_model(packing_model, &node_summary, demand);
+        let choice = pack::choose_by_cost(&evaluation, GpuSet::ALL)?;
         Some((choice.packing_cost, choice.gpus))
     }
 }
@@ -112,9 +112,9 @@ pub(super) fn whole(gpus: u32) -> Demand {
 
 pub(super) fn demand_history(demands: impl IntoIterator<Item = Demand>) -> DemandHistory {
     let mut demand_history = DemandHistory::default();
-    demands
-        .into_iter()
-        .for_each(|demand| demand_history.arrive(DemandShape::of(&demand).unwrap()));
+    demands.into_iter().for_each(|demand| {
+        demand_history.record_arrival(DemandShape::from_demand(&demand).unwrap())
+    });
     demand_history
 }
 
@@ -128,7 +128,7 @@ fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u
         (PackingModel::default(), DemandHistory::default());
     let mut allocated = 0;
     for pod in pods {
-        demand_history.arrive(DemandShape::of(pod).unwrap());
+        demand_history.record_arrival(DemandShape::from_demand(pod).unwrap());
         if is_learning && demand_history.is_due(packing_model.learned_at()) {
             packing_model = learned(&demand_history, &machines);
         }
@@ -161,7 +161,7 @@ fn assert_no_worse_than_best_fit(pods: &[Demand]) {
 #[test]
 fn a_node_with_the_largest_possible_cpu_has_a_finite_packing_cost() {
     let pods = (0..20).map(|n| with_cpu(shared(100 + n * 40), 1000 * n));
-    let large = EmptyNode::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
+    let large = EmptyNode::new(&[("H100", WHOLE); 8], Some(128_000)).with_charges(&[300]);
     let packing_model = learned(&demand_history(pods), std::slice::from_ref(&large));
     let mut boastful = large.clone();
     boastful.free_host = Some(HostResources {
@@ -177,12 +177,12 @@ fn a_node_with_the_largest_possible_cpu_has_a_finite_packing_cost() {
 
 #[test]
 fn with_too_few_arrivals_the_packing_cost_is_the_free_vram_left() {
-    let machines = [EmptyNode::alike(2).with(&[300, 500])];
+    let machines = [EmptyNode::alike(2).with_charges(&[300, 500])];
     let packing_model = learned(&demand_history((0..9).map(|_| shared(200))), &machines);
     assert!(!packing_model.is_learned());
     assert_eq!(
         machines[0].chosen(&packing_model, &shared(200)),
-        Some((PackingCost(300), GpuSet::one(1)))
+        Some((PackingCost(300), GpuSet::single(1)))
     );
 }
 
@@ -194,7 +194,7 @@ fn without_gpus_nothing_is_learned() {
 #[test]
 fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
     // Best fit would leave 100 on the first; on the second, 400 remain, which fit two more pods.
-    let machine = EmptyNode::alike(2).with(&[700, 400]);
+    let machine = EmptyNode::alike(2).with_charges(&[700, 400]);
     let packing_model = learned(
         &demand_history((0..100).map(|_| shared(200))),
         std::slice::from_ref(&machine),
@@ -204,11 +204,11 @@ fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
             .chosen(&PackingModel::default(), &shared(200))
             .unwrap()
             .1,
-        GpuSet::one(0)
+        GpuSet::single(0)
     );
     assert_eq!(
         machine.chosen(&packing_model, &shared(200)).unwrap().1,
-        GpuSet::one(1)
+        GpuSet::single(1)
     );
 }
 
@@ -216,8 +216,8 @@ fn a_usable_remainder_is_preferred_to_a_smaller_useless_one() {
 fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
     let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
     let machines = [
-        EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)),
-        EmptyNode::of(&[("H100", WHOLE); 4], Some(3000)),
+        EmptyNode::new(&[("H100", WHOLE); 4], Some(9000)),
+        EmptyNode::new(&[("H100", WHOLE); 4], Some(3000)),
     ];
     let packing_model = learned(&demand_history(pods()), &machines);
     let [roomy, short] = [0, 1].map(|place| {
@@ -231,7 +231,7 @@ fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
 
 #[test]
 fn a_gpu_model_that_other_pods_require_is_left_to_them() {
-    let of = |model: &str| EmptyNode::of(&[(model, WHOLE); 4], None);
+    let of = |model: &str| EmptyNode::new(&[(model, WHOLE); 4], None);
     let machines = [of("H100"), of("L4")];
     let insist = Demand {
         models: [GpuModel::parse("H100").unwrap()].into(),
@@ -260,7 +260,7 @@ fn a_gpu_model_that_other_pods_require_is_left_to_them() {
 fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
     let machines = [
         EmptyNode::alike(4),
-        EmptyNode::alike(4).with(&[1000, 1000, 0, 0]),
+        EmptyNode::alike(4).with_charges(&[1000, 1000, 0, 0]),
     ];
     let mixed = demand_history((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
     let packing_model = learned(&mixed, &machines);
@@ -272,8 +272,9 @@ fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
 #[test]
 fn gpus_of_another_capacity_are_valued_separately() {
     let mixed = demand_history((0..100).map(|_| shared(400)));
-    let at =
-        |capacity: u64, hundredths: usize| values::curve(&mixed, Bytes(capacity)).at(hundredths);
+    let at = |capacity: u64, hundredths: usize| {
+        values::value_curve(&mixed, Bytes(capacity)).at(hundredths)
+    };
     assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
     assert_eq!((at(400, 99), at(400, 100), at(300, 99)), (0.0, 1.0, 0.0));
 }
@@ -282,8 +283,8 @@ fn gpus_of_another_capacity_are_valued_separately() {
 fn pods_without_gpus_prefer_nodes_whose_gpus_are_in_use() {
     let pods = (0..100).map(|_| with_cpu(shared(500), 4000));
     let machines = [
-        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)),
-        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
+        EmptyNode::new(&[("H100", WHOLE); 2], Some(16_000)),
+        EmptyNode::new(&[("H100", WHOLE); 2], Some(16_000)).with_charges(&[1000, 1000]),
     ];
     let packing_model = learned(&demand_history(pods), &machines);
     let taken = HostResources {
@@ -292,7 +293,7 @@ fn pods_without_gpus_prefer_nodes_whose_gpus_are_in_use() {
     };
     let [free, full] = [0, 1].map(|place| {
         packing_model
-            .packing_cost_of_host(
+            .host_packing_cost(
                 &packing_model.node_summary(machines[place].node_gpus()),
                 taken,
             )
@@ -334,8 +335,8 @@ proptest! {
             _ => with_cpu(shared(milli), cpu),
         };
         let mut mixed = demand_history(sizes.iter().copied().map(demand));
-        (0..ended).for_each(|_| mixed.depart());
-        let machine = EmptyNode::of(&[("H100", WHOLE); 8], cpu).with(&charged);
+        (0..ended).for_each(|_| mixed.record_departure());
+        let machine = EmptyNode::new(&[("H100", WHOLE); 8], cpu).with_charges(&charged);
         let [one, other] = [0, 1].map(|_| learned(&mixed, std::slice::from_ref(&machine)));
         for pod in sizes.iter().copied().map(demand) {
             let found = machine.chosen(&one, &pod);
@@ -358,17 +359,17 @@ proptest! {
         (capacity, milli, is_learning) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, any::<bool>()),
     ) {
         let gpus = [("H100", WHOLE), ("L4", capacity)].repeat(4);
-        let machine = EmptyNode::of(&gpus, Some(50_000)).with(&charged);
+        let machine = EmptyNode::new(&gpus, Some(50_000)).with_charges(&charged);
         let mixed = demand_history(sizes.into_iter().map(shared).chain([whole(2)]));
         let packing_model = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { PackingModel::default() };
         let (demand, node_summary) = (shared(milli), packing_model.node_summary(machine.node_gpus()));
-        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
+        let evaluation = NodeEvaluation::by_model(&packing_model, &node_summary, &demand);
         let gpu_candidates = (0..8).filter(|place| machine.gpus[*place].has_free_vram(&demand));
-        let best = gpu_candidates.map(|place| (evaluation.packing_cost(GpuSet::one(place)), place)).min();
-        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| (choice.packing_cost, choice.gpus));
-        prop_assert_eq!(chosen, best.map(|(packing_cost, place)| (packing_cost, GpuSet::one(place))));
+        let best = gpu_candidates.map(|place| (evaluation.packing_cost(GpuSet::single(place)), place)).min();
+        let chosen = pack::choose_by_cost(&evaluation, GpuSet::ALL).map(|choice| (choice.packing_cost, choice.gpus));
+        prop_assert_eq!(chosen, best.map(|(packing_cost, place)| (packing_cost, GpuSet::single(place))));
         prop_assert_eq!(chosen, machine.chosen(&packing_model, &demand));
-        let places: Vec<usize> = node_summary.gpu_groups().iter().flat_map(|gpu_group| gpu_group.places.iter()).collect();
+        let places: Vec<usize> = node_summary.gpu_groups().iter().flat_map(|gpu_group| gpu_group.indices.iter()).collect();
         prop_assert_eq!(places.len(), 8);
         prop_assert!((0..8).all(|place| *evaluation.gpus().gpu(place) == machine.gpus[place]));
     }
@@ -389,7 +390,7 @@ proptest! {
     ) {
         let models = [("H100", WHOLE), ("L4", capacity)].repeat(4);
         let charged: Vec<u64> = gpus.iter().map(|(charged, ..)| *charged).collect();
-        let mut machine = EmptyNode::of(&models[..7], Some(50_000)).with(&charged);
+        let mut machine = EmptyNode::new(&models[..7], Some(50_000)).with_charges(&charged);
         for (gpu, (_, softly_reserved, island)) in machine.gpus.iter_mut().zip(&gpus) {
             (gpu.softly_reserved, gpu.island) = (Bytes(*softly_reserved), *island);
         }
@@ -397,7 +398,7 @@ proptest! {
         let packing_model = learned(&mixed, std::slice::from_ref(&machine));
         let demand = if milli > 900 { whole(wanted) } else { demand_of(milli, wanted, Sharing::Shared, 0) };
         let node_summary = packing_model.node_summary(machine.node_gpus());
-        let evaluation = NodeEvaluation::of(&packing_model, &node_summary, &demand);
+        let evaluation = NodeEvaluation::by_model(&packing_model, &node_summary, &demand);
         let is_promised = |place: usize| {
             let gpu = &machine.gpus[place];
             match demand.sharing {
@@ -408,7 +409,7 @@ proptest! {
         let cost = |set: &GpuSet| {
             let islands: Vec<_> = set.iter().map(|place| machine.gpus[place].island).collect();
             let is_apart = islands.iter().any(|island| island.is_none() || *island != islands[0]);
-            let alone = |place| (is_promised(place), evaluation.packing_cost(GpuSet::one(place)), place);
+            let alone = |place| (is_promised(place), evaluation.packing_cost(GpuSet::single(place)), place);
             let mut each: Vec<_> = set.iter().map(alone).collect();
             each.sort_unstable();
             (each.iter().filter(|(is_promised, ..)| *is_promised).count(), is_apart, each)
@@ -418,7 +419,7 @@ proptest! {
             .map(|bits| (0..7).filter(|place| bits >> place & 1 == 1).collect::<GpuSet>())
             .filter(|set| set.iter().all(|place| machine.gpus[place].has_free_vram(&demand)))
             .min_by_key(cost);
-        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| choice.gpus);
+        let chosen = pack::choose_by_cost(&evaluation, GpuSet::ALL).map(|choice| choice.gpus);
         prop_assert_eq!(chosen, best);
     }
 }
@@ -433,7 +434,7 @@ fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
     let names = lines.next().unwrap();
     let at = |name: &str| names.iter().position(|column| *column == name).unwrap();
     let (gpus, milli) = (at("num_gpu"), at("gpu_milli"));
-    let mut mixed = DemandHistory::of_last(u16::MAX);
+    let mut mixed = DemandHistory::with_window(u16::MAX);
     for line in lines.filter(|line| line[gpus] != "0") {
         let (gpus, milli) = (line[gpus].parse().unwrap(), line[milli].parse().unwrap());
         let sharing = if milli == WHOLE {
@@ -441,9 +442,10 @@ fn on_a_real_clusters_demand_free_vram_has_the_published_values() {
         } else {
             Sharing::Shared
         };
-        mixed.arrive(DemandShape::of(&demand_of(milli, gpus, sharing, 0)).unwrap());
+        mixed
+            .record_arrival(DemandShape::from_demand(&demand_of(milli, gpus, sharing, 0)).unwrap());
     }
-    let curve: ValueCurve = values::curve(&mixed, Bytes(WHOLE));
+    let curve: ValueCurve = values::value_curve(&mixed, Bytes(WHOLE));
     for (part, packing_model) in [
         (19, 0.0),
         (32, 1.0 / 3.0),

@@ -52,9 +52,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 /// Steps of CPU that are distinguished. More would only follow the noise of two thousand pods.
-const LEVELS: usize = 32;
+const MAX_CPU_LEVELS: usize = 32;
 /// Pods of more GPUs than this are refused by nearly any node that has not all of its GPUs free.
-const GROUPS: usize = 16;
+const MAX_GROUP_GPUS: usize = 16;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GpuKind {
@@ -88,7 +88,7 @@ pub fn hundredths(part: f64) -> usize {
 }
 
 /// The share of a capacity that a demand shape takes; `None` if it is too large for it.
-pub(crate) fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
+pub(crate) fn capacity_share(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
     let share = demand_shape.per_gpu.0 as f64 / capacity.0.max(1) as f64;
     match demand_shape.sharing {
         _ if demand_shape.per_gpu > capacity => None,
@@ -98,16 +98,16 @@ pub(crate) fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f6
 }
 
 /// A share in hundredths, rounded up, from 1. A share that is above one only by a rounding error counts as one.
-fn size(share: f64) -> usize {
+fn size_in_hundredths(share: f64) -> usize {
     ((share * GRID as f64 - 1e-6).ceil() as usize).clamp(1, GRID)
 }
 
 /// The value curve of GPUs with this capacity.
-pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
+pub fn value_curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
     let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
     for (demand_shape, count) in demand_history.demand_shapes() {
-        if let Some(share) = share_of(demand_shape, capacity) {
-            *counts.entry(size(share)).or_default() +=
+        if let Some(share) = capacity_share(demand_shape, capacity) {
+            *counts.entry(size_in_hundredths(share)).or_default() +=
                 f64::from(count) * f64::from(demand_shape.gpus);
         }
     }
@@ -115,7 +115,7 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
         .into_iter()
         .map(|(size, count)| WantedSize { size, count })
         .collect();
-    ValueCurve::of(&wanted)
+    ValueCurve::from_demand(&wanted)
 }
 
 /// Amounts of CPU that distinguish recent pods, in thousandths of a core, sorted.
@@ -123,14 +123,16 @@ pub fn curve(demand_history: &DemandHistory, capacity: Bytes) -> ValueCurve {
 pub(crate) struct CpuLevels(#[serde(with = "exact")] Vec<f64>);
 
 impl CpuLevels {
-    pub fn of(demand_history: &DemandHistory) -> Self {
+    pub fn from_history(demand_history: &DemandHistory) -> Self {
         let mut counts: BTreeMap<MilliCpu, u32> = BTreeMap::new();
         demand_history
             .demand_shapes()
             .for_each(|(demand_shape, count)| {
                 *counts.entry(demand_shape.host_resources.cpu).or_default() += count
             });
-        let each = (demand_history.len() as u32).div_ceil(LEVELS as u32).max(1);
+        let each = (demand_history.len() as u32)
+            .div_ceil(MAX_CPU_LEVELS as u32)
+            .max(1);
         let last = counts.keys().next_back().copied();
         let mut levels = Vec::new();
         let mut since = 0;
@@ -155,7 +157,7 @@ impl CpuLevels {
         level == 0 || self.0[level - 1] <= cpu
     }
 
-    pub fn all(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
@@ -173,11 +175,11 @@ pub(crate) struct ServableShare {
     by_part: Vec<[f64; GRID + 1]>,
     /// The share by the node's number of whole GPUs; empty if no multi-GPU pod arrived.
     #[serde(with = "exact")]
-    by_group: Vec<[f64; GROUPS + 1]>,
+    by_group: Vec<[f64; MAX_GROUP_GPUS + 1]>,
 }
 
 impl ServableShare {
-    pub fn of(
+    pub fn from_history(
         demand_history: &DemandHistory,
         levels: &CpuLevels,
         model: &GpuModel,
@@ -186,32 +188,32 @@ impl ServableShare {
         let has_groups = demand_history
             .demand_shapes()
             .any(|(demand_shape, _)| demand_shape.gpus > 1);
-        let groups = if has_groups { levels.all() + 1 } else { 0 };
+        let groups = if has_groups { levels.len() + 1 } else { 0 };
         let mut usable = Self {
-            by_part: vec![[0.0; GRID + 1]; levels.all() + 1],
-            by_group: vec![[0.0; GROUPS + 1]; groups],
+            by_part: vec![[0.0; GRID + 1]; levels.len() + 1],
+            by_group: vec![[0.0; MAX_GROUP_GPUS + 1]; groups],
         };
         let all = demand_history.len().max(1) as f64;
         for (demand_shape, count) in demand_history
             .demand_shapes()
             .filter(|(demand_shape, _)| may_run_on(demand_shape, model))
         {
-            let Some(share) = share_of(demand_shape, capacity) else {
+            let Some(share) = capacity_share(demand_shape, capacity) else {
                 continue;
             };
             let level = levels.needed_for(demand_shape.host_resources.cpu);
             let weight = f64::from(count) / all;
             match (demand_shape.gpus, demand_shape.sharing) {
                 (2.., Sharing::Exclusive) => {
-                    usable.by_group[level][GROUPS.min(demand_shape.gpus as usize)] += weight
+                    usable.by_group[level][MAX_GROUP_GPUS.min(demand_shape.gpus as usize)] += weight
                 }
-                _ => usable.by_part[level][size(share)] += weight,
+                _ => usable.by_part[level][size_in_hundredths(share)] += weight,
             }
         }
-        usable.by_part.iter_mut().for_each(|row| add_up(row));
-        usable.by_group.iter_mut().for_each(|row| add_up(row));
-        add_up_rows(&mut usable.by_part);
-        add_up_rows(&mut usable.by_group);
+        usable.by_part.iter_mut().for_each(|row| prefix_sum(row));
+        usable.by_group.iter_mut().for_each(|row| prefix_sum(row));
+        prefix_sum_rows(&mut usable.by_part);
+        prefix_sum_rows(&mut usable.by_group);
         usable
     }
 
@@ -220,17 +222,17 @@ impl ServableShare {
     pub fn share(&self, level: usize, hundredths: usize, whole: u32) -> f64 {
         let alone = self.by_part[level][hundredths];
         if hundredths == GRID {
-            alone + self.in_groups(level, whole)
+            alone + self.multi_gpu_share(level, whole)
         } else {
             alone
         }
     }
 
     /// The part of that share that multi-GPU pods make up.
-    pub(crate) fn in_groups(&self, level: usize, whole: u32) -> f64 {
+    pub(crate) fn multi_gpu_share(&self, level: usize, whole: u32) -> f64 {
         self.by_group
             .get(level)
-            .map_or(0.0, |row| row[GROUPS.min(whole as usize)])
+            .map_or(0.0, |row| row[MAX_GROUP_GPUS.min(whole as usize)])
     }
 }
 
@@ -238,28 +240,28 @@ fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
     demand_shape.models.is_empty() || demand_shape.models.contains(model)
 }
 
-fn add_up(row: &mut [f64]) {
-    (1..row.len()).for_each(|place| row[place] += row[place - 1]);
+fn prefix_sum(row: &mut [f64]) {
+    (1..row.len()).for_each(|index| row[index] += row[index - 1]);
 }
 
-fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
-    for place in 1..rows.len() {
-        let (before, after) = rows.split_at_mut(place);
+fn prefix_sum_rows<const N: usize>(rows: &mut [[f64; N]]) {
+    for index in 1..rows.len() {
+        let (before, after) = rows.split_at_mut(index);
         after[0]
             .iter_mut()
-            .zip(&before[place - 1])
+            .zip(&before[index - 1])
             .for_each(|(sum, below)| *sum += below);
     }
 }
 
 /// A GPU's free VRAM for the next pod: none if the GPU accepts no pods.
-pub(crate) fn free_for_others(gpu: &Gpu) -> Bytes {
+pub(crate) fn free_for_next_pod(gpu: &Gpu) -> Bytes {
     let is_open = gpu.health == crate::vocabulary::gpu::Health::Healthy && !gpu.exclusive;
     if is_open { gpu.free() } else { Bytes::ZERO }
 }
 
 /// GPU counts of which blocks are priced: the most wanted ones. Pods request two, four or eight GPUs, rarely another number.
-const MOST_PRICED: usize = 4;
+const MAX_PRICED_GPU_COUNTS: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -275,7 +277,7 @@ pub(crate) struct GpuBlock {
 
 impl GpuBlock {
     /// The blocks that recent pods want most. `demand` is what a demand shape takes, in GPUs.
-    pub fn wanted(
+    pub fn most_wanted(
         demand_history: &DemandHistory,
         demand: impl Fn(&DemandShape) -> f64,
     ) -> Vec<Self> {
@@ -298,14 +300,14 @@ impl GpuBlock {
         let mut pods: Vec<(u32, Vec<CpuWant>)> = pods.into_iter().collect();
         let share = |wants: &[CpuWant]| wants.iter().map(|want| want.share).sum::<f64>();
         pods.sort_by(|(m, a), (n, b)| share(b).total_cmp(&share(a)).then(m.cmp(n)));
-        pods.truncate(MOST_PRICED);
+        pods.truncate(MAX_PRICED_GPU_COUNTS);
         pods.into_iter()
-            .flat_map(|(gpus, wants)| Self::of(gpus as usize, wants))
+            .flat_map(|(gpus, wants)| Self::median_and_largest(gpus as usize, wants))
             .collect()
     }
 
     /// The block that the median of these pods wants, and the one that the largest above it wants.
-    fn of(gpus: usize, mut wants: Vec<CpuWant>) -> impl Iterator<Item = Self> {
+    fn median_and_largest(gpus: usize, mut wants: Vec<CpuWant>) -> impl Iterator<Item = Self> {
         wants.sort_by_key(|want| want.cpu);
         let median = median(&wants);
         let block = |cpu: MilliCpu, wants: &[CpuWant]| {
@@ -323,7 +325,7 @@ impl GpuBlock {
 
     /// The number of blocks on a node with so many whole GPUs; including the part of the next block that exists, weighted by
     /// `partial`.
-    pub fn on(&self, whole: usize, cpu: Option<f64>, partial: f64) -> f64 {
+    pub fn count_on(&self, whole: usize, cpu: Option<f64>, partial: f64) -> f64 {
         // Asked of every node that a pod could be placed on: most have too few whole GPUs, and CPU for all.
         if whole < self.gpus && partial == 0.0 {
             return 0.0;
@@ -344,7 +346,7 @@ impl GpuBlock {
         let wanted = free * self.share / self.gpus as f64;
         let spread = (turning_over * self.share / self.gpus as f64).sqrt();
         let scarcity = if spread > 0.0 {
-            at_most((wanted - blocks + spread) / spread)
+            normal_cdf((wanted - blocks + spread) / spread)
         } else {
             0.0
         };
@@ -376,7 +378,7 @@ fn median(wants: &[CpuWant]) -> MilliCpu {
 
 /// λ: the pod that gets the last GPUs of a node is not the average pod but one of those that fit, and these need less CPU and
 /// memory. Found by trial on openb, where it is better than 1 on every variant.
-const OF_THOSE_THAT_FIT: f64 = 0.8;
+const FITTING_POD_FACTOR: f64 = 0.8;
 
 /// The demand of recent pods for one resource beside their GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -400,7 +402,7 @@ pub(crate) struct HostDemand {
 
 impl HostDemand {
     /// From pods' GPU request and their request of the resource, with a count each. `None` if they request none of it.
-    pub fn of(pods: impl Iterator<Item = (f64, f64, f64)> + Clone) -> Option<Self> {
+    pub fn from_pods(pods: impl Iterator<Item = (f64, f64, f64)> + Clone) -> Option<Self> {
         let sum = |part: fn((f64, f64, f64)) -> f64| pods.clone().map(part).sum::<f64>();
         let gpu = sum(|(gpu, _, count)| gpu * count);
         let brought = sum(|(_, brought, count)| brought * count);
@@ -412,38 +414,39 @@ impl HostDemand {
             .map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2))
             .sum::<f64>();
         let spread = (squares / gpu).sqrt();
-        let per_gpu = OF_THOSE_THAT_FIT * per_gpu;
+        let per_gpu = FITTING_POD_FACTOR * per_gpu;
         Some(Self {
             per_gpu,
             gpus: 1.0 / per_gpu,
             spread: spread / per_gpu,
-            steps: STEPS / spread,
-            far: (FAR * spread).powi(2),
+            steps: STEPS_PER_DEVIATION / spread,
+            far: (MAX_DEVIATIONS * spread).powi(2),
         })
     }
 
     /// The part of free GPU capacity of this value that `free` of the resource cannot serve, in GPUs.
     #[inline]
-    pub(crate) fn wasted(self, packing_model: f64, free: f64) -> f64 {
-        let shortfall = self.per_gpu * packing_model - free;
+    pub(crate) fn wasted(self, value: f64, free: f64) -> f64 {
+        let shortfall = self.per_gpu * value - free;
         // Most nodes have plenty, and thousands are asked. A value of zero, or below it by a rounding error, ends here, too.
-        if shortfall <= 0.0 && shortfall * shortfall >= self.far * packing_model {
+        if shortfall <= 0.0 && shortfall * shortfall >= self.far * value {
             return 0.0;
         }
         if self.spread == 0.0 {
-            return packing_model.min(shortfall.max(0.0) * self.gpus);
+            return value.min(shortfall.max(0.0) * self.gpus);
         }
         // The root and the reciprocal take longest: neither waits for the other.
-        let (root, reciprocal) = (packing_model.sqrt(), 1.0 / packing_model);
-        let steps = FAR * STEPS + shortfall * self.steps * (root * reciprocal);
-        packing_model.min(self.spread * root * overshoot(steps))
+        let (root, reciprocal) = (value.sqrt(), 1.0 / value);
+        let steps =
+            MAX_DEVIATIONS * STEPS_PER_DEVIATION + shortfall * self.steps * (root * reciprocal);
+        value.min(self.spread * root * overshoot(steps))
     }
 }
 
 /// A normal variable rarely exceeds this many deviations: once in thirty thousand times.
-const FAR: f64 = 4.0;
+const MAX_DEVIATIONS: f64 = 4.0;
 /// Steps per deviation in the table of [`overshoot`].
-const STEPS: f64 = 64.0;
+const STEPS_PER_DEVIATION: f64 = 64.0;
 
 /// z·Φ(z) + φ(z), where z is `steps` steps above −[`MAX_DEVIATIONS`]: the expected excess of a standard normal variable over −z,
 /// where no excess counts as zero. Interpolated in a table, at most 2e-5 too high, because thousands of nodes are asked.
@@ -451,8 +454,9 @@ const STEPS: f64 = 64.0;
 fn overshoot(steps: f64) -> f64 {
     /// The value at each step, and the difference to the next.
     static AT_STEPS: LazyLock<Box<[(f64, f64)]>> = LazyLock::new(|| {
-        let at = |step: i32| at_step(f64::from(step) / STEPS - FAR);
-        (0..(2.0 * FAR * STEPS) as i32)
+        let at =
+            |step: i32| exact_overshoot(f64::from(step) / STEPS_PER_DEVIATION - MAX_DEVIATIONS);
+        (0..(2.0 * MAX_DEVIATIONS * STEPS_PER_DEVIATION) as i32)
             .map(|step| (at(step), at(step + 1) - at(step)))
             .collect()
     });
@@ -462,21 +466,21 @@ fn overshoot(steps: f64) -> f64 {
     let below = steps as i64;
     match AT_STEPS.get(below as usize) {
         Some((low, more)) => low + (steps - below as f64) * more,
-        None => steps / STEPS - FAR,
+        None => steps / STEPS_PER_DEVIATION - MAX_DEVIATIONS,
     }
 }
 
 /// z·Φ(z) + φ(z), computed; at the ends of the table the limits beyond them.
-fn at_step(z: f64) -> f64 {
-    if z.abs() >= FAR {
+fn exact_overshoot(z: f64) -> f64 {
+    if z.abs() >= MAX_DEVIATIONS {
         z.max(0.0)
     } else {
-        z * at_most(z) + density(z)
+        z * normal_cdf(z) + normal_density(z)
     }
 }
 
 /// Φ(z), to seven digits: formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964.
-pub fn at_most(z: f64) -> f64 {
+pub fn normal_cdf(z: f64) -> f64 {
     const TERMS: [f64; 5] = [
         0.319_381_530,
         -0.356_563_782,
@@ -485,11 +489,11 @@ pub fn at_most(z: f64) -> f64 {
         1.330_274_429,
     ];
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
-    let tail = density(z) * TERMS.iter().rev().fold(0.0, |sum, term| (sum + term) * t);
+    let tail = normal_density(z) * TERMS.iter().rev().fold(0.0, |sum, term| (sum + term) * t);
     if z < 0.0 { tail } else { 1.0 - tail }
 }
 
-fn density(z: f64) -> f64 {
+fn normal_density(z: f64) -> f64 {
     const AT_ZERO: f64 = 0.398_942_280_401_432_7;
     AT_ZERO * (-0.5 * z * z).exp()
 }
@@ -508,7 +512,7 @@ mod gpu_blocks_tests {
                 memory: Bytes::ZERO,
             };
             let (per_gpu, sharing) = (Bytes::gib(80), Sharing::Exclusive);
-            demand_history.arrive(DemandShape {
+            demand_history.record_arrival(DemandShape {
                 per_gpu,
                 gpus: *gpus,
                 sharing,
@@ -523,7 +527,8 @@ mod gpu_blocks_tests {
     fn each_gpu_count_has_a_block_for_the_median_pod_and_one_for_the_largest() {
         let demand_history =
             demand_history(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
-        let blocks = GpuBlock::wanted(&demand_history, |demand_shape| f64::from(demand_shape.gpus));
+        let blocks =
+            GpuBlock::most_wanted(&demand_history, |demand_shape| f64::from(demand_shape.gpus));
         let said: Vec<_> = blocks
             .iter()
             .map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32))
@@ -538,7 +543,7 @@ mod gpu_blocks_tests {
             cpu: 32.0,
             share: 1.0,
         };
-        let on = |whole, cpu, partial| block.on(whole, cpu, partial);
+        let on = |whole, cpu, partial| block.count_on(whole, cpu, partial);
         assert_eq!(
             (on(8, None, 0.0), on(7, None, 0.0), on(8, Some(40.0), 0.0)),
             (2.0, 1.0, 1.0)
@@ -571,7 +576,7 @@ mod host_demand_tests {
     use super::*;
 
     fn overshoot(z: f64) -> f64 {
-        super::overshoot((z + FAR) * STEPS)
+        super::overshoot((z + MAX_DEVIATIONS) * STEPS_PER_DEVIATION)
     }
 
     #[test]
@@ -582,7 +587,11 @@ mod host_demand_tests {
             (0.0, 0.5),
             (1.96, 0.975_002_1),
         ] {
-            assert!((at_most(z) - share).abs() < 1e-6, "{z}: {}", at_most(z));
+            assert!(
+                (normal_cdf(z) - share).abs() < 1e-6,
+                "{z}: {}",
+                normal_cdf(z)
+            );
         }
     }
 
@@ -591,7 +600,7 @@ mod host_demand_tests {
         let step = 1e-3;
         let integral = |z: f64| {
             (-8_000..(z / step) as i64)
-                .map(|n| at_most(n as f64 * step) * step)
+                .map(|n| normal_cdf(n as f64 * step) * step)
                 .sum::<f64>()
         };
         for z in [-2.0, -0.5, 0.0, 1.0, 3.0] {
@@ -607,14 +616,20 @@ mod host_demand_tests {
 
     #[test]
     fn interpolation_adds_almost_nothing_and_never_decreases() {
-        let ends = [-FAR, (-FAR).next_up(), FAR.next_down(), FAR].into_iter();
+        let ends = [
+            -MAX_DEVIATIONS,
+            (-MAX_DEVIATIONS).next_up(),
+            MAX_DEVIATIONS.next_down(),
+            MAX_DEVIATIONS,
+        ]
+        .into_iter();
         let mut points: Vec<f64> = (-4500..4500)
             .map(|n| f64::from(n) / 1000.0)
             .chain(ends)
             .collect();
         points.sort_by(f64::total_cmp);
         for z in &points {
-            let above = overshoot(*z) - (z * at_most(*z) + density(*z));
+            let above = overshoot(*z) - (z * normal_cdf(*z) + normal_density(*z));
             assert!((-1e-5..2e-5).contains(&above), "{z}: {above}");
         }
         assert!(
@@ -626,7 +641,8 @@ mod host_demand_tests {
 
     #[test]
     fn with_equal_host_demand_only_the_shortfall_is_wasted() {
-        let host_demand = HostDemand::of([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
+        let host_demand =
+            HostDemand::from_pods([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
         // The pods that fit request 8 per GPU.
         assert_eq!(host_demand.wasted(4.0, 32.0), 0.0);
         assert_eq!(host_demand.wasted(4.0, 24.0), 1.0);
@@ -642,8 +658,9 @@ mod host_demand_tests {
 
     #[test]
     fn more_varied_host_demand_wastes_more_when_resources_just_suffice() {
-        let host_demand =
-            |other: f64| HostDemand::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
+        let host_demand = |other: f64| {
+            HostDemand::from_pods([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap()
+        };
         let wasted = [8.0, 12.0, 20.0]
             .map(|other| host_demand(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
         assert!(wasted[0] < wasted[1] && wasted[1] < wasted[2], "{wasted:?}");
@@ -651,7 +668,7 @@ mod host_demand_tests {
 
     #[test]
     fn pods_without_host_demand_waste_nothing() {
-        assert_eq!(HostDemand::of([(1.0, 0.0, 3.0)].into_iter()), None);
-        assert_eq!(HostDemand::of(std::iter::empty()), None);
+        assert_eq!(HostDemand::from_pods([(1.0, 0.0, 3.0)].into_iter()), None);
+        assert_eq!(HostDemand::from_pods(std::iter::empty()), None);
     }
 }

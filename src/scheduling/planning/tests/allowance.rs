@@ -16,7 +16,7 @@ fn rates() -> EvictionRates {
 /// One job of 60 GiB on the only GPU of each node.
 fn full(policy: Policy, nodes: &[&'static str]) -> LedgerCluster {
     let machines: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 1)).collect();
-    let mut cluster = LedgerCluster::by(policy, &machines);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &machines);
     nodes
         .iter()
         .for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job(60)));
@@ -24,7 +24,7 @@ fn full(policy: Policy, nodes: &[&'static str]) -> LedgerCluster {
 }
 
 #[test]
-fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
+fn a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
     let mut cluster = full(
         limited(EvictionRates {
             cluster: 1,
@@ -32,9 +32,9 @@ fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
         }),
         &["m", "n"],
     );
-    cluster.gated("y", shared(50, 50));
-    cluster.gated("z", shared(50, 50));
-    cluster.gated("zz", shared(73, 50));
+    cluster.add_gated("y", shared(50, 50));
+    cluster.add_gated("z", shared(50, 50));
+    cluster.add_gated("zz", shared(73, 50));
     assert_eq!(
         cluster.plan(),
         [
@@ -47,7 +47,7 @@ fn b1_a_pod_that_waits_because_of_the_eviction_limit_gets_that_reason() {
 }
 
 #[test]
-fn b1_pods_without_a_tenant_are_limited_by_the_cluster_and_the_node() {
+fn pods_without_a_tenant_are_limited_by_the_cluster_and_the_node() {
     let mut cluster = full(
         limited(EvictionRates {
             tenant: 1,
@@ -55,37 +55,37 @@ fn b1_pods_without_a_tenant_are_limited_by_the_cluster_and_the_node() {
         }),
         &["m", "n"],
     );
-    cluster.gated("y", shared(50, 50));
-    cluster.gated("z", shared(50, 50));
+    cluster.add_gated("y", shared(50, 50));
+    cluster.add_gated("z", shared(50, 50));
     assert_eq!(cluster.plan(), ["y on m after job-m", "z on n after job-n"]);
 }
 
 #[test]
-fn b1_free_places_are_preferred_to_evictions() {
+fn free_gpus_are_preferred_to_evictions() {
     let mut cluster = LedgerCluster::new(&[("m", 1), ("n", 1)]);
     cluster.bound("stays", "m", 0, shared(40, 1000));
     cluster.bound("job", "n", 0, job(60));
-    cluster.gated("high", shared(50, 100));
-    cluster.gated("low", job(30));
+    cluster.add_gated("high", shared(50, 100));
+    cluster.add_gated("low", job(30));
     assert_eq!(cluster.plan(), ["high on n after job", "low on m"]);
 }
 
 #[test]
-fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
-    let mut cluster = LedgerCluster::by(
+fn a_dearer_victim_set_within_the_limit_is_chosen_over_the_cheapest_beyond_it() {
+    let mut cluster = LedgerCluster::with_policy_and_nodes(
         limited(EvictionRates { node: 2, ..rates() }),
         &[("m", 1), ("n", 1)],
     );
     // The lower priority is evicted first, whatever it costs.
     (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
     cluster.bound("large", "n", 0, job(72));
-    cluster.gated("pod", shared(72, 50));
+    cluster.add_gated("pod", shared(72, 50));
     assert_eq!(cluster.plan(), ["pod on n after large"]);
 }
 
 /// Twelve jobs on the six GPUs of one node.
 fn twelve(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("n", 6)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 6)]);
     for n in 0..12 {
         cluster.bound(&format!("job-{n:02}"), "n", n / 2, job(30));
     }
@@ -97,36 +97,36 @@ fn of_six_gpus() -> Demand {
 }
 
 #[test]
-fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_eviction_there() {
+fn a_victim_set_larger_than_the_limit_is_evicted_alone_in_a_free_minute() {
     let mut cluster = twelve(Policy::default());
-    cluster.gated("pod", of_six_gpus());
+    cluster.add_gated("pod", of_six_gpus());
     let all = "job-00 job-01 job-02 job-03 job-04 job-05 job-06 job-07 job-08 job-09 job-10 job-11";
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.ledger_mut().note_ordered(&[uid("job-00")]);
+    cluster.ledger_mut().record_evictions(&[uid("job-00")]);
     assert_eq!(
         cluster.plan(),
         ["pod waits: eviction-limit"],
         "one was evicted there within the minute"
     );
-    cluster.pass(61);
+    cluster.advance(61);
     assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
-    cluster.ledger_mut().note_ordered(
+    cluster.ledger_mut().record_evictions(
         &(0..12)
             .map(|n| uid(&format!("job-{n:02}")))
             .collect::<Vec<_>>(),
     );
     assert!(
-        !cluster.ledger().may_order(&[uid("job-00")]),
+        !cluster.ledger().is_within_eviction_rates(&[uid("job-00")]),
         "it was all that the minute had"
     );
 }
 
 #[test]
-fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
+fn other_evictions_wait_for_a_set_larger_than_the_limit_but_not_forever() {
     let mut cluster = twelve(Policy::default());
-    cluster.ledger_mut().note_ordered(&[uid("job-00")]);
-    cluster.gated("large", of_six_gpus());
-    cluster.gated("small", shared(40, 100));
+    cluster.ledger_mut().record_evictions(&[uid("job-00")]);
+    cluster.add_gated("large", of_six_gpus());
+    cluster.add_gated("small", shared(40, 100));
     assert_eq!(
         cluster.plan(),
         ["large waits: eviction-limit", "small waits: eviction-limit"]
@@ -134,20 +134,20 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
     let pending = cluster.ledger_mut().pending(64);
     let plan = plan_within(
         Ledger::clone(cluster.ledger()),
-        &roomy(cluster.ledger()),
+        &accepting_filters(cluster.ledger()),
         &pending,
         PlanBounds::NONE,
     );
-    plan.reserved
+    plan.reserved_scopes
         .into_iter()
         .for_each(|(scope, uid)| cluster.ledger_mut().reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
     let generation = cluster.ledger().generation();
     cluster
         .ledger_mut()
-        .note_no_placement(&uid("large"), generation);
+        .record_no_placement(&uid("large"), generation);
     assert_eq!(cluster.plan(), ["small waits: eviction-limit"]);
-    cluster.gated("urgent", shared(40, 200));
+    cluster.add_gated("urgent", shared(40, 200));
     assert_eq!(cluster.plan()[0], "urgent on n after job-00");
     cluster.ledger_mut().release(&uid("large"));
     assert!(
@@ -163,11 +163,11 @@ fn b10_other_evictions_wait_for_a_set_larger_than_the_limit_but_not_for_ever() {
 fn a_scope_is_reserved_for_at_most_half_of_the_time() {
     for waves in [&[(60, 100)][..], &[(80, 200), (10, 100)]] {
         let mut cluster = twelve(Policy::default());
-        cluster.gated("small", shared(40, 100));
+        cluster.add_gated("small", shared(40, 100));
         let (mut kept, mut seconds) = (0, 0);
         for (n, (lasts, priority)) in waves.iter().cycle().enumerate().take(9 * waves.len()) {
             let wave = format!("wave-{n}");
-            cluster.gated(&wave, demand_of(60 << 30, 6, Sharing::Shared, *priority));
+            cluster.add_gated(&wave, demand_of(60 << 30, 6, Sharing::Shared, *priority));
             for _ in 0..*lasts {
                 cluster
                     .ledger_mut()
@@ -175,11 +175,11 @@ fn a_scope_is_reserved_for_at_most_half_of_the_time() {
                 kept += u32::from(
                     !cluster
                         .ledger()
-                        .reserved_from(&uid("small"), 100)
+                        .scopes_reserved_for_others(&uid("small"), 100)
                         .is_empty(),
                 );
                 seconds += 1;
-                cluster.pass(1);
+                cluster.advance(1);
             }
             cluster.ledger_mut().release(&uid(&wave));
         }
@@ -191,16 +191,19 @@ fn a_scope_is_reserved_for_at_most_half_of_the_time() {
 }
 
 #[test]
-fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
+fn equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
     let mut cluster = full(Policy::default(), &["m", "n"]);
     // No pod is evicted for these; the first of each kind costs a look at every node.
     for n in 0..6 {
-        cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
+        cluster.add_gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }
-    let (pending, roomy) = (cluster.ledger_mut().pending(64), roomy(cluster.ledger()));
+    let (pending, roomy) = (
+        cluster.ledger_mut().pending(64),
+        accepting_filters(cluster.ledger()),
+    );
     let bounds = PlanBounds {
-        free: 1,
-        evictions: u64::MAX,
+        free_steps: 1,
+        eviction_steps: u64::MAX,
         ..PlanBounds::NONE
     };
     let plan = plan_within(Ledger::clone(cluster.ledger()), &roomy, &pending, bounds);
@@ -212,31 +215,34 @@ fn b13_equal_pods_get_the_same_answer_after_the_step_budget_is_spent() {
         ]
     );
     assert_eq!(
-        plan.left_over,
+        plan.unreached,
         ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid)
     );
 }
 
 #[test]
-fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
-    let mut cluster = LedgerCluster::by(Policy::default(), &[("n", 8)]);
+fn pods_equal_to_a_placed_one_are_placed_after_the_step_budget_is_spent() {
+    let mut cluster = LedgerCluster::with_policy_and_nodes(Policy::default(), &[("n", 8)]);
     // One of low priority that has waited for long, and its like behind all others.
-    cluster.gated("low-0", shared(40, 0));
+    cluster.add_gated("low-0", shared(40, 0));
     for n in 0..6 {
-        cluster.gated(&format!("pod-{n}"), shared(40 + n % 2, 100));
+        cluster.add_gated(&format!("pod-{n}"), shared(40 + n % 2, 100));
     }
-    cluster.gated("low-1", shared(40, 0));
-    let (mut pending, roomy) = (cluster.ledger_mut().pending(64), roomy(cluster.ledger()));
+    cluster.add_gated("low-1", shared(40, 0));
+    let (mut pending, roomy) = (
+        cluster.ledger_mut().pending(64),
+        accepting_filters(cluster.ledger()),
+    );
     pending.sort_by_key(|pod| (&*pod.key.name != "low-0", -pod.demand.priority));
     let planned = |bounds: PlanBounds<'_>| {
         let plan = plan_within(Ledger::clone(cluster.ledger()), &roomy, &pending, bounds);
         let placed: Vec<String> = plan.steps.into_iter().map(describe).collect();
-        (placed, plan.left_over)
+        (placed, plan.unreached)
     };
     // The first look at each kind costs a step for the node.
     let bounds = PlanBounds {
-        free: 200,
-        evictions: 200,
+        free_steps: 200,
+        eviction_steps: 200,
         ..PlanBounds::NONE
     };
     let (placed, left_over) = planned(bounds);
@@ -250,7 +256,7 @@ fn pods_like_one_that_has_a_place_get_theirs_after_the_step_budget_is_spent() {
         "the last has a lower priority"
     );
     let (placed, left_over) = planned(PlanBounds {
-        places: 3,
+        max_placements: 3,
         ..bounds
     });
     assert_eq!(

@@ -1,16 +1,16 @@
 //! Consolidation moves pods only if each has another place and the moves cost less than they gain.
 
 use super::*;
-use crate::testkit::{in_namespace, lending};
+use crate::testkit::{lending_policy, with_namespace};
 use crate::verbs::tick::PolicySet;
 use crate::verbs::wait::ReservePlaces;
 
 /// Two nodes, each half full of a job; neither has free VRAM for a pod that never preempts.
 fn halves(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(30));
     cluster.bound("k", "m", 0, job(40));
-    cluster.gated(
+    cluster.add_gated(
         "polite",
         Demand {
             may_preempt: false,
@@ -28,7 +28,7 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
         "off by default"
     );
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(cluster.ledger_mut(), 64);
+    let steps = plan_steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -44,13 +44,13 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
             .is_err(),
         "by no other right"
     );
-    assert_eq!(place.take(cluster.ledger_mut()), Ok(()));
+    assert_eq!(place.reserve_in(cluster.ledger_mut()), Ok(()));
 }
 
 #[test]
 fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
-    let steps = steps(cluster.ledger_mut(), 64);
+    let steps = plan_steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -86,22 +86,22 @@ fn consolidation_moves_no_pod_at_a_loss_or_without_another_place() {
 
 #[test]
 fn consolidation_moves_no_pod_onto_vram_that_is_lent() {
-    let mut policy = lending();
+    let mut policy = lending_policy();
     policy.planning.consolidation = Some(Consolidation {
         gain: Millis::seconds(36_000),
     });
-    let of = |demand: Demand| in_namespace(demand, "default", &lending());
-    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
+    let of = |demand: Demand| with_namespace(demand, "default", &lending_policy());
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("engine", "m", 0, of(shared(60, 0)));
     cluster.bound("j", "n", 0, of(job(30)));
-    cluster.gated(
+    cluster.add_gated(
         "polite",
         of(Demand {
             may_preempt: false,
             ..shared(60, 100)
         }),
     );
-    cluster.fall_asleep("engine", "m");
+    cluster.report_engine_asleep("engine", "m");
     let borrower = of(job(30));
     assert!(
         cluster.snapshot().node("m").unwrap().gpus[0].can_take(&borrower),

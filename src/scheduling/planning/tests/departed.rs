@@ -43,20 +43,23 @@ fn one_ended() -> LedgerCluster {
 #[test]
 fn no_pod_is_evicted_while_memory_of_a_pod_that_has_ended_becomes_free() {
     let mut cluster = one_ended();
-    cluster.gated("serving", shared(50, 100));
+    cluster.add_gated("serving", shared(50, 100));
     assert_eq!(cluster.plan(), ["serving waits: insufficient-vram"]);
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.report("n", &[&[], &[("job", 60)]]);
     assert_eq!(cluster.plan(), ["serving on n"]);
 }
 
 #[test]
-fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
+fn memory_of_ended_pods_counts_as_free_when_victims_are_chosen() {
     let mut cluster = one_ended();
     cluster.bound("low", "n", 0, shared(10, -20));
-    cluster.gated("serving", shared(70, 100));
-    assert_eq!(placed(cluster.ledger_mut()), [uid("serving")]);
-    let reserved = cluster.ledger().reservation_of(&uid("serving")).unwrap();
+    cluster.add_gated("serving", shared(70, 100));
+    assert_eq!(apply_plan(cluster.ledger_mut()), [uid("serving")]);
+    let reserved = cluster
+        .ledger()
+        .reservation_status_of(&uid("serving"))
+        .unwrap();
     assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
     let remaining: Vec<&PodUid> = reserved
         .remaining
@@ -64,7 +67,7 @@ fn beside_memory_of_a_pod_that_has_ended_only_those_in_the_way_are_evicted() {
         .map(|victim| &victim.uid)
         .collect();
     assert_eq!(remaining, [&uid("low")]);
-    cluster.gated("next", shared(50, 100));
+    cluster.add_gated("next", shared(50, 100));
     assert_eq!(
         cluster.plan(),
         ["next on n after job"],
@@ -93,16 +96,24 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
         ObservedPhase::Waiting(waiting),
         None,
     );
-    assert!(cluster.ledger().reservation_of(&uid("other")).is_some());
+    assert!(
+        cluster
+            .ledger()
+            .reservation_status_of(&uid("other"))
+            .is_some()
+    );
     cluster.apply(PodDeleted(uid("other")));
     cluster.bound("low", "n", 0, shared(10, -20));
     for _ in 0..3 {
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.report("n", &[&[("ended", 60), ("no-grant", 15)], &[("job", 60)]]);
     }
-    cluster.gated("serving", shared(50, 100));
-    assert_eq!(placed(cluster.ledger_mut()), [uid("serving")]);
-    let reserved = cluster.ledger().reservation_of(&uid("serving")).unwrap();
+    cluster.add_gated("serving", shared(50, 100));
+    assert_eq!(apply_plan(cluster.ledger_mut()), [uid("serving")]);
+    let reserved = cluster
+        .ledger()
+        .reservation_status_of(&uid("serving"))
+        .unwrap();
     assert_eq!(*reserved.reservation.victims, [uid("ended"), uid("low")]);
 }
 
@@ -110,10 +121,10 @@ fn memory_of_a_pod_that_has_ended_counts_once_however_often_it_is_named() {
 fn memory_that_stays_after_its_pod_has_ended_is_not_waited_for() {
     let mut cluster = one_ended();
     for _ in 0..32 {
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.report("n", &[&[("ended", 60)], &[("job", 60)]]);
     }
-    cluster.gated("serving", shared(50, 100));
+    cluster.add_gated("serving", shared(50, 100));
     assert_eq!(cluster.plan(), ["serving on n after job"]);
 }
 
@@ -133,16 +144,16 @@ fn a_pod_that_has_ended_keeps_its_grant_as_long_as_its_processes_are_seen() {
         (shared(40, 0), shared(40, 100)),
     ] {
         cluster.bound("ended", "n", 0, demand);
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.report("n", &[&[("ended", 1)]]);
         cluster.apply(PodDeleted(uid("ended")));
-        cluster.gated("next", wanted);
+        cluster.add_gated("next", wanted);
         for _ in 0..30 {
             assert_eq!(cluster.plan(), ["next waits: insufficient-vram"]);
-            cluster.pass(1);
+            cluster.advance(1);
             cluster.report("n", &[&[("ended", 1)]]);
         }
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.report("n", &[&[]]);
         assert_eq!(cluster.plan(), ["next on n"]);
         cluster.apply(PodDeleted(uid("next")));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::ModelId;
-use crate::testkit::{START, in_namespace};
+use crate::testkit::{START, with_namespace};
 use crate::units::Bytes;
 use crate::verbs::observe::ReadingReported;
 use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
@@ -21,7 +21,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
             "c waits: group-too-large"
         ]
     );
-    cluster.gated("single", job(60));
+    cluster.add_gated("single", job(60));
     assert_eq!(
         cluster.plan()[0],
         "single on m",
@@ -36,7 +36,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
         ["a waits: group-incomplete", "b waits: group-incomplete"]
     );
     cluster.member("c", job(60), group("trio", Some(3)));
-    cluster.pass(5);
+    cluster.advance(5);
     assert_eq!(cluster.plan(), ["a on n, b on m, c on m"]);
 }
 
@@ -46,14 +46,15 @@ fn a_group_without_a_declared_size_is_the_pods_that_exist_for_a_while() {
     cluster.member("a", job(60), group("g", None));
     assert!(cluster.plan().is_empty());
     cluster.member("b", job(60), group("g", None));
-    cluster.pass(3);
+    cluster.advance(3);
     assert_eq!(cluster.plan(), ["a on n, b on n"]);
 }
 
 #[test]
 fn a_group_is_packed_on_the_fewest_nodes_when_the_policy_says_so() {
     let nodes = [("k", 1), ("l", 1), ("m", 1), ("n", 3)];
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
+    let mut cluster =
+        LedgerCluster::with_policy_and_nodes(with_placement(GroupPlacement::FewestNodes), &nodes);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -62,14 +63,14 @@ fn a_group_is_packed_on_the_fewest_nodes_when_the_policy_says_so() {
 
 #[test]
 fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
-    let mut cluster = LedgerCluster::by(
+    let mut cluster = LedgerCluster::with_policy_and_nodes(
         with_placement(GroupPlacement::OneIsland),
         &[("n", 4), ("m", 8)],
     );
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    let steps = steps(cluster.ledger_mut(), 64);
+    let steps = plan_steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         panic!("{steps:?}")
     };
@@ -82,7 +83,10 @@ fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
         ["GPU-m-0", "GPU-m-1", "GPU-m-2"],
         "an island of n has two GPUs"
     );
-    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(
+        with_placement(GroupPlacement::OneIsland),
+        &[("n", 4)],
+    );
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -146,7 +150,7 @@ fn asleep(cluster: &mut LedgerCluster, on: &str, gpus: &[u32]) {
 }
 
 fn of_model(demand: Demand) -> Demand {
-    in_namespace(
+    with_namespace(
         Demand {
             model: ModelId::parse("m").ok(),
             ..demand
@@ -158,7 +162,7 @@ fn of_model(demand: Demand) -> Demand {
 
 /// The GPU of each pod, in the order in which the pods are placed.
 fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
-    let steps = steps(cluster.ledger_mut(), 64);
+    let steps = plan_steps(cluster.ledger_mut(), 64);
     let places = steps.iter().flat_map(|step| match step {
         PlanStep::Place(places) => places.as_slice(),
         other => panic!("{other:?}"),
@@ -172,8 +176,8 @@ fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
 fn a_pod_under_the_gate_is_placed_where_an_engine_of_its_model_sleeps() {
     let mut cluster = LedgerCluster::new(&[("n", 8)]);
     asleep(&mut cluster, "n", &[5]);
-    cluster.gated("p", of_model(job(60)));
-    cluster.gated("q", of_model(job(60)));
+    cluster.add_gated("p", of_model(job(60)));
+    cluster.add_gated("q", of_model(job(60)));
     assert_eq!(
         gpus_of(&mut cluster),
         ["GPU-n-5", "GPU-n-0"],
@@ -192,7 +196,8 @@ fn each_pod_of_a_group_wakes_an_engine_of_its_own_as_far_as_there_are_any() {
         // Of two islands the one in which more engines sleep.
         (GroupPlacement::OneIsland, ["GPU-n-5", "GPU-n-6", "GPU-n-4"]),
     ] {
-        let mut cluster = LedgerCluster::by(with_placement(placement), &[("n", 8)]);
+        let mut cluster =
+            LedgerCluster::with_policy_and_nodes(with_placement(placement), &[("n", 8)]);
         asleep(&mut cluster, "n", &[5, 6]);
         for name in ["a", "b", "c"] {
             cluster.member(name, of_model(job(60)), group("trio", Some(3)));

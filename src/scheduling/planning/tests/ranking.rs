@@ -29,7 +29,9 @@ fn stored_or_tight() -> LedgerCluster {
         holdings: [model].into_iter().collect(),
         ..NodeReading::default()
     };
-    cluster.ledger_mut().read(&node("stored"), reading.into());
+    cluster
+        .ledger_mut()
+        .take_reading(&node("stored"), reading.into());
     cluster
 }
 
@@ -37,7 +39,7 @@ fn stored_or_tight() -> LedgerCluster {
 fn pods_that_differ_only_in_kv_cache_are_ranked_by_the_weights_that_each_loads() {
     let placed_alone = |kv_cache| {
         let mut cluster = stored_or_tight();
-        cluster.gated("pod", of_model(kv_cache));
+        cluster.add_gated("pod", of_model(kv_cache));
         cluster.plan()
     };
     assert_eq!(
@@ -51,9 +53,9 @@ fn pods_that_differ_only_in_kv_cache_are_ranked_by_the_weights_that_each_loads()
         "1 GiB of weights loads fast anywhere"
     );
     let mut cluster = stored_or_tight();
-    cluster.gated("heavy", of_model(0));
-    cluster.pass(1);
-    cluster.gated("light", of_model(29));
+    cluster.add_gated("heavy", of_model(0));
+    cluster.advance(1);
+    cluster.add_gated("light", of_model(29));
     assert_eq!(cluster.plan(), ["heavy on stored", "light on tight"]);
 }
 
@@ -62,8 +64,8 @@ fn a_lower_priority_does_not_take_what_a_higher_one_evicts_least_for() {
     let mut cluster = LedgerCluster::new(&[("n", 2)]);
     cluster.bound("small", "n", 0, job(30));
     cluster.bound("large", "n", 1, shared(60, 0));
-    cluster.gated("low", job(40));
-    cluster.gated("high", shared(50, 100));
+    cluster.add_gated("low", job(40));
+    cluster.add_gated("high", shared(50, 100));
     assert_eq!(
         cluster.plan(),
         ["high on n after small", "low waits: insufficient-vram"]

@@ -12,7 +12,7 @@ fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
 
 /// The node's first `gpus` GPUs.
 fn all_pressed(cluster: &mut LedgerCluster, gpus: usize, kv_percent: u8, queue: u32) {
-    let engine_load = EngineLoad::of(Percent::new(kv_percent), Some(queue));
+    let engine_load = EngineLoad::new(Percent::new(kv_percent), Some(queue));
     let read = |gpu| GpuReading {
         uuid: gpu_at("n", gpu),
         used: Some(Bytes::ZERO),
@@ -21,7 +21,7 @@ fn all_pressed(cluster: &mut LedgerCluster, gpus: usize, kv_percent: u8, queue: 
     };
     let gpus = (0..gpus).map(read).collect();
     let sampled = cluster.ledger().now();
-    cluster.ledger_mut().read(
+    cluster.ledger_mut().take_reading(
         &node("n"),
         NodeReading {
             sampled,
@@ -43,7 +43,7 @@ fn shares_a_gpu() -> LedgerCluster {
 
 fn evicted(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
     watch
-        .look(cluster.ledger(), &BTreeSet::new())
+        .check(cluster.ledger(), &BTreeSet::new())
         .into_iter()
         .map(|relief| relief.uid.to_string())
         .collect()
@@ -56,11 +56,11 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), none, "a spike evicts no pod");
     for _ in 0..9 {
-        cluster.pass(1);
+        cluster.advance(1);
         pressed(&mut cluster, 97, 0);
         assert_eq!(evicted(&cluster, &mut watch), none);
     }
-    cluster.pass(1);
+    cluster.advance(1);
     pressed(&mut cluster, 85, 0);
     assert_eq!(
         evicted(&cluster, &mut watch),
@@ -69,11 +69,11 @@ fn lasting_pressure_evicts_an_engines_neighbors_one_by_one_cheapest_first() {
     );
     cluster.ledger_mut().release(&uid("small"));
     assert_eq!(evicted(&cluster, &mut watch), none, "that has time to help");
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 85, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
     cluster.ledger_mut().release(&uid("large"));
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(
         evicted(&cluster, &mut watch),
@@ -87,7 +87,7 @@ fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.node = 1;
     let (mut cluster, mut watch) = (
-        LedgerCluster::by(policy, &[("n", 2)]),
+        LedgerCluster::with_policy_and_nodes(policy, &[("n", 2)]),
         PressureWatch::default(),
     );
     cluster.bound("engine", "n", 0, shared(30, 100));
@@ -95,11 +95,11 @@ fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
     cluster.bound("elsewhere", "n", 1, job(10));
     pressed(&mut cluster, 97, 0);
     assert!(evicted(&cluster, &mut watch).is_empty());
-    cluster.pass(5);
+    cluster.advance(5);
     cluster.apply(EvictionsOrdered(vec![uid("elsewhere")]));
     let mut relieved = Vec::new();
     for second in 6..=80 {
-        cluster.pass(1);
+        cluster.advance(1);
         pressed(&mut cluster, 97, 0);
         if let [first, ..] = &evicted(&cluster, &mut watch)[..] {
             relieved.push((second, first.clone()));
@@ -118,11 +118,11 @@ fn a_limit_that_keeps_a_neighbor_for_now_delays_no_later_relief() {
 }
 
 #[test]
-fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_does() {
+fn one_check_orders_evictions_within_the_limit_and_the_rest_once_it_allows() {
     let mut policy = Policy::default();
     policy.preemption.evictions_per_minute.node = 1;
     let (mut cluster, mut watch) = (
-        LedgerCluster::by(policy, &[("n", 2)]),
+        LedgerCluster::with_policy_and_nodes(policy, &[("n", 2)]),
         PressureWatch::default(),
     );
     for gpu in 0..2 {
@@ -139,7 +139,7 @@ fn one_look_names_no_more_pods_than_a_limit_allows_and_the_others_as_soon_as_it_
             cluster.ledger_mut().release(&uid(&pod));
             relieved.push((pod, second));
         }
-        cluster.pass(1);
+        cluster.advance(1);
     }
     let [(first, at), (second, then)] = &relieved[..] else {
         panic!("{relieved:?}")
@@ -172,19 +172,19 @@ fn a_pod_on_two_gpus_under_pressure_is_named_once() {
     cluster.bound("other", "n", 1, job(20));
     all_pressed(&mut cluster, 2, 97, 0);
     evicted(&cluster, &mut watch);
-    cluster.pass(10);
+    cluster.advance(10);
     all_pressed(&mut cluster, 2, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["job"]);
     // Its eviction has time to help on both GPUs, on its way and after it.
-    cluster.pass(1);
+    cluster.advance(1);
     all_pressed(&mut cluster, 2, 97, 0);
     let on_its_way = BTreeSet::from([uid("job")]);
-    assert_eq!(watch.look(cluster.ledger(), &on_its_way), []);
+    assert_eq!(watch.check(cluster.ledger(), &on_its_way), []);
     cluster.ledger_mut().release(&uid("job"));
-    cluster.pass(8);
+    cluster.advance(8);
     all_pressed(&mut cluster, 2, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), [""; 0]);
-    cluster.pass(1);
+    cluster.advance(1);
     all_pressed(&mut cluster, 2, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["other"]);
 }
@@ -193,7 +193,7 @@ fn a_pod_on_two_gpus_under_pressure_is_named_once() {
 fn pressure_that_falls_below_its_end_is_timed_anew() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
     for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
-        cluster.pass(seconds);
+        cluster.advance(seconds);
         pressed(&mut cluster, kv, queue);
         assert_eq!(
             evicted(&cluster, &mut watch),
@@ -203,7 +203,7 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
     }
     pressed(&mut cluster, 20, 80);
     evicted(&cluster, &mut watch);
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 20, 80);
     assert_eq!(
         evicted(&cluster, &mut watch),
@@ -213,7 +213,7 @@ fn pressure_that_falls_below_its_end_is_timed_anew() {
 }
 
 #[test]
-fn one_that_leaves_soon_is_waited_for_and_one_that_takes_hours_is_evicted_like_any_other() {
+fn a_neighbor_that_ends_soon_is_awaited_and_one_that_takes_hours_is_evicted() {
     for (grace, expected) in [(30, vec![]), (24 * 3600, vec!["bait"])] {
         let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
         let leaving = Some(PodDeletion {
@@ -224,10 +224,10 @@ fn one_that_leaves_soon_is_waited_for_and_one_that_takes_hours_is_evicted_like_a
             leaving,
             ..ObservedDisruptionInfo::default()
         };
-        cluster.run("bait", ("n", 0), job(1), None, observed);
+        cluster.add_running("bait", ("n", 0), job(1), None, observed);
         pressed(&mut cluster, 97, 0);
         evicted(&cluster, &mut watch);
-        cluster.pass(10);
+        cluster.advance(10);
         pressed(&mut cluster, 97, 0);
         assert_eq!(evicted(&cluster, &mut watch), expected, "{grace} s");
     }
@@ -236,7 +236,7 @@ fn one_that_leaves_soon_is_waited_for_and_one_that_takes_hours_is_evicted_like_a
 #[test]
 fn an_unmeasured_engine_evicts_no_neighbor() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    assert!(watch.look(cluster.ledger(), &BTreeSet::new()).is_empty());
+    assert!(watch.check(cluster.ledger(), &BTreeSet::new()).is_empty());
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
     cluster.bound_with("smaller", ("n", 0), job(5), group("g", None));
     pressed(&mut cluster, 97, 0);
     evicted(&cluster, &mut watch);
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(
         evicted(&cluster, &mut watch),
@@ -269,11 +269,11 @@ fn pressure_evicts_no_group_member_and_no_pod_with_an_exhausted_budget() {
         unhealthy_may_go: false,
     };
     cluster.ledger_mut().set_budget(budget(0));
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), Vec::<String>::new());
     cluster.ledger_mut().set_budget(budget(1));
-    cluster.pass(10);
+    cluster.advance(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(evicted(&cluster, &mut watch), ["large"]);
 }
@@ -295,7 +295,7 @@ fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
         cluster.bound("b", "n", 0, job(30));
         pressed(&mut cluster, 97, 0);
         assert!(evicted(&cluster, &mut watch).is_empty());
-        cluster.pass(10);
+        cluster.advance(10);
         pressed(&mut cluster, 97, 0);
         assert_eq!(
             evicted(&cluster, &mut watch),
@@ -303,7 +303,7 @@ fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
             "the dearer one: {replacement:?}"
         );
         cluster.ledger_mut().release(&uid("b"));
-        cluster.pass(10);
+        cluster.advance(10);
         pressed(&mut cluster, 97, 0);
         assert!(evicted(&cluster, &mut watch).is_empty());
     }

@@ -16,16 +16,16 @@ fn keeping(gpus: u32) -> Policy {
 
 #[test]
 fn jobs_are_placed_up_to_the_last_free_gpus_and_a_replica_takes_one_without_an_eviction() {
-    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 2), ("n", 2)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(keeping(2), &[("m", 2), ("n", 2)]);
     ["a", "b", "c"]
         .iter()
-        .for_each(|name| cluster.gated(name, job(60)));
+        .for_each(|name| cluster.add_gated(name, job(60)));
     assert_eq!(
         cluster.plan(),
         ["a on m", "b on m", "c waits: insufficient-vram"]
     );
-    placed(cluster.ledger_mut());
-    cluster.gated("replica", shared(60, 100));
+    apply_plan(cluster.ledger_mut());
+    cluster.add_gated("replica", shared(60, 100));
     assert_eq!(
         cluster.plan(),
         ["replica on n", "c waits: insufficient-vram"]
@@ -34,10 +34,10 @@ fn jobs_are_placed_up_to_the_last_free_gpus_and_a_replica_takes_one_without_an_e
 
 #[test]
 fn a_job_still_joins_a_gpu_that_has_pods() {
-    let mut cluster = LedgerCluster::by(keeping(1), &[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(keeping(1), &[("m", 1), ("n", 1)]);
     cluster.bound("early", "n", 0, job(30));
-    cluster.gated("small", job(40));
-    cluster.gated("large", job(60));
+    cluster.add_gated("small", job(40));
+    cluster.add_gated("large", job(60));
     assert_eq!(
         cluster.plan(),
         ["small on n", "large waits: insufficient-vram"]
@@ -46,21 +46,21 @@ fn a_job_still_joins_a_gpu_that_has_pods() {
 
 #[test]
 fn a_job_takes_the_place_of_a_lesser_one_and_no_free_gpu() {
-    let mut cluster = LedgerCluster::by(keeping(1), &[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(keeping(1), &[("m", 1), ("n", 1)]);
     cluster.bound("lesser", "n", 0, shared(60, -20));
-    cluster.gated("job", job(60));
+    cluster.add_gated("job", job(60));
     assert_eq!(cluster.plan(), ["job on n after lesser"]);
 }
 
 #[test]
 fn a_pod_over_several_gpus_leaves_as_many_as_are_kept() {
     let wide = |priority| demand_of(60 << 30, 2, Sharing::Shared, priority);
-    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 3)]);
-    cluster.gated("wide", wide(-10));
+    let mut cluster = LedgerCluster::with_policy_and_nodes(keeping(2), &[("m", 3)]);
+    cluster.add_gated("wide", wide(-10));
     assert_eq!(cluster.plan(), ["wide waits: insufficient-vram"]);
-    let mut cluster = LedgerCluster::by(keeping(2), &[("m", 4)]);
-    cluster.gated("wide", wide(-10));
-    cluster.gated("wide-too", wide(-10));
+    let mut cluster = LedgerCluster::with_policy_and_nodes(keeping(2), &[("m", 4)]);
+    cluster.add_gated("wide", wide(-10));
+    cluster.add_gated("wide-too", wide(-10));
     assert_eq!(
         cluster.plan(),
         ["wide on m", "wide-too waits: insufficient-vram"]
@@ -78,13 +78,13 @@ fn jobs_are_moved_to_no_gpu_that_is_kept_free() {
         ..shared(60, 50)
     };
     let cluster = |gpus| {
-        let mut cluster = LedgerCluster::by(policy.clone(), &[("m", gpus)]);
+        let mut cluster = LedgerCluster::with_policy_and_nodes(policy.clone(), &[("m", gpus)]);
         cluster.bound("job", "m", 0, job(30));
         cluster
     };
     // The pod itself may take the free GPU; were that too small for it, the job would have to.
     let mut one = cluster(2);
-    one.gated("modest", modest);
+    one.add_gated("modest", modest);
     assert_eq!(one.plan(), ["modest on m"]);
 }
 
@@ -92,13 +92,13 @@ fn jobs_are_moved_to_no_gpu_that_is_kept_free() {
 fn on_one_island(spare: u32, jobs: &[(&str, u64)]) -> Vec<String> {
     let mut policy = keeping(spare);
     policy.planning.groups.placement = GroupPlacement::OneIsland;
-    let mut cluster = LedgerCluster::by(policy, &[("n", 4)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 4)]);
     cluster.bound("x", "n", 2, job(10));
     cluster.bound("y", "n", 3, job(10));
     for (name, gib) in jobs {
         cluster.member(name, job(*gib), group("some", Some(jobs.len() as u32)));
     }
-    let steps = steps(cluster.ledger_mut(), 64);
+    let steps = plan_steps(cluster.ledger_mut(), 64);
     let [PlanStep::Place(places)] = &steps[..] else {
         return Vec::new();
     };

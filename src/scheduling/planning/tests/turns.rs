@@ -4,15 +4,15 @@ use super::*;
 use crate::ids::PodKey;
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use crate::policy::Tenant;
-use crate::testkit::in_namespace;
+use crate::testkit::with_namespace;
 use crate::verbs::observe::PodObserved;
 use crate::vocabulary::cluster_share::TenantUsage;
 
 /// A run has steps for a few kinds of pods.
 const BOUNDS: PlanBounds<'static> = PlanBounds {
-    free: 60,
-    evictions: 60,
-    places: usize::MAX,
+    free_steps: 60,
+    eviction_steps: 60,
+    max_placements: usize::MAX,
     is_stopped: &|| false,
 };
 
@@ -23,7 +23,7 @@ fn tenants(of: &[(&str, &str)]) -> Policy {
     };
     let tenant = |(name, namespace): &(&str, &str)| Tenant {
         guarantee: none,
-        ..Tenant::named(name, &[namespace])
+        ..Tenant::new(name, &[namespace])
     };
     Policy::default()
         .with_tenants(of.iter().map(tenant).collect())
@@ -32,7 +32,7 @@ fn tenants(of: &[(&str, &str)]) -> Policy {
 
 impl LedgerCluster {
     fn refused_in(&mut self, namespace: &str, name: &str, demand: Demand) {
-        let demand = in_namespace(demand, namespace, &self.ledger().policy().clone());
+        let demand = with_namespace(demand, namespace, &self.ledger().policy().clone());
         let key = PodKey::parse(namespace, name).unwrap();
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
         self.apply(PodObserved(PodObservation {
@@ -42,7 +42,7 @@ impl LedgerCluster {
             state,
             observed: None,
         }));
-        self.ledger_mut().note_refused(&uid(name), None);
+        self.ledger_mut().record_refusal(&uid(name), None);
     }
 
     /// Pods of different sizes that fit nowhere.
@@ -59,29 +59,29 @@ impl LedgerCluster {
             let pending = self.ledger_mut().pending(limit);
             let plan = plan_within(
                 self.ledger().scratch(),
-                &roomy(self.ledger()),
+                &accepting_filters(self.ledger()),
                 &pending,
                 BOUNDS,
             );
-            self.ledger_mut().put_back(&plan.left_over);
+            self.ledger_mut().put_back(&plan.unreached);
             for step in plan.steps {
                 match step {
                     PlanStep::Place(places) if places[0].uid == uid(placed) => return run,
                     PlanStep::Wait { uid, .. } => {
                         let generation = self.ledger().generation();
-                        self.ledger_mut().note_no_placement(&uid, generation);
+                        self.ledger_mut().record_no_placement(&uid, generation);
                     }
                     other => panic!("{other:?}"),
                 }
             }
-            self.pass(1);
+            self.advance(1);
         }
         usize::MAX
     }
 }
 
 fn cluster(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(
+    let mut cluster = LedgerCluster::with_policy_and_nodes(
         policy,
         &[
             ("a", 1),
@@ -101,12 +101,12 @@ fn cluster(policy: Policy) -> LedgerCluster {
 }
 
 #[test]
-fn another_namespaces_pod_does_not_wait_for_a_crowd_of_different_sizes() {
+fn one_namespaces_many_pod_sizes_do_not_delay_another_namespace() {
     let mut cluster = cluster(Policy::default());
     cluster.crowd("many", 300);
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.refused_in("few", "one", job(20));
-    cluster.pass(2);
+    cluster.advance(2);
     assert!(cluster.runs_until("one", 2048) <= 2);
 }
 
@@ -115,9 +115,9 @@ fn another_namespaces_pod_does_not_wait_for_a_crowd_of_different_sizes() {
 fn another_tenants_pod_does_not_wait_for_a_larger_crowd() {
     let mut cluster = cluster(tenants(&[("many", "many"), ("few", "few")]));
     cluster.crowd("many", 600);
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.refused_in("few", "one", job(20));
-    cluster.pass(2);
+    cluster.advance(2);
     assert!(cluster.runs_until("one", 64) <= 4);
 }
 
@@ -126,11 +126,11 @@ fn another_tenants_pod_does_not_wait_for_a_larger_crowd() {
 fn a_tenant_that_borrows_does_not_wait_for_a_crowd_of_one_that_does_not() {
     let mut cluster = cluster(tenants(&[("many", "many"), ("few", "few")]));
     let policy = cluster.ledger().policy().clone();
-    cluster.bound("borrows", "a", 0, in_namespace(job(10), "few", &policy));
+    cluster.bound("borrows", "a", 0, with_namespace(job(10), "few", &policy));
     cluster.crowd("many", 300);
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.refused_in("few", "one", job(20));
-    cluster.pass(2);
+    cluster.advance(2);
     assert!(cluster.runs_until("one", 2048) <= 3);
 }
 
@@ -141,12 +141,12 @@ fn a_pod_that_evicts_does_not_wait_for_a_crowd_that_would() {
         let demand = demand_of((73 << 30) + (n << 20), 1, Sharing::Shared, 200);
         cluster.refused_in("many", &format!("many-{n}"), demand);
     }
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.refused_in("few", "one", shared(25, 200));
     for on in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         cluster.bound(&format!("victim-{on}"), on, 0, job(30));
     }
-    cluster.pass(2);
+    cluster.advance(2);
     assert!(cluster.runs_until("one", 2048) <= 2);
 }
 
@@ -155,8 +155,8 @@ fn a_pod_that_evicts_does_not_wait_for_a_crowd_that_would() {
 fn another_namespaces_pod_has_its_turn_among_many_crowds() {
     let mut cluster = cluster(Policy::default());
     (0..12).for_each(|n| cluster.crowd(&format!("many-{n}"), 40));
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.refused_in("few", "one", job(20));
-    cluster.pass(2);
+    cluster.advance(2);
     assert!(cluster.runs_until("one", 2048) <= 13);
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::policy::{Class, EvictionRates, Match, Preemptibility, Window};
-use crate::testkit::in_namespace;
+use crate::testkit::with_namespace;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -20,7 +20,7 @@ fn policy() -> Policy {
     let job = |name| Class {
         matches: matches(),
         engine: false,
-        ..Class::named(name)
+        ..Class::new(name)
     };
     let at_night = Class {
         when: vec![night()],
@@ -43,15 +43,15 @@ fn at_night() -> Policy {
 
 /// A job on the only GPU of each node, and a replica that waits for each.
 fn full(policy: Policy) -> LedgerCluster {
-    let job = in_namespace(shared(60, 0), "jobs", &policy);
-    let replica = in_namespace(shared(60, 100), "chat", &policy);
-    let mut cluster = LedgerCluster::by(policy, &NODES.map(|name| (name, 1)));
+    let job = with_namespace(shared(60, 0), "jobs", &policy);
+    let replica = with_namespace(shared(60, 100), "chat", &policy);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &NODES.map(|name| (name, 1)));
     NODES
         .iter()
         .for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job.clone()));
     NODES
         .iter()
-        .for_each(|name| cluster.gated(&format!("replica-{name}"), replica.clone()));
+        .for_each(|name| cluster.add_gated(&format!("replica-{name}"), replica.clone()));
     cluster
 }
 
@@ -64,7 +64,7 @@ fn classes(cluster: &LedgerCluster) -> Vec<&str> {
                 .class(
                     cluster
                         .ledger()
-                        .known_pod(&uid(&format!("job-{name}")))
+                        .expect_pod(&uid(&format!("job-{name}")))
                         .demand
                         .class,
                 )
@@ -99,7 +99,7 @@ fn a_window_that_opens_or_closes_moves_no_pod_and_evictions_keep_to_their_limits
     assert!(NODES.iter().all(|name| {
         cluster
             .ledger()
-            .known_pod(&uid(&format!("job-{name}")))
+            .expect_pod(&uid(&format!("job-{name}")))
             .node()
             .is_some()
     }));
@@ -117,8 +117,8 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
     for n in 0..30 {
         let policy = if n % 2 == 0 { at_night() } else { policy() };
         cluster.ledger_mut().set_policy(policy);
-        cluster.pass(2);
-        for step in steps(cluster.ledger_mut(), 64) {
+        cluster.advance(2);
+        for step in plan_steps(cluster.ledger_mut(), 64) {
             let PlanStep::Place(places) = step else {
                 continue;
             };
@@ -129,7 +129,7 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
                     .unwrap();
                 cluster
                     .ledger_mut()
-                    .note_ordered(&place.reservation.victims);
+                    .record_evictions(&place.reservation.victims);
                 evictions += place.reservation.victims.len();
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! Nothing is evaluated here, and what a cost is stands in [`super::cost`].
 
-use super::cost::{Cost, ExpressionPart, MAX_BYTES, MAX_STEPS, ValueSize, size_within};
+use super::cost::{Cost, ExpressionPart, MAX_BYTES, MAX_STEPS, ValueSize, field_size};
 use super::kind::{self, ValueKind};
 use super::{ExpressionError, FIELDS, FUNCTIONS};
 use crate::units::Bytes;
@@ -46,14 +46,14 @@ pub(crate) struct ExpressionCheck<'a> {
     /// How many parts and how many loops are around the present place.
     depth: usize,
     loop_depth: usize,
-    asks: PodUse,
+    pod_use: PodUse,
 }
 
 /// Whether an expression looks at the pod at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PodUse {
-    Nothing,
-    ThePod,
+    Unused,
+    Used,
 }
 
 impl<'a> ExpressionCheck<'a> {
@@ -64,49 +64,49 @@ impl<'a> ExpressionCheck<'a> {
             loops: Vec::new(),
             depth: 0,
             loop_depth: 0,
-            asks: PodUse::Nothing,
+            pod_use: PodUse::Unused,
         }
     }
 
     /// What the whole expression costs, or the first thing that is wrong with it.
-    pub fn whole(mut self) -> Result<Cost, ExpressionError> {
+    pub fn check(mut self) -> Result<Cost, ExpressionError> {
         let root = self.program.expression();
-        let part = self.part(root)?;
+        let part = self.check_part(root)?;
         let help = "compare something of the pod, such as pod.gpus > 1";
-        if ValueKind::of(&root.expr).is_some_and(|kind| kind != ValueKind::Bool) {
+        if ValueKind::from_expr(&root.expr).is_some_and(|kind| kind != ValueKind::Bool) {
             return Err(self.error(root, "it does not evaluate to a boolean".into(), help));
         }
-        if self.asks == PodUse::Nothing {
+        if self.pod_use == PodUse::Unused {
             return Err(self.error(root, "it has the same result for every pod".into(), help));
         }
         Ok(part.cost)
     }
 
     /// What evaluating a part costs at worst and how large its value may be, or what may not be in it.
-    fn part(&mut self, at: &IdedExpr) -> Result<ExpressionPart, ExpressionError> {
+    fn check_part(&mut self, at: &IdedExpr) -> Result<ExpressionPart, ExpressionError> {
         if self.depth == MAX_DEPTH {
             let help = "make two classes of it, or say the simple conditions by namespaces, labels and priorityClasses";
             return Err(self.error(at, format!("it is nested more than {MAX_DEPTH} deep"), help));
         }
         self.depth += 1;
         let part = match &at.expr {
-            Expr::Unspecified => ExpressionPart::of(ValueSize::SMALL),
-            Expr::Literal(literal) => ExpressionPart::of(ValueSize::of_literal(literal)),
-            Expr::Ident(name) => ExpressionPart::of(self.name(at, name)?),
-            Expr::Select(select) => self.select(at, select)?,
-            Expr::Call(call) => self.call(at, call)?,
-            Expr::List(list) => ExpressionPart::list(&self.parts(&list.elements)?),
+            Expr::Unspecified => ExpressionPart::new(ValueSize::SMALL),
+            Expr::Literal(literal) => ExpressionPart::new(ValueSize::for_literal(literal)),
+            Expr::Ident(name) => ExpressionPart::new(self.check_name(at, name)?),
+            Expr::Select(select) => self.check_select(at, select)?,
+            Expr::Call(call) => self.check_call(at, call)?,
+            Expr::List(list) => ExpressionPart::list(&self.check_parts(&list.elements)?),
             Expr::Map(map) => {
                 let mut parts = Vec::new();
                 for entry in &map.entries {
                     if let EntryExpr::MapEntry(entry) = &entry.expr {
-                        parts.push(self.part(&entry.key)?);
-                        parts.push(self.part(&entry.value)?);
+                        parts.push(self.check_part(&entry.key)?);
+                        parts.push(self.check_part(&entry.value)?);
                     }
                 }
                 ExpressionPart::list(&parts)
             }
-            Expr::Comprehension(comprehension) => self.each(comprehension)?,
+            Expr::Comprehension(comprehension) => self.check_comprehension(comprehension)?,
             Expr::Struct(_) => {
                 return Err(self.error(
                     at,
@@ -121,18 +121,18 @@ impl<'a> ExpressionCheck<'a> {
             &at.expr,
             Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) | Expr::Select(_)
         );
-        self.within_budget(
+        self.check_budget(
             at,
             if is_made {
-                part.made()
+                part.with_allocation()
             } else {
-                part.looked_at()
+                part.with_step()
             },
         )
     }
 
     /// Refuses a part whose cost is too high by itself; the error points at the innermost such part.
-    fn within_budget(
+    fn check_budget(
         &self,
         at: &IdedExpr,
         part: ExpressionPart,
@@ -153,17 +153,17 @@ impl<'a> ExpressionCheck<'a> {
         Ok(part)
     }
 
-    fn parts(&mut self, parts: &[IdedExpr]) -> Result<Vec<ExpressionPart>, ExpressionError> {
-        parts.iter().map(|part| self.part(part)).collect()
+    fn check_parts(&mut self, parts: &[IdedExpr]) -> Result<Vec<ExpressionPart>, ExpressionError> {
+        parts.iter().map(|part| self.check_part(part)).collect()
     }
 
-    fn name(&mut self, at: &IdedExpr, name: &str) -> Result<ValueSize, ExpressionError> {
+    fn check_name(&mut self, at: &IdedExpr, name: &str) -> Result<ValueSize, ExpressionError> {
         if let Some((_, size)) = self.loops.iter().rev().find(|(known, _)| known == name) {
             return Ok(*size);
         }
         if name == "pod" {
-            self.asks = PodUse::ThePod;
-            return Ok(ValueSize::OF_POD);
+            self.pod_use = PodUse::Used;
+            return Ok(ValueSize::POD);
         }
         if name.starts_with('@') {
             return Ok(ValueSize::SMALL);
@@ -175,31 +175,36 @@ impl<'a> ExpressionCheck<'a> {
         Err(self.error(at, format!("there is no {name:?} here"), &help))
     }
 
-    fn select(
+    fn check_select(
         &mut self,
         at: &IdedExpr,
         select: &SelectExpr,
     ) -> Result<ExpressionPart, ExpressionError> {
-        self.field(at, &select.operand, &select.field)?;
-        let whole = self.part(&select.operand)?;
+        self.check_field(at, &select.operand, &select.field)?;
+        let whole = self.check_part(&select.operand)?;
         let size = if select.test {
             ValueSize::SMALL
         } else {
-            size_within(&select.operand.expr, &select.field, whole)
+            field_size(&select.operand.expr, &select.field, whole)
         };
-        Ok(whole.giving(size))
+        Ok(whole.with_size(size))
     }
 
-    fn field(&self, at: &IdedExpr, of: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
+    fn check_field(
+        &self,
+        at: &IdedExpr,
+        of: &IdedExpr,
+        field: &str,
+    ) -> Result<(), ExpressionError> {
         let is_of_pod = matches!(&of.expr, Expr::Ident(name) if name == "pod");
         if is_of_pod {
-            self.field_of_pod(at, field)
+            self.check_pod_field(at, field)
         } else {
             Ok(())
         }
     }
 
-    fn field_of_pod(&self, at: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
+    fn check_pod_field(&self, at: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
         if FIELDS.contains(&field) {
             return Ok(());
         }
@@ -211,7 +216,11 @@ impl<'a> ExpressionCheck<'a> {
         Err(self.error(at, message, &help))
     }
 
-    fn call(&mut self, at: &IdedExpr, call: &CallExpr) -> Result<ExpressionPart, ExpressionError> {
+    fn check_call(
+        &mut self,
+        at: &IdedExpr,
+        call: &CallExpr,
+    ) -> Result<ExpressionPart, ExpressionError> {
         let name = call.func_name.as_str();
         if !OPERATORS.contains(&name) && !FUNCTIONS.contains(&name) {
             let help = match nearest(name, &FUNCTIONS) {
@@ -224,22 +233,25 @@ impl<'a> ExpressionCheck<'a> {
             return Err(self.error(at, format!("there is no function {name:?} here"), &help));
         }
         let mut parts = match call.target.as_deref() {
-            Some(target) => vec![self.part(target)?],
+            Some(target) => vec![self.check_part(target)?],
             None => Vec::new(),
         };
-        parts.extend(self.parts(&call.args)?);
-        if let Some(field) = kind::indexed(call) {
-            self.field_of_pod(at, field)?;
+        parts.extend(self.check_parts(&call.args)?);
+        if let Some(field) = kind::indexed_field(call) {
+            self.check_pod_field(at, field)?;
         }
-        if let Some((message, help)) = kind::misfit(call) {
+        if let Some((message, help)) = kind::type_error(call) {
             return Err(self.error(at, message, help));
         }
         Ok(ExpressionPart::call(call, &parts))
     }
 
-    fn each(&mut self, each: &ComprehensionExpr) -> Result<ExpressionPart, ExpressionError> {
-        let range = self.part(&each.iter_range)?;
-        if !has_an_order(&each.iter_range.expr) {
+    fn check_comprehension(
+        &mut self,
+        each: &ComprehensionExpr,
+    ) -> Result<ExpressionPart, ExpressionError> {
+        let range = self.check_part(&each.iter_range)?;
+        if !has_fixed_order(&each.iter_range.expr) {
             let message =
                 "a loop goes over a list: over what is written in brackets, or pod.resources"
                     .into();
@@ -255,24 +267,24 @@ impl<'a> ExpressionCheck<'a> {
             ));
         }
         self.loop_depth += 1;
-        let start = self.part(&each.accu_init)?;
+        let start = self.check_part(&each.accu_init)?;
         let before = self.loops.len();
         let names = [Some(&each.iter_var), each.iter_var2.as_ref()]
             .into_iter()
             .flatten();
         self.loops
-            .extend(names.map(|name| (name.clone(), ValueSize::of_item(range.size))));
+            .extend(names.map(|name| (name.clone(), ValueSize::for_item_of(range.size))));
         self.loops.push((each.accu_var.clone(), start.size));
-        let condition = self.part(&each.loop_cond)?;
-        let step = self.part(&each.loop_step)?;
-        let outcome = ValueSize::after(range.size.items, start.size, step.size);
+        let condition = self.check_part(&each.loop_cond)?;
+        let step = self.check_part(&each.loop_step)?;
+        let outcome = ValueSize::after_loop(range.size.items, start.size, step.size);
         if let Some((_, size)) = self.loops.last_mut() {
             *size = outcome;
         }
-        let end = self.part(&each.result)?;
+        let end = self.check_part(&each.result)?;
         self.loops.truncate(before);
         self.loop_depth -= 1;
-        Ok(ExpressionPart::each(
+        Ok(ExpressionPart::comprehension(
             range,
             start,
             [condition, step],
@@ -296,7 +308,7 @@ impl<'a> ExpressionCheck<'a> {
         };
         let (start, end) = (byte(start as usize), byte(stop as usize + 1));
         ExpressionError {
-            at: start..end.max(start),
+            span: start..end.max(start),
             message,
             help: help.into(),
         }
@@ -304,7 +316,7 @@ impl<'a> ExpressionCheck<'a> {
 }
 
 /// Whether a loop over it takes the same way each time.
-fn has_an_order(range: &Expr) -> bool {
+fn has_fixed_order(range: &Expr) -> bool {
     match range {
         Expr::List(_) | Expr::Comprehension(_) => true,
         Expr::Select(select) => {

@@ -12,15 +12,15 @@ pub(crate) const MAX_STEPS: u64 = 10_000;
 pub const MAX_BYTES: u64 = 4 << 20;
 
 /// One text of a pod. No name in Kubernetes is longer than 317 bytes, and no label's value than 63.
-const TEXT: u64 = 512;
+const MAX_TEXT_BYTES: u64 = 512;
 /// All labels of a pod, keys and values. The API server bounds them by the object's size only.
-const LABELS: u64 = 64 << 10;
+const MAX_LABEL_BYTES: u64 = 64 << 10;
 /// Resources that a pod names.
-const RESOURCES: u64 = 256;
+const MAX_RESOURCES: u64 = 256;
 /// What a value takes beside its text, in a list or a map.
-const PER_ITEM: u64 = 64;
+const ITEM_OVERHEAD_BYTES: u64 = 64;
 /// A number written out; the largest with a fraction has 309 digits before the point.
-const NUMBER: u64 = 400;
+const MAX_NUMBER_BYTES: u64 = 400;
 
 /// What evaluating takes at worst.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,11 +47,11 @@ pub(crate) struct ExpressionPart {
 
 /// Whether what a pod shows is within the bounds that costs are counted by.
 pub fn is_within_bounds(pod: &PodTraits) -> bool {
-    let is_short = |text: &String| text.len() as u64 <= TEXT;
+    let is_short = |text: &String| text.len() as u64 <= MAX_TEXT_BYTES;
     let labels = pod
         .labels
         .iter()
-        .map(|(key, value)| (key.len() + value.len()) as u64 + PER_ITEM);
+        .map(|(key, value)| (key.len() + value.len()) as u64 + ITEM_OVERHEAD_BYTES);
     [
         &pod.namespace,
         &pod.priority_class,
@@ -64,18 +64,21 @@ pub fn is_within_bounds(pod: &PodTraits) -> bool {
             .labels
             .iter()
             .all(|(key, value)| is_short(key) && is_short(value))
-        && labels.sum::<u64>() <= LABELS
-        && pod.resources.len() as u64 <= RESOURCES
+        && labels.sum::<u64>() <= MAX_LABEL_BYTES
+        && pod.resources.len() as u64 <= MAX_RESOURCES
         && pod.resources.iter().all(is_short)
 }
 
 impl ValueSize {
     /// A number, or true or false.
-    pub const SMALL: Self = Self::of_text(8);
-    pub(crate) const OF_POD: Self =
-        Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
+    pub const SMALL: Self = Self::for_text(8);
+    pub(crate) const POD: Self = Self::for_text(
+        MAX_LABEL_BYTES
+            + MAX_RESOURCES * (MAX_TEXT_BYTES + ITEM_OVERHEAD_BYTES)
+            + 16 * MAX_TEXT_BYTES,
+    );
 
-    const fn of_text(bytes: u64) -> Self {
+    const fn for_text(bytes: u64) -> Self {
         Self {
             bytes,
             items: 0,
@@ -83,25 +86,25 @@ impl ValueSize {
         }
     }
 
-    pub(crate) fn of_literal(literal: &LiteralValue) -> Self {
+    pub(crate) fn for_literal(literal: &LiteralValue) -> Self {
         match literal {
-            LiteralValue::String(text) => Self::of_text(text.inner().len() as u64),
-            LiteralValue::Bytes(_) => Self::of_text(super::LONGEST as u64),
+            LiteralValue::String(text) => Self::for_text(text.inner().len() as u64),
+            LiteralValue::Bytes(_) => Self::for_text(super::LONGEST as u64),
             _ => Self::SMALL,
         }
     }
 
     /// The size of one item of a list.
-    pub(crate) fn of_item(list: Self) -> Self {
+    pub(crate) fn for_item_of(list: Self) -> Self {
         Self {
             bytes: list.item,
-            items: list.item / PER_ITEM,
+            items: list.item / ITEM_OVERHEAD_BYTES,
             item: list.item,
         }
     }
 
     /// What a loop has gathered after so many rounds, if each adds as much as the first.
-    pub fn after(rounds: u64, start: Self, first: Self) -> Self {
+    pub fn after_loop(rounds: u64, start: Self, first: Self) -> Self {
         let grown = |start: u64, first: u64| {
             first
                 .saturating_sub(start)
@@ -115,7 +118,7 @@ impl ValueSize {
         }
     }
 
-    fn joined(self, other: Self) -> Self {
+    fn concatenated(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
             items: self.items.saturating_add(other.items),
@@ -133,24 +136,26 @@ impl ValueSize {
 }
 
 /// How large a field of a pod, or a label, may be; a part of anything else is no larger than the whole.
-pub(crate) fn size_within(whole: &Expr, field: &str, part: ExpressionPart) -> ValueSize {
+pub(crate) fn field_size(whole: &Expr, field: &str, part: ExpressionPart) -> ValueSize {
     match whole {
         Expr::Ident(name) if name == "pod" => match field {
-            "labels" => ValueSize::of_text(LABELS),
+            "labels" => ValueSize::for_text(MAX_LABEL_BYTES),
             "resources" => {
-                let item = TEXT + PER_ITEM;
+                let item = MAX_TEXT_BYTES + ITEM_OVERHEAD_BYTES;
                 ValueSize {
-                    bytes: RESOURCES * item,
-                    items: RESOURCES,
+                    bytes: MAX_RESOURCES * item,
+                    items: MAX_RESOURCES,
                     item,
                 }
             }
-            "model" | "namespace" | "priorityClass" | "serviceAccount" => ValueSize::of_text(TEXT),
+            "model" | "namespace" | "priorityClass" | "serviceAccount" => {
+                ValueSize::for_text(MAX_TEXT_BYTES)
+            }
             "exclusive" | "gpus" | "kvCache" | "priority" | "vram" => ValueSize::SMALL,
             _ => part.size,
         },
         Expr::Select(select) if select.field == "labels" && is_pod(&select.operand.expr) => {
-            ValueSize::of_text(TEXT)
+            ValueSize::for_text(MAX_TEXT_BYTES)
         }
         _ => part.size,
     }
@@ -161,7 +166,7 @@ fn is_pod(expr: &Expr) -> bool {
 }
 
 impl ExpressionPart {
-    pub fn of(size: ValueSize) -> Self {
+    pub fn new(size: ValueSize) -> Self {
         Self {
             cost: Cost::default(),
             size,
@@ -169,7 +174,7 @@ impl ExpressionPart {
     }
 
     /// Adds one step to the cost.
-    pub fn looked_at(self) -> Self {
+    pub fn with_step(self) -> Self {
         let cost = Cost {
             steps: self.cost.steps.saturating_add(1),
             ..self.cost
@@ -178,18 +183,18 @@ impl ExpressionPart {
     }
 
     /// Adds one step to the cost, in which the value is allocated.
-    pub fn made(self) -> Self {
-        let mut part = self.looked_at();
+    pub fn with_allocation(self) -> Self {
+        let mut part = self.with_step();
         part.cost.bytes = part.cost.bytes.saturating_add(self.size.bytes);
         part
     }
 
-    pub(crate) fn giving(self, size: ValueSize) -> Self {
+    pub(crate) fn with_size(self, size: ValueSize) -> Self {
         Self { size, ..self }
     }
 
     pub fn list(parts: &[Self]) -> Self {
-        let item = |part: &Self| part.size.bytes.saturating_add(PER_ITEM);
+        let item = |part: &Self| part.size.bytes.saturating_add(ITEM_OVERHEAD_BYTES);
         let bytes = parts.iter().map(item).fold(0, u64::saturating_add);
         let largest = parts.iter().map(item).max().unwrap_or_default();
         Self {
@@ -207,7 +212,7 @@ impl ExpressionPart {
             parts
                 .iter()
                 .map(|part| part.size)
-                .fold(ValueSize::of_text(0), ValueSize::joined)
+                .fold(ValueSize::for_text(0), ValueSize::concatenated)
         };
         let largest = || {
             parts
@@ -220,29 +225,35 @@ impl ExpressionPart {
             "_?_:_" => largest(),
             "_[_]" => match (call.args.as_slice(), parts) {
                 ([whole, field], [part, _]) => {
-                    let of_field = super::kind::text(field)
-                        .map(|field| size_within(&whole.expr, field, *part));
+                    let of_field = super::kind::string_literal(field)
+                        .map(|field| field_size(&whole.expr, field, *part));
                     of_field.unwrap_or(part.size)
                 }
                 _ => largest(),
             },
-            "string" => largest().larger(ValueSize::of_text(NUMBER)),
+            "string" => largest().larger(ValueSize::for_text(MAX_NUMBER_BYTES)),
             // True or false, or a number.
             _ => ValueSize::SMALL,
         };
-        let looked_through = match (call.func_name.as_str(), parts) {
+        let scanned_bytes = match (call.func_name.as_str(), parts) {
             ("_?_:_", _) => 0,
             ("_[_]", [_, index]) => index.size.bytes,
             // Whatever it gives, it may have to look through all that it is given.
             _ => all().bytes,
         };
         let mut cost = sum(parts);
-        cost.bytes = cost.bytes.saturating_add(looked_through);
+        cost.bytes = cost.bytes.saturating_add(scanned_bytes);
         Self { cost, size }
     }
 
     /// A loop: over `range`, from `start`, with what each round does, to what it has gathered and what is made of that.
-    pub fn each(range: Self, start: Self, round: [Self; 2], outcome: ValueSize, end: Self) -> Self {
+    pub fn comprehension(
+        range: Self,
+        start: Self,
+        round: [Self; 2],
+        outcome: ValueSize,
+        end: Self,
+    ) -> Self {
         let rounds = range.size.items;
         let once = sum(&round);
         let gathered = outcome.bytes.saturating_add(range.size.item);

@@ -22,20 +22,20 @@ pub(crate) enum ValueKind {
 
 impl ValueKind {
     /// The kind of value that `expr` gives, if it is known without a pod.
-    pub fn of(expr: &Expr) -> Option<Self> {
+    pub fn from_expr(expr: &Expr) -> Option<Self> {
         match expr {
-            Expr::Literal(literal) => Some(Self::of_literal(literal)),
+            Expr::Literal(literal) => Some(Self::from_literal(literal)),
             Expr::List(_) => Some(Self::List),
             Expr::Map(_) => Some(Self::Map),
             Expr::Ident(name) => (name == "pod").then_some(Self::Map),
             Expr::Select(select) if select.test => Some(Self::Bool),
-            Expr::Select(select) => Self::of_part(&select.operand.expr, &select.field),
-            Expr::Call(call) => Self::of_call(call),
+            Expr::Select(select) => Self::from_field(&select.operand.expr, &select.field),
+            Expr::Call(call) => Self::from_call(call),
             _ => None,
         }
     }
 
-    fn of_literal(literal: &LiteralValue) -> Self {
+    fn from_literal(literal: &LiteralValue) -> Self {
         match literal {
             LiteralValue::Boolean(_) => Self::Bool,
             LiteralValue::Int(_) => Self::Whole,
@@ -47,7 +47,7 @@ impl ValueKind {
     }
 
     /// The kind of a field of `pod`, or of a label.
-    fn of_part(whole: &Expr, field: &str) -> Option<Self> {
+    fn from_field(whole: &Expr, field: &str) -> Option<Self> {
         if is_pod(whole) {
             return match field {
                 "exclusive" => Some(Self::Bool),
@@ -61,19 +61,23 @@ impl ValueKind {
         is_labels(whole).then_some(Self::Text)
     }
 
-    fn of_call(call: &CallExpr) -> Option<Self> {
-        let of = |at: usize| call.args.get(at).and_then(|part| Self::of(&part.expr));
+    fn from_call(call: &CallExpr) -> Option<Self> {
+        let argument_kind = |at: usize| {
+            call.args
+                .get(at)
+                .and_then(|part| Self::from_expr(&part.expr))
+        };
         match call.func_name.as_str() {
             "_&&_" | "_||_" | "!_" | "_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_" | "@in"
             | "contains" | "endsWith" | "startsWith" => Some(Self::Bool),
-            "_-_" | "_+_" | "_*_" | "_/_" | "_%_" => of(0).or_else(|| of(1)),
-            "-_" => of(0),
+            "_-_" | "_+_" | "_*_" | "_/_" | "_%_" => argument_kind(0).or_else(|| argument_kind(1)),
+            "-_" => argument_kind(0),
             "size" | "int" => Some(Self::Whole),
             "string" => Some(Self::Text),
-            "_?_:_" => of(1).filter(|then| of(2) == Some(*then)),
+            "_?_:_" => argument_kind(1).filter(|then| argument_kind(2) == Some(*then)),
             "_[_]" => {
-                let field = call.args.get(1).and_then(text)?;
-                Self::of_part(&call.args.first()?.expr, field)
+                let field = call.args.get(1).and_then(string_literal)?;
+                Self::from_field(&call.args.first()?.expr, field)
             }
             _ => None,
         }
@@ -104,11 +108,11 @@ impl fmt::Display for ValueKind {
 }
 
 /// A type error of one operator, which fails on every pod or is false for every pod: the message, and the fix.
-pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
+pub fn type_error(call: &CallExpr) -> Option<(String, &'static str)> {
     let kinds: Vec<Option<ValueKind>> = call
         .args
         .iter()
-        .map(|part| ValueKind::of(&part.expr))
+        .map(|part| ValueKind::from_expr(&part.expr))
         .collect();
     match (call.func_name.as_str(), kinds.as_slice()) {
         ("_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_", [Some(left), Some(right)])
@@ -116,7 +120,7 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
         {
             Some((
                 format!("it compares {left} with {right}, which is never met"),
-                compared(*left, *right),
+                comparison_help(*left, *right),
             ))
         }
         ("_-_" | "_+_" | "_*_" | "_/_" | "_%_", [Some(left), Some(right)]) if left != right => {
@@ -127,12 +131,12 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
             ))
         }
         ("_&&_" | "_||_" | "!_", parts) => {
-            let foreign_pod = parts
+            let non_boolean = parts
                 .iter()
                 .flatten()
                 .find(|kind| **kind != ValueKind::Bool)?;
             Some((
-                format!("it takes {foreign_pod} for a boolean"),
+                format!("it takes {non_boolean} for a boolean"),
                 "compare it with something, such as pod.gpus > 1",
             ))
         }
@@ -144,7 +148,7 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
     }
 }
 
-fn compared(left: ValueKind, right: ValueKind) -> &'static str {
+fn comparison_help(left: ValueKind, right: ValueKind) -> &'static str {
     match (
         left.is_number() || right.is_number(),
         left == ValueKind::Text || right == ValueKind::Text,
@@ -157,11 +161,11 @@ fn compared(left: ValueKind, right: ValueKind) -> &'static str {
 }
 
 /// The field that `pod['field']` asks for.
-pub fn indexed(call: &CallExpr) -> Option<&str> {
+pub fn indexed_field(call: &CallExpr) -> Option<&str> {
     let [whole, field] = call.args.as_slice() else {
         return None;
     };
-    text(field).filter(|_| call.func_name == "_[_]" && is_pod(&whole.expr))
+    string_literal(field).filter(|_| call.func_name == "_[_]" && is_pod(&whole.expr))
 }
 
 fn is_pod(expr: &Expr) -> bool {
@@ -173,7 +177,7 @@ fn is_labels(expr: &Expr) -> bool {
 }
 
 /// The text that is written there, if one is.
-pub fn text(expr: &IdedExpr) -> Option<&str> {
+pub fn string_literal(expr: &IdedExpr) -> Option<&str> {
     match &expr.expr {
         Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
         _ => None,

@@ -107,7 +107,7 @@ pub(crate) fn demand_change() -> impl Strategy<Value = DemandChange> {
 }
 
 impl DemandChange {
-    pub fn of(self, demand: &Demand) -> Demand {
+    pub fn apply_to(self, demand: &Demand) -> Demand {
         let mut demand = demand.clone();
         match self {
             Self::KvCache(bytes) => demand.kv_cache = Some(Bytes(bytes)),
@@ -161,7 +161,7 @@ pub fn reading(
                 .into_iter()
                 .map(|(uid, bytes)| (uid, Bytes(bytes)))
                 .collect(),
-            engine_load: EngineLoad::of(Percent::new((used % 101) as u8), None),
+            engine_load: EngineLoad::new(Percent::new((used % 101) as u8), None),
         }
     };
     NodeReading {

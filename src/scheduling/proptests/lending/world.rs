@@ -7,7 +7,7 @@ use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
 use crate::planning::{RecallWatch, loans_to_end};
 use crate::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
 use crate::testkit::numbered::{key, node_name, uid};
-use crate::testkit::{START, classified, demand_of, unit_gpu};
+use crate::testkit::{START, demand_of, reclassified, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::binding::BindingWritten;
@@ -44,17 +44,17 @@ pub(super) fn policy(lends: bool) -> Policy {
         } else {
             SleepingRule::Keep
         },
-        ..Class::named("engines")
+        ..Class::new("engines")
     };
     let jobs = Class {
         matches: of("jobs"),
         engine: false,
         eviction: Preemptibility::ForHigherPriority,
-        ..Class::named("jobs")
+        ..Class::new("jobs")
     };
     let others = Class {
         engine: false,
-        ..Class::named("others")
+        ..Class::new("others")
     };
     let mut policy = Policy::default()
         .with_classes(vec![engines, jobs, others])
@@ -81,7 +81,7 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
         priority_class: class.into(),
         ..PodTraits::default()
     };
-    classified(
+    reclassified(
         demand_of(vram, 1, Sharing::Shared, priority),
         traits,
         policy,
@@ -272,7 +272,7 @@ impl World {
             attributed.retain(|(_, used)| *used > Bytes::ZERO);
             attributed.sort_unstable();
             let used = Some(attributed.iter().map(|(_, bytes)| *bytes).sum());
-            let engine_load = EngineLoad::of(Percent::new(self.kv_cache), Some(0));
+            let engine_load = EngineLoad::new(Percent::new(self.kv_cache), Some(0));
             GpuReading {
                 uuid: uuid.clone(),
                 used,
@@ -330,7 +330,7 @@ impl World {
         }
     }
 
-    fn pass(&mut self, millis: u64) {
+    fn advance(&mut self, millis: u64) {
         let now = self.cluster.ledger().now() + Millis(millis);
         self.apply(Tick {
             now,
@@ -340,7 +340,7 @@ impl World {
 
     pub fn settle(&mut self) {
         for _ in 0..3 {
-            self.pass(1000);
+            self.advance(1000);
             self.sample();
         }
         while !self.reports.is_empty() {
@@ -349,7 +349,7 @@ impl World {
     }
 
     pub fn plan(&mut self) {
-        let recalls = self.recall.look(self.cluster.ledger());
+        let recalls = self.recall.check(self.cluster.ledger());
         self.apply(recalls);
         let going = self.records.iter().filter(|(_, record)| record.leaving);
         let going: BTreeSet<_> = going.map(|(pod, _)| uid(*pod)).collect();
@@ -364,10 +364,10 @@ impl World {
         for WakeStatus {
             uid,
             request,
-            told,
+            answered_request: told,
             is_wakeable,
             ..
-        } in self.cluster.ledger().open_wakes()
+        } in self.cluster.ledger().unanswered_wakes()
         {
             match (request, told) {
                 (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
@@ -379,7 +379,7 @@ impl World {
         }
     }
 
-    pub fn land(&mut self) {
+    pub fn commit(&mut self) {
         if let Some((pod, told)) = self.writes.pop_front()
             && let Some(record) = self.records.get_mut(&pod)
         {
@@ -400,7 +400,7 @@ impl World {
         }
     }
 
-    pub fn happens(&mut self, step: &Step) {
+    pub fn apply_step(&mut self, step: &Step) {
         match *step {
             Step::Bind(pod, is_answered) => self.bind(pod, is_answered),
             Step::Watch(pod) => self.watch(pod),
@@ -437,7 +437,7 @@ impl World {
                 }
             }
             Step::Plan => self.plan(),
-            Step::Land => self.land(),
+            Step::Land => self.commit(),
             Step::End(pod) => {
                 if self
                     .records
@@ -462,7 +462,7 @@ impl World {
             Step::Restart => {
                 // What an earlier leader wrote has landed before the next one acts.
                 while !self.writes.is_empty() {
-                    self.land();
+                    self.commit();
                 }
                 self.begin(self.cluster.ledger().now());
             }
@@ -484,7 +484,7 @@ impl World {
                 });
             }
             Step::Load(kv_cache) => self.kv_cache = kv_cache,
-            Step::Pass(millis) => self.pass(millis),
+            Step::Pass(millis) => self.advance(millis),
         }
     }
 
@@ -525,17 +525,17 @@ impl World {
     }
 
     /// Everything that is under way comes to its end.
-    pub(crate) fn come_to_rest(&mut self) {
+    pub(crate) fn settle_all(&mut self) {
         for _ in 0..6 {
             (0..PODS).for_each(|pod| self.watch(pod));
             self.settle();
             self.plan();
             while !self.writes.is_empty() {
-                self.land();
+                self.commit();
             }
             for pod in 0..PODS {
-                self.happens(&Step::End(pod));
-                self.happens(&Step::Free(pod));
+                self.apply_step(&Step::End(pod));
+                self.apply_step(&Step::Free(pod));
             }
             (0..ENGINES).for_each(|engine| self.start(engine));
         }

@@ -2,7 +2,7 @@
 
 use super::{CAPACITY, GPUS, NODES, PODS, demand, policy};
 use crate::ids::{LeaderEpoch, ModelId, PodUid};
-use crate::kube_filters::{Amounts, FilterNode, Requirements};
+use crate::kube_filters::{FilterNode, Requirements, ResourceList};
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, PodState, SchedulingGate};
 use crate::placing::score_cache::ScoreCache;
 use crate::planning::{PlanBounds, PlanStep, plan_within};
@@ -11,7 +11,7 @@ use crate::testkit::unit_gpu;
 use crate::units::{Bytes, Millis};
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::binding::BindingWritten;
-use crate::verbs::filter::{FilterAsked, decided, filter};
+use crate::verbs::filter::{FilterAsked, decision_of, filter};
 use crate::verbs::observe::{
     DevicesReported, FilterPod, FilterPodObserved, NodeObserved, PodObserved, ReadingReported,
 };
@@ -62,7 +62,7 @@ impl World {
         world.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
         for node in 0..NODES {
             let (labels, taints, allocatable) =
-                (Arc::default(), Arc::default(), Amounts::default());
+                (Arc::default(), Arc::default(), ResourceList::default());
             let machine = FilterNode {
                 name: node_name(node),
                 labels,
@@ -191,7 +191,7 @@ impl World {
             .map(|node| node.name.to_string())
             .collect();
         let list = filter(&view, names.iter().map(String::as_str), &mut scores);
-        if let Some(decided) = decided(&view, &list) {
+        if let Some(decided) = decision_of(&view, &list) {
             self.apply(decided);
         }
     }
@@ -216,7 +216,7 @@ impl World {
             self.borrowed += usize::from(!decision.placement.borrowed_from.is_empty());
         }
         if is_answered {
-            let devices = decision.placement.recorded();
+            let devices = decision.placement.recorded_gpus();
             self.apply(BindingWritten {
                 uid: uid(pod),
                 node: node_name(node),
@@ -240,13 +240,13 @@ impl World {
         );
         let filters = self.cluster.kube_filters().snapshot();
         let bounds = PlanBounds {
-            free: 1000,
-            evictions: 1000,
-            places: 4,
+            free_steps: 1000,
+            eviction_steps: 1000,
+            max_placements: 4,
             is_stopped: &|| false,
         };
         let plan = plan_within(scratch, &filters, &pending, bounds);
-        self.apply(PutBack(plan.left_over));
+        self.apply(PutBack(plan.unreached));
         for step in plan.steps {
             let PlanStep::Place(places) = step else {
                 continue;
@@ -267,12 +267,12 @@ impl World {
     /// Each agent reports three times what its pods use.
     pub fn report(&mut self) {
         for _ in 0..3 {
-            self.pass(700);
-            (0..NODES).for_each(|node| self.report_of(node));
+            self.advance(700);
+            (0..NODES).for_each(|node| self.report_node(node));
         }
     }
 
-    pub fn report_of(&mut self, node: u8) {
+    pub fn report_node(&mut self, node: u8) {
         let sampled = self.cluster.ledger().now();
         let here: Vec<_> = self
             .bound()
@@ -340,7 +340,7 @@ impl World {
         });
     }
 
-    pub fn pass(&mut self, millis: u64) {
+    pub fn advance(&mut self, millis: u64) {
         let now = self.cluster.ledger().now() + Millis(millis);
         self.apply(Tick {
             now,

@@ -8,7 +8,7 @@ use crate::vocabulary::placement::Placement;
 use std::collections::BTreeMap;
 
 /// How long after it was abandoned a Binding may still be committed.
-const LATEST_LANDING: Millis = Millis::seconds(16);
+const MAX_COMMIT_DELAY: Millis = Millis::seconds(16);
 
 /// How many GPUs a node has: so few in all that pods preempt each other, and enough on the last for the pod that wants two.
 fn gpus_of(node: u8) -> std::ops::Range<u32> {
@@ -33,13 +33,13 @@ pub struct RecordedCluster {
 struct Promises {
     oracle: Oracle,
     /// What each pod asks for. What is promised to a pod, its later edits do not change.
-    asked: BTreeMap<PodUid, Demand>,
+    requested: BTreeMap<PodUid, Demand>,
     /// Until when a Binding without an answer may still be committed.
-    may_land: BTreeMap<PodUid, Moment>,
+    may_commit_until: BTreeMap<PodUid, Moment>,
 }
 
 impl RecordedCluster {
-    pub fn of(cluster: Cluster) -> Self {
+    pub fn from_cluster(cluster: Cluster) -> Self {
         Self {
             cluster,
             inputs: Vec::new(),
@@ -50,10 +50,10 @@ impl RecordedCluster {
         }
     }
 
-    pub fn of_three_nodes() -> Self {
-        let mut recorded = Self::of(Cluster::new(Arc::new(lending())));
+    pub fn with_three_nodes() -> Self {
+        let mut recorded = Self::from_cluster(Cluster::new(Arc::new(lending_policy())));
         recorded.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
-        (0..3).for_each(|node| recorded.show_node(node));
+        (0..3).for_each(|node| recorded.set_node(node));
         recorded
     }
 
@@ -78,13 +78,13 @@ impl RecordedCluster {
         self.cluster.apply(prepared);
     }
 
-    fn show_node(&mut self, node: u8) {
+    fn set_node(&mut self, node: u8) {
         let labels = Arc::default();
         let machine = FilterNode {
             name: node_name(node),
             labels,
             taints: Arc::default(),
-            allocatable: Amounts::default(),
+            allocatable: ResourceList::default(),
             pods: 110,
         };
         self.apply(NodeObserved {
@@ -100,7 +100,7 @@ impl RecordedCluster {
         .unwrap();
         // The default policy's headroom leaves so much of them.
         let gpus = gpus_of(node).map(|index| (unit_gpu(node, index).uuid, Bytes(90)));
-        self.promises.oracle.show_node(&node_name(node), gpus);
+        self.promises.oracle.set_node(&node_name(node), gpus);
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
@@ -116,13 +116,13 @@ impl RecordedCluster {
     }
 
     /// It happens, and no promise is broken by what is decided.
-    pub fn happens(&mut self, event: &OutsideEvent) {
-        self.take(event);
-        let broken = self.promises.oracle.broken();
+    pub fn apply_event(&mut self, event: &OutsideEvent) {
+        self.apply_event_to_core(event);
+        let broken = self.promises.oracle.broken_invariants();
         assert_eq!(broken, [], "after {event:?}");
     }
 
-    fn take(&mut self, event: &OutsideEvent) {
+    fn apply_event_to_core(&mut self, event: &OutsideEvent) {
         match *event {
             OutsideEvent::Arrive(pod, vram, priority) => {
                 let sharing = if vram % 5 == 0 {
@@ -201,7 +201,7 @@ impl RecordedCluster {
                     used: Some(Bytes(used)),
                     // Half of the time its pods are seen, asleep or awake.
                     attributed: self.users(node, index, used),
-                    engine_load: EngineLoad::of(Percent::new(used as u8), Some(used as u32 / 4)),
+                    engine_load: EngineLoad::new(Percent::new(used as u8), Some(used as u32 / 4)),
                 };
                 let state = if used % 4 == 1 {
                     SleepState::Asleep
@@ -245,7 +245,7 @@ impl RecordedCluster {
             }
             OutsideEvent::NodeGone(node) => {
                 self.apply(NodeDeleted(node_name(node)));
-                self.show_node(node);
+                self.set_node(node);
             }
             OutsideEvent::Slice(node, generation, slices_of_pool, shared) => {
                 let devices = match shared {
@@ -287,7 +287,7 @@ impl RecordedCluster {
                     name: "team/data".into(),
                     object: StorageObject::Claim(claim),
                 });
-                let object = StorageObject::Volume(VolumePlace::default());
+                let object = StorageObject::Volume(VolumeTopology::default());
                 self.apply(StorageObserved {
                     name: "pv".into(),
                     object,
@@ -309,9 +309,9 @@ impl RecordedCluster {
             OutsideEvent::Copy => self.copies.push(self.cluster.ledger().scratch()),
             OutsideEvent::SetPolicy(shortlist) => {
                 let mut policy = if shortlist % 2 == 0 {
-                    lending()
+                    lending_policy()
                 } else {
-                    selecting()
+                    policy_with_namespace_selectors()
                 };
                 policy.scoring.shortlist = shortlist;
                 // Half of them keep GPUs free, and half of those only at hours that have begun or have not.
@@ -391,7 +391,7 @@ impl RecordedCluster {
         let pods = self
             .cluster
             .ledger()
-            .pods_of(&node)
+            .pods_on_node(&node)
             .filter(|_| used % 2 == 1);
         let here =
             pods.filter(|(_, pod)| pod.devices().is_some_and(|devices| devices.contains(&gpu)));
@@ -416,13 +416,13 @@ impl RecordedCluster {
         let names = || names.iter().map(String::as_str);
         let list = filter(&view, names(), &mut scores);
         self.decisions.push(format!("{list:?}"));
-        if let Some(decided) = decided(&view, &list) {
+        if let Some(decided) = decision_of(&view, &list) {
             return self.apply(decided);
         }
         let view = self.apply(PrioritizeAsked(request));
         let list = prioritize(&view, names());
         if let Some(first) = list.best.first() {
-            self.apply(crate::verbs::filter::offered(&view, first));
+            self.apply(crate::verbs::filter::offer_of(&view, first));
         }
     }
 
@@ -435,7 +435,7 @@ impl RecordedCluster {
             let victims = self
                 .cluster
                 .ledger()
-                .pods_of(&node)
+                .pods_on_node(&node)
                 .map(|(uid, _)| uid.to_string())
                 .collect();
             OfferedNode {
@@ -456,7 +456,7 @@ impl RecordedCluster {
         let decision = preempt(view.clone());
         assert_eq!(
             decision,
-            preempt_in_full(view),
+            preempt_examining_all(view),
             "no node is left out that could be cheapest"
         );
         self.decisions.push(format!("{decision:?}"));
@@ -496,12 +496,12 @@ impl RecordedCluster {
                 is_new: decision.is_new,
             },
             answer,
-            latest_landing: LATEST_LANDING,
+            latest_landing: MAX_COMMIT_DELAY,
         });
         if answer == BindingAnswer::Written {
             let footprint = NodeFootprint {
                 node: node_name(node),
-                amounts: Amounts::default(),
+                amounts: ResourceList::default(),
                 ports: Arc::default(),
                 repels: Arc::default(),
                 volumes: 0,
@@ -533,7 +533,7 @@ impl RecordedCluster {
             return;
         };
         let placement = assumed.placement;
-        let (node, devices) = (placement.node.clone(), placement.recorded());
+        let (node, devices) = (placement.node.clone(), placement.recorded_gpus());
         let borrows = !placement.borrowed_from.is_empty();
         let shown = match what {
             0 => PodRead::Failed,
@@ -550,10 +550,10 @@ impl RecordedCluster {
             PodRead::Gone => self.promises.end(&uid(pod)),
             PodRead::Unbound => self
                 .promises
-                .unbound(&uid(pod), self.cluster.ledger().now()),
+                .binding_failed(&uid(pod), self.cluster.ledger().now()),
             PodRead::Bound { .. } => self.promises.bind(&uid(pod), &placement),
         }
-        let (stage, latest_landing) = (BindingStage::Settling, LATEST_LANDING);
+        let (stage, latest_landing) = (BindingStage::Settling, MAX_COMMIT_DELAY);
         let asked = self.cluster.ledger().now();
         let read = BindingRead {
             uid: uid(pod),
@@ -577,13 +577,13 @@ impl RecordedCluster {
         );
         let filters = self.cluster.kube_filters().snapshot();
         let bounds = PlanBounds {
-            free: 1000,
-            evictions: 1000,
-            places: 4,
+            free_steps: 1000,
+            eviction_steps: 1000,
+            max_placements: 4,
             is_stopped: &|| false,
         };
         let plan = plan_within(scratch, &filters, &pending, bounds);
-        self.apply(PutBack(plan.left_over));
+        self.apply(PutBack(plan.unreached));
         for step in plan.steps {
             match step {
                 PlanStep::Place(places) => {
@@ -597,7 +597,7 @@ impl RecordedCluster {
                     }
                     self.decisions.push(format!("{taken:?}"));
                 }
-                PlanStep::Wake { uid, .. } => self.apply(PodRequeued(uid)),
+                PlanStep::Requeue { uid, .. } => self.apply(PodRequeued(uid)),
                 PlanStep::Wait { uid, .. } => self.apply(NoPlacementFound { uid, generation }),
             }
         }
@@ -606,10 +606,10 @@ impl RecordedCluster {
     /// Those that are there still may be evicted for the pod.
     fn check_victims(&mut self, by: &str, preemptor: &PodUid, victims: &[PodUid]) {
         let policy = self.cluster.ledger().policy();
-        let asked = |pod: &PodUid| self.promises.asked.get(pod);
+        let asked = |pod: &PodUid| self.promises.requested.get(pod);
         let above = asked(preemptor).expect("it waits").priority;
         for victim in victims {
-            let is_there = self.promises.oracle.place_of(victim).is_some();
+            let is_there = self.promises.oracle.placement_of(victim).is_some();
             let Some(demand) = asked(victim).filter(|_| is_there) else {
                 continue;
             };
@@ -626,7 +626,7 @@ impl RecordedCluster {
 
     /// Continues with a cluster that was stored and loaded: the world outside of it is the same.
     #[cfg(test)]
-    pub fn go_on_as(&mut self, stored: &Self) {
+    pub fn continue_from(&mut self, stored: &Self) {
         (self.terms, self.promises) = (stored.terms, stored.promises.clone());
     }
 
@@ -640,15 +640,15 @@ impl RecordedCluster {
 impl Promises {
     /// A pod that is placed is promised that, though no Binding of it can land before one is written again.
     fn arrive(&mut self, pod: PodUid, demand: Demand, is_placed: bool) -> Demand {
-        let is_promised = is_placed || self.oracle.place_of(&pod).is_some();
-        let known = self.asked.get(&pod).filter(|_| is_promised).cloned();
+        let is_promised = is_placed || self.oracle.placement_of(&pod).is_some();
+        let known = self.requested.get(&pod).filter(|_| is_promised).cloned();
         let demand = known.unwrap_or(demand);
-        self.asked.insert(pod, demand.clone());
+        self.requested.insert(pod, demand.clone());
         demand
     }
 
     fn bind(&mut self, pod: &PodUid, placement: &Placement) {
-        let demand = &self.asked[pod];
+        let demand = &self.requested[pod];
         let granted = Granted {
             gpus: demand.gpus,
             per_gpu: match demand.sharing {
@@ -666,23 +666,28 @@ impl Promises {
 
     fn answered(&mut self, pod: &PodUid, answer: BindingAnswer, now: Moment) {
         match answer {
-            BindingAnswer::Written => drop(self.may_land.remove(pod)),
-            BindingAnswer::Refused => self.unbound(pod, now),
+            BindingAnswer::Written => drop(self.may_commit_until.remove(pod)),
+            BindingAnswer::Refused => self.binding_failed(pod, now),
             BindingAnswer::Conflict | BindingAnswer::Unknown => {
-                self.may_land.insert(pod.clone(), now + LATEST_LANDING);
+                self.may_commit_until
+                    .insert(pod.clone(), now + MAX_COMMIT_DELAY);
             }
         }
     }
 
     /// It is not bound, and is not going to be unless a Binding may still land.
-    fn unbound(&mut self, pod: &PodUid, now: Moment) {
-        if self.may_land.get(pod).is_none_or(|until| *until < now) {
+    fn binding_failed(&mut self, pod: &PodUid, now: Moment) {
+        if self
+            .may_commit_until
+            .get(pod)
+            .is_none_or(|until| *until < now)
+        {
             self.end(pod);
         }
     }
 
     fn end(&mut self, pod: &PodUid) {
-        self.may_land.remove(pod);
+        self.may_commit_until.remove(pod);
         self.oracle.end(pod);
     }
 }

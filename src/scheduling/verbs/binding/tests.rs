@@ -22,12 +22,12 @@ struct BindFixture {
 impl BindFixture {
     fn new() -> Self {
         let mut cluster = LedgerCluster::new(&[("a", 1), ("b", 1)]);
-        cluster.wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
+        cluster.add_waiting("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
         Self { cluster }
     }
 
     fn ask(&mut self, name: &str) -> BindDecision {
-        let asked = BindAsked::of(self.cluster.ledger(), &uid("p"), &node(name)).unwrap();
+        let asked = BindAsked::for_pod(self.cluster.ledger(), &uid("p"), &node(name)).unwrap();
         match self.cluster.apply(asked) {
             Ok(BindAnswer::Write(decision)) => decision,
             other => panic!("{other:?}"),
@@ -98,7 +98,7 @@ impl BindFixture {
         let open = self.left_open();
         self.cluster.apply(PodDeleted(uid("p")));
         self.cluster
-            .wait("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
+            .add_waiting("p", demand_of(40 << 30, 1, Sharing::Shared, 0));
         open
     }
 
@@ -379,7 +379,7 @@ fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_w
         matches!(step, BindingStep::Pause(_)),
         "the earlier write may land: {step:?}"
     );
-    let asked = BindAsked::of(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
+    let asked = BindAsked::for_pod(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     assert!(bench.is_assumed());
@@ -433,7 +433,7 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
         bench.cluster.apply(LeadershipEnded);
         if is_taken {
             let demand = demand_of(40 << 30, 1, Sharing::Shared, 0);
-            bench.cluster.run(
+            bench.cluster.add_running(
                 "q",
                 ("a", 0),
                 demand,
@@ -447,9 +447,13 @@ fn a_reservation_of_an_earlier_term_that_would_not_be_made_now_goes_with_the_pla
             bench.read(&decision, SETTLING, PodRead::Unbound),
             BindingStep::Over
         );
-        bench.cluster.pass(1);
+        bench.cluster.advance(1);
         assert_eq!(
-            bench.cluster.ledger().reservation_of(&uid("p")).is_some(),
+            bench
+                .cluster
+                .ledger()
+                .reservation_status_of(&uid("p"))
+                .is_some(),
             !is_taken,
             "is taken: {is_taken}"
         );
@@ -499,7 +503,7 @@ fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it
     bench.pass(Millis(1));
     let step = bench.read(&decision, SETTLING, PodRead::Unbound);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
-    let asked = BindAsked::of(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
+    let asked = BindAsked::for_pod(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
     let unsettled = AssumeConflict::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     bench.pass(LANDING);
@@ -539,7 +543,7 @@ fn a_read_that_is_older_than_its_pods_end_brings_no_pod_back() {
             None => {
                 let pod = PodRead::Bound {
                     node: node("a"),
-                    devices: second.placement.recorded(),
+                    devices: second.placement.recorded_gpus(),
                     borrows: false,
                 };
                 bench.read(&second, stage, pod)

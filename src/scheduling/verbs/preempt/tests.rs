@@ -1,7 +1,7 @@
 //! What changes between the question of the preempt verb and its decision.
 
 use super::*;
-use crate::kube_filters::{Amounts, FilterNode, NodeFootprint};
+use crate::kube_filters::{FilterNode, NodeFootprint, ResourceList};
 use crate::ledger::{ObservedWaiting, PODS_LOOKED_AT};
 use crate::policy::Policy;
 use crate::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 /// A job of low priority on each of two nodes, a budget that covers both and lets one go, and a pod for each of their places.
 fn two_jobs(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("a", 1), ("b", 1)]);
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("a", 1), ("b", 1)]);
     for (job, on) in [("on-a", "a"), ("on-b", "b")] {
         let demand = demand_of(60 << 30, 1, Sharing::Shared, -10);
-        cluster.run(
+        cluster.add_running(
             job,
             (on, 0),
             demand,
@@ -41,7 +41,7 @@ fn two_jobs(policy: Policy) -> LedgerCluster {
         unhealthy_may_go: false,
     });
     for preemptor in ["first", "second"] {
-        cluster.wait(preemptor, demand_of(50 << 30, 1, Sharing::Shared, 100));
+        cluster.add_waiting(preemptor, demand_of(50 << 30, 1, Sharing::Shared, 100));
     }
     cluster
 }
@@ -125,7 +125,7 @@ fn victims_whose_budget_another_reservation_has_used_since_are_not_evicted() {
 }
 
 #[test]
-fn victims_that_overdraw_a_budget_by_the_policys_leave_are_evicted() {
+fn victims_beyond_a_budget_are_evicted_if_the_policy_permits_it() {
     let mut policy = Policy::default();
     policy.preemption.violate_budgets = ViolateBudgets::WhenNothingElse;
     let mut cluster = two_jobs(policy);
@@ -158,7 +158,7 @@ fn member(
         leaving,
         ..ObservedDisruptionInfo::default()
     };
-    cluster.run(
+    cluster.add_running(
         name,
         (on, 0),
         demand_of(gib << 30, 1, Sharing::Shared, -10),
@@ -178,13 +178,14 @@ fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
         (Some(Some(leaving)), true),
         (Some(None), false),
     ] {
-        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1), ("b", 1)]);
+        let mut cluster =
+            LedgerCluster::with_policy_and_nodes(Policy::default(), &[("a", 1), ("b", 1)]);
         member(&mut cluster, "one", "a", 30, None);
         member(&mut cluster, "two", "a", 30, None);
         if let Some(leaving) = third {
             member(&mut cluster, "three", "b", 30, leaving);
         }
-        cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+        cluster.add_waiting("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
         let offered = OfferedNode {
             node: "a".into(),
             victims: vec!["one".into()],
@@ -208,7 +209,7 @@ fn a_group_leaves_if_all_its_members_that_stay_are_on_the_node() {
 #[test]
 fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
     for (allowed, leaves) in [(2, true), (1, false)] {
-        let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1)]);
+        let mut cluster = LedgerCluster::with_policy_and_nodes(Policy::default(), &[("a", 1)]);
         member(&mut cluster, "one", "a", 30, None);
         member(&mut cluster, "two", "a", 30, None);
         let namespace = demand_of(1, 1, Sharing::Shared, 0)
@@ -223,7 +224,7 @@ fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
             allowed,
             unhealthy_may_go: false,
         });
-        cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+        cluster.add_waiting("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
         let offered = OfferedNode {
             node: "a".into(),
             victims: vec!["one".into()],
@@ -242,12 +243,12 @@ fn a_group_of_which_kube_scheduler_evicts_a_part_costs_all_its_members() {
 }
 
 /// How many pods the decision looks at where each of the nodes that are offered has one job.
-fn looks_of(
+fn examinations_of(
     cluster: &mut LedgerCluster,
     nodes: &[String],
     expected: impl Fn(&PreemptDecision) -> bool,
 ) -> usize {
-    cluster.wait("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
+    cluster.add_waiting("asks", demand_of(50 << 30, 1, Sharing::Shared, 100));
     let offer = |node: &String| OfferedNode {
         node: node.clone(),
         victims: vec![format!("on-{node}")],
@@ -264,19 +265,22 @@ fn looks_of(
 fn nodes(count: usize) -> (LedgerCluster, Vec<String>) {
     let names: Vec<String> = (0..count).map(|n| format!("n-{n:02}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-    (LedgerCluster::by(Policy::default(), &gpus), names)
+    (
+        LedgerCluster::with_policy_and_nodes(Policy::default(), &gpus),
+        names,
+    )
 }
 
 /// Members of one group on all nodes: it is looked at once, and not once for each node.
 #[test]
-fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
+fn state_shared_by_the_offered_nodes_is_read_once() {
     let looks = |count: usize| {
         let (mut cluster, names) = nodes(count);
         names
             .iter()
             .for_each(|name| member(&mut cluster, &format!("on-{name}"), name, 60, None));
         // Members on other nodes keep the group.
-        looks_of(&mut cluster, &names, |decision| {
+        examinations_of(&mut cluster, &names, |decision| {
             *decision == PreemptDecision::NoCandidate
         })
     };
@@ -288,16 +292,16 @@ fn what_the_offered_nodes_have_in_common_is_looked_at_once() {
 }
 
 #[test]
-fn an_offered_node_that_is_dearer_whatever_it_has_is_not_looked_at() {
+fn a_node_whose_cost_bound_is_too_high_is_not_examined() {
     let looks = |count: usize| {
         let (mut cluster, names) = nodes(count);
         for (n, name) in names.iter().enumerate() {
             let priority = if n == 3 { -20 } else { -10 };
             let demand = demand_of(60 << 30, 1, Sharing::Shared, priority);
             let (job, shown) = (format!("on-{name}"), ObservedDisruptionInfo::default());
-            cluster.run(&job, (name, 0), demand, None, shown);
+            cluster.add_running(&job, (name, 0), demand, None, shown);
         }
-        looks_of(
+        examinations_of(
             &mut cluster,
             &names,
             |decision| matches!(decision, PreemptDecision::Evict { victims, .. } if victims.victims == [uid("on-n-03")]),
@@ -309,8 +313,9 @@ fn an_offered_node_that_is_dearer_whatever_it_has_is_not_looked_at() {
 
 /// One node with a free GPU and a busy one, and with one adapter, which `holder` has; a cheaper job is beside it.
 fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
-    let mut cluster = LedgerCluster::by(Policy::default(), &[("a", 1 + free_gpus)]);
-    let adapter = |n: u64| Amounts::of(&[("example.com/rdma", n)].into());
+    let mut cluster =
+        LedgerCluster::with_policy_and_nodes(Policy::default(), &[("a", 1 + free_gpus)]);
+    let adapter = |n: u64| ResourceList::from_amounts(&[("example.com/rdma", n)].into());
     let (labels, taints) = (Arc::default(), Arc::new([]));
     let machine = FilterNode {
         name: node("a"),
@@ -325,7 +330,7 @@ fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
     });
     for (job, priority, adapters) in [("cheap", -20, 0), ("holder", -10, 1)] {
         let demand = demand_of(36 << 30, 1, Sharing::Shared, priority);
-        cluster.run(
+        cluster.add_running(
             job,
             ("a", 0),
             demand,
@@ -348,7 +353,7 @@ fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
         };
         cluster.apply(FilterPodObserved { uid: uid(job), pod });
     }
-    cluster.wait("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
+    cluster.add_waiting("asks", demand_of(30 << 30, 1, Sharing::Shared, 100));
     (
         cluster,
         Requirements {
@@ -359,7 +364,7 @@ fn with_one_adapter(free_gpus: u32) -> (LedgerCluster, Requirements) {
 }
 
 #[test]
-fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
+fn victims_proposed_for_another_resource_than_vram_are_evicted() {
     for free_gpus in [0, 1] {
         let (mut cluster, wants) = with_one_adapter(free_gpus);
         let offered = OfferedNode {
@@ -368,7 +373,7 @@ fn what_kube_scheduler_evicts_for_another_resource_than_vram_leaves() {
             pdb_violations: 0,
         };
         let view = PreemptView {
-            wants,
+            requirements: wants,
             ..view_of(&mut cluster, "asks", vec![offered])
         };
         match preempt(view) {

@@ -7,14 +7,14 @@ use crate::testkit::{LedgerCluster, demand_of, key, node, uid};
 use crate::units::{Bytes, Millis};
 use crate::verbs::observe::{NodeObserved, PodDeleted};
 use crate::vocabulary::demand::{Demand, Sharing};
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use crate::vocabulary::node::NodeKind;
 
 fn demand(priority: i32) -> Demand {
     let resource = PluginResource::parse("nvidia.com/gpu").unwrap();
     Demand {
-        ask: Ask::Plugin { resource, count: 2 },
+        ask: GpuRequest::Plugin { resource, count: 2 },
         per_gpu: Bytes::ZERO,
         ..demand_of(0, 2, Sharing::Exclusive, priority)
     }
@@ -73,7 +73,9 @@ fn ask(cluster: &mut LedgerCluster, offered: &[(&str, &str)]) -> Result<String, 
         request,
         offered: offered.clone(),
     });
-    let chosen = narrowed.chosen.map(|place| offered[place].node.clone());
+    let chosen = narrowed
+        .chosen_index
+        .map(|place| offered[place].node.clone());
     chosen.ok_or(narrowed.code)
 }
 
@@ -100,14 +102,14 @@ fn no_second_node_is_emptied_while_victims_on_the_first_count_as_there() {
 fn a_victim_that_does_not_leave_is_not_waited_for_forever() {
     let mut cluster = two_full_nodes();
     assert_eq!(ask(&mut cluster, &BOTH), Ok("a".into()));
-    cluster.pass(59);
+    cluster.advance(59);
     assert_eq!(ask(&mut cluster, ONLY_B), Err("victims-leaving"));
-    cluster.pass(2);
+    cluster.advance(2);
     assert_eq!(ask(&mut cluster, ONLY_B), Ok("b".into()));
 }
 
 #[test]
-fn what_shadow_mode_would_choose_is_evicted_by_nobody() {
+fn in_shadow_mode_no_chosen_victim_counts_as_leaving() {
     let mut cluster = two_full_nodes();
     let mut shadow = Policy::default();
     shadow.mode = Mode::Shadow;

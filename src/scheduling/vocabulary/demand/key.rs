@@ -5,8 +5,8 @@ use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::Bytes;
 use crate::vocabulary::classification::{ClassId, ClassTerms};
-use crate::vocabulary::device_plugin::Ask;
-use crate::vocabulary::gpu_wish::GpuWish;
+use crate::vocabulary::device_plugin::GpuRequest;
+use crate::vocabulary::gpu_wish::GpuSelector;
 use crate::vocabulary::image::ImageId;
 use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// score. What depends on the pod beyond that (its tenant's limit, its right to preempt) is not in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DemandKey {
-    ask: Ask,
+    ask: GpuRequest,
     per_gpu: Bytes,
     gpus: u32,
     sharing: Sharing,
@@ -27,8 +27,8 @@ pub(crate) struct DemandKey {
     /// The namespace of a pod with a model: a sleeping engine may be woken for pods of its namespace only.
     namespace: Option<Arc<str>>,
     models: Arc<[GpuModel]>,
-    wish: Option<Arc<GpuWish>>,
-    borrows_at: Option<i32>,
+    wish: Option<Arc<GpuSelector>>,
+    borrower_priority: Option<i32>,
     kept: SpareSet,
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
@@ -38,7 +38,7 @@ pub(crate) struct DemandKey {
 
 impl DemandKey {
     /// Names every field of [`Demand`]: to add one is to decide here whether nodes are told apart by it.
-    pub fn of(demand: &Demand) -> Self {
+    pub fn from_demand(demand: &Demand) -> Self {
         let Demand {
             ask,
             per_gpu,
@@ -78,7 +78,7 @@ impl DemandKey {
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
-            borrows_at: terms.borrows.then_some(*priority),
+            borrower_priority: terms.borrows.then_some(*priority),
             models: models.clone(),
             wish: wish.clone(),
             kept: *kept,
@@ -121,7 +121,7 @@ mod tests {
                 ..base.clone()
             },
             Demand {
-                class: ClassId::at(63),
+                class: ClassId::from_index(63),
                 ..base.clone()
             },
             Demand {
@@ -166,12 +166,15 @@ mod tests {
                 ..base.clone()
             },
             Demand {
-                wish: GpuWish::of([vec![Requirement::is("nvidia.com/gpu.product", "H100")]])
-                    .map(Arc::new),
+                wish: GpuSelector::from_terms([vec![Requirement::equals(
+                    "nvidia.com/gpu.product",
+                    "H100",
+                )]])
+                .map(Arc::new),
                 ..base.clone()
             },
             Demand {
-                images: [ImageId::of("engine:1").unwrap()].into(),
+                images: [ImageId::from_reference("engine:1").unwrap()].into(),
                 ..base.clone()
             },
             Demand {
@@ -180,7 +183,11 @@ mod tests {
             },
         ];
         for (n, other) in others.iter().enumerate() {
-            assert_ne!(DemandKey::of(other), DemandKey::of(&base), "{n}");
+            assert_ne!(
+                DemandKey::from_demand(other),
+                DemandKey::from_demand(&base),
+                "{n}"
+            );
         }
     }
 
@@ -201,8 +208,8 @@ mod tests {
             ..base.clone()
         };
         assert_eq!(
-            [without_model, of_an_engine, urgent].map(|other| DemandKey::of(&other)),
-            [(); 3].map(|()| DemandKey::of(&base))
+            [without_model, of_an_engine, urgent].map(|other| DemandKey::from_demand(&other)),
+            [(); 3].map(|()| DemandKey::from_demand(&base))
         );
     }
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use crate::vocabulary::classification::PodTraits;
-use crate::vocabulary::device_plugin::{Ask, PluginResource};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::memory_fraction::LEAST_PER_GPU;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The GPUs, VRAM and KV cache that a pod requests, from Stowage or from a device plugin.
 pub(super) struct RequestedGpus {
-    pub ask: Ask,
+    pub ask: GpuRequest,
     pub vram: Bytes,
     pub gpus: u32,
     pub sharing: Sharing,
@@ -23,23 +23,23 @@ pub(super) struct RequestedGpus {
 }
 
 impl RequestedGpus {
-    pub fn of(pod: &PodRequest<'_>, shown: Sharing) -> Result<Self, RequestError> {
+    pub fn from_pod(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
         let asks_vram = pod.containers.iter().any(|c| c.vram.is_some());
-        match plugin_of(pod.containers) {
-            PluginAmount::None => Self::vram(pod, shown),
+        match total_plugin_request(pod.containers) {
+            PluginAmount::None => Self::from_vram_request(pod, sharing),
             _ if asks_vram => Err(RequestError::BothWays),
             PluginAmount::Several { .. } => Err(RequestError::SeveralResources),
-            PluginAmount::Of { resource, .. } => Self::devices(pod, resource),
+            PluginAmount::One { resource, .. } => Self::from_plugin_request(pod, resource),
         }
     }
 
-    fn vram(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
-        let vram = vram_of(pod.containers)?;
-        let gpus = gpus_of(pod.gpus)?;
-        check_containers(pod.containers, gpus)?;
-        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
+    fn from_vram_request(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
+        let vram = total_vram(pod.containers)?;
+        let gpus = parse_gpu_count(pod.gpus)?;
+        validate_containers(pod.containers, gpus)?;
+        let kv_cache = parse_kv_cache(pod.kv_cache, vram)?;
         Ok(Self {
-            ask: Ask::Vram,
+            ask: GpuRequest::Vram,
             vram,
             gpus,
             sharing,
@@ -47,15 +47,16 @@ impl RequestedGpus {
         })
     }
 
-    fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
-        let count = count_of(pod.containers, resource)?;
+    fn from_plugin_request(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
+        let count = total_devices(pod.containers, resource)?;
         let resource = PluginResource::parse(resource).filter(|_| count > 0);
-        let ask = Ask::Plugin {
+        let ask = GpuRequest::Plugin {
             resource: resource.ok_or(RequestError::NoVram)?,
             count,
         };
         // Of how much VRAM it is a part is unknown.
-        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity_up)?;
+        let kv_cache =
+            parse_optional_quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity_rounding_up)?;
         Ok(Self {
             ask,
             vram: Bytes::ZERO,
@@ -67,13 +68,13 @@ impl RequestedGpus {
 
     /// All that a pod that cannot be understood could mean.
     pub fn worst_case(pod: &PodRequest<'_>) -> Self {
-        let ask = worst_ask(pod.containers);
+        let ask = worst_case_gpu_request(pod.containers);
         let (gpus, sharing) = match &ask {
-            Ask::Vram => (1, Sharing::Shared),
-            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
-            Ask::Claims => (0, Sharing::Shared),
+            GpuRequest::Vram => (1, Sharing::Shared),
+            GpuRequest::Plugin { count, .. } => (*count, Sharing::Exclusive),
+            GpuRequest::Claims => (0, Sharing::Shared),
         };
-        let vram = match vram_of(pod.containers) {
+        let vram = match total_vram(pod.containers) {
             Ok(vram) => vram,
             Err(RequestError::NoVram) => Bytes::ZERO,
             Err(_) => Bytes(u64::MAX),
@@ -89,20 +90,20 @@ impl RequestedGpus {
 }
 
 /// What all containers together ask of device plugins; the amount is that of the first that asks.
-fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
+fn total_plugin_request<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
     containers
         .iter()
         .fold(PluginAmount::None, |all, container| {
             match (all, container.plugin) {
                 (all, PluginAmount::None) => all,
                 (PluginAmount::None, one) => one,
-                (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. })
+                (PluginAmount::One { resource: a, .. }, PluginAmount::One { resource: b, .. })
                     if a == b =>
                 {
                     all
                 }
                 (
-                    PluginAmount::Of { resource, amount }
+                    PluginAmount::One { resource, amount }
                     | PluginAmount::Several { resource, amount },
                     _,
                 ) => PluginAmount::Several { resource, amount },
@@ -110,43 +111,43 @@ fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
         })
 }
 
-fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
+fn total_devices(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
     let count = sum_over(containers, |container| match container.plugin {
-        PluginAmount::Of {
+        PluginAmount::One {
             resource: other,
             amount,
         }
         | PluginAmount::Several {
             resource: other,
             amount,
-        } if other == resource => bytes("nvidia.com/*", Some(amount)),
+        } if other == resource => parse_bytes("nvidia.com/*", Some(amount)),
         _ => Ok(Bytes::ZERO),
     })?;
     Ok(u32::try_from(count.0).unwrap_or(u32::MAX))
 }
 
-fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
-    let named = match plugin_of(containers) {
-        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => {
+fn worst_case_gpu_request(containers: &[ContainerRequest<'_>]) -> GpuRequest {
+    let named = match total_plugin_request(containers) {
+        PluginAmount::One { resource, .. } | PluginAmount::Several { resource, .. } => {
             Some(resource)
         }
         PluginAmount::None => None,
     };
     let asks_vram = containers.iter().any(|c| c.vram.is_some());
     let Some(resource) = named.filter(|_| !asks_vram) else {
-        return Ask::Vram;
+        return GpuRequest::Vram;
     };
     match (
         PluginResource::parse(resource),
-        count_of(containers, resource),
+        total_devices(containers, resource),
     ) {
-        (Some(resource), Ok(count)) => Ask::Plugin { resource, count },
-        _ => Ask::Vram,
+        (Some(resource), Ok(count)) => GpuRequest::Plugin { resource, count },
+        _ => GpuRequest::Vram,
     }
 }
 
 /// The traits of a pod without its number of GPUs, VRAM and KV cache, which may be unreadable.
-pub(super) fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
+pub(super) fn pod_traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
     PodTraits {
         namespace: pod.namespace.into(),
         labels: pod.labels.clone(),
@@ -160,22 +161,22 @@ pub(super) fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
     }
 }
 
-pub(super) fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[AskingContainer]> {
-    let asking = |c: &ContainerRequest<'_>| {
-        let vram = bytes("stowage.dev/vram", Some(c.vram?)).unwrap_or_default();
-        Some(AskingContainer {
+pub(super) fn vram_containers(containers: &[ContainerRequest<'_>]) -> Arc<[VramContainer]> {
+    let vram_container = |c: &ContainerRequest<'_>| {
+        let vram = parse_bytes("stowage.dev/vram", Some(c.vram?)).unwrap_or_default();
+        Some(VramContainer {
             name: c.name.into(),
             vram,
         })
     };
-    containers.iter().filter_map(asking).collect()
+    containers.iter().filter_map(vram_container).collect()
 }
 
-pub(super) fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
+pub(super) fn total_vram(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
     if containers.iter().all(|c| c.vram.is_none()) {
         return Err(RequestError::NoVram);
     }
-    let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
+    let vram = sum_over(containers, |c| parse_bytes("stowage.dev/vram", c.vram))?;
     if vram == Bytes::ZERO {
         Err(RequestError::NoVram)
     } else {
@@ -184,9 +185,9 @@ pub(super) fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, Requ
 }
 
 /// Each container that asks opens each of the GPUs, and is told its fraction of them, which must have a place on the pod.
-fn check_containers(containers: &[ContainerRequest<'_>], gpus: u32) -> Result<(), RequestError> {
+fn validate_containers(containers: &[ContainerRequest<'_>], gpus: u32) -> Result<(), RequestError> {
     for container in containers.iter().filter(|c| c.vram.is_some()) {
-        let vram = bytes("stowage.dev/vram", container.vram)?;
+        let vram = parse_bytes("stowage.dev/vram", container.vram)?;
         let least = LEAST_PER_GPU.times(gpus.into());
         if vram < least {
             return Err(RequestError::TooLittleVram {
@@ -210,7 +211,7 @@ const MORE_THAN_ANY_NODE: u64 = u64::MAX >> 16;
 
 /// What kube-scheduler allocates: no amount of it makes a pod unreadable. An amount too large to count is more than any node has;
 /// one that no API server stores, such as a negative one, is none: an eviction is never said to free it.
-pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> HostResources {
+pub(super) fn total_host_resources(containers: &[ContainerRequest<'_>]) -> HostResources {
     let amount = |text: Option<&str>, parse: fn(&str) -> Result<u64, QuantityError>| {
         Bytes(match text.map_or(Ok(0), parse) {
             Ok(amount) => amount.min(MORE_THAN_ANY_NODE),
@@ -220,11 +221,14 @@ pub(super) fn host_resources_of(containers: &[ContainerRequest<'_>]) -> HostReso
     };
     let cpu =
         |c: &ContainerRequest<'_>| amount(c.cpu, |text| Ok(MilliCpu::parse_quantity(text)?.0));
-    let memory =
-        |c: &ContainerRequest<'_>| amount(c.memory, |text| Ok(Bytes::parse_quantity_up(text)?.0));
+    let memory = |c: &ContainerRequest<'_>| {
+        amount(c.memory, |text| {
+            Ok(Bytes::parse_quantity_rounding_up(text)?.0)
+        })
+    };
     HostResources {
-        cpu: MilliCpu(together(containers.iter().map(|c| (c.role, cpu(c)))).0),
-        memory: together(containers.iter().map(|c| (c.role, memory(c)))),
+        cpu: MilliCpu(total_pod_request(containers.iter().map(|c| (c.role, cpu(c)))).0),
+        memory: total_pod_request(containers.iter().map(|c| (c.role, memory(c)))),
     }
 }
 
@@ -234,27 +238,27 @@ fn sum_over<'a>(
 ) -> Result<Bytes, RequestError> {
     let part = |container| amount(container).map(|amount| (container.role, amount));
     let parts: Vec<_> = containers.iter().map(part).collect::<Result<_, _>>()?;
-    Ok(together(parts))
+    Ok(total_pod_request(parts))
 }
 
 /// The scheduler's pod-request formula over one amount per container, in the order in which they start.
-pub fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
-    let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+pub fn total_pod_request(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
+    let (mut running, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     for (role, amount) in parts {
         match role {
-            ContainerRole::Main => together += amount,
+            ContainerRole::Main => running += amount,
             ContainerRole::Sidecar => {
-                together += amount;
+                running += amount;
                 sidecars += amount;
                 init_peak = init_peak.max(sidecars);
             }
             ContainerRole::Init => init_peak = init_peak.max(sidecars + amount),
         }
     }
-    together.max(init_peak)
+    running.max(init_peak)
 }
 
-pub(super) fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
+pub(super) fn parse_gpu_count(text: Option<&str>) -> Result<u32, RequestError> {
     let Some(text) = text else { return Ok(1) };
     match text.parse() {
         Ok(gpus @ 1..=MAX_GPUS) => Ok(gpus),
@@ -262,7 +266,7 @@ pub(super) fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
     }
 }
 
-pub(super) fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
+pub(super) fn parse_sharing(text: Option<&str>) -> Result<Sharing, RequestError> {
     match text {
         None | Some("false") => Ok(Sharing::Shared),
         Some("true") => Ok(Sharing::Exclusive),
@@ -272,18 +276,21 @@ pub(super) fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
 
 const KV_CACHE: &str = "the annotation stowage.dev/kv-cache";
 
-pub(super) fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
-    match quantity(KV_CACHE, text, Bytes::parse_quantity_up)? {
+pub(super) fn parse_kv_cache(
+    text: Option<&str>,
+    vram: Bytes,
+) -> Result<Option<Bytes>, RequestError> {
+    match parse_optional_quantity(KV_CACHE, text, Bytes::parse_quantity_rounding_up)? {
         Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
         kv_cache => Ok(kv_cache),
     }
 }
 
-fn bytes(what: &'static str, text: Option<&str>) -> Result<Bytes, RequestError> {
-    Ok(quantity(what, text, Bytes::parse_quantity)?.unwrap_or_default())
+fn parse_bytes(what: &'static str, text: Option<&str>) -> Result<Bytes, RequestError> {
+    Ok(parse_optional_quantity(what, text, Bytes::parse_quantity)?.unwrap_or_default())
 }
 
-fn quantity<T>(
+fn parse_optional_quantity<T>(
     what: &'static str,
     text: Option<&str>,
     parse: impl Fn(&str) -> Result<T, QuantityError>,
@@ -299,7 +306,7 @@ fn quantity<T>(
 }
 
 /// Kubernetes' default `terminationGracePeriodSeconds`.
-pub const DEFAULT_GRACE: Millis = Millis::seconds(30);
+pub const DEFAULT_GRACE_PERIOD: Millis = Millis::seconds(30);
 
 static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
 static NO_RESOURCES: BTreeSet<&str> = BTreeSet::new();
@@ -327,7 +334,7 @@ impl<'a> PodRequest<'a> {
             priority_class: None,
             priority: 0,
             may_preempt: true,
-            grace: DEFAULT_GRACE,
+            grace: DEFAULT_GRACE_PERIOD,
             containers,
             gpus: None,
             exclusive: None,
@@ -345,7 +352,7 @@ pub(crate) const LONGEST_CONTAINER_NAME: usize = 253 - ".container.stowage.dev".
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Recorded")]
-pub struct AskingContainer {
+pub struct VramContainer {
     pub name: Arc<str>,
     /// Over all GPUs of the pod; zero if it is unknown.
     pub vram: Bytes,
@@ -358,7 +365,7 @@ enum Recorded {
     Container { name: Arc<str>, vram: Bytes },
 }
 
-impl From<Recorded> for AskingContainer {
+impl From<Recorded> for VramContainer {
     fn from(recorded: Recorded) -> Self {
         match recorded {
             Recorded::Name(name) => Self {
@@ -376,7 +383,7 @@ mod asking_container_tests {
 
     #[test]
     fn containers_that_an_earlier_version_recorded_are_read() {
-        let read = |text| serde_json::from_str::<Vec<AskingContainer>>(text).unwrap();
+        let read = |text| serde_json::from_str::<Vec<VramContainer>>(text).unwrap();
         let [old, new] = [
             read(r#"["engine"]"#),
             read(r#"[{"name":"engine","vram":7}]"#),

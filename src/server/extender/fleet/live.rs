@@ -5,7 +5,7 @@
 //! pauses for longer, so that it never takes more than a tenth of a core. A client that does not keep up is sent the whole again
 //! and costs no memory beyond that.
 
-use crate::service::{ActivityEntry, Service, WorkKind};
+use crate::service::{ActivityEntry, ServerState, WorkKind};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
@@ -24,45 +24,45 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Time between two views: a person notices no difference between this and less.
-const PACE: Duration = Duration::from_millis(500);
+const VIEW_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause after a view as a multiple of its CPU time, so that the task takes at most a tenth of a core.
-const PAUSE: u32 = 9;
+const PAUSE_FACTOR: u32 = 9;
 /// After this long something is sent although nothing changed, so that a client knows that the connection lives.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Changes that a client may lag behind before it is sent the whole: eight seconds' worth.
-const KEPT_CHANGES: usize = 16;
+const MAX_CHANGES: usize = 16;
 /// How long changes are made after the last client has gone: longer than a client takes to connect again.
-const GRACE: Duration = Duration::from_secs(10);
+const UNWATCHED_GRACE: Duration = Duration::from_secs(10);
 /// Sums of an hour, one every ten seconds: more than a plot has pixels for, and some ten kilobytes.
-const SUMS: usize = 360;
-const SUMS_EVERY: Millis = Millis::seconds(10);
+const HISTORY_LENGTH: usize = 360;
+const HISTORY_INTERVAL: Millis = Millis::seconds(10);
 /// Clients that are sent the whole at one time; of a large cluster it is some ten megabytes.
-const WHOLES: usize = 2;
+const MAX_CONCURRENT_WHOLES: usize = 2;
 
 pub struct LiveFleet {
     /// The latest view; `None` while no client watches.
     latest: watch::Sender<Option<Arc<PublishedFleet>>>,
-    watching: AtomicUsize,
-    begun_to_watch: Notify,
+    watchers: AtomicUsize,
+    watch_started: Notify,
     history: Mutex<FleetHistory>,
     /// Distinguishes this process' events from those of another.
     source: String,
     is_running: AtomicBool,
     pub(super) stopped: CancellationToken,
-    pub(super) wholes: Arc<Semaphore>,
+    pub(super) whole_slots: Arc<Semaphore>,
 }
 
 impl Default for LiveFleet {
     fn default() -> Self {
         Self {
             latest: watch::Sender::default(),
-            watching: AtomicUsize::default(),
-            begun_to_watch: Notify::new(),
-            history: Mutex::new(FleetHistory::new(SUMS, SUMS_EVERY)),
+            watchers: AtomicUsize::default(),
+            watch_started: Notify::new(),
+            history: Mutex::new(FleetHistory::new(HISTORY_LENGTH, HISTORY_INTERVAL)),
             source: format!("{:x}", jiff::Timestamp::now().as_millisecond()),
             is_running: AtomicBool::default(),
             stopped: CancellationToken::new(),
-            wholes: Arc::new(Semaphore::new(WHOLES)),
+            whole_slots: Arc::new(Semaphore::new(MAX_CONCURRENT_WHOLES)),
         }
     }
 }
@@ -71,7 +71,7 @@ impl Default for LiveFleet {
 pub struct PublishedFleet {
     pub number: u64,
     fleet: Fleet,
-    standing: Standing,
+    standing: ReplicaStatus,
     /// The number of the latest activity that has been sent.
     activity: u64,
     sent: Instant,
@@ -83,7 +83,7 @@ pub struct PublishedFleet {
 /// The status of this replica, as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Standing {
+struct ReplicaStatus {
     leading: bool,
     /// Why it does not lead, or why what is shown may be incomplete.
     state: Option<String>,
@@ -92,10 +92,10 @@ struct Standing {
     version: &'static str,
 }
 
-impl Standing {
-    fn of(service: &Service) -> Self {
+impl ReplicaStatus {
+    fn new(service: &ServerState) -> Self {
         let (leadership, policy) = (&service.leadership, service.policy());
-        let silence = service.contact.lost_for(service.now());
+        let silence = service.api_server_contact.unreachable_for(service.now());
         let silent = silence
             .map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
         Self {
@@ -113,7 +113,7 @@ impl Standing {
 #[serde(rename_all = "camelCase")]
 struct WholeEvent<'a> {
     fleet: &'a Fleet,
-    standing: &'a Standing,
+    standing: &'a ReplicaStatus,
     history: VecDeque<FleetSums>,
     activity: Vec<Arc<ActivityEntry>>,
 }
@@ -124,7 +124,7 @@ struct WholeEvent<'a> {
 struct ChangesEvent<'a> {
     fleet: &'a FleetChanges,
     #[serde(skip_serializing_if = "Option::is_none")]
-    standing: Option<&'a Standing>,
+    standing: Option<&'a ReplicaStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sums: Option<&'a FleetSums>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -132,23 +132,23 @@ struct ChangesEvent<'a> {
 }
 
 /// A client that watches: changes are computed as long as one exists.
-pub struct Watching(Arc<LiveFleet>);
+pub struct WatchGuard(Arc<LiveFleet>);
 
-impl Drop for Watching {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.0.watching.fetch_sub(1, Ordering::AcqRel);
+        self.0.watchers.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl LiveFleet {
-    pub fn watch(self: &Arc<Self>) -> (Watching, watch::Receiver<Option<Arc<PublishedFleet>>>) {
-        self.watching.fetch_add(1, Ordering::AcqRel);
-        self.begun_to_watch.notify_one();
-        (Watching(self.clone()), self.latest.subscribe())
+    pub fn watch(self: &Arc<Self>) -> (WatchGuard, watch::Receiver<Option<Arc<PublishedFleet>>>) {
+        self.watchers.fetch_add(1, Ordering::AcqRel);
+        self.watch_started.notify_one();
+        (WatchGuard(self.clone()), self.latest.subscribe())
     }
 
     /// The number of the view that a client has, by the id of its last event; `None` if that is not of this process.
-    pub fn number_of(&self, id: &str) -> Option<u64> {
+    pub fn parse_event_id(&self, id: &str) -> Option<u64> {
         id.strip_prefix(&*self.source)?
             .strip_prefix('-')?
             .parse()
@@ -156,7 +156,7 @@ impl LiveFleet {
     }
 
     /// Makes events until `stop`. Clients' streams end then, too.
-    pub async fn run(self: Arc<Self>, service: Arc<Service>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, service: Arc<ServerState>, stop: CancellationToken) {
         if self.is_running.swap(true, Ordering::AcqRel) {
             return stop.cancelled().await;
         }
@@ -165,15 +165,15 @@ impl LiveFleet {
         self.is_running.store(false, Ordering::Release);
     }
 
-    async fn make_events(self: &Arc<Self>, service: Arc<Service>) {
-        let (mut numbers, mut watched) = (0, None::<Instant>);
+    async fn make_events(self: &Arc<Self>, service: Arc<ServerState>) {
+        let (mut last_number, mut last_watched) = (0, None::<Instant>);
         let mut pause = Duration::ZERO;
         loop {
-            let is_watched = self.watching.load(Ordering::Acquire) > 0;
+            let is_watched = self.watchers.load(Ordering::Acquire) > 0;
             if is_watched {
-                watched = Some(Instant::now());
+                last_watched = Some(Instant::now());
             }
-            if watched.is_some_and(|watched| watched.elapsed() < GRACE) {
+            if last_watched.is_some_and(|watched| watched.elapsed() < UNWATCHED_GRACE) {
                 tokio::time::sleep(pause).await;
             } else {
                 self.latest.send_replace(None);
@@ -181,50 +181,53 @@ impl LiveFleet {
                     Duration::from_millis(self.history.lock().due_in(service.now()).0).max(pause);
                 tokio::select! {
                     () = tokio::time::sleep(due) => {}
-                    () = self.begun_to_watch.notified() => {}
+                    () = self.watch_started.notified() => {}
                 }
             }
             let (live, service, heavy_work) =
                 (self.clone(), service.clone(), service.heavy_work.clone());
             let (before, began) = (self.latest.borrow().clone(), Instant::now());
-            let is_watched = self.watching.load(Ordering::Acquire) > 0 || before.is_some();
+            let is_watched = self.watchers.load(Ordering::Acquire) > 0 || before.is_some();
             let round = move || {
-                let began = computed();
-                let published = live.round(&service, before.as_deref(), numbers + 1, is_watched);
-                (published, computed() - began)
+                let began = thread_cpu_time();
+                let published =
+                    live.take_view(&service, before.as_deref(), last_number + 1, is_watched);
+                (published, thread_cpu_time() - began)
             };
-            let took = match heavy_work.begin_in_background(WorkKind::Page, round).await {
+            let took = match heavy_work.spawn_in_background(WorkKind::Page, round).await {
                 Ok((published, took)) => {
                     if let Some(published) = published {
-                        numbers = published.number;
+                        last_number = published.number;
                         self.latest.send_replace(Some(Arc::new(published)));
                     }
                     took
                 }
                 // A view that fails is tried again; the log has the panic.
-                Err(_) => HEARTBEAT / PAUSE,
+                Err(_) => HEARTBEAT_INTERVAL / PAUSE_FACTOR,
             };
-            pause = PACE.saturating_sub(began.elapsed()).max(took * PAUSE);
+            pause = VIEW_INTERVAL
+                .saturating_sub(began.elapsed())
+                .max(took * PAUSE_FACTOR);
         }
     }
 
     /// Takes a view, and compares it with the one before. `None` if there is nothing to send.
-    fn round(
+    fn take_view(
         &self,
-        service: &Service,
+        service: &ServerState,
         before: Option<&PublishedFleet>,
         number: u64,
         is_watched: bool,
     ) -> Option<PublishedFleet> {
         if !is_watched {
             // A statement of its own, so that the history is not locked meanwhile.
-            let sums = super::sums_at_present(service);
-            self.history.lock().keep(sums);
+            let sums = super::current_sums(service);
+            self.history.lock().record(sums);
             return None;
         }
-        let (fleet, standing) = (super::at_present(service), Standing::of(service));
-        let sums = FleetSums::of(&fleet);
-        let is_kept = self.history.lock().keep(sums.clone());
+        let (fleet, standing) = (super::current_fleet(service), ReplicaStatus::new(service));
+        let sums = FleetSums::from_fleet(&fleet);
+        let is_kept = self.history.lock().record(sums.clone());
         let sent = Instant::now();
         let Some(before) = before else {
             let activity = service
@@ -254,18 +257,18 @@ impl LiveFleet {
             sums: is_kept.then_some(&sums),
             activity,
         };
-        let says_nothing = changes.is_empty()
+        let is_empty = changes.is_empty()
             && event.standing.is_none()
             && event.sums.is_none()
             && event.activity.is_empty();
-        if says_nothing && before.sent.elapsed() < HEARTBEAT {
+        if is_empty && before.sent.elapsed() < HEARTBEAT_INTERVAL {
             return None;
         }
-        let rendered = self.rendered("changes", number, &event);
-        let mut kept = before.changes.clone();
-        kept.push_back((number, rendered));
-        if kept.len() > KEPT_CHANGES {
-            kept.pop_front();
+        let rendered = self.render_event("changes", number, &event);
+        let mut recent_changes = before.changes.clone();
+        recent_changes.push_back((number, rendered));
+        if recent_changes.len() > MAX_CHANGES {
+            recent_changes.pop_front();
         }
         let whole = OnceLock::new();
         Some(PublishedFleet {
@@ -274,13 +277,13 @@ impl LiveFleet {
             standing,
             activity: latest,
             sent,
-            changes: kept,
+            changes: recent_changes,
             whole,
         })
     }
 
     /// Everything as one event; rendered once for each view.
-    pub(super) fn whole(&self, service: &Service, published: &PublishedFleet) -> Bytes {
+    pub(super) fn whole(&self, service: &ServerState, published: &PublishedFleet) -> Bytes {
         let render = || {
             let event = WholeEvent {
                 fleet: &published.fleet,
@@ -288,12 +291,12 @@ impl LiveFleet {
                 history: self.history.lock().sums().clone(),
                 activity: service.activity.after(0),
             };
-            self.rendered("whole", published.number, &event)
+            self.render_event("whole", published.number, &event)
         };
         published.whole.get_or_init(render).clone()
     }
 
-    fn rendered(&self, name: &str, number: u64, event: &impl Serialize) -> Bytes {
+    fn render_event(&self, name: &str, number: u64, event: &impl Serialize) -> Bytes {
         let mut text = format!("id: {}-{number}\nevent: {name}\ndata: ", self.source).into_bytes();
         serde_json::to_writer(&mut text, event).expect("an event is plain data");
         text.extend_from_slice(b"\n\n");
@@ -302,7 +305,7 @@ impl LiveFleet {
 }
 
 /// The CPU time of this thread, without the time in which it waited for a core.
-fn computed() -> Duration {
+fn thread_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(
         time.tv_sec.unsigned_abs(),
@@ -337,27 +340,28 @@ mod tests {
     #[test]
     fn a_client_gets_the_changes_it_lacks_and_one_that_lacks_more_gets_the_whole() {
         let (service, live) = (
-            Service::with_stopped_clock(Policy::default()),
+            ServerState::with_stopped_clock(Policy::default()),
             LiveFleet::default(),
         );
-        let mut published = live.round(&service, None, 1, true).unwrap();
+        let mut published = live.take_view(&service, None, 1, true).unwrap();
         assert!(
-            live.round(&service, Some(&published), 2, true).is_none(),
+            live.take_view(&service, Some(&published), 2, true)
+                .is_none(),
             "nothing changed"
         );
-        for number in 2..=KEPT_CHANGES as u64 + 2 {
+        for number in 2..=MAX_CHANGES as u64 + 2 {
             // Something to tell in each.
             service.leadership.set_stopping();
             published.standing.leading = true;
             published = live
-                .round(&service, Some(&published), number, true)
+                .take_view(&service, Some(&published), number, true)
                 .unwrap();
         }
         let lacks = |number| published.changes_since(number).map(|events| events.len());
         let last = published.number;
         assert_eq!(
             (lacks(last), lacks(last - 1), lacks(2)),
-            (Some(0), Some(1), Some(KEPT_CHANGES))
+            (Some(0), Some(1), Some(MAX_CHANGES))
         );
         assert_eq!((lacks(1), lacks(last + 1)), (None, None));
         let (first, again) = (
@@ -371,21 +375,24 @@ mod tests {
     fn an_id_is_understood_by_the_process_that_gave_it() {
         let live = LiveFleet::default();
         let id = format!("{}-17", live.source);
-        assert_eq!(live.number_of(&id), Some(17));
+        assert_eq!(live.parse_event_id(&id), Some(17));
         let other = LiveFleet {
             source: "another".into(),
             ..LiveFleet::default()
         };
-        assert_eq!((other.number_of(&id), live.number_of("")), (None, None));
+        assert_eq!(
+            (other.parse_event_id(&id), live.parse_event_id("")),
+            (None, None)
+        );
     }
 
     #[test]
     fn sums_are_kept_while_no_client_watches() {
         let (service, live) = (
-            Service::with_stopped_clock(Policy::default()),
+            ServerState::with_stopped_clock(Policy::default()),
             LiveFleet::default(),
         );
-        assert!(live.round(&service, None, 1, false).is_none());
+        assert!(live.take_view(&service, None, 1, false).is_none());
         assert_eq!(live.history.lock().sums().len(), 1);
     }
 }

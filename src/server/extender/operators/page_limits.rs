@@ -4,7 +4,7 @@
 //! A client that does not read keeps its slot until the connection's write timeout, and costs no memory beyond a few chunks.
 
 use crate::extender::server::accept::GuardedBody;
-use crate::service::{Service, WorkKind, assert_not_held};
+use crate::service::{ServerState, WorkKind, assert_cluster_unlocked};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -16,13 +16,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// How long a client waits for a slot. A page that is being read normally frees its slot by then; after that the client gets an
 /// error.
-const PATIENCE: Duration = Duration::from_secs(2);
-const CHUNK: usize = 64 << 10;
+const SLOT_TIMEOUT: Duration = Duration::from_secs(2);
+const CHUNK_BYTES: usize = 64 << 10;
 /// Chunks that are rendered ahead of the reader.
-const AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 4;
 
 /// Clients that watch at one time: some operators, a screen on a wall, and tabs that were left open.
-const WATCHING: usize = 24;
+const MAX_WATCHERS: usize = 24;
 
 /// How many pages of each kind may be in progress.
 #[derive(Debug, Clone)]
@@ -32,7 +32,7 @@ pub struct PageLimits {
     /// Scrapes: two Prometheus servers, and one person with curl.
     pub metrics: Arc<Semaphore>,
     /// Clients that watch the cluster; each costs a few events, and what two of them are sent of the whole.
-    pub watching: Arc<Semaphore>,
+    pub watchers: Arc<Semaphore>,
     /// Pages about one pod or policy; in full on a large cluster some ten megabytes.
     pub small: Arc<Semaphore>,
 }
@@ -44,45 +44,47 @@ impl Default for PageLimits {
             large: turns(1),
             metrics: turns(4),
             small: turns(4),
-            watching: turns(WATCHING),
+            watchers: turns(MAX_WATCHERS),
         }
     }
 }
 
 /// A slot, if one becomes free soon.
-pub async fn turn(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    tokio::time::timeout(PATIENCE, turns.clone().acquire_owned())
+pub async fn take_slot(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    tokio::time::timeout(SLOT_TIMEOUT, slots.clone().acquire_owned())
         .await
         .ok()?
         .ok()
 }
 
 /// The page together with its slot, which is freed when the page has been read.
-pub fn held(page: Response, turn: OwnedSemaphorePermit) -> Response {
-    page.map(|body| Body::new(GuardedBody::new(body, turn)))
+pub fn with_slot(page: Response, slot: OwnedSemaphorePermit) -> Response {
+    page.map(|body| Body::new(GuardedBody::new(body, slot)))
 }
 
 /// A page of this type that is written on a blocking thread while it is read.
-pub fn streamed(
-    service: &Service,
-    turn: OwnedSemaphorePermit,
+pub fn stream_page(
+    service: &ServerState,
+    slot: OwnedSemaphorePermit,
     content_type: &'static str,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
 ) -> Response {
-    let (chunks, coming) = mpsc::channel(AHEAD);
-    let writing = service.heavy_work.counted(WorkKind::Page, move || {
-        // Dropped after `out`.
-        let _end = PageEnd(chunks.clone());
-        let mut out = BufWriter::with_capacity(CHUNK, Chunks(chunks.clone()));
-        let written = write(&mut out).and_then(|()| out.flush());
-        if let Err(error) = written {
-            // The client has disconnected, or learns from the broken body that this is not all.
-            let _ = chunks.blocking_send(Err(error));
-        }
-        drop(turn);
-    });
+    let (chunks, receiver) = mpsc::channel(CHUNKS_AHEAD);
+    let writing = service
+        .heavy_work
+        .with_panic_count(WorkKind::Page, move || {
+            // Dropped after `out`.
+            let _end = PanicToError(chunks.clone());
+            let mut out = BufWriter::with_capacity(CHUNK_BYTES, Chunks(chunks.clone()));
+            let written = write(&mut out).and_then(|()| out.flush());
+            if let Err(error) = written {
+                // The client has disconnected, or learns from the broken body that this is not all.
+                let _ = chunks.blocking_send(Err(error));
+            }
+            drop(slot);
+        });
     tokio::task::spawn_blocking(writing);
-    let body = futures::stream::unfold(coming, |mut coming| async {
+    let body = futures::stream::unfold(receiver, |mut coming| async {
         let chunk: io::Result<Bytes> = coming.recv().await?;
         Some((chunk, coming))
     });
@@ -94,9 +96,9 @@ pub fn streamed(
 }
 
 /// Sends an error to the client if the page panics, so that it does not end like a whole one.
-struct PageEnd(mpsc::Sender<io::Result<Bytes>>);
+struct PanicToError(mpsc::Sender<io::Result<Bytes>>);
 
-impl Drop for PageEnd {
+impl Drop for PanicToError {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let _ = self.0.blocking_send(Err(io::Error::other(
@@ -111,7 +113,7 @@ struct Chunks(mpsc::Sender<io::Result<Bytes>>);
 
 impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        assert_not_held();
+        assert_cluster_unlocked();
         let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
         sent.map(|()| bytes.len())
             .map_err(|_| ErrorKind::BrokenPipe.into())
@@ -135,20 +137,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_that_fails_half_way_does_not_end_like_a_whole_one() {
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let limits = PageLimits::default();
         let failures: [fn() -> io::Result<()>; 2] =
             [|| Err(ErrorKind::Other.into()), || panic!("planted")];
         for fails in failures {
-            let slot = turn(&limits.large).await.expect("it is free again");
-            let page = streamed(&service, slot, "text/plain", move |out| {
+            let slot = take_slot(&limits.large).await.expect("it is free again");
+            let page = stream_page(&service, slot, "text/plain", move |out| {
                 out.write_all(b"the first half")?;
                 fails()
             });
             assert!(page.into_body().collect().await.is_err());
         }
-        let slot = turn(&limits.large).await.expect("it is free again");
-        let page = streamed(&service, slot, "text/plain", |out| {
+        let slot = take_slot(&limits.large).await.expect("it is free again");
+        let page = stream_page(&service, slot, "text/plain", |out| {
             out.write_all(b"all of it")
         });
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Contents of the large pages: rendered from a copy of the ledger and written item by item as they are read.
 
 use crate::extender::Extender;
-use crate::extender::reports::tidy;
+use crate::extender::reports::remove_gone_nodes;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -46,8 +46,8 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         received_millis_ago: Millis,
         report: NodeReport,
     }
-    let ledger = extender.service.ledger_to_read();
-    tidy(&extender.board, &ledger);
+    let ledger = extender.service.ledger_copy();
+    remove_gone_nodes(&extender.board, &ledger);
     let mut names = extender.board.names();
     names.sort_unstable();
     let mut json = serde_json::Serializer::new(out);
@@ -71,7 +71,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
 
 /// All metrics, with sums over a copy of the ledger.
 pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
-    let ledger = extender.service.ledger_to_read();
+    let ledger = extender.service.ledger_copy();
     write_metrics(extender, &ledger, out)
 }
 
@@ -84,14 +84,16 @@ pub(super) fn write_metrics(
     let service = &extender.service;
     let (now, metrics) = (service.now(), &service.metrics);
     // A node that is gone would stay the oldest forever.
-    tidy(&extender.board, ledger);
+    remove_gone_nodes(&extender.board, ledger);
     metrics.leading.set(service.leadership.is_leading().into());
-    metrics
-        .synced
-        .set((service.leadership.is_synced() && service.contact.lost_for(now).is_none()).into());
-    metrics.silence.set(
+    metrics.synced.set(
+        (service.leadership.is_synced()
+            && service.api_server_contact.unreachable_for(now).is_none())
+        .into(),
+    );
+    metrics.last_contact_age.set(
         service
-            .contact
+            .api_server_contact
             .silence(now)
             .map_or(0.0, |silence| silence.0 as f64 / 1e3),
     );
@@ -100,12 +102,12 @@ pub(super) fn write_metrics(
         metrics.placement_seconds.with_label_values(&[&class.name]);
     }
     let mut page = Scrape::new(out);
-    page.kept(metrics.families())?;
+    page.write_registered(metrics.families())?;
     let sample = UsageSample {
         totals: ledger.totals(),
         usage: usage::usage(ledger),
         fragmented: fragmented_vram(ledger),
-        spare: ledger.spare().collect(),
+        spare: ledger.spare_status().collect(),
     };
     metrics.usage.write(&mut page, &sample)?;
     metrics.starts.write(&mut page, &ledger.start_errors())?;
@@ -115,10 +117,10 @@ pub(super) fn write_metrics(
             .overusing_pods()
             .map(|(key, overuse)| (key, overuse.excess())),
     )?;
-    let believed = ledger.policy().telemetry.stale;
+    let stale_after = ledger.policy().telemetry.stale;
     metrics
         .models
-        .write(&mut page, &extender.board.engines(now, believed))?;
+        .write(&mut page, &extender.board.engines(now, stale_after))?;
     metrics.devices.write(
         &mut page,
         ledger,

@@ -49,13 +49,13 @@ static ASSETS: [PageFile; 9] = [
 ];
 
 /// The ETag of each file, in the order of [`all`].
-static TAGS: LazyLock<Vec<String>> = LazyLock::new(|| all().map(tag).collect());
+static ETAGS: LazyLock<Vec<String>> = LazyLock::new(|| all().map(etag).collect());
 
 fn all() -> impl Iterator<Item = &'static PageFile> {
     std::iter::once(&INDEX).chain(&ASSETS)
 }
 
-fn tag(file: &PageFile) -> String {
+fn etag(file: &PageFile) -> String {
     let digest = Sha256::digest(file.bytes);
     let hex: String = digest
         .iter()
@@ -66,21 +66,21 @@ fn tag(file: &PageFile) -> String {
 }
 
 pub async fn index(headers: HeaderMap) -> Response {
-    sent(0, &headers)
+    respond(0, &headers)
 }
 
 pub(crate) async fn asset(Path(name): Path<String>, headers: HeaderMap) -> Response {
     match all().skip(1).position(|file| file.name == name) {
-        Some(place) => sent(place + 1, &headers),
+        Some(index) => respond(index + 1, &headers),
         None => (StatusCode::NOT_FOUND, "the page has no such file\n").into_response(),
     }
 }
 
 /// The response with the file at this index of [`all`]; without its bytes if the client has them already.
-fn sent(place: usize, asked: &HeaderMap) -> Response {
-    let file = all().nth(place).expect("each place has a file");
-    let tag = &TAGS[place];
-    let has = asked
+fn respond(index: usize, request_headers: &HeaderMap) -> Response {
+    let file = all().nth(index).expect("each place has a file");
+    let tag = &ETAGS[index];
+    let has = request_headers
         .get(header::IF_NONE_MATCH)
         .and_then(|has| has.to_str().ok());
     let headers = [
@@ -98,7 +98,7 @@ fn sent(place: usize, asked: &HeaderMap) -> Response {
     ];
     if has.is_some_and(|has| {
         has.split(',')
-            .any(|one| one.trim().trim_start_matches("W/") == tag)
+            .any(|candidate| candidate.trim().trim_start_matches("W/") == tag)
     }) {
         return (StatusCode::NOT_MODIFIED, headers).into_response();
     }

@@ -4,11 +4,11 @@
 //! An [`AgentAuthority`] reviews a token once, and the answer is remembered for a while ([`Reviews`]): agents report every
 //! second, and their tokens change every hour. A token that is invalid by its own claims is rejected without a review.
 
-use crate::extender::page_auth::{bearer, refusal};
+use crate::extender::page_auth::{bearer_token, to_bad_request};
 use crate::extender::request::BadRequest;
 use crate::extender::token_reviews;
 use crate::extender::token_reviews::{Rate, ReviewBounds, Reviews};
-use crate::service::Service;
+use crate::service::ServerState;
 use axum::http::HeaderMap;
 use futures::FutureExt;
 use std::net::IpAddr;
@@ -17,22 +17,22 @@ use stowage_kubernetes_objects::port::{AgentAuthority, AgentNode, AuthError};
 use stowage_scheduling::units::Millis;
 
 /// Kubernetes' tokens have about 1,200 bytes; the longest names add some more.
-const MAX_TOKEN: usize = 2 << 10;
+const MAX_TOKEN_BYTES: usize = 2 << 10;
 
 /// Remembers four times the agents of the largest clusters, in fifteen megabytes. New tokens: all of 5,000 agents within half a
 /// minute of a start, 32 at once so that the API server keeps capacity for others; a node presents one an hour, and a NAT some
 /// more.
-pub(super) const BOUNDS: ReviewBounds = ReviewBounds {
-    good: 65_536,
-    bad: 4096,
-    open: 1024,
-    at_once: 32,
+pub(super) const REVIEW_BOUNDS: ReviewBounds = ReviewBounds {
+    max_accepted: 65_536,
+    max_rejected: 4096,
+    max_open: 1024,
+    max_concurrent: 32,
     per_source: Rate {
-        every: Millis(100),
+        interval: Millis(100),
         burst: 100,
     },
-    in_all: Rate {
-        every: Millis(5),
+    total: Rate {
+        interval: Millis(5),
         burst: 1000,
     },
 };
@@ -59,12 +59,12 @@ impl AgentAuth {
         let Self::Token(guard) = self else {
             return Ok(Sender::Anyone);
         };
-        let token = bearer(headers).ok_or_else(no_token)?;
+        let token = bearer_token(headers).ok_or_else(no_token)?;
         guard
-            .verdict(token, source)
+            .review(token, source)
             .await
             .map(Sender::AgentOn)
-            .map_err(|error| refusal(&error))
+            .map_err(|error| to_bad_request(&error))
     }
 }
 
@@ -88,8 +88,8 @@ pub struct TokenGuard {
 
 impl TokenGuard {
     /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the agents.
-    pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<Service>) -> Arc<Self> {
-        let count = |service: &Service, outcome: &str| {
+    pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<ServerState>) -> Arc<Self> {
+        let count = |service: &ServerState, outcome: &str| {
             service
                 .metrics
                 .token_reviews
@@ -98,29 +98,29 @@ impl TokenGuard {
         };
         Arc::new(Self {
             authority,
-            reviews: Reviews::new("agents", service, BOUNDS, count),
+            reviews: Reviews::new("agents", service, REVIEW_BOUNDS, count),
         })
     }
 
-    pub(super) async fn verdict(&self, token: &str, source: IpAddr) -> AgentReviewResult {
-        if token.len() > MAX_TOKEN {
+    pub(super) async fn review(&self, token: &str, source: IpAddr) -> AgentReviewResult {
+        if token.len() > MAX_TOKEN_BYTES {
             return Err(AuthError::Malformed("it is longer than 2 KiB"));
         }
-        if let Some(error) = self.authority.refuses_unasked(token) {
+        if let Some(error) = self.authority.reject_without_review(token) {
             return Err(error);
         }
-        let (authority, asked) = (self.authority.clone(), token.to_owned());
+        let (authority, owned_token) = (self.authority.clone(), token.to_owned());
         let ask = || {
             async move {
                 authority
-                    .review(&asked)
+                    .review(&owned_token)
                     .await
                     .map(|agent| (agent.node, agent.remaining))
             }
             .boxed()
         };
         self.reviews
-            .verdict(token_reviews::key(token, "reports"), source, ask)
+            .review(token_reviews::review_key(token, "reports"), source, ask)
             .await
     }
 }

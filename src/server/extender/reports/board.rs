@@ -6,7 +6,7 @@
 //! A report is stored as the text that was received, compressed. Few are ever read again, and freeing five thousand a second with
 //! their hundreds of parts would cost more than parsing the few. What is read of each again and again is stored beside it.
 
-use super::origin::{MAX_LATE, ReportOrigins};
+use super::origin::{MAX_REPORT_DELAY, ReportOrigins};
 use super::packed_text::PackedText;
 use super::validate::{self, ReportError};
 use dashmap::DashMap;
@@ -21,24 +21,24 @@ use stowage_scheduling::vocabulary::node::NodeIdentity;
 
 /// Ended boots remembered per node. A report that is delayed beyond this many restarts of its agent would pass for new, and so
 /// would one that comes when the later boot has been silent for [`MAX_REPORT_DELAY`].
-const EARLIER_BOOTS: usize = 4;
+const MAX_EARLIER_BOOTS: usize = 4;
 /// Below this many entries the board does not check whether their nodes still exist.
-const FEW: usize = 1024;
+const MIN_NODE_CHECK: usize = 1024;
 /// Ten times the size of a full node's report. A longer text is stored without the fields that this version does not know.
-const MAX_TEXT: usize = 64 << 10;
+const MAX_TEXT_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Board {
-    places: DashMap<NodeName, BoardEntry>,
+    entries: DashMap<NodeName, BoardEntry>,
     pub origins: ReportOrigins,
     /// With this many entries the board checks which nodes are gone: twice as many as were found to exist, so that each new
     /// node pays a constant share of the check.
-    tidy_at: AtomicUsize,
+    check_nodes_at: AtomicUsize,
 }
 
 /// A node's latest report.
 #[derive(Debug, Clone)]
-pub struct Latest {
+pub struct LatestReport {
     pub report: NodeReport,
     /// When it was received, by this process' clock.
     pub received: Moment,
@@ -74,9 +74,9 @@ struct BoardEntry {
 impl Default for Board {
     fn default() -> Self {
         Self {
-            places: DashMap::new(),
+            entries: DashMap::new(),
             origins: ReportOrigins::default(),
-            tidy_at: AtomicUsize::new(FEW),
+            check_nodes_at: AtomicUsize::new(MIN_NODE_CHECK),
         }
     }
 }
@@ -85,18 +85,18 @@ impl Board {
     /// Stores the report as its node's latest, unless there is a later one or `apply` rejects it. `text` is what it was parsed
     /// from. `apply` also gets the entry before it and returns the Node that has the name; for one node it is called for one
     /// report at a time, in their order.
-    pub fn take(
+    pub fn record(
         &self,
         report: &NodeReport,
         text: &str,
         received: Moment,
         apply: impl FnOnce(PreviousReport<'_>) -> Result<Option<NodeIdentity>, ReportError>,
     ) -> Result<(), ReportError> {
-        match self.places.entry(report.node.clone()) {
-            Entry::Vacant(place) => {
+        match self.entries.entry(report.node.clone()) {
+            Entry::Vacant(entry) => {
                 let counted_under = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
-                place
+                entry
                     .insert(BoardEntry {
                         boot_id,
                         counted_under,
@@ -104,46 +104,46 @@ impl Board {
                     })
                     .advance(report, text, received);
             }
-            Entry::Occupied(mut place) => {
-                let place = place.get_mut();
-                place.check_order(report, received)?;
-                let counted_under = place
+            Entry::Occupied(mut entry) => {
+                let entry = entry.get_mut();
+                entry.check_order(report, received)?;
+                let counted_under = entry
                     .counted_under
                     .as_ref()
-                    .filter(|_| place.boot_id == report.boot_id);
+                    .filter(|_| entry.boot_id == report.boot_id);
                 let previous = PreviousReport {
-                    findings: &place.findings,
+                    findings: &entry.findings,
                     counted_under,
                 };
-                place.counted_under = apply(previous)?;
-                place.advance(report, text, received);
+                entry.counted_under = apply(previous)?;
+                entry.advance(report, text, received);
             }
         }
         Ok(())
     }
 
-    pub fn latest(&self, node: &NodeName) -> Option<Latest> {
-        let (text, received) = self.places.get(node).map(|place| place.kept())?;
-        Some(Latest::read(&text, received))
+    pub fn latest(&self, node: &NodeName) -> Option<LatestReport> {
+        let (text, received) = self.entries.get(node).map(|entry| entry.text_and_time())?;
+        Some(LatestReport::read(&text, received))
     }
 
     /// Whether the node's container runtime is a legacy one, by its latest report.
     pub(crate) fn has_legacy_runtime(&self, node: &NodeName) -> bool {
-        self.places
+        self.entries
             .get(node)
-            .is_some_and(|place| place.legacy_runtime)
+            .is_some_and(|entry| entry.legacy_runtime)
     }
 
     /// Every node's entry, in order of name.
-    pub fn all(&self) -> BTreeMap<NodeName, Latest> {
+    pub fn all(&self) -> BTreeMap<NodeName, LatestReport> {
         // Copied first, so that reports are not blocked until all entries have been parsed.
         let kept: Vec<_> = self
-            .places
+            .entries
             .iter()
-            .map(|place| (place.key().clone(), place.kept()))
+            .map(|entry| (entry.key().clone(), entry.text_and_time()))
             .collect();
         kept.into_iter()
-            .map(|(node, (text, received))| (node, Latest::read(&text, received)))
+            .map(|(node, (text, received))| (node, LatestReport::read(&text, received)))
             .collect()
     }
 
@@ -152,10 +152,10 @@ impl Board {
         let mut samples = Vec::new();
         // One entry at a time, so that reports are not blocked for long.
         for node in self.names() {
-            if let Some(place) = self.places.get(&node) {
-                let age = now.since(place.received);
+            if let Some(entry) = self.entries.get(&node) {
+                let age = now.since(entry.received);
                 samples.extend(
-                    place
+                    entry
                         .engines
                         .iter()
                         .map(|engine| engine.sample(&node, age, stale)),
@@ -168,22 +168,22 @@ impl Board {
     /// The age of each node's latest report, in order of name.
     pub fn ages(&self, now: Moment) -> Vec<(NodeName, Millis)> {
         let mut ages: Vec<_> = self
-            .places
+            .entries
             .iter()
-            .map(|place| (place.key().clone(), now.since(place.received)))
+            .map(|entry| (entry.key().clone(), now.since(entry.received)))
             .collect();
         ages.sort_unstable();
         ages
     }
 
     /// The engines of all reports that were received within this time, in order of node.
-    pub fn engines(&self, now: Moment, within: Millis) -> Vec<EngineSummary> {
+    pub fn engines(&self, now: Moment, max_age: Millis) -> Vec<EngineSummary> {
         let recent = self
-            .places
+            .entries
             .iter()
-            .filter(|place| now.since(place.received) <= within);
+            .filter(|entry| now.since(entry.received) <= max_age);
         let mut by_node: Vec<_> = recent
-            .map(|place| (place.key().clone(), place.engines.to_vec()))
+            .map(|entry| (entry.key().clone(), entry.engines.to_vec()))
             .collect();
         // In which order sums of fractions are made shows in their last digit.
         by_node.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
@@ -194,36 +194,38 @@ impl Board {
     }
 
     /// Whether so many nodes were added that some may be gone.
-    pub(crate) fn is_to_be_tidied(&self) -> bool {
-        self.places.len().max(self.origins.len()) >= self.tidy_at.load(Ordering::Relaxed)
+    pub(crate) fn needs_node_check(&self) -> bool {
+        self.entries.len().max(self.origins.len()) >= self.check_nodes_at.load(Ordering::Relaxed)
     }
 
     /// The nodes with an entry, in no order.
     pub fn names(&self) -> Vec<NodeName> {
-        self.places
+        self.entries
             .iter()
-            .map(|place| place.key().clone())
+            .map(|entry| entry.key().clone())
             .collect()
     }
 
     /// Removes the entries of nodes that do not exist any more.
-    pub fn tidy(&self, exists: impl Fn(&NodeName) -> bool) {
+    pub fn retain_nodes(&self, exists: impl Fn(&NodeName) -> bool) {
         let gone = |names: Vec<NodeName>| names.into_iter().filter(|name| !exists(name));
-        gone(self.names()).for_each(|name| drop(self.places.remove(&name)));
-        gone(self.origins.names()).for_each(|name| self.origins.forget(&name));
-        self.tidy_at
-            .store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
+        gone(self.names()).for_each(|name| drop(self.entries.remove(&name)));
+        gone(self.origins.names()).for_each(|name| self.origins.remove(&name));
+        self.check_nodes_at.store(
+            MIN_NODE_CHECK.max(2 * self.entries.len()),
+            Ordering::Relaxed,
+        );
     }
 }
 
-impl Latest {
+impl LatestReport {
     /// The age of the report: the time since it was received.
     pub fn age(&self, now: Moment) -> Millis {
         now.since(self.received)
     }
 
     fn read(text: &PackedText, received: Moment) -> Self {
-        let report = serde_json::from_slice(&text.unpacked()).expect("it was read when it came");
+        let report = serde_json::from_slice(&text.decompress()).expect("it was read when it came");
         Self {
             report: validate::check(report).expect("it was checked when it came"),
             received,
@@ -232,14 +234,14 @@ impl Latest {
 }
 
 impl BoardEntry {
-    fn kept(&self) -> (PackedText, Moment) {
+    fn text_and_time(&self) -> (PackedText, Moment) {
         (self.text.clone(), self.received)
     }
 
     fn check_order(&self, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
         let (sequence, known) = (report.sequence, self.sequence);
         // A boot that reports for longer than one that has ended could was taken for an earlier one by mistake.
-        let may_be_late = received < self.received + MAX_LATE;
+        let may_be_late = received < self.received + MAX_REPORT_DELAY;
         match self.boot_id == report.boot_id {
             true if sequence <= known => Err(ReportError::Old { sequence, known }),
             false if may_be_late && self.earlier_boots.contains(&report.boot_id) => {
@@ -254,24 +256,26 @@ impl BoardEntry {
             self.earlier_boots.retain(|boot| *boot != report.boot_id);
             self.earlier_boots
                 .push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
-            self.earlier_boots.truncate(EARLIER_BOOTS);
+            self.earlier_boots.truncate(MAX_EARLIER_BOOTS);
         }
         self.sequence = report.sequence;
         self.received = received;
         self.findings.clone_from(&report.findings);
         self.legacy_runtime = report.legacy_runtime;
-        let earlier = std::mem::take(&mut self.engines);
+        let previous = std::mem::take(&mut self.engines);
         let engines = report
             .engines
             .iter()
-            .filter_map(EngineSummary::of)
+            .filter_map(EngineSummary::from_report)
             .enumerate();
         self.engines = engines
-            .map(|(place, engine)| engine.named_as(earlier.get(place)))
+            .map(|(index, engine)| engine.sharing_names_with(previous.get(index)))
             .collect();
-        self.text = match text.len() <= MAX_TEXT {
-            true => PackedText::of(text.as_bytes()),
-            false => PackedText::of(&serde_json::to_vec(report).expect("a report is plain data")),
+        self.text = match text.len() <= MAX_TEXT_BYTES {
+            true => PackedText::compress(text.as_bytes()),
+            false => {
+                PackedText::compress(&serde_json::to_vec(report).expect("a report is plain data"))
+            }
         };
     }
 }
@@ -288,7 +292,7 @@ mod tests {
 
     fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
         let text = text(node, boot, sequence);
-        board.take(
+        board.record(
             &serde_json::from_str(&text).unwrap(),
             &text,
             Moment(sequence),
@@ -307,7 +311,7 @@ mod tests {
         let refusal = ReportError::EarlierBoot;
         let text = text("a", "one", 2);
         let report = serde_json::from_str(&text).unwrap();
-        let refused = board.take(&report, &text, Moment(2), |_| Err(refusal.clone()));
+        let refused = board.record(&report, &text, Moment(2), |_| Err(refusal.clone()));
         assert_eq!(refused, Err(refusal));
         let node = NodeName::parse("a").unwrap();
         assert_eq!(board.latest(&node).unwrap().received, Moment(1));
@@ -332,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_that_goes_on_when_the_later_one_is_silent_has_not_ended() {
+    fn a_boot_that_reports_after_the_later_one_went_silent_counts_again() {
         let board = Board::default();
         assert_eq!(take(&board, "1", 1), Ok(()));
         assert_eq!(take(&board, "2", 2), Ok(()));
-        let late = MAX_LATE.0 + 1;
+        let late = MAX_REPORT_DELAY.0 + 1;
         assert_eq!(take(&board, "1", late), Err(ReportError::EarlierBoot));
         assert_eq!(take(&board, "1", late + 1), Ok(()));
         assert_eq!(take(&board, "2", late + 2), Err(ReportError::EarlierBoot));
@@ -344,38 +348,40 @@ mod tests {
     }
 
     #[test]
-    fn who_is_forgotten_begins_anew_and_the_next_look_is_at_twice_as_many() {
+    fn a_removed_node_starts_anew_and_the_next_check_is_at_twice_the_size() {
         let board = Board::default();
         let name = |n: usize| NodeName::parse(&format!("node-{n}")).unwrap();
-        for n in 0..FEW {
-            assert!(!board.is_to_be_tidied());
+        for n in 0..MIN_NODE_CHECK {
+            assert!(!board.needs_node_check());
             take_of(&board, name(n).as_str(), "boot", 7).unwrap();
         }
-        assert!(board.is_to_be_tidied());
-        board.tidy(|node| *node != name(3));
-        assert!(!board.is_to_be_tidied());
+        assert!(board.needs_node_check());
+        board.retain_nodes(|node| *node != name(3));
+        assert!(!board.needs_node_check());
         assert_eq!(
             (board.names().len(), board.latest(&name(3)).is_none()),
-            (FEW - 1, true)
+            (MIN_NODE_CHECK - 1, true)
         );
         take_of(&board, "node-3", "boot", 1).unwrap();
     }
 
     #[test]
-    fn of_a_long_text_is_kept_what_is_understood() {
+    fn a_long_text_is_stored_without_unknown_fields() {
         let board = Board::default();
-        let filler = "x".repeat(MAX_TEXT);
+        let filler = "x".repeat(MAX_TEXT_BYTES);
         let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
         let report: NodeReport = serde_json::from_str(&text).unwrap();
-        board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
+        board
+            .record(&report, &text, Moment(1), |_| Ok(None))
+            .unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
         assert!(
             board
-                .places
+                .entries
                 .get(&report.node)
                 .unwrap()
                 .text
-                .unpacked()
+                .decompress()
                 .len()
                 < 200
         );

@@ -16,16 +16,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Two thousand ordinary reports at a time, or sixteen of the largest. Each is read in a fraction of a millisecond, so agents
 /// of a cluster of any size reach this limit only if some send far more than any agent needs to.
-const IN_ALL: usize = 12 << 20;
+const MAX_BYTES_IN_PROGRESS: usize = 12 << 20;
 /// An agent sends one report after the other; the previous one may be broken off without the server knowing yet.
 const PER_AGENT: usize = 2;
 /// Longer than it takes to read everything that may be in progress, and shorter than an agent waits for its answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time of a body while others wait for room: enough for the largest over a slow link, and half of what they wait.
-const TURN_TIME: Duration = Duration::from_secs(1);
+const CROWDED_BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub struct Bodies {
+pub struct ReportBodies {
     bytes: Arc<Semaphore>,
     /// How many bodies wait for room.
     waiting: watch::Sender<usize>,
@@ -40,39 +40,39 @@ type AgentId = (NodeName, Option<Arc<str>>);
 #[derive(Debug)]
 pub struct BodyPermit {
     _bytes: OwnedSemaphorePermit,
-    _turn: Turn,
+    _agent_slot: AgentSlot,
 }
 
 #[derive(Debug)]
-struct Turn(Option<(Arc<Bodies>, AgentId)>);
+struct AgentSlot(Option<(Arc<ReportBodies>, AgentId)>);
 
-impl Default for Bodies {
+impl Default for ReportBodies {
     fn default() -> Self {
         Self {
-            bytes: Arc::new(Semaphore::new(IN_ALL)),
+            bytes: Arc::new(Semaphore::new(MAX_BYTES_IN_PROGRESS)),
             waiting: watch::Sender::default(),
             by_agent: Mutex::default(),
         }
     }
 }
 
-impl Bodies {
+impl ReportBodies {
     /// Waits a little until this many bytes of that sender fit within the limits.
-    pub async fn room(
+    pub async fn acquire(
         self: &Arc<Self>,
         sender: &Sender,
         bytes: usize,
     ) -> Result<BodyPermit, BadRequest> {
-        let turn = self.turn(sender)?;
+        let agent_slot = self.take_agent_slot(sender)?;
         let room = self
             .bytes
             .clone()
-            .acquire_many_owned(bytes.min(IN_ALL) as u32);
-        let _waits = Waits::new(&self.waiting);
-        match tokio::time::timeout(PATIENCE, room).await {
+            .acquire_many_owned(bytes.min(MAX_BYTES_IN_PROGRESS) as u32);
+        let _waits = WaitingGuard::new(&self.waiting);
+        match tokio::time::timeout(ACQUIRE_TIMEOUT, room).await {
             Ok(room) => Ok(BodyPermit {
                 _bytes: room.expect("the semaphore is never closed"),
-                _turn: turn,
+                _agent_slot: agent_slot,
             }),
             Err(_) => Err(BadRequest::Crowded {
                 code: "bodies-at-limit",
@@ -82,20 +82,22 @@ impl Bodies {
     }
 
     /// Waits until a body that has room must give it up: it has had its time, and another waits.
-    pub(crate) async fn turn_ends(&self) -> BadRequest {
-        tokio::time::sleep(TURN_TIME).await;
+    pub(crate) async fn time_is_up(&self) -> BadRequest {
+        tokio::time::sleep(CROWDED_BODY_TIMEOUT).await;
         // The sender lives as long as this.
         let _ = self
             .waiting
             .subscribe()
             .wait_for(|waiting| *waiting > 0)
             .await;
-        BadRequest::TooSlow { within: TURN_TIME }
+        BadRequest::TooSlow {
+            within: CROWDED_BODY_TIMEOUT,
+        }
     }
 
-    fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
+    fn take_agent_slot(self: &Arc<Self>, sender: &Sender) -> Result<AgentSlot, BadRequest> {
         let Sender::AgentOn(node) = sender else {
-            return Ok(Turn(None));
+            return Ok(AgentSlot(None));
         };
         let agent = (node.name.clone(), node.uid.clone());
         let mut by_agent = self.by_agent.lock();
@@ -109,28 +111,28 @@ impl Bodies {
             });
         }
         *under_way += 1;
-        Ok(Turn(Some((self.clone(), agent))))
+        Ok(AgentSlot(Some((self.clone(), agent))))
     }
 }
 
 /// Counts a body as waiting for room until it is dropped.
-struct Waits<'a>(&'a watch::Sender<usize>);
+struct WaitingGuard<'a>(&'a watch::Sender<usize>);
 
-impl<'a> Waits<'a> {
+impl<'a> WaitingGuard<'a> {
     fn new(waiting: &'a watch::Sender<usize>) -> Self {
         waiting.send_modify(|waiting| *waiting += 1);
         Self(waiting)
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|waiting| *waiting -= 1);
     }
 }
 
 /// The announced length of a body; one without a length may be `largest`.
-pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
+pub fn announced_bytes(body: &impl HttpBody, largest: usize) -> usize {
     let announced = body
         .size_hint()
         .upper()
@@ -138,7 +140,7 @@ pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
     announced.unwrap_or(largest).min(largest)
 }
 
-impl Drop for Turn {
+impl Drop for AgentSlot {
     fn drop(&mut self) {
         let Some((bodies, agent)) = self.0.take() else {
             return;
@@ -165,7 +167,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_agent_has_two_bodies_under_way_at_the_most() {
-        let bodies = Arc::<Bodies>::default();
+        let bodies = Arc::<ReportBodies>::default();
         let agent = |node: &str| {
             let name = NodeName::parse(node).unwrap();
             Sender::AgentOn(AgentNode {
@@ -174,19 +176,22 @@ mod tests {
                 issued: None,
             })
         };
-        let first = bodies.room(&agent("a"), 100).await.unwrap();
-        let _second = bodies.room(&agent("a"), 100).await.unwrap();
-        assert_eq!(code(bodies.room(&agent("a"), 100).await), "reports-at-once");
-        assert_eq!(code(bodies.room(&agent("b"), 100).await), "room");
+        let first = bodies.acquire(&agent("a"), 100).await.unwrap();
+        let _second = bodies.acquire(&agent("a"), 100).await.unwrap();
+        assert_eq!(
+            code(bodies.acquire(&agent("a"), 100).await),
+            "reports-at-once"
+        );
+        assert_eq!(code(bodies.acquire(&agent("b"), 100).await), "room");
         drop(first);
-        assert_eq!(code(bodies.room(&agent("a"), 100).await), "room");
+        assert_eq!(code(bodies.acquire(&agent("a"), 100).await), "room");
         assert_eq!(bodies.by_agent.lock().len(), 1);
     }
 
     /// The token of a machine that had the name before may still be valid.
     #[tokio::test]
     async fn an_agent_of_an_earlier_node_takes_no_place_of_the_present_ones() {
-        let bodies = Arc::<Bodies>::default();
+        let bodies = Arc::<ReportBodies>::default();
         let agent = |uid: &str| {
             let name = NodeName::parse("a").unwrap();
             Sender::AgentOn(AgentNode {
@@ -195,19 +200,19 @@ mod tests {
                 issued: None,
             })
         };
-        let _first = bodies.room(&agent("earlier"), 100).await.unwrap();
-        let _second = bodies.room(&agent("earlier"), 100).await.unwrap();
+        let _first = bodies.acquire(&agent("earlier"), 100).await.unwrap();
+        let _second = bodies.acquire(&agent("earlier"), 100).await.unwrap();
         assert_eq!(
-            code(bodies.room(&agent("earlier"), 100).await),
+            code(bodies.acquire(&agent("earlier"), 100).await),
             "reports-at-once"
         );
-        assert_eq!(code(bodies.room(&agent("present"), 100).await), "room");
+        assert_eq!(code(bodies.acquire(&agent("present"), 100).await), "room");
     }
 
     /// Six tokens announce all that there is, and send a byte at a time.
     #[tokio::test(start_paused = true)]
     async fn slow_bodies_keep_no_other_out() {
-        let bodies = Arc::<Bodies>::default();
+        let bodies = Arc::<ReportBodies>::default();
         let agent = |node: usize| {
             let name = NodeName::parse(&format!("node-{node}")).unwrap();
             Sender::AgentOn(AgentNode {
@@ -221,40 +226,46 @@ mod tests {
             let (bodies, sender) = (bodies.clone(), agent(n / 2));
             slow.spawn(async move {
                 loop {
-                    let Ok(_room) = bodies.room(&sender, 1 << 20).await else {
+                    let Ok(_room) = bodies.acquire(&sender, 1 << 20).await else {
                         continue;
                     };
-                    bodies.turn_ends().await;
+                    bodies.time_is_up().await;
                 }
             });
         }
         for _ in 0..50 {
             for size in [1 << 10, 1 << 20] {
-                assert_eq!(code(bodies.room(&agent(100), size).await), "room");
+                assert_eq!(code(bodies.acquire(&agent(100), size).await), "room");
             }
             tokio::time::sleep(Duration::from_millis(777)).await;
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_body_for_whose_room_nobody_waits_takes_its_time() {
-        let bodies = Arc::<Bodies>::default();
-        let _room = bodies.room(&Sender::Anyone, IN_ALL).await.unwrap();
-        let alone = tokio::time::timeout(Duration::from_secs(9), bodies.turn_ends()).await;
+    async fn a_slow_body_is_not_cut_off_while_no_other_waits() {
+        let bodies = Arc::<ReportBodies>::default();
+        let _room = bodies
+            .acquire(&Sender::Anyone, MAX_BYTES_IN_PROGRESS)
+            .await
+            .unwrap();
+        let alone = tokio::time::timeout(Duration::from_secs(9), bodies.time_is_up()).await;
         assert!(alone.is_err());
-        let (ended, waits) = tokio::join!(bodies.turn_ends(), bodies.room(&Sender::Anyone, 1));
+        let (ended, waits) = tokio::join!(bodies.time_is_up(), bodies.acquire(&Sender::Anyone, 1));
         assert_eq!((ended.code(), code(waits)), ("too-slow", "bodies-at-limit"));
     }
 
     #[tokio::test]
-    async fn a_body_takes_the_room_it_announces_and_one_that_does_not_the_most() {
-        let bodies = Arc::<Bodies>::default();
-        assert_eq!(announced(&Body::from("1234"), 100), 4);
+    async fn a_body_without_a_length_takes_the_largest_size() {
+        let bodies = Arc::<ReportBodies>::default();
+        assert_eq!(announced_bytes(&Body::from("1234"), 100), 4);
         let endless = Body::from_stream(futures::stream::pending::<
             Result<bytes::Bytes, std::io::Error>,
         >());
-        assert_eq!(announced(&endless, 100), 100);
-        let _room = bodies.room(&Sender::Anyone, 100).await.unwrap();
-        assert_eq!(bodies.bytes.available_permits(), IN_ALL - 100);
+        assert_eq!(announced_bytes(&endless, 100), 100);
+        let _room = bodies.acquire(&Sender::Anyone, 100).await.unwrap();
+        assert_eq!(
+            bodies.bytes.available_permits(),
+            MAX_BYTES_IN_PROGRESS - 100
+        );
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::extender::request::RequestLimits;
 use crate::kubernetes::testing::Recorder;
-use crate::service::Service;
+use crate::service::ServerState;
 use serde_json::{Value, json};
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ledger::PODS_LOOKED_AT;
@@ -43,23 +43,23 @@ fn bound(node: usize, place: usize) -> k8s_openapi::api::core::v1::Pod {
 
 /// Every node has eight pods, spread over two GPUs of which its record names one.
 fn crowded() -> Extender {
-    let service = Service::with_stopped_clock(Policy::default());
+    let service = ServerState::with_stopped_clock(Policy::default());
     service.lead_from_the_start();
-    let mut ledger = service.cluster();
+    let mut cluster = service.cluster();
     for node in 0..NODES {
-        ledger.apply(NodeObserved::new(name(node), NodeKind::Stowage));
+        cluster.apply(NodeObserved::new(name(node), NodeKind::Stowage));
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
             let seen = objects::observation(
                 &pod,
-                ledger.ledger().policy(),
+                cluster.ledger().policy(),
                 None,
                 jiff::Timestamp::UNIX_EPOCH,
             );
-            ledger.apply(PodObserved(seen.unwrap()));
+            cluster.apply(PodObserved(seen.unwrap()));
         }
     }
-    drop(ledger);
+    drop(cluster);
     Extender::new(
         service,
         std::sync::Arc::new(Recorder::default()),
@@ -78,7 +78,7 @@ fn take_report(extender: &Extender, text: &str) -> ReportsResult {
 }
 
 #[test]
-fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
+fn a_change_of_one_nodes_gpus_visits_only_the_pods_of_that_node() {
     let extender = crowded();
     assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
     PODS_LOOKED_AT.set(0);

@@ -24,7 +24,7 @@ pub mod validate;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
-pub use bodies::{Bodies, announced};
+pub use bodies::{ReportBodies, announced_bytes};
 pub use validate::{Flaw, ReportError};
 
 use super::Extender;
@@ -35,7 +35,7 @@ use serde_json::value::RawValue;
 use std::sync::Arc;
 use stowage_report::NodeReport;
 use stowage_scheduling::ids::NodeName;
-use stowage_scheduling::ledger::{DevicesRefused, Ledger};
+use stowage_scheduling::ledger::{DeviceReportError, Ledger};
 use stowage_scheduling::policy::TelemetryRules;
 use stowage_scheduling::units::Moment;
 use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
@@ -83,9 +83,9 @@ pub fn reports(
     let body =
         std::str::from_utf8(body).map_err(|error| BadRequest::Malformed(error.to_string()))?;
     let mut result = ReportsResult::default();
-    for (place, text) in split(body)?.into_iter().enumerate() {
+    for (index, text) in split(body)?.into_iter().enumerate() {
         let outcome = match serde_json::from_str(text) {
-            Ok(report) => take(extender, sender, received, report, text),
+            Ok(report) => take_report(extender, sender, received, report, text),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
             Err(error) => Err(ReportError::Malformed(super::request::with_path::<
                 NodeReport,
@@ -93,7 +93,7 @@ pub fn reports(
                 text.as_bytes(), &error
             ))),
         };
-        let label = result.note(place, outcome);
+        let label = result.record_outcome(index, outcome);
         extender
             .service
             .metrics
@@ -101,16 +101,16 @@ pub fn reports(
             .with_label_values(&[label])
             .inc();
     }
-    if extender.board.is_to_be_tidied() {
-        let ledger = extender.service.ledger_to_read();
-        tidy(&extender.board, &ledger);
+    if extender.board.needs_node_check() {
+        let ledger = extender.service.ledger_copy();
+        remove_gone_nodes(&extender.board, &ledger);
     }
     result.into_answer()
 }
 
 impl ReportsResult {
     /// Counts the result of one report; returns its name.
-    fn note(&mut self, place: usize, outcome: Result<(), ReportError>) -> &'static str {
+    fn record_outcome(&mut self, index: usize, outcome: Result<(), ReportError>) -> &'static str {
         let Err(why) = outcome else {
             self.accepted += 1;
             return "accepted";
@@ -119,7 +119,7 @@ impl ReportsResult {
         match why {
             ReportError::Old { .. } | ReportError::EarlierBoot => self.dropped += 1,
             why if self.refused.len() < MAX_EXPLAINED => {
-                self.refused.push(RefusedReport { report: place, why });
+                self.refused.push(RefusedReport { report: index, why });
             }
             _ => {}
         }
@@ -172,7 +172,7 @@ fn split(body: &str) -> Result<Vec<&str>, BadRequest> {
     Ok(batch.into_iter().map(RawValue::get).collect())
 }
 
-fn take(
+fn take_report(
     extender: &Extender,
     sender: &Sender,
     received: Moment,
@@ -188,9 +188,9 @@ fn take(
         });
     }
     let report = validate::check(report)?;
-    extender.board.take(&report, text, received, |before| {
+    extender.board.record(&report, text, received, |before| {
         let counted_under = apply(extender, sender, &report, received, before.counted_under)?;
-        pod_warnings::of_report(extender, before.findings, &report);
+        pod_warnings::record_findings(extender, before.findings, &report);
         Ok(counted_under)
     })
 }
@@ -215,12 +215,12 @@ fn apply(
         (fresh, lost_after)
     };
     let reading = report.reading(received, fresh);
-    let (before, present, woken) = {
-        let mut ledger = extender.service.cluster();
-        if !ledger.ledger().has_node(node) {
+    let (before, present, woken_unasked) = {
+        let mut cluster = extender.service.cluster();
+        if !cluster.ledger().has_node(node) {
             return Err(unknown());
         }
-        let present = ledger.ledger().node_identity(node).cloned();
+        let present = cluster.ledger().node_identity(node).cloned();
         let origins = &extender.board.origins;
         let (now, wall) = (
             extender.service.now(),
@@ -230,10 +230,10 @@ fn apply(
         if !present.as_ref().is_none_or(admits) {
             return Err(ReportError::ReplacedNode(node.clone()));
         }
-        let before = devices_of(ledger.ledger(), node);
+        let before = devices_of(cluster.ledger(), node);
         // A report without GPUs keeps the known ones.
         let Some(devices) =
-            validate::devices(report, lost_after).or_else(|| ledger.ledger().unread_devices(node))
+            validate::devices(report, lost_after).or_else(|| cluster.ledger().unread_devices(node))
         else {
             return Ok(present);
         };
@@ -242,15 +242,15 @@ fn apply(
             Some(known) if **known == *devices => known.clone(),
             _ => devices.into(),
         };
-        let waiting = ledger
+        let waiting = cluster
             .apply(DevicesReported {
                 node: node.clone(),
                 devices,
                 are_all,
             })
             .map_err(|error| match error {
-                DevicesRefused::UnknownNode => unknown(),
-                DevicesRefused::TooMany(devices) => ReportError::Flawed {
+                DeviceReportError::UnknownNode => unknown(),
+                DeviceReportError::TooMany(devices) => ReportError::Flawed {
                     node: node.clone(),
                     flaw: Flaw::TooManyGpus(devices),
                 },
@@ -258,21 +258,21 @@ fn apply(
         extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         let woken = reading.map(|mut reading| {
             // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
-            ledger.ledger().rename(node, &mut reading);
-            ledger.apply(ReadingReported {
+            cluster.ledger().intern_names(node, &mut reading);
+            cluster.apply(ReadingReported {
                 node: node.clone(),
                 reading: reading.into(),
             })
         });
 
         let is_other = |before: &Arc<[Device]>| {
-            devices_of(ledger.ledger(), node).is_some_and(|now| !Arc::ptr_eq(before, &now))
+            devices_of(cluster.ledger(), node).is_some_and(|now| !Arc::ptr_eq(before, &now))
         };
         (before.filter(is_other), present, woken.unwrap_or_default())
     };
-    pod_warnings::of_wakes(extender, node, woken);
+    pod_warnings::warn_of_unasked_wakes(extender, node, woken_unasked);
     if let Some(before) = before {
-        pod_warnings::of_losses(extender, &before, report, lost_after);
+        pod_warnings::warn_of_lost_gpus(extender, &before, report, lost_after);
     }
     Ok(present)
 }
@@ -284,6 +284,6 @@ fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
 
 /// Removes nodes that are gone from the board, by a copy of the ledger. The ledger is not locked while an entry of the board
 /// is: [`Board::record`] locks them in the other order.
-pub fn tidy(board: &Board, ledger: &Ledger) {
-    board.tidy(|name| ledger.has_node(name));
+pub fn remove_gone_nodes(board: &Board, ledger: &Ledger) {
+    board.retain_nodes(|name| ledger.has_node(name));
 }

@@ -13,9 +13,9 @@ use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node::NodeIdentity;
 
 /// How long reports of an agent that has ended may still come. Agents give one up after a second, and its head has ten to arrive.
-pub(crate) const MAX_LATE: Millis = Millis::seconds(30);
+pub(crate) const MAX_REPORT_DELAY: Millis = Millis::seconds(30);
 /// Seconds of a Node's age after which it has replaced no machine within [`MAX_REPORT_DELAY`], even if the clock is some way off.
-const LONG_AGO: i64 = 120;
+const SETTLED_NODE_SECONDS: i64 = 120;
 
 /// The Node objects under which reports were received.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ struct ReportedNode {
     /// When the first report under it came.
     since: Moment,
     /// The Node that had the name before this one.
-    before: Option<NodeIdentity>,
+    previous: Option<NodeIdentity>,
     /// An agent has reported whose token names it: what others report is of other machines.
     has_own_agent: bool,
 }
@@ -46,22 +46,22 @@ impl ReportOrigins {
         now: Moment,
         wall: i64,
     ) -> bool {
-        let first = || ReportedNode {
+        let new_entry = || ReportedNode {
             node: present.clone(),
             since: now,
-            before: None,
+            previous: None,
             has_own_agent: false,
         };
-        let mut reported = self.nodes.entry(name.clone()).or_insert_with(first);
-        reported.follow(present, now);
+        let mut reported = self.nodes.entry(name.clone()).or_insert_with(new_entry);
+        reported.update_node(present, now);
         let is_old = present
             .created
-            .is_some_and(|created| created + LONG_AGO <= wall);
-        let no_late_report_comes = is_old || reported.since + MAX_LATE <= now;
+            .is_some_and(|created| created + SETTLED_NODE_SECONDS <= wall);
+        let is_past_late_reports = is_old || reported.since + MAX_REPORT_DELAY <= now;
         match sender {
-            Sender::AgentOn(agent) => reported.admit_agent(agent, no_late_report_comes),
+            Sender::AgentOn(agent) => reported.admit_agent(agent, is_past_late_reports),
             Sender::Anyone => {
-                no_late_report_comes
+                is_past_late_reports
                     || counted_under.is_none_or(|node| node.is_same_machine(present))
             }
         }
@@ -76,15 +76,15 @@ impl ReportOrigins {
         self.nodes.len()
     }
 
-    pub fn forget(&self, name: &NodeName) {
+    pub fn remove(&self, name: &NodeName) {
         self.nodes.remove(name);
     }
 }
 
 impl ReportedNode {
-    fn follow(&mut self, present: &NodeIdentity, now: Moment) {
+    fn update_node(&mut self, present: &NodeIdentity, now: Moment) {
         if self.node.uid != present.uid {
-            self.before = Some(self.node.clone());
+            self.previous = Some(self.node.clone());
             (self.since, self.has_own_agent) = (now, false);
         }
         // A Node may show its machine later.
@@ -93,9 +93,9 @@ impl ReportedNode {
         }
     }
 
-    fn admit_agent(&mut self, agent: &AgentNode, no_late_report_comes: bool) -> bool {
+    fn admit_agent(&mut self, agent: &AgentNode, is_past_late_reports: bool) -> bool {
         let before = self
-            .before
+            .previous
             .as_ref()
             .filter(|before| agent.uid.as_ref() == Some(&before.uid));
         // The API server takes the Node from a cache: a token of the present machine may name the Node before.
@@ -113,9 +113,9 @@ impl ReportedNode {
             _ if self.has_own_agent => false,
             Some(before) if before.is_same_machine(&self.node) => true,
             Some(before) if before.machine.is_some() && self.node.machine.is_some() => {
-                is_issued_since.is_none() && no_late_report_comes
+                is_issued_since.is_none() && is_past_late_reports
             }
-            _ => no_late_report_comes,
+            _ => is_past_late_reports,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::extender::request::RequestLimits;
 use crate::kubernetes::testing::Recorder;
-use crate::service::{Service, TimeSource};
+use crate::service::{ServerState, TimeSource};
 use serde_json::json;
 use std::cell::Cell;
 use std::time::Duration;
@@ -34,7 +34,7 @@ struct NewReplica {
 impl NewReplica {
     fn start() -> Self {
         SECONDS.set(0);
-        let service = Service::timed_by(TIME, Policy::default());
+        let service = ServerState::with_time_source(TIME, Policy::default());
         let limits = RequestLimits::default();
         Self {
             extender: Extender::new(service, Arc::new(Recorder::default()), limits),
@@ -146,7 +146,7 @@ fn agent(uid: &str) -> Sender {
 }
 
 #[test]
-fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
+fn a_late_report_of_the_old_machine_does_not_restore_its_gpus() {
     for senders in [
         [Sender::Anyone, Sender::Anyone],
         [agent("first"), agent("second")],
@@ -177,7 +177,7 @@ fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
 
 /// It knows no agent of the machine before.
 #[test]
-fn b11_a_late_first_report_of_the_old_machine_is_not_taken_for_the_new_ones() {
+fn a_late_first_report_of_the_old_machine_is_not_attributed_to_the_new_one() {
     let replica = NewReplica::start();
     replica.show("second");
     assert!(!replica.takes(&agent("first"), 0, "old"));
@@ -258,7 +258,7 @@ fn the_nodes_own_agent_replaces_one_that_counted_because_there_was_none() {
 }
 
 #[test]
-fn b11_an_agent_of_a_machine_that_is_known_to_be_another_never_counts() {
+fn reports_from_an_agent_of_another_machine_never_count() {
     let replica = NewReplica::start();
     replica.show("first");
     let old = agent_since("first", 0);
@@ -283,7 +283,7 @@ fn an_agent_whose_token_was_issued_since_is_the_present_nodes_own_whichever_it_n
 
 /// No machine that had the name before can have sent it.
 #[test]
-fn under_a_node_that_is_minutes_old_every_token_counts_at_once() {
+fn every_token_counts_for_a_node_older_than_two_minutes() {
     for (age, counts) in [(119, false), (120, true)] {
         let replica = NewReplica::start();
         replica.show_created("second", Some("machine"), STARTED - age);
@@ -304,12 +304,12 @@ fn a_late_report_of_an_earlier_agent_of_the_same_machine_does_not_end_the_boot_o
 }
 
 #[test]
-fn of_nodes_that_are_gone_nothing_is_remembered() {
+fn removed_nodes_have_no_entry() {
     let replica = NewReplica::start();
     replica.show("second");
     assert!(!replica.takes(&agent("first"), 0, "old"));
     assert_eq!(replica.extender.board.origins.names(), [node()]);
-    replica.extender.board.tidy(|_| false);
+    replica.extender.board.retain_nodes(|_| false);
     assert_eq!(replica.extender.board.origins.names(), []);
 }
 

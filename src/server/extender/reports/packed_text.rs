@@ -11,14 +11,14 @@ pub(super) struct PackedText {
 }
 
 impl PackedText {
-    pub(super) fn of(text: &[u8]) -> Self {
+    pub(super) fn compress(text: &[u8]) -> Self {
         Self {
             length: text.len(),
             packed: block::compress(text).into_boxed_slice(),
         }
     }
 
-    pub(super) fn unpacked(&self) -> Vec<u8> {
+    pub(super) fn decompress(&self) -> Vec<u8> {
         if self.length == 0 {
             return Vec::new();
         }
@@ -35,8 +35,8 @@ mod tests {
         #[test]
         fn what_was_packed_comes_out_again(text in ".{0,300}", times in 0usize..40) {
             let text = text.repeat(times);
-            let packed = PackedText::of(text.as_bytes());
-            prop_assert_eq!(packed.unpacked(), text.as_bytes());
+            let packed = PackedText::compress(text.as_bytes());
+            prop_assert_eq!(packed.decompress(), text.as_bytes());
         }
     }
 
@@ -45,14 +45,14 @@ mod tests {
         // From 64 KiB on, the compressor works otherwise.
         for length in [0, 1, 65_534, 65_535, 65_536, 1 << 20] {
             let text: Vec<u8> = (0u64..length).map(|at| (at * at / 7) as u8).collect();
-            assert_eq!(PackedText::of(&text).unpacked(), text, "{length}");
+            assert_eq!(PackedText::compress(&text).decompress(), text, "{length}");
         }
-        assert_eq!(PackedText::default().unpacked(), b"");
+        assert_eq!(PackedText::default().decompress(), b"");
     }
 
     #[test]
     fn what_repeats_itself_takes_little() {
         let text = r#"{"uuid":"GPU-1","health":"healthy"},"#.repeat(100);
-        assert!(PackedText::of(text.as_bytes()).packed.len() < text.len() / 10);
+        assert!(PackedText::compress(text.as_bytes()).packed.len() < text.len() / 10);
     }
 }

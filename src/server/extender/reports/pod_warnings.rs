@@ -16,7 +16,11 @@ use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
 /// node's previous report.
-pub(crate) fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
+pub(crate) fn record_findings(
+    extender: &Extender,
+    previous_findings: &[ReportFinding],
+    report: &NodeReport,
+) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
         metrics
@@ -26,10 +30,10 @@ pub(crate) fn of_report(extender: &Extender, found_before: &[ReportFinding], rep
     }
     for finding in &report.findings {
         let (pod, kind) = subject(finding);
-        let is_known = found_before
+        let was_reported = previous_findings
             .iter()
             .any(|found| subject(found) == (pod, kind));
-        if !is_known {
+        if !was_reported {
             metrics.report_findings.with_label_values(&[kind]).inc();
         }
     }
@@ -37,13 +41,13 @@ pub(crate) fn of_report(extender: &Extender, found_before: &[ReportFinding], rep
         report
             .findings
             .iter()
-            .for_each(|finding| tell_finding(extender, &report.node, finding));
-        tell_ungranted(extender, report);
+            .for_each(|finding| record_finding(extender, &report.node, finding));
+        warn_of_ungranted(extender, report);
     }
 }
 
 /// Records Events on pods that use GPUs of a node whose GPUs only Stowage gives, and were given none.
-fn tell_ungranted(extender: &Extender, report: &NodeReport) {
+fn warn_of_ungranted(extender: &Extender, report: &NodeReport) {
     if report.unrecorded.is_empty() {
         return;
     }
@@ -59,7 +63,7 @@ fn tell_ungranted(extender: &Extender, report: &NodeReport) {
         report
             .unrecorded
             .iter()
-            .filter_map(|pod| ungranted(&cluster, &report.node, pod))
+            .filter_map(|pod| ungranted_event(&cluster, &report.node, pod))
             .collect()
     };
     events
@@ -68,19 +72,19 @@ fn tell_ungranted(extender: &Extender, report: &NodeReport) {
 }
 
 /// `None` if the pod is not on the agent's node, or was bound there by another component, of which it has an Event.
-fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
-    let is_told = cluster
+fn ungranted_event(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<PodEvent> {
+    let is_granted = cluster
         .ledger()
         .pod_state(&pod.pod)
-        .is_some_and(|known| !known.demand.asks_plugin());
-    if is_told || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
+        .is_some_and(|known| !known.demand.is_allocated_externally());
+    if is_granted || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
         return None;
     }
     let text = format!(
         "The pod's processes run on {} of {node}, and Stowage gave it no GPU: pods that were placed there lack this VRAM. Let it \
          request stowage.dev/vram, or delete it; if it has to see all GPUs, an administrator gives its namespace the label \
          stowage.dev/all-gpus.",
-        list(&pod.gpus)
+        uuid_list(&pod.gpus)
     );
     Some(PodEvent {
         key: pod.key()?,
@@ -91,7 +95,7 @@ fn ungranted(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> Option<
 }
 
 /// Records Events on pods whose GPUs existed `before` this report and are gone or changed in it.
-pub(crate) fn of_losses(
+pub(crate) fn warn_of_lost_gpus(
     extender: &Extender,
     before: &[Device],
     report: &NodeReport,
@@ -102,12 +106,12 @@ pub(crate) fn of_losses(
     };
     let lost: Vec<(&Device, String)> = before
         .iter()
-        .filter_map(|device| Some((device, loss(device, gpus, lost_after)?)))
+        .filter_map(|device| Some((device, describe_loss(device, gpus, lost_after)?)))
         .collect();
     if lost.is_empty() || !extender.service.leadership.is_leading() {
         return;
     }
-    for (uid, entry, losses) in struck(extender, &report.node, &lost) {
+    for (uid, entry, losses) in pods_that_lost(extender, &report.node, &lost) {
         let text = format!(
             "On {}: {losses}. The pod stays charged there, and no other pod is placed on a lost GPU. Delete the pod so \
              that it is placed again; see the log of the node's agent and the kernel log.",
@@ -118,7 +122,7 @@ pub(crate) fn of_losses(
 }
 
 /// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
-pub(crate) fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
+pub(crate) fn warn_of_unasked_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
     for uid in woken {
         extender
             .service
@@ -141,7 +145,7 @@ pub(crate) fn of_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>)
     }
 }
 
-fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
+fn record_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
     let (uid, _) = subject(finding);
     let Some(entry) = bound_to(extender, node, uid) else {
         return;
@@ -170,8 +174,8 @@ fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
         "The pod's processes run on {} of {node}; its Binding recorded {}. Its grant is charged where it \
          was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
          stowage.dev/visible-devices and that the node's runtime honors it, then delete the pod.",
-        list(actual),
-        list(recorded)
+        uuid_list(actual),
+        uuid_list(recorded)
     )
 }
 
@@ -185,8 +189,8 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
 }
 
 fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
-    let ledger = extender.service.cluster();
-    let entry = ledger
+    let cluster = extender.service.cluster();
+    let entry = cluster
         .ledger()
         .pod_state(uid)
         .filter(|entry| entry.node() == Some(node))?;
@@ -194,7 +198,7 @@ fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodSta
 }
 
 /// How a device changed for the worse. A device that was lost before has been reported already.
-fn loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<String> {
+fn describe_loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<String> {
     // Node labels know indexes only: the first report replaces these devices.
     if device.uuid.index().is_some() || device.health == Health::Lost {
         return None;
@@ -224,12 +228,12 @@ fn loss(device: &Device, gpus: &[GpuReport], lost_after: Millis) -> Option<Strin
 }
 
 /// The pods on these devices, each with what it lost, in order of UID.
-fn struck(
+fn pods_that_lost(
     extender: &Extender,
     node: &NodeName,
     lost: &[(&Device, String)],
 ) -> Vec<(PodUid, PodState, String)> {
-    let ledger = extender.service.cluster();
+    let cluster = extender.service.cluster();
     let losses = |entry: &PodState| -> String {
         let of_it = lost
             .iter()
@@ -237,8 +241,8 @@ fn struck(
             .map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")
     };
-    let here = ledger.ledger().pods_of(node);
-    here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
+    let pods = cluster.ledger().pods_on_node(node);
+    pods.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
         .filter(|(.., losses)| !losses.is_empty())
         .collect()
 }
@@ -268,7 +272,7 @@ fn record_event(
     });
 }
 
-fn list(gpus: &[GpuUuid]) -> String {
+fn uuid_list(gpus: &[GpuUuid]) -> String {
     match gpus {
         [] => "no GPU".into(),
         gpus => gpus

@@ -1,10 +1,10 @@
 //! What the guard remembers of tokens, and what `check` makes of reports.
 
-use super::auth::{AgentReviewResult, BOUNDS, TokenGuard};
+use super::auth::{AgentReviewResult, REVIEW_BOUNDS, TokenGuard};
 use super::validate::check;
 use super::*;
-use crate::extender::token_reviews::{BAD_FOR, GOOD_FOR};
-use crate::service::Service;
+use crate::extender::token_reviews::{ACCEPTED_TTL, REJECTED_TTL};
+use crate::service::ServerState;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ impl TokenRecorder {
         });
         let guard = TokenGuard::new(
             asked.clone(),
-            Service::with_stopped_clock(Policy::default()),
+            ServerState::with_stopped_clock(Policy::default()),
         );
         (asked, guard)
     }
@@ -83,7 +83,7 @@ fn code(verdict: &AgentReviewResult) -> &'static str {
 }
 
 #[tokio::test]
-async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_not() {
+async fn review_answers_are_cached_and_failed_reviews_are_not() {
     let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
     for (token, expected, times) in [
         ("good", "accepted", 1),
@@ -93,26 +93,25 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
         ("panic", "token-unchecked", 3),
     ] {
         for _ in 0..3 {
-            assert_eq!(
-                code(&guard.verdict(token, AGENT).await),
-                expected,
-                "{token}"
-            );
+            assert_eq!(code(&guard.review(token, AGENT).await), expected, "{token}");
         }
         assert_eq!(asked.times(token), times, "{token}");
     }
-    assert!(BAD_FOR < GOOD_FOR, "what was wrong may be put right");
+    assert!(
+        REJECTED_TTL < ACCEPTED_TTL,
+        "what was wrong may be put right"
+    );
 }
 
 #[tokio::test]
-async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
+async fn concurrent_requests_with_one_token_share_one_review() {
     let (asked, guard) = TokenRecorder::guard(0);
-    let first = guard.verdict("good", AGENT).now_or_never();
+    let first = guard.review("good", AGENT).now_or_never();
     assert_eq!(
         first, None,
         "nobody has answered yet, and the one who asked is gone"
     );
-    let waiting = (0..10).map(|_| guard.verdict("good", AGENT));
+    let waiting = (0..10).map(|_| guard.review("good", AGENT));
     let answer = async {
         tokio::task::yield_now().await;
         asked.permits.add_permits(1);
@@ -126,57 +125,60 @@ async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
 }
 
 #[tokio::test]
-async fn s3_who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out() {
+async fn invented_tokens_do_not_crowd_out_agents() {
     let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
-    assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
+    assert_eq!(code(&guard.review("good", AGENT).await), "accepted");
     let mut outcomes = std::collections::BTreeMap::<_, u64>::new();
     for n in 0..20_000 {
         *outcomes
-            .entry(code(&guard.verdict(&format!("bad-{n}"), ATTACKER).await))
+            .entry(code(&guard.review(&format!("bad-{n}"), ATTACKER).await))
             .or_default() += 1;
     }
-    let burst = BOUNDS.per_source.burst;
+    let burst = REVIEW_BOUNDS.per_source.burst;
     assert_eq!(
         outcomes,
         [("invalid-token", burst), ("token-crowded", 20_000 - burst)].into()
     );
-    assert_eq!(guard.reviews.remembered(), [1, burst as usize, 0]);
-    assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
+    assert_eq!(guard.reviews.cached_counts(), [1, burst as usize, 0]);
+    assert_eq!(code(&guard.review("good", AGENT).await), "accepted");
     assert_eq!(asked.times("good"), 1);
     assert_eq!(
-        code(&guard.verdict("good-2", AGENT).await),
+        code(&guard.review("good-2", AGENT).await),
         "accepted",
         "another source's new token"
     );
 }
 
 #[tokio::test]
-async fn s3_from_however_many_sources_the_api_server_is_asked_at_one_pace() {
+async fn reviews_from_all_sources_share_one_rate_limit() {
     let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
-    for n in 0..3 * BOUNDS.in_all.burst as u32 {
+    for n in 0..3 * REVIEW_BOUNDS.total.burst as u32 {
         let source = Ipv4Addr::from(0x0a00_0000 + n).into();
-        let _ = guard.verdict(&format!("bad-{n}"), source).await;
+        let _ = guard.review(&format!("bad-{n}"), source).await;
     }
-    assert_eq!(asked.tokens.lock().len(), BOUNDS.in_all.burst as usize);
+    assert_eq!(
+        asked.tokens.lock().len(),
+        REVIEW_BOUNDS.total.burst as usize
+    );
 }
 
 #[tokio::test]
-async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
+async fn a_review_that_no_request_waits_for_is_dropped() {
     let (asked, guard) = TokenRecorder::guard(0);
-    let mut waiting: Vec<_> = (0..BOUNDS.at_once + 10)
-        .map(|n| Box::pin(guard_of(&guard, format!("bad-{n}"))))
+    let mut waiting: Vec<_> = (0..REVIEW_BOUNDS.max_concurrent + 10)
+        .map(|n| Box::pin(review_result(&guard, format!("bad-{n}"))))
         .collect();
     for question in &mut waiting {
         assert_eq!(futures::poll!(question), std::task::Poll::Pending);
     }
-    until(|| asked.tokens.lock().len() == BOUNDS.at_once).await;
+    until(|| asked.tokens.lock().len() == REVIEW_BOUNDS.max_concurrent).await;
     drop(waiting);
-    until(|| guard.reviews.remembered()[2] <= BOUNDS.at_once).await;
+    until(|| guard.reviews.cached_counts()[2] <= REVIEW_BOUNDS.max_concurrent).await;
     asked.permits.add_permits(Semaphore::MAX_PERMITS / 2);
-    until(|| guard.reviews.remembered()[2] == 0).await;
+    until(|| guard.reviews.cached_counts()[2] == 0).await;
     assert_eq!(
         asked.tokens.lock().len(),
-        BOUNDS.at_once,
+        REVIEW_BOUNDS.max_concurrent,
         "the ten had no turn"
     );
 }
@@ -192,17 +194,17 @@ async fn until(is_so: impl Fn() -> bool) {
         .expect("it comes");
 }
 
-async fn guard_of(guard: &TokenGuard, token: String) -> AgentReviewResult {
-    guard.verdict(&token, AGENT).await
+async fn review_result(guard: &TokenGuard, token: String) -> AgentReviewResult {
+    guard.review(&token, AGENT).await
 }
 
 #[tokio::test]
-async fn s3_a_token_that_is_too_long_is_refused_unasked() {
+async fn a_token_that_is_too_long_is_rejected_without_a_review() {
     let (asked, guard) = TokenRecorder::guard(0);
     let long = "x".repeat(2049);
     assert_eq!(
         guard
-            .verdict(&long, AGENT)
+            .review(&long, AGENT)
             .now_or_never()
             .map(|verdict| code(&verdict)),
         Some("malformed-token")
@@ -249,8 +251,7 @@ fn an_engine_keeps_the_gpus_that_its_report_lists_each_once() {
 const LOST_AFTER: Millis = Millis::seconds(30);
 
 #[test]
-fn a_gpu_for_which_nvml_fails_is_draining_then_lost_and_takes_pods_after_as_long_without_a_failure()
-{
+fn a_gpu_with_nvml_failures_drains_is_lost_and_recovers() {
     let health = |field: &str, millis: u64| {
         let report = report(|report| report["gpus"][0][field] = json!(millis));
         validate::devices(&report, LOST_AFTER).unwrap()[0].health

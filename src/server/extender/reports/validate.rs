@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 use stowage_report::limits::{
-    MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS,
-    MAX_PROCESSES, MAX_TEXT, MAX_TOKEN_RATE,
+    MAX_AGE, MAX_BOOT_ID_BYTES, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED_GPUS, MAX_MISSING,
+    MAX_MODELS, MAX_PROCESSES, MAX_TEXT_BYTES, MAX_TOKEN_RATE,
 };
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
@@ -69,7 +69,7 @@ coded! {
 
 /// The report as it counts: engines keep only GPUs that the report lists.
 pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
-    if let Err(flaw) = flawless(&report) {
+    if let Err(flaw) = check_content(&report) {
         return Err(ReportError::Flawed {
             node: report.node,
             flaw,
@@ -79,11 +79,11 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
         report
             .engines
             .iter_mut()
-            .for_each(|engine| keep_listed(&mut engine.gpus, gpus));
+            .for_each(|engine| retain_listed(&mut engine.gpus, gpus));
         report
             .unread
             .iter_mut()
-            .for_each(|unread| keep_listed(&mut unread.gpus, gpus));
+            .for_each(|unread| retain_listed(&mut unread.gpus, gpus));
     }
     Ok(report)
 }
@@ -109,7 +109,7 @@ pub(crate) fn lists_all_gpus(report: &NodeReport) -> bool {
 }
 
 /// A GPU that left between two samples may still be named by its engine.
-fn keep_listed(named: &mut Vec<GpuUuid>, listed: &[GpuReport]) {
+fn retain_listed(named: &mut Vec<GpuUuid>, listed: &[GpuReport]) {
     match &named[..] {
         // Most engines have one GPU, for which no set over all GPUs has to be built.
         [only] if listed.iter().any(|gpu| gpu.uuid == *only) => {}
@@ -121,8 +121,8 @@ fn keep_listed(named: &mut Vec<GpuUuid>, listed: &[GpuReport]) {
     }
 }
 
-fn flawless(report: &NodeReport) -> Result<(), Flaw> {
-    text(&"bootId", &report.boot_id, MAX_BOOT_ID)?;
+fn check_content(report: &NodeReport) -> Result<(), Flaw> {
+    check_length(&"bootId", &report.boot_id, MAX_BOOT_ID_BYTES)?;
     if report.age_millis > MAX_AGE {
         return Err(Flaw::TooAged(report.age_millis));
     }
@@ -135,46 +135,46 @@ fn flawless(report: &NodeReport) -> Result<(), Flaw> {
         None => return Err(Flaw::NoReason),
     }
     check_engines(&report.engines)?;
-    at_most("pods without an engine", report.unread.len(), MAX_ENGINES)?;
+    check_count("pods without an engine", report.unread.len(), MAX_ENGINES)?;
     for (place, unread) in report.unread.iter().enumerate() {
-        at_most("GPUs of a pod", unread.gpus.len(), MAX_LISTED)?;
-        text(
+        check_count("GPUs of a pod", unread.gpus.len(), MAX_LISTED_GPUS)?;
+        check_length(
             &format_args!("unread[{place}].reason"),
             &unread.reason,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         )?;
     }
-    at_most("models", report.models.len(), MAX_MODELS)?;
+    check_count("models", report.models.len(), MAX_MODELS)?;
     for (place, model) in report.models.iter().enumerate() {
-        text(
+        check_length(
             &format_args!("models[{place}].source"),
             &model.source,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         )?;
     }
-    at_most("findings", report.findings.len(), MAX_FINDINGS)?;
+    check_count("findings", report.findings.len(), MAX_FINDINGS)?;
     report.findings.iter().try_for_each(check_finding)?;
-    at_most(
+    check_count(
         "pods without a record",
         report.unrecorded.len(),
         MAX_FINDINGS,
     )?;
     for unrecorded in &report.unrecorded {
-        at_most("GPUs of a pod", unrecorded.gpus.len(), MAX_LISTED)?;
+        check_count("GPUs of a pod", unrecorded.gpus.len(), MAX_LISTED_GPUS)?;
     }
-    at_most("missing parts", report.missing.len(), MAX_MISSING)?;
+    check_count("missing parts", report.missing.len(), MAX_MISSING)?;
     for (place, missing) in report.missing.iter().enumerate() {
-        text(
+        check_length(
             &format_args!("missing[{place}].reason"),
             &missing.reason,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         )?;
     }
     Ok(())
 }
 
 fn check_gpus(gpus: &[GpuReport]) -> Result<(), Flaw> {
-    if gpus.len() > MAX_LISTED {
+    if gpus.len() > MAX_LISTED_GPUS {
         return Err(Flaw::TooManyGpus(gpus.len()));
     }
     let mut seen = BTreeSet::new();
@@ -189,7 +189,7 @@ fn check_gpus(gpus: &[GpuReport]) -> Result<(), Flaw> {
         check_gpu(place, gpu)?;
         processes += gpu.processes.as_ref().map_or(0, Vec::len);
     }
-    at_most("processes", processes, MAX_PROCESSES)?;
+    check_count("processes", processes, MAX_PROCESSES)?;
     let placeable = placeable(gpus).len();
     if placeable > MAX_GPUS as usize {
         Err(Flaw::TooManyGpus(placeable))
@@ -231,31 +231,35 @@ fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
         });
     }
     match &gpu.health_reason {
-        Some(reason) => text(
+        Some(reason) => check_length(
             &format_args!("gpus[{place}].healthReason"),
             reason,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         ),
         None => Ok(()),
     }
 }
 
 fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
-    at_most("engines", engines.len(), MAX_ENGINES)?;
+    check_count("engines", engines.len(), MAX_ENGINES)?;
     for (place, engine) in engines.iter().enumerate() {
-        at_most("GPUs of an engine", engine.gpus.len(), MAX_LISTED)?;
-        text(
+        check_count("GPUs of an engine", engine.gpus.len(), MAX_LISTED_GPUS)?;
+        check_length(
             &format_args!("engines[{place}].engine"),
             &engine.engine,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         )?;
         let problem = engine.problem.as_deref().unwrap_or_default();
-        text(&format_args!("engines[{place}].problem"), problem, MAX_TEXT)?;
+        check_length(
+            &format_args!("engines[{place}].problem"),
+            problem,
+            MAX_TEXT_BYTES,
+        )?;
         let namespace = engine.reusable_in.as_deref().unwrap_or_default();
-        text(
+        check_length(
             &format_args!("engines[{place}].reusableIn"),
             namespace,
-            MAX_TEXT,
+            MAX_TEXT_BYTES,
         )?;
         // Written so that NaN never passes.
         if let Some(usage) = engine
@@ -286,16 +290,16 @@ fn check_finding(finding: &ReportFinding) -> Result<(), Flaw> {
     match finding {
         ReportFinding::Drift {
             recorded, actual, ..
-        } => at_most(
+        } => check_count(
             "GPUs of a drift",
             recorded.len().max(actual.len()),
-            MAX_LISTED,
+            MAX_LISTED_GPUS,
         ),
         ReportFinding::OverGrant { .. } => Ok(()),
     }
 }
 
-fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), Flaw> {
+fn check_count(what: &'static str, count: usize, most: usize) -> Result<(), Flaw> {
     if count > most {
         Err(Flaw::TooMany { what, count, most })
     } else {
@@ -303,7 +307,7 @@ fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), Flaw> {
     }
 }
 
-fn text(what: &dyn std::fmt::Display, text: &str, most: usize) -> Result<(), Flaw> {
+fn check_length(what: &dyn std::fmt::Display, text: &str, most: usize) -> Result<(), Flaw> {
     if text.len() > most {
         Err(Flaw::TooLong {
             what: what.to_string(),

@@ -5,8 +5,8 @@
 
 use super::admission::{ConnectionAdmission, ConnectionSlot};
 use super::limits::ConnectionLimits;
-use super::peer::{CloseCause, Peer, PeerStream, TimedStream, Underway};
-use super::{PeerAddress, SHUTDOWN_TIME};
+use super::peer::{CloseCause, Peer, PeerStream, RequestInProgress, TimedStream};
+use super::{PeerAddress, SHUTDOWN_TIMEOUT};
 use crate::extender::tls::Tls;
 use axum::Router;
 use axum::body::{Body, HttpBody};
@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 /// First and longest pause after the kernel failed to accept a connection; doubled each time.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+const ACCEPT_BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// An address and its rules.
 #[derive(Clone)]
@@ -46,11 +46,11 @@ pub struct ServedAddress {
     pub tls: Option<Tls>,
     pub limits: ConnectionLimits,
     /// Maximum connections in all. An eighth of them is reserved for connections that are being closed.
-    pub most: usize,
+    pub max_connections: usize,
     /// Read buffer: for a request's head, and for one read of a body.
-    pub buffer: usize,
+    pub read_buffer: usize,
     /// Kernel send buffer for a client that does not read; `None` leaves it to the kernel, which keeps megabytes.
-    pub unread: Option<usize>,
+    pub send_buffer: Option<usize>,
     pub metrics: EdgeMetrics,
 }
 
@@ -63,9 +63,9 @@ impl ServedAddress {
             name,
             tls: None,
             limits,
-            most,
-            buffer: super::SCHEDULERS_BUFFER,
-            unread: None,
+            max_connections: most,
+            read_buffer: super::SCHEDULER_READ_BUFFER,
+            send_buffer: None,
             metrics,
         }
     }
@@ -78,22 +78,22 @@ pub async fn serve(
     router: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    if let Some(bytes) = address.unread {
+    if let Some(bytes) = address.send_buffer {
         // Connections inherit it from their listener.
         SockRef::from(&listener).set_send_buffer_size(bytes)?;
     }
     let listener = TcpListener::from_std(listener)?;
-    let router = listening::guarded(router, listener.local_addr()?.ip());
+    let router = listening::with_browser_guard(router, listener.local_addr()?.ip());
     address
         .metrics
-        .expect_drops(address.name, CloseCause::ALL.map(CloseCause::label));
+        .export_drop_reasons(address.name, CloseCause::ALL.map(CloseCause::label));
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
     let _cut_on_drop = cut.clone().drop_guard();
     let accepting = accept_all(&listener, &address, router, &connections, &stop, &cut);
     stop.run_until_cancelled(accepting).await;
     drop(listener);
     connections.close();
-    if timeout(SHUTDOWN_TIME, connections.wait()).await.is_err() {
+    if timeout(SHUTDOWN_TIMEOUT, connections.wait()).await.is_err() {
         cut.cancel();
         connections.wait().await;
     }
@@ -108,10 +108,12 @@ async fn accept_all(
     stop: &CancellationToken,
     cut: &CancellationToken,
 ) {
-    let admission =
-        ConnectionAdmission::new(address.limits.per_source, address.most - address.most / 8);
-    let sockets = Arc::new(Semaphore::new(address.most));
-    let mut back_off = BACK_OFF.0;
+    let admission = ConnectionAdmission::new(
+        address.limits.per_source,
+        address.max_connections - address.max_connections / 8,
+    );
+    let sockets = Arc::new(Semaphore::new(address.max_connections));
+    let mut back_off = ACCEPT_BACK_OFF.0;
     loop {
         let socket = sockets
             .clone()
@@ -121,30 +123,30 @@ async fn accept_all(
         let (stream, source) = match listener.accept().await {
             Ok(accepted) => accepted,
             // The client disconnected before it was accepted.
-            Err(error) if is_of_one_connection(&error) => continue,
+            Err(error) if is_client_error(&error) => continue,
             Err(error) => {
                 address
                     .metrics
-                    .dropped(address.name, CloseCause::AcceptFailed.label());
+                    .count_dropped(address.name, CloseCause::AcceptFailed.label());
                 tracing::error!(
                     address = address.name,
                     "no connection can be accepted: {error}"
                 );
                 sleep(back_off).await;
-                back_off = (back_off * 2).min(BACK_OFF.1);
+                back_off = (back_off * 2).min(ACCEPT_BACK_OFF.1);
                 continue;
             }
         };
-        back_off = BACK_OFF.0;
-        let place = match admission.admit(canonical(source)) {
-            Ok(place) => place,
+        back_off = ACCEPT_BACK_OFF.0;
+        let slot = match admission.admit(canonical(source)) {
+            Ok(slot) => slot,
             Err(cause) => {
-                address.metrics.dropped(address.name, cause.label());
+                address.metrics.count_dropped(address.name, cause.label());
                 continue;
             }
         };
         let connection = ServedConnection {
-            place,
+            slot,
             address: address.clone(),
             router: router.clone(),
             stop: stop.clone(),
@@ -157,7 +159,7 @@ async fn accept_all(
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_client_error(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
         error.kind(),
@@ -171,7 +173,7 @@ fn canonical(source: SocketAddr) -> IpAddr {
 }
 
 struct ServedConnection {
-    place: ConnectionSlot,
+    slot: ConnectionSlot,
     address: ServedAddress,
     router: Router,
     stop: CancellationToken,
@@ -182,24 +184,27 @@ struct ServedConnection {
 impl ServedConnection {
     async fn run(self, stream: TcpStream) {
         let ServedAddress { name, metrics, .. } = &self.address;
-        let _open = metrics.open(name);
+        let _open = metrics.count_open(name);
         // An answer is one write; Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
-        let ended = match self.secured(stream).await {
+        let ended = match self.complete_handshake(stream).await {
             Ok(Some(stream)) => {
-                self.place.peer.note_connected();
-                self.http(stream).await
+                self.slot.peer.record_connected();
+                self.serve_http(stream).await
             }
             Ok(None) => None,
             Err(cause) => Some(cause),
         };
         if let Some(cause) = ended {
-            metrics.dropped(name, cause.label());
+            metrics.count_dropped(name, cause.label());
         }
     }
 
     /// The stream after its TLS handshake, if this address uses TLS; `None` if the process stops meanwhile.
-    async fn secured(&self, stream: TcpStream) -> Result<Option<PeerStream>, CloseCause> {
+    async fn complete_handshake(
+        &self,
+        stream: TcpStream,
+    ) -> Result<Option<PeerStream>, CloseCause> {
         let Some(tls) = &self.address.tls else {
             return Ok(Some(PeerStream::Plain(stream)));
         };
@@ -219,20 +224,21 @@ impl ServedConnection {
     }
 
     /// Serves requests until the client disconnects, the process stops or a limit is reached; returns which.
-    async fn http(&self, stream: PeerStream) -> Option<CloseCause> {
+    async fn serve_http(&self, stream: PeerStream) -> Option<CloseCause> {
         let peer = self.peer();
         let io = TokioIo::new(TimedStream::new(stream, peer.clone()));
-        let service = service_fn(|request: Request<Incoming>| answer(&self.router, peer, request));
+        let service =
+            service_fn(|request: Request<Incoming>| route_request(&self.router, peer, request));
         let mut builder = Builder::new();
         // The limits on heads and idle connections are the peer's: hyper has one timer for both.
         builder
             .timer(TokioTimer::new())
             .header_read_timeout(None)
-            .max_buf_size(self.address.buffer);
+            .max_buf_size(self.address.read_buffer);
         let mut connection = pin!(builder.serve_connection(io, service));
         let mut stop = pin!(self.stop.cancelled());
         let mut is_stopping = false;
-        let mut watch = pin!(self.watch());
+        let mut watch = pin!(self.wait_for_timeout());
         poll_fn(|cx| {
             if !is_stopping && stop.as_mut().poll(cx).is_ready() {
                 is_stopping = true;
@@ -255,7 +261,7 @@ impl ServedConnection {
     }
 
     /// Waits until the connection has timed out, is displaced, or is cut off at shutdown.
-    async fn watch(&self) -> Option<CloseCause> {
+    async fn wait_for_timeout(&self) -> Option<CloseCause> {
         let mut timer = pin!(sleep_until(self.peer().deadline(&self.address.limits).0));
         let mut displaced = pin!(self.peer().displaced.cancelled());
         let mut cut = pin!(self.cut.cancelled());
@@ -285,43 +291,43 @@ impl ServedConnection {
             cause,
             None | Some(CloseCause::NotReading | CloseCause::SlowRequest)
         ) {
-            self.peer().cut();
+            self.peer().discard_unsent();
         }
         cause
     }
 
     fn peer(&self) -> &Arc<Peer> {
-        &self.place.peer
+        &self.slot.peer
     }
 }
 
 /// Passes one request to the router.
-fn answer(
+fn route_request(
     router: &Router,
     peer: &Arc<Peer>,
     request: Request<Incoming>,
-) -> impl Future<Output = Result<Response<GuardedBody<Underway>>, Infallible>> + use<> {
-    let under_way = peer.begin_request();
+) -> impl Future<Output = Result<Response<GuardedBody<RequestInProgress>>, Infallible>> + use<> {
+    let in_progress = peer.begin_request();
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(PeerAddress(peer.source));
     let answering = router.clone().oneshot(request);
     async move {
         let answer = answering.await?;
-        Ok(answer.map(|body| GuardedBody::new(body, under_way)))
+        Ok(answer.map(|body| GuardedBody::new(body, in_progress)))
     }
 }
 
 /// An answer's body, with a guard that lasts until the body is written or abandoned.
 pub(crate) struct GuardedBody<T> {
     body: Body,
-    _lasts: T,
+    _guard: T,
 }
 
 impl<T> GuardedBody<T> {
-    pub fn new(body: Body, lasts: T) -> Self {
+    pub fn new(body: Body, guard: T) -> Self {
         Self {
             body,
-            _lasts: lasts,
+            _guard: guard,
         }
     }
 }

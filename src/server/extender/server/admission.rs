@@ -6,7 +6,7 @@
 //! rejected. A client that sends its request as soon as it is connected is therefore served, however many connect and send
 //! nothing.
 
-use super::peer::{CloseCause, EvictionOrder, Peer};
+use super::peer::{CloseCause, DisplacementOrder, Peer};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct ConnectionAdmission {
-    per_source: usize,
-    in_all: usize,
-    places: Mutex<ConnectionSlots>,
+    max_per_source: usize,
+    max_total: usize,
+    slots: Mutex<ConnectionSlots>,
 }
 
 #[derive(Debug, Default)]
@@ -34,27 +34,27 @@ pub(crate) struct ConnectionSlot {
 }
 
 impl ConnectionAdmission {
-    pub fn new(per_source: usize, in_all: usize) -> Arc<Self> {
+    pub fn new(max_per_source: usize, max_total: usize) -> Arc<Self> {
         Arc::new(Self {
-            per_source: per_source.max(1),
-            in_all: in_all.max(1),
-            places: Mutex::default(),
+            max_per_source: max_per_source.max(1),
+            max_total: max_total.max(1),
+            slots: Mutex::default(),
         })
     }
 
     /// A slot for a connection from that source, or why there is none.
     pub fn admit(self: &Arc<Self>, source: IpAddr) -> Result<ConnectionSlot, CloseCause> {
         let peer = Peer::new(source);
-        let mut places = self.places.lock();
-        if places.of(source) >= self.per_source {
-            places
+        let mut slots = self.slots.lock();
+        if slots.count_of(source) >= self.max_per_source {
+            slots
                 .displace(|peer| peer.source == source)
                 .ok_or(CloseCause::SourceFull)?;
-        } else if places.peers.len() >= self.in_all {
-            places.displace(|_| true).ok_or(CloseCause::AddressFull)?;
+        } else if slots.peers.len() >= self.max_total {
+            slots.displace(|_| true).ok_or(CloseCause::AddressFull)?;
         }
-        *places.by_source.entry(source).or_default() += 1;
-        places.peers.push(peer.clone());
+        *slots.by_source.entry(source).or_default() += 1;
+        slots.peers.push(peer.clone());
         Ok(ConnectionSlot {
             admission: self.clone(),
             peer,
@@ -62,44 +62,44 @@ impl ConnectionAdmission {
     }
 
     #[cfg(test)]
-    fn taken(&self) -> usize {
-        self.places.lock().peers.len()
+    fn open_connections(&self) -> usize {
+        self.slots.lock().peers.len()
     }
 }
 
 impl ConnectionSlots {
-    fn of(&self, source: IpAddr) -> usize {
+    fn count_of(&self, source: IpAddr) -> usize {
         self.by_source.get(&source).copied().unwrap_or(0)
     }
 
     /// Displaces the most expendable connection; `None` if each is in the middle of a request.
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
-        let standings = self
+        let candidates = self
             .peers
             .iter()
             .enumerate()
             .filter(|(_, peer)| may(peer))
-            .map(|(place, peer)| {
-                let (standing, since) = peer.standing();
+            .map(|(index, peer)| {
+                let (order, since) = peer.displacement_order();
                 (
-                    standing == EvictionOrder::Busy,
-                    Reverse(self.of(peer.source)),
-                    standing,
+                    order == DisplacementOrder::Busy,
+                    Reverse(self.count_of(peer.source)),
+                    order,
                     since,
-                    place,
+                    index,
                 )
             });
-        let (is_busy, .., place) = standings.min()?;
+        let (is_busy, .., index) = candidates.min()?;
         if is_busy {
             return None;
         }
-        let peer = self.peers.swap_remove(place);
+        let peer = self.peers.swap_remove(index);
         peer.displaced.cancel();
-        self.left(peer.source);
+        self.record_closed(peer.source);
         Some(())
     }
 
-    fn left(&mut self, source: IpAddr) {
+    fn record_closed(&mut self, source: IpAddr) {
         if let Some(count) = self.by_source.get_mut(&source) {
             *count -= 1;
             if *count == 0 {
@@ -111,15 +111,15 @@ impl ConnectionSlots {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut places = self.admission.places.lock();
+        let mut slots = self.admission.slots.lock();
         // A displaced connection has no slot any more.
-        if let Some(place) = places
+        if let Some(index) = slots
             .peers
             .iter()
             .position(|peer| Arc::ptr_eq(peer, &self.peer))
         {
-            places.peers.swap_remove(place);
-            places.left(self.peer.source);
+            slots.peers.swap_remove(index);
+            slots.record_closed(self.peer.source);
         }
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_gets_the_place_of_the_oldest_silent_connection() {
+    fn a_new_connection_displaces_the_oldest_silent_one() {
         let admission = ConnectionAdmission::new(2, 8);
         let places: Vec<ConnectionSlot> = (0..2)
             .map(|_| admission.admit(source(1)).unwrap())
@@ -145,19 +145,22 @@ mod tests {
         );
         drop(places);
         assert_eq!(
-            admission.taken(),
+            admission.open_connections(),
             1,
             "who was displaced gives up no second place"
         );
         drop(newcomer);
         assert_eq!(
-            (admission.taken(), admission.places.lock().by_source.len()),
+            (
+                admission.open_connections(),
+                admission.slots.lock().by_source.len()
+            ),
             (0, 0)
         );
     }
 
     #[test]
-    fn who_has_many_makes_room_before_who_has_few() {
+    fn the_source_with_the_most_connections_is_displaced_first() {
         let admission = ConnectionAdmission::new(8, 4);
         let few = admission.admit(source(1)).unwrap();
         let many: Vec<ConnectionSlot> = (0..3)
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn s1_a_newcomer_is_not_the_one_who_makes_room_beside_peers_that_asked_once_and_went_silent() {
+    fn idle_connections_are_displaced_before_a_new_one() {
         let admission = ConnectionAdmission::new(8, 4);
         let silent: Vec<ConnectionSlot> = (0..3)
             .map(|_| admission.admit(source(2)).unwrap())
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_sources_together_there_are_no_more_than_the_address_may_have() {
+    fn an_address_admits_no_more_than_its_total_limit() {
         let admission = ConnectionAdmission::new(1, 2);
         let busy: Vec<_> = (1..=2)
             .map(|n| admission.admit(source(n)).unwrap())

@@ -48,26 +48,26 @@ impl Default for ConnectionLimits {
 }
 
 /// For the API server's connections, files, timers and the listeners themselves.
-const RESERVE: (u64, u64) = (64, 1024);
+const RESERVED_DESCRIPTORS: (u64, u64) = (64, 1024);
 
 impl ConnectionLimits {
     /// Reduces the limits to what a process with this many descriptors can have beside its own needs: half of a small number is
     /// kept back, 1,024 of a large one. The two small addresses get at most a quarter of the rest each.
-    pub fn fit(mut self, descriptors: u64) -> Self {
-        let reserve = (descriptors / 2).clamp(RESERVE.0, RESERVE.1);
-        let room = usize::try_from(descriptors.saturating_sub(reserve))
+    pub fn fit_to(mut self, descriptors: u64) -> Self {
+        let reserve = (descriptors / 2).clamp(RESERVED_DESCRIPTORS.0, RESERVED_DESCRIPTORS.1);
+        let available = usize::try_from(descriptors.saturating_sub(reserve))
             .unwrap_or(usize::MAX)
             .max(3);
-        let quarter = (room / 4).max(1);
+        let quarter = (available / 4).max(1);
         self.scheduler = self.scheduler.min(quarter);
         self.operators = self.operators.min(quarter);
-        self.agents = self.agents.min(room - self.scheduler - self.operators);
+        self.agents = self.agents.min(available - self.scheduler - self.operators);
         self
     }
 }
 
 /// Raises this process' limit of descriptors as far as allowed, and returns it; `None` for no limit.
-pub(crate) fn raise_descriptors() -> Option<u64> {
+pub(crate) fn raise_descriptor_limit() -> Option<u64> {
     let before = getrlimit(Resource::Nofile);
     if before.current != before.maximum {
         let raised = Rlimit {
@@ -88,13 +88,13 @@ mod tests {
     #[test]
     fn with_many_descriptors_the_limits_stay_as_they_are() {
         let limits = ConnectionLimits::default();
-        assert_eq!(limits.fit(1 << 20), limits);
+        assert_eq!(limits.fit_to(1 << 20), limits);
     }
 
     #[test]
     fn the_sum_of_all_addresses_leaves_descriptors_for_the_process_itself() {
         for descriptors in [70, 100, 128, 1024, 4096, 20_000] {
-            let limits = ConnectionLimits::default().fit(descriptors);
+            let limits = ConnectionLimits::default().fit_to(descriptors);
             let sum = limits.scheduler + limits.agents + limits.operators;
             let reserve = (descriptors / 2).clamp(64, 1024);
             assert!(

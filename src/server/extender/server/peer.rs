@@ -68,11 +68,11 @@ enum PeerStage {
 }
 
 /// How long a new connection counts as about to send a request: a handshake and a head take two or three round trips.
-const TIME_TO_ASK: Duration = Duration::from_secs(1);
+const FIRST_REQUEST_GRACE: Duration = Duration::from_secs(1);
 
 /// How expendable a connection is when a newer one needs its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum EvictionOrder {
+pub(crate) enum DisplacementOrder {
     /// It has had its time to send a whole head, and has not.
     Unproven,
     /// Idle between two requests, or so new that its first may be on its way.
@@ -88,16 +88,16 @@ pub(crate) struct Peer {
     pub displaced: CancellationToken,
     state: Mutex<PeerState>,
     /// Whether the kernel discards unsent data when the connection closes.
-    is_cut: AtomicBool,
+    discards_unsent: AtomicBool,
 }
 
 #[derive(Debug)]
 struct PeerState {
     stage: PeerStage,
-    since: Instant,
+    stage_since: Instant,
     opened: Instant,
     /// When a write began to wait for the client to read.
-    stalled: Option<Instant>,
+    write_stalled_since: Option<Instant>,
     /// Whether it has sent a whole head.
     is_proven: bool,
 }
@@ -107,37 +107,37 @@ impl Peer {
         let now = Instant::now();
         let state = PeerState {
             stage: PeerStage::Handshake,
-            since: now,
+            stage_since: now,
             opened: now,
-            stalled: None,
+            write_stalled_since: None,
             is_proven: false,
         };
         Arc::new(Self {
             source,
             displaced: CancellationToken::new(),
             state: Mutex::new(state),
-            is_cut: AtomicBool::new(false),
+            discards_unsent: AtomicBool::new(false),
         })
     }
 
     /// Records that the connection is ready for requests, after its handshake if there was one.
-    pub(crate) fn note_connected(&self) {
+    pub(crate) fn record_connected(&self) {
         self.enter(PeerStage::Silent);
     }
 
     /// How expendable it is, and since when it has been in its state.
-    pub fn standing(&self) -> (EvictionOrder, Instant) {
+    pub fn displacement_order(&self) -> (DisplacementOrder, Instant) {
         let state = self.state.lock();
-        let standing = match state.stage {
-            PeerStage::Request => EvictionOrder::Busy,
-            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => {
-                EvictionOrder::Unproven
+        let order = match state.stage {
+            PeerStage::Request => DisplacementOrder::Busy,
+            _ if !state.is_proven && state.opened.elapsed() > FIRST_REQUEST_GRACE => {
+                DisplacementOrder::Unproven
             }
-            _ if !state.is_proven => EvictionOrder::Idle,
-            PeerStage::Idle => EvictionOrder::Idle,
-            PeerStage::Handshake | PeerStage::Silent | PeerStage::Head => EvictionOrder::Busy,
+            _ if !state.is_proven => DisplacementOrder::Idle,
+            PeerStage::Idle => DisplacementOrder::Idle,
+            PeerStage::Handshake | PeerStage::Silent | PeerStage::Head => DisplacementOrder::Busy,
         };
-        (standing, state.since)
+        (order, state.stage_since)
     }
 
     /// Whether no request is being read or answered.
@@ -158,53 +158,54 @@ impl Peer {
             PeerStage::Request => (limits.request, CloseCause::SlowRequest),
             PeerStage::Idle => (limits.idle, CloseCause::Idle),
         };
-        let of_stage = (state.since + time, reason);
-        let of_write = state
-            .stalled
+        let stage_deadline = (state.stage_since + time, reason);
+        let write_deadline = state
+            .write_stalled_since
             .map(|since| (since + limits.write, CloseCause::NotReading));
-        of_write
-            .filter(|(at, _)| *at < of_stage.0)
-            .unwrap_or(of_stage)
+        write_deadline
+            .filter(|(at, _)| *at < stage_deadline.0)
+            .unwrap_or(stage_deadline)
     }
 
     /// Records a request in progress until its answer is written or abandoned.
-    pub(crate) fn begin_request(self: &Arc<Self>) -> Underway {
+    pub(crate) fn begin_request(self: &Arc<Self>) -> RequestInProgress {
         let mut state = self.state.lock();
-        (state.stage, state.since, state.is_proven) = (PeerStage::Request, Instant::now(), true);
-        Underway(self.clone())
+        (state.stage, state.stage_since, state.is_proven) =
+            (PeerStage::Request, Instant::now(), true);
+        RequestInProgress(self.clone())
     }
 
     /// Ends the connection now; unsent data is discarded.
-    pub fn cut(&self) {
-        self.is_cut.store(true, Ordering::Release);
+    pub fn discard_unsent(&self) {
+        self.discards_unsent.store(true, Ordering::Release);
     }
 
     fn enter(&self, stage: PeerStage) {
         let mut state = self.state.lock();
-        (state.stage, state.since) = (stage, Instant::now());
+        (state.stage, state.stage_since) = (stage, Instant::now());
     }
 
-    fn heard(&self) {
+    fn record_received(&self) {
         let mut state = self.state.lock();
         if matches!(state.stage, PeerStage::Silent | PeerStage::Idle) {
-            (state.stage, state.since) = (PeerStage::Head, Instant::now());
+            (state.stage, state.stage_since) = (PeerStage::Head, Instant::now());
         }
     }
 
-    fn wrote<T>(&self, outcome: &Poll<io::Result<T>>) {
+    fn record_write<T>(&self, outcome: &Poll<io::Result<T>>) {
         let mut state = self.state.lock();
         match outcome {
-            Poll::Pending => drop(state.stalled.get_or_insert_with(Instant::now)),
-            Poll::Ready(_) => state.stalled = None,
+            Poll::Pending => drop(state.write_stalled_since.get_or_insert_with(Instant::now)),
+            Poll::Ready(_) => state.write_stalled_since = None,
         }
     }
 }
 
 /// A request in progress; its connection is idle when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Underway(Arc<Peer>);
+pub(crate) struct RequestInProgress(Arc<Peer>);
 
-impl Drop for Underway {
+impl Drop for RequestInProgress {
     fn drop(&mut self) {
         self.0.enter(PeerStage::Idle);
     }
@@ -231,7 +232,7 @@ impl TimedStream {
 
 impl Drop for TimedStream {
     fn drop(&mut self) {
-        if self.peer.is_cut.load(Ordering::Acquire) {
+        if self.peer.discards_unsent.load(Ordering::Acquire) {
             let tcp = match &self.stream {
                 PeerStream::Plain(stream) => stream,
                 PeerStream::Tls(stream) => stream.get_ref().0,
@@ -255,7 +256,7 @@ impl AsyncRead for TimedStream {
         };
         ready!(outcome)?;
         if buf.filled().len() > before {
-            self.peer.heard();
+            self.peer.record_received();
         }
         Poll::Ready(Ok(()))
     }
@@ -271,7 +272,7 @@ impl AsyncWrite for TimedStream {
             PeerStream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             PeerStream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         };
-        self.peer.wrote(&outcome);
+        self.peer.record_write(&outcome);
         outcome
     }
 
@@ -284,7 +285,7 @@ impl AsyncWrite for TimedStream {
             PeerStream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
             PeerStream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
         };
-        self.peer.wrote(&outcome);
+        self.peer.record_write(&outcome);
         outcome
     }
 
@@ -302,7 +303,7 @@ impl AsyncWrite for TimedStream {
         };
         // A plain stream has nothing to flush, and would always report success. A session has what its socket did not take.
         if outcome.is_pending() || matches!(self.stream, PeerStream::Tls(_)) {
-            self.peer.wrote(&outcome);
+            self.peer.record_write(&outcome);
         }
         outcome
     }
@@ -352,11 +353,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_over_tls_that_reads_the_last_bytes_late_is_not_counted_as_one_that_does_not_read()
-     {
+    async fn a_tls_client_that_reads_late_is_not_reported_as_not_reading() {
         let peer = Peer::new(Ipv4Addr::LOCALHOST.into());
         let (mut server, mut client) = tls_connection(&peer).await;
-        let is_stalled = || peer.state.lock().stalled.is_some();
+        let is_stalled = || peer.state.lock().write_stalled_since.is_some();
         while !is_stalled() {
             // The session takes what the kernel does not: a flush finds that out.
             assert!(server.write(&[b'x'; 8 << 10]).await.is_ok());

@@ -3,7 +3,7 @@
 //! It is tried once here; only reads are repeated. The planner decides when to try again and when to give up.
 
 use super::failure::{ApiFailure, FailureCause};
-use super::{ApiControlPlane, post, within};
+use super::{ApiControlPlane, post_params, within};
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::api::DeleteParams;
@@ -24,18 +24,18 @@ impl ApiControlPlane {
         why: &EvictionReason,
         is_due: &IsDue<'_>,
     ) -> EvictionOutcome {
-        if self.open().is_err() {
+        if self.acting_epoch().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
         // The victim is evicted even if its condition cannot be written: the Event has the reason too.
-        let told = self
-            .mark(key, uid, EvictionCondition::Evicting(why.clone()))
+        let marked = self
+            .write_eviction_condition(key, uid, EvictionCondition::Evicting(why.clone()))
             .await;
-        if told == Err(ControlPlaneError::Gone) {
+        if marked == Err(ControlPlaneError::Gone) {
             return EvictionOutcome::Gone;
         }
         // Writing the condition may have taken long.
-        if self.open().is_err() {
+        if self.acting_epoch().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
         if !is_due() {
@@ -43,7 +43,7 @@ impl ApiControlPlane {
         }
         let outcome = match self.post_eviction_or_delete(key, uid, is_due).await {
             Ok(()) => EvictionOutcome::Evicted,
-            Err(failure) => self.not_evicted(key, uid, failure).await,
+            Err(failure) => self.outcome_of_failure(key, uid, failure).await,
         };
         match outcome {
             EvictionOutcome::Evicted => {
@@ -52,24 +52,26 @@ impl ApiControlPlane {
                     .evictions
                     .with_label_values(&[why.code()])
                     .inc();
-                self.record_event(evicted(key, uid, why));
+                self.record_event(evicted_event(key, uid, why));
             }
             EvictionOutcome::Refused { .. } => {
                 // If this fails, the planner does it, as long as the pod shows that it is evicted.
-                let _ = self.mark(key, uid, EvictionCondition::Cancelled).await;
+                let _ = self
+                    .write_eviction_condition(key, uid, EvictionCondition::Cancelled)
+                    .await;
             }
             _ => {}
         }
         outcome
     }
 
-    async fn mark(
+    async fn write_eviction_condition(
         &self,
         key: &PodKey,
         uid: &PodUid,
-        mark: EvictionCondition,
+        condition: EvictionCondition,
     ) -> Result<(), ControlPlaneError> {
-        self.write_status(key, uid, &StatusChange::eviction(mark))
+        self.write_status(key, uid, &StatusChange::eviction(condition))
             .await
     }
 
@@ -82,12 +84,12 @@ impl ApiControlPlane {
         is_due: &IsDue<'_>,
     ) -> Result<(), ApiFailure> {
         let refused = match self.post_eviction(key, uid).await {
-            Err(failure) if failure.is_of_budgets() => failure,
+            Err(failure) if failure.is_refused_by_budgets() => failure,
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
-        let waits = self.service.cluster().ledger().waits_for_budgets(uid);
-        if waits || self.open().is_err() || !is_due() {
+        let waits_for_budgets = self.service.cluster().ledger().honors_budgets(uid);
+        if waits_for_budgets || self.acting_epoch().is_err() || !is_due() {
             Err(refused)
         } else {
             self.delete(key, uid).await
@@ -97,10 +99,10 @@ impl ApiControlPlane {
     /// A victim's grace period in seconds; Kubernetes' default if the ledger does not have the pod, whose own may be 0, which frees its
     /// name and not its GPUs. For a pod that is being deleted already, the API server applies it if it is shorter than what remains
     /// of the pod's own, and checks no disruption budget.
-    fn grace(&self, uid: &PodUid) -> u32 {
+    fn grace_period_seconds(&self, uid: &PodUid) -> u32 {
         let cluster = self.service.cluster();
-        let known = cluster.ledger().pod_state(uid);
-        let grace = known.map_or(Millis::seconds(30), |pod_state| {
+        let victim = cluster.ledger().pod_state(uid);
+        let grace = victim.map_or(Millis::seconds(30), |pod_state| {
             cluster.ledger().eviction_grace(pod_state)
         });
         (grace.0 / 1000) as u32
@@ -112,7 +114,7 @@ impl ApiControlPlane {
             resource_version: None,
         };
         let mut params = DeleteParams::default().preconditions(preconditions);
-        params.grace_period_seconds = Some(self.grace(uid));
+        params.grace_period_seconds = Some(self.grace_period_seconds(uid));
         let pods = self.pods(key);
         within(self.times.client, pods.delete(&key.name, &params))
             .await
@@ -132,17 +134,17 @@ impl ApiControlPlane {
             },
             delete_options: Some(DeleteOptions {
                 preconditions: Some(preconditions),
-                grace_period_seconds: Some(self.grace(uid).into()),
+                grace_period_seconds: Some(self.grace_period_seconds(uid).into()),
                 ..DeleteOptions::default()
             }),
         };
-        let (pods, params) = (self.pods(key), post());
+        let (pods, params) = (self.pods(key), post_params());
         let write =
             pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
         within(self.times.client, write).await.map(drop)
     }
 
-    async fn not_evicted(
+    async fn outcome_of_failure(
         &self,
         key: &PodKey,
         uid: &PodUid,
@@ -151,7 +153,7 @@ impl ApiControlPlane {
         let ApiFailure { why, message } = failure;
         match why {
             FailureCause::Gone => EvictionOutcome::Gone,
-            FailureCause::TooMany { after } | FailureCause::Budget { after } => {
+            FailureCause::TooManyRequests { after } | FailureCause::Budget { after } => {
                 EvictionOutcome::TryLater { after }
             }
             FailureCause::Refused | FailureCause::SeveralBudgets => {
@@ -159,7 +161,7 @@ impl ApiControlPlane {
             }
             FailureCause::Unknown => EvictionOutcome::Unknown { message },
             // Another UID, or too many writes of the pod at the same time.
-            FailureCause::Conflict => match self.is_still(key, uid).await {
+            FailureCause::Conflict => match self.is_same_pod(key, uid).await {
                 Ok(true) => EvictionOutcome::TryLater { after: None },
                 Ok(false) | Err(ControlPlaneError::Gone) => EvictionOutcome::Gone,
                 Err(error) => EvictionOutcome::Unknown {
@@ -170,8 +172,8 @@ impl ApiControlPlane {
     }
 }
 
-fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
-    let (kind, text) = (PodEventReason::Evicted, why.told_to(key));
+fn evicted_event(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
+    let (kind, text) = (PodEventReason::Evicted, why.text_for(key));
     PodEvent {
         key: key.clone(),
         uid: uid.clone(),

@@ -21,7 +21,7 @@ pub(crate) enum FailureCause {
     /// 409: a conflicting write; for requests with a UID as precondition also another UID.
     Conflict,
     /// 429, and how long to wait, if the answer says so.
-    TooMany { after: Option<Duration> },
+    TooManyRequests { after: Option<Duration> },
     /// 429 to an eviction that a disruption budget refuses, and how long to wait, if the answer says so.
     Budget { after: Option<Duration> },
     /// An eviction of a pod that several disruption budgets cover: the API server refuses it, whatever they allow, with a 500.
@@ -34,7 +34,7 @@ pub(crate) enum FailureCause {
 
 impl ApiFailure {
     /// Whether disruption budgets refused an eviction.
-    pub(crate) fn is_of_budgets(&self) -> bool {
+    pub(crate) fn is_refused_by_budgets(&self) -> bool {
         matches!(
             self.why,
             FailureCause::Budget { .. } | FailureCause::SeveralBudgets
@@ -57,7 +57,7 @@ impl From<ApiRequestError> for ApiFailure {
 impl From<kube::Error> for ApiFailure {
     fn from(error: kube::Error) -> Self {
         Self {
-            why: why(&error),
+            why: failure_cause(&error),
             message: error.to_string(),
         }
     }
@@ -71,7 +71,7 @@ const SEVERAL_BUDGETS: &str = "more than one PodDisruptionBudget";
 const BUDGET_CAUSE: &str = "DisruptionBudget";
 
 /// Cause of an error. After an answer that leaves open whether it was written, the object has to be read.
-fn why(error: &kube::Error) -> FailureCause {
+fn failure_cause(error: &kube::Error) -> FailureCause {
     match error {
         kube::Error::Api(status) => match status.code {
             404 => FailureCause::Gone,
@@ -82,16 +82,16 @@ fn why(error: &kube::Error) -> FailureCause {
                     .as_ref()
                     .map_or(0, |details| details.retry_after_seconds);
                 let after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
-                let is_of_budget = causes(status).any(|cause| cause.reason == BUDGET_CAUSE);
-                if is_of_budget {
+                let is_refused_by_budget = causes(status).any(|cause| cause.reason == BUDGET_CAUSE);
+                if is_refused_by_budget {
                     FailureCause::Budget { after }
                 } else {
-                    FailureCause::TooMany { after }
+                    FailureCause::TooManyRequests { after }
                 }
             }
             // An overloaded server or a proxy in front of it answers this, whatever happened to the request.
             408 => FailureCause::Unknown,
-            422 if is_about_uid(status) => FailureCause::Gone,
+            422 if is_uid_mismatch(status) => FailureCause::Gone,
             400..500 => FailureCause::Refused,
             500 if status.message.contains(SEVERAL_BUDGETS) => FailureCause::SeveralBudgets,
             _ => FailureCause::Unknown,
@@ -103,7 +103,7 @@ fn why(error: &kube::Error) -> FailureCause {
 }
 
 /// A patch cannot change a UID, so it is refused if it names another UID than the pod has.
-fn is_about_uid(status: &Status) -> bool {
+fn is_uid_mismatch(status: &Status) -> bool {
     causes(status).any(|cause| cause.field == "metadata.uid")
 }
 
@@ -119,9 +119,9 @@ impl From<ApiFailure> for BindOutcome {
                 Self::Refused { message }
             }
             // A proxy may answer this after it has passed the request on, and a Binding must not be repeated without a read.
-            FailureCause::TooMany { .. } | FailureCause::Budget { .. } | FailureCause::Unknown => {
-                Self::Unknown { message }
-            }
+            FailureCause::TooManyRequests { .. }
+            | FailureCause::Budget { .. }
+            | FailureCause::Unknown => Self::Unknown { message },
         }
     }
 }
@@ -132,7 +132,7 @@ impl From<ApiFailure> for ControlPlaneError {
             FailureCause::Gone => Self::Gone,
             FailureCause::Refused | FailureCause::SeveralBudgets => Self::Refused(message),
             FailureCause::Conflict
-            | FailureCause::TooMany { .. }
+            | FailureCause::TooManyRequests { .. }
             | FailureCause::Budget { .. }
             | FailureCause::Unknown => Self::Unknown(message),
         }
@@ -157,11 +157,11 @@ mod tests {
         };
         let (several, other) = (failed(said), failed("etcdserver: request timed out"));
         assert_eq!(
-            (several.why, several.is_of_budgets()),
+            (several.why, several.is_refused_by_budgets()),
             (FailureCause::SeveralBudgets, true)
         );
         assert_eq!(
-            (other.why, other.is_of_budgets()),
+            (other.why, other.is_refused_by_budgets()),
             (FailureCause::Unknown, false)
         );
     }
@@ -175,16 +175,19 @@ mod tests {
         };
         let of_a_budget =
             [serde_json::json!({ "reason": "DisruptionBudget", "message": "none left" })];
-        assert!(refused(serde_json::json!({ "causes": of_a_budget })).is_of_budgets());
+        assert!(refused(serde_json::json!({ "causes": of_a_budget })).is_refused_by_budgets());
         // API Priority and Fairness, and an admission webhook that moves the pod instead.
         let of_a_webhook = [serde_json::json!({ "reason": "Migrating", "message": "it is moved" })];
         for details in [
             serde_json::json!({ "retryAfterSeconds": 1 }),
             serde_json::json!({ "causes": of_a_webhook }),
         ] {
-            assert!(!refused(details.clone()).is_of_budgets(), "{details}");
+            assert!(
+                !refused(details.clone()).is_refused_by_budgets(),
+                "{details}"
+            );
         }
-        assert!(!answered(429).is_of_budgets());
+        assert!(!answered(429).is_refused_by_budgets());
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_gone_is_no_failure_to_be_repeated() {
+    fn a_missing_pod_is_reported_as_gone_and_not_retried() {
         assert_eq!(
             ControlPlaneError::from(answered(404)),
             ControlPlaneError::Gone
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_that_would_change_the_uid_met_another_pod() {
+    fn a_patch_refused_for_its_uid_means_that_the_pod_is_gone() {
         let refused = |field: &str| {
             let mut status = Status::failure("no", "Invalid").with_code(422);
             status.details = Some(
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_names_a_time_to_wait_is_believed() {
+    fn retry_after_is_taken_from_the_answer() {
         let told = |seconds: u32| {
             let mut status = kube::core::Status::failure("no", "TooManyRequests").with_code(429);
             status.details =
@@ -254,11 +257,14 @@ mod tests {
         };
         assert_eq!(
             told(10),
-            FailureCause::TooMany {
+            FailureCause::TooManyRequests {
                 after: Some(Duration::from_secs(10))
             }
         );
-        assert_eq!(told(0), FailureCause::TooMany { after: None });
-        assert_eq!(answered(429).why, FailureCause::TooMany { after: None });
+        assert_eq!(told(0), FailureCause::TooManyRequests { after: None });
+        assert_eq!(
+            answered(429).why,
+            FailureCause::TooManyRequests { after: None }
+        );
     }
 }

@@ -9,7 +9,7 @@ mod failure;
 mod status;
 
 use super::events::EventRecorder;
-use crate::service::Service;
+use crate::service::ServerState;
 use failure::{ApiFailure, FailureCause};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsDue, WriteTimes};
 use stowage_scheduling::control_loop::{
-    ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
+    ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, PodEventReason,
     StatusChange,
 };
 use stowage_scheduling::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
@@ -32,8 +32,8 @@ const FIELD_MANAGER: &str = "stowage";
 
 pub struct ApiControlPlane {
     client: Client,
-    service: Arc<Service>,
-    notices: EventRecorder,
+    service: Arc<ServerState>,
+    event_recorder: EventRecorder,
     /// The vendor and class before the `=` of a CDI name, such as `nvidia.com/gpu`.
     cdi_kind: String,
     times: WriteTimes,
@@ -42,15 +42,15 @@ pub struct ApiControlPlane {
 impl ApiControlPlane {
     pub fn new(
         client: Client,
-        service: Arc<Service>,
-        notices: EventRecorder,
+        service: Arc<ServerState>,
+        event_recorder: EventRecorder,
         cdi_kind: String,
         times: WriteTimes,
     ) -> Self {
         Self {
             client,
             service,
-            notices,
+            event_recorder,
             cdi_kind,
             times,
         }
@@ -61,7 +61,7 @@ impl ApiControlPlane {
     }
 
     async fn post_binding(&self, order: &BindOrder) -> BindOutcome {
-        let epoch = match self.open() {
+        let epoch = match self.acting_epoch() {
             Ok(epoch) => epoch,
             Err(reason) => {
                 return BindOutcome::Refused {
@@ -85,7 +85,7 @@ impl ApiControlPlane {
         } = order;
         let cdi_kind = (!legacy_runtime).then_some(&*self.cdi_kind);
         let binding = objects::binding(key, uid, demand, placement, cdi_kind, &epoch);
-        let (pods, params) = (self.pods(key), post());
+        let (pods, params) = (self.pods(key), post_params());
         let write =
             pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
         match within(self.times.client, write).await {
@@ -111,10 +111,10 @@ impl ApiControlPlane {
         }
     }
 
-    async fn get_pod(&self, key: &PodKey) -> Result<Option<PodOnRecord>, ControlPlaneError> {
+    async fn get_pod(&self, key: &PodKey) -> Result<Option<FreshPod>, ControlPlaneError> {
         let pods = self.pods(key);
         let pod = within(self.times.client, pods.get_opt(&key.name)).await?;
-        pod.map(|pod| on_record(&pod)).transpose()
+        pod.map(|pod| pod_on_record(&pod)).transpose()
     }
 
     async fn patch_status(
@@ -124,7 +124,7 @@ impl ApiControlPlane {
         change: &StatusChange,
     ) -> Result<(), ControlPlaneError> {
         let epoch = self
-            .open()
+            .acting_epoch()
             .map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
         let (clock, now) = (&self.service.clock, self.service.clock.wall());
         let patch = status::status_patch(key, uid, change, &epoch, clock, now);
@@ -158,7 +158,7 @@ impl ApiControlPlane {
             Err(ApiFailure {
                 why: FailureCause::Conflict,
                 ..
-            }) if self.is_still(key, uid).await? => self
+            }) if self.is_same_pod(key, uid).await? => self
                 .patch_once(key, subresource, patch)
                 .await
                 .map_err(ControlPlaneError::from),
@@ -176,7 +176,7 @@ impl ApiControlPlane {
         subresource: Subresource,
         patch: &Value,
     ) -> Result<(), ApiFailure> {
-        if let Err(reason) = self.open() {
+        if let Err(reason) = self.acting_epoch() {
             return Err(ApiFailure {
                 why: FailureCause::Refused,
                 message: reason.into(),
@@ -203,12 +203,12 @@ impl ApiControlPlane {
     }
 
     /// Whether the pod exists and has this UID.
-    async fn is_still(&self, key: &PodKey, uid: &PodUid) -> Result<bool, ControlPlaneError> {
+    async fn is_same_pod(&self, key: &PodKey, uid: &PodUid) -> Result<bool, ControlPlaneError> {
         Ok(self.get_pod(key).await?.is_some_and(|pod| pod.uid == *uid))
     }
 
     /// The epoch of a write that begins now, or why none may begin: the Lease may have ended since the decision.
-    fn open(&self) -> Result<LeaderEpoch, &'static str> {
+    fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
         self.service.leadership.acting_epoch()
     }
 
@@ -238,8 +238,8 @@ enum Subresource {
 }
 
 impl ControlPlane for ApiControlPlane {
-    fn latest_landing(&self) -> Duration {
-        self.times.latest_landing()
+    fn max_commit_delay(&self) -> Duration {
+        self.times.max_commit_delay()
     }
 
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
@@ -253,7 +253,7 @@ impl ControlPlane for ApiControlPlane {
     fn read_pod<'a>(
         &'a self,
         key: &'a PodKey,
-    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+    ) -> BoxFuture<'a, Result<Option<FreshPod>, ControlPlaneError>> {
         Box::pin(self.get_pod(key))
     }
 
@@ -300,7 +300,7 @@ impl ControlPlane for ApiControlPlane {
     }
 
     fn record_event(&self, event: PodEvent) {
-        self.notices.record_event(event);
+        self.event_recorder.record_event(event);
     }
 }
 
@@ -313,14 +313,14 @@ async fn within<T>(
         .map_err(ApiFailure::from)
 }
 
-fn post() -> PostParams {
+fn post_params() -> PostParams {
     PostParams {
         field_manager: Some(FIELD_MANAGER.into()),
         ..PostParams::default()
     }
 }
 
-fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
+fn pod_on_record(pod: &Pod) -> Result<FreshPod, ControlPlaneError> {
     let unreadable = |error: &dyn std::error::Error| ControlPlaneError::Unknown(error.to_string());
     let (uid, _) = objects::identity(pod).map_err(|error| unreadable(&error))?;
     let node = pod
@@ -333,7 +333,7 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
         .transpose()
         .map_err(|error| unreadable(&error))?;
     let (devices, borrows) = (objects::recorded_devices(pod), objects::borrows(pod));
-    Ok(PodOnRecord {
+    Ok(FreshPod {
         uid,
         node,
         devices,
@@ -347,10 +347,11 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
 /// kube-scheduler's condition, while it says that the pod is not scheduled.
 fn refusal(pod: &Pod) -> Option<Arc<str>> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let says = conditions
+    let pod_scheduled = conditions
         .iter()
         .find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
-    says.message
+    pod_scheduled
+        .message
         .as_deref()
         .filter(|message| !message.is_empty())
         .map(Arc::from)

@@ -26,12 +26,12 @@ pub(crate) fn status_patch(
     let StatusChange {
         reservation,
         nomination,
-        touch,
+        requeue: touch,
         plan,
         eviction,
         wake,
     } = change;
-    let shown = [
+    let changed = [
         reservation
             .as_ref()
             .map(|reservation| reserved_condition(reservation, epoch, clock, now)),
@@ -44,7 +44,7 @@ pub(crate) fn status_patch(
             .map(|mark| objects::disruption_target_condition(mark, pod)),
         touch.map(|_| objects::requeued_condition(now)),
     ];
-    let conditions: Vec<PodCondition> = shown.into_iter().flatten().collect();
+    let conditions: Vec<PodCondition> = changed.into_iter().flatten().collect();
     let mut status = json!({});
     if !conditions.is_empty() {
         status["conditions"] = json!(conditions);
@@ -59,7 +59,7 @@ pub(crate) fn status_patch(
 }
 
 pub(crate) fn scheduling_gate_patch(uid: &PodUid) -> Value {
-    json!({ "metadata": { "uid": uid }, "spec": objects::without_our_gate() })
+    json!({ "metadata": { "uid": uid }, "spec": objects::planner_gate_removal() })
 }
 
 fn reserved_condition(
@@ -86,14 +86,14 @@ fn reserved_condition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::Service;
+    use crate::service::ServerState;
     use stowage_scheduling::control_loop::{EvictionCondition, EvictionReason, PlanState};
     use stowage_scheduling::ids::NodeName;
     use stowage_scheduling::policy::Policy;
     use stowage_scheduling::vocabulary::placement::Reservation;
 
     fn patch(change: &StatusChange) -> Value {
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let (pod, uid) = (
             PodKey::parse("team-a", "pod").unwrap(),
             PodUid::parse("uid-1").unwrap(),
@@ -120,7 +120,7 @@ mod tests {
                 by: PodKey::parse("team-a", "llama").unwrap(),
             })),
             ..StatusChange::nominate(node())
-                .and_touch()
+                .and_requeue()
                 .and_plan(PlanState::Nominated { node: node() })
         };
         let patch = patch(&change);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn b5_a_reservation_names_the_leader_that_made_it() {
+    fn a_reservation_names_the_leader_that_made_it() {
         let reservation = Reservation {
             node: node(),
             devices: [].into(),
@@ -169,7 +169,7 @@ mod tests {
             json!({ "nominatedNodeName": null })
         );
         assert_eq!(
-            patch(&StatusChange::touch())["status"].get("nominatedNodeName"),
+            patch(&StatusChange::requeue())["status"].get("nominatedNodeName"),
             None
         );
         assert_eq!(patch(&StatusChange::default())["status"], json!({}));

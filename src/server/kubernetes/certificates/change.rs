@@ -1,23 +1,23 @@
 //! Makes the changes that [`super::plan`] decides on. Pure but for the keys that are drawn.
 
 use super::CertificateSettings;
-use super::issue::{IssueError, new_ca, new_serving};
+use super::issue::{IssueError, new_ca, new_serving_certificate};
 use super::keys::{Ca, CaCertificate};
 use super::plan::SecretChange;
-use super::stored::{Managed, SecretState};
+use super::stored::{ManagedSecret, SecretContents};
 use jiff::Timestamp;
 
 /// The Secret's new content.
-pub fn changed(
-    secret: &SecretState,
+pub fn apply_change(
+    secret: &SecretContents,
     published: &[CaCertificate],
     change: SecretChange,
     now: Timestamp,
     settings: &CertificateSettings,
-) -> Result<Managed, IssueError> {
+) -> Result<ManagedSecret, IssueError> {
     let mut managed = match secret {
-        SecretState::Managed(managed) => Managed::clone(managed),
-        SecretState::Empty | SecretState::Foreign(_) => Managed::nothing(),
+        SecretContents::Managed(managed) => ManagedSecret::clone(managed),
+        SecretContents::Empty | SecretContents::Foreign(_) => ManagedSecret::empty(),
     };
     managed.problems.clear();
     match change {
@@ -41,7 +41,12 @@ pub fn changed(
         }
         SecretChange::Issue => {
             let ca = managed.signing.as_ref().ok_or(IssueError::NoKey)?;
-            managed.serving = Ok(new_serving(ca, &settings.names, now, settings.lifetime)?);
+            managed.serving = Ok(new_serving_certificate(
+                ca,
+                &settings.dns_names,
+                now,
+                settings.lifetime,
+            )?);
         }
         SecretChange::DropPrevious => {
             managed.previous.clear();
@@ -51,8 +56,8 @@ pub fn changed(
     Ok(managed)
 }
 
-impl Managed {
-    fn nothing() -> Self {
+impl ManagedSecret {
+    fn empty() -> Self {
         Self {
             signing: None,
             next: None,
@@ -70,7 +75,12 @@ impl Managed {
         now: Timestamp,
         settings: &CertificateSettings,
     ) -> Result<(), IssueError> {
-        self.serving = Ok(new_serving(&ca, &settings.names, now, settings.lifetime)?);
+        self.serving = Ok(new_serving_certificate(
+            &ca,
+            &settings.dns_names,
+            now,
+            settings.lifetime,
+        )?);
         self.signing = Some(ca);
         Ok(())
     }

@@ -26,13 +26,13 @@ pub(crate) enum IssueError {
 pub(crate) fn new_ca(now: Timestamp, lifetime: Duration) -> Result<Ca, IssueError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = ca_params(&key);
-    set_validity(&mut params, end(now, lifetime));
+    set_validity(&mut params, validity_end(now, lifetime));
     let certificate = params.self_signed(&key)?.pem();
     Ca::read(certificate.as_bytes(), key.serialize_pem().as_bytes()).map_err(IssueError::Read)
 }
 
 /// Makes a serving certificate that is valid for `lifetime` from now, but no longer than its CA.
-pub(crate) fn new_serving(
+pub(crate) fn new_serving_certificate(
     ca: &Ca,
     names: &[String],
     now: Timestamp,
@@ -42,24 +42,31 @@ pub(crate) fn new_serving(
     let issuer = Issuer::new(ca_params(&ca_key), ca_key);
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = CertificateParams::new(names)?;
-    params.distinguished_name = named("stowage-agents");
+    params.distinguished_name = common_name("stowage-agents");
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
-    set_validity(&mut params, serving_end(&ca.certificate, now, lifetime));
+    set_validity(
+        &mut params,
+        serving_validity_end(&ca.certificate, now, lifetime),
+    );
     let certificate = params.signed_by(&key, &issuer)?.pem();
     ServingCertificate::read(certificate.as_bytes(), key.serialize_pem().as_bytes())
         .map_err(IssueError::Read)
 }
 
 /// When a serving certificate that is made now ends.
-pub(crate) fn serving_end(ca: &CaCertificate, now: Timestamp, lifetime: Duration) -> Timestamp {
-    end(now, lifetime).min(ca.not_after)
+pub(crate) fn serving_validity_end(
+    ca: &CaCertificate,
+    now: Timestamp,
+    lifetime: Duration,
+) -> Timestamp {
+    validity_end(now, lifetime).min(ca.not_after)
 }
 
 fn ca_params(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
-    params.distinguished_name = named(&subject(key));
+    params.distinguished_name = common_name(&subject(key));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params
@@ -81,7 +88,7 @@ pub(crate) fn subject_of(key: &PrivateKey) -> Option<String> {
     KeyPair::from_pem(&key.0).ok().map(|key| subject(&key))
 }
 
-fn named(name: &str) -> DistinguishedName {
+fn common_name(name: &str) -> DistinguishedName {
     let mut names = DistinguishedName::new();
     names.push(DnType::CommonName, name);
     names
@@ -96,7 +103,7 @@ fn set_validity(params: &mut CertificateParams, end: Timestamp) {
 }
 
 /// End of a validity of `lifetime` from now, in whole seconds as in a certificate.
-fn end(now: Timestamp, lifetime: Duration) -> Timestamp {
+fn validity_end(now: Timestamp, lifetime: Duration) -> Timestamp {
     let lifetime = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::MAX);
     // The latest year that a certificate can name is 9999, as a Timestamp's.
     let end = now.saturating_add(lifetime).unwrap_or(Timestamp::MAX);

@@ -88,7 +88,7 @@ impl Ca {
         };
         let key = private_key(key)
             .ok()
-            .filter(|key| belongs(&certificate.der, key) && signs_as(&certificate, key));
+            .filter(|key| key_matches(&certificate.der, key) && subject_matches(&certificate, key));
         Ok(Self { certificate, key })
     }
 
@@ -99,7 +99,7 @@ impl Ca {
 
 /// A certificate that Stowage makes has a subject that is made from its key (`issue`); what another CA's key
 /// signs would name the wrong issuer.
-fn signs_as(certificate: &CaCertificate, key: &PrivateKey) -> bool {
+fn subject_matches(certificate: &CaCertificate, key: &PrivateKey) -> bool {
     let subject = super::issue::subject_of(key).unwrap_or_default();
     !subject.is_empty()
         && certificate
@@ -117,7 +117,7 @@ impl ServingCertificate {
         let not_after =
             not_after(first).map_err(|error| format!("tls.crt cannot be read: {error}"))?;
         let key = private_key(key).map_err(|error| format!("tls.key cannot be read: {error}"))?;
-        if !belongs(first, &key) {
+        if !key_matches(first, &key) {
             return Err("tls.key does not belong to tls.crt".into());
         }
         let chain = String::from_utf8_lossy(chain).into_owned();
@@ -129,7 +129,7 @@ impl ServingCertificate {
     }
 
     /// Whether a client that trusts these CAs accepts it for every name until it expires.
-    pub fn is_of(&self, cas: &[&CaCertificate], names: &[String]) -> bool {
+    pub fn is_trusted_by(&self, cas: &[&CaCertificate], names: &[String]) -> bool {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(self.chain.as_bytes())
             .filter_map(Result::ok)
             .collect();
@@ -165,7 +165,7 @@ fn private_key(pem: &[u8]) -> Result<PrivateKey, String> {
         .map_err(|error| error.to_string())
 }
 
-fn belongs(certificate: &CertificateDer<'static>, key: &PrivateKey) -> bool {
+fn key_matches(certificate: &CertificateDer<'static>, key: &PrivateKey) -> bool {
     let Ok(key) = PrivateKeyDer::from_pem_slice(key.0.as_bytes()) else {
         return false;
     };

@@ -77,14 +77,14 @@ pub struct CertificateOptions {
     pub config_map: ObjectName,
     pub settings: CertificateSettings,
     /// How often the two objects are read.
-    pub look_every: Duration,
+    pub read_interval: Duration,
 }
 
 /// What certificates are for, and how long they last.
 #[derive(Debug, Clone)]
 pub struct CertificateSettings {
     /// The DNS names of the serving certificate, at least one.
-    pub names: Vec<String>,
+    pub dns_names: Vec<String>,
     /// Each certificate is renewed after two thirds of its lifetime.
     pub lifetime: Duration,
     pub ca_lifetime: Duration,
@@ -93,11 +93,11 @@ pub struct CertificateSettings {
 }
 
 /// How often the Secret and the ConfigMap are read; a new certificate takes effect within this time, as one in files does.
-pub const LOOK_EVERY: Duration = Duration::from_secs(5);
-pub const LIFETIME: &str = "90d";
-pub const CA_LIFETIME: &str = "365d";
+pub const CERTIFICATE_READ_INTERVAL: Duration = Duration::from_secs(5);
+pub const DEFAULT_LIFETIME: &str = "90d";
+pub const DEFAULT_CA_LIFETIME: &str = "365d";
 /// Two sync periods of a kubelet, each with the time that its cache may lag behind, and a minute for what else takes time.
-pub const PUBLICATION_DELAY: &str = "5m";
+pub const DEFAULT_PUBLICATION_DELAY: &str = "5m";
 
 /// The names by which a Service is reached, and the loopback's.
 pub fn service_names(service: &str, namespace: &str) -> Vec<String> {

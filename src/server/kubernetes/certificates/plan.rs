@@ -3,16 +3,16 @@
 //! Pure: no clock, no network, no randomness. The step is made by [`super::change`].
 
 use super::CertificateSettings;
-use super::issue::serving_end;
+use super::issue::serving_validity_end;
 use super::keys::{Ca, CaCertificate, ServingCertificate};
-use super::stored::{Managed, SecretState};
+use super::stored::{ManagedSecret, SecretContents};
 use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
 
 /// Inputs of a step: one read of the Secret and the ConfigMap, leadership and time.
 #[derive(Debug, Clone)]
-pub struct Look<'a> {
-    pub secret: &'a SecretState,
+pub struct CertificateInputs<'a> {
+    pub secret: &'a SecretContents,
     /// The published CAs; `None` if there is no ConfigMap.
     pub published: Option<&'a [CaCertificate]>,
     pub is_leading: bool,
@@ -50,36 +50,40 @@ pub(crate) enum SecretChange {
 
 /// What is due now. Any replica fills a Secret and publishes what no agent has yet, because none is ready without; all else is
 /// the leader's.
-pub fn step(look: &Look<'_>, settings: &CertificateSettings) -> Step {
-    match look.secret {
-        SecretState::Foreign(_) => Step::Nothing,
+pub fn step(inputs: &CertificateInputs<'_>, settings: &CertificateSettings) -> Step {
+    match inputs.secret {
+        SecretContents::Foreign(_) => Step::Nothing,
         // Agents that trust another CA must get the new one first.
-        SecretState::Empty => match look.published {
+        SecretContents::Empty => match inputs.published {
             None => Step::Nothing,
             Some([]) => Step::WriteSecret(SecretChange::Fill),
             Some(_) => Step::WriteSecret(SecretChange::AddNextCa),
         },
-        SecretState::Managed(managed) => step_of(managed, look, settings),
+        SecretContents::Managed(managed) => step_for_managed(managed, inputs, settings),
     }
 }
 
-fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -> Step {
-    let only_leading = |change| {
-        if look.is_leading {
+fn step_for_managed(
+    managed: &ManagedSecret,
+    inputs: &CertificateInputs<'_>,
+    settings: &CertificateSettings,
+) -> Step {
+    let if_leading = |change| {
+        if inputs.is_leading {
             Step::WriteSecret(change)
         } else {
             Step::Nothing
         }
     };
-    if needs_serving(managed, look.now, settings) {
-        return only_leading(SecretChange::Issue);
+    if needs_serving_certificate(managed, inputs.now, settings) {
+        return if_leading(SecretChange::Issue);
     }
-    let Some(published) = look.published else {
+    let Some(published) = inputs.published else {
         return Step::Nothing;
     };
     let is_published = |ca: &CaCertificate| published.iter().any(|one| one.der == ca.der);
     if managed.signing.is_none() && managed.next.is_none() {
-        return only_leading(SecretChange::AddNextCa);
+        return if_leading(SecretChange::AddNextCa);
     }
     let trusted = managed.bundle();
     if trusted.len() != published.len() || !trusted.iter().all(|ca| is_published(ca)) {
@@ -88,33 +92,33 @@ fn step_of(managed: &Managed, look: &Look<'_>, settings: &CertificateSettings) -
             .as_ref()
             .is_some_and(|ca| !is_published(&ca.certificate));
         if lacks_next && managed.published_for.is_some() {
-            return only_leading(SecretChange::ForgetPublication);
+            return if_leading(SecretChange::ForgetPublication);
         }
         let lacks_signing = managed
             .signing
             .as_ref()
             .is_some_and(|ca| !is_published(&ca.certificate));
-        return if look.is_leading || lacks_signing {
+        return if inputs.is_leading || lacks_signing {
             Step::Publish
         } else {
             Step::Nothing
         };
     }
-    match step_of_cas(managed, look, settings) {
-        Some(change) => only_leading(change),
+    match ca_change(managed, inputs, settings) {
+        Some(change) => if_leading(change),
         None => Step::Nothing,
     }
 }
 
 /// The change that is due to the CAs when every trusted CA is published.
-fn step_of_cas(
-    managed: &Managed,
-    look: &Look<'_>,
+fn ca_change(
+    managed: &ManagedSecret,
+    inputs: &CertificateInputs<'_>,
     settings: &CertificateSettings,
 ) -> Option<SecretChange> {
     let delay = settings.publication_delay;
     let is_good = |ca: &Ca| {
-        ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, look.now)
+        ca.can_sign() && !is_due(ca.certificate.not_after, settings.ca_lifetime, inputs.now)
     };
     match &managed.next {
         Some(next) if !is_good(next) => return Some(SecretChange::AddNextCa),
@@ -122,12 +126,12 @@ fn step_of_cas(
             let Some(counted) = managed.published_for else {
                 return Some(SecretChange::CountPublication(Duration::ZERO));
             };
-            let published_for = counted.saturating_add(look.unchanged_for);
+            let published_for = counted.saturating_add(inputs.unchanged_for);
             if published_for >= delay {
                 return Some(SecretChange::Promote);
             }
             // A restart loses what is not counted yet.
-            if look.unchanged_for >= delay / 4 {
+            if inputs.unchanged_for >= delay / 4 {
                 return Some(SecretChange::CountPublication(published_for));
             }
         }
@@ -136,27 +140,31 @@ fn step_of_cas(
         }
         None => {}
     }
-    let ended = |until: Timestamp| until <= look.now;
-    let all_ended = managed.previous.iter().all(|ca| ended(ca.not_after))
-        || managed.previous_until.is_some_and(ended);
+    let has_ended = |until: Timestamp| until <= inputs.now;
+    let have_all_ended = managed.previous.iter().all(|ca| has_ended(ca.not_after))
+        || managed.previous_until.is_some_and(has_ended);
     // By the other clock as well: where the wall clock has jumped, every replica has read the new certificate by then.
-    (!managed.previous.is_empty() && all_ended && look.unchanged_for >= delay)
+    (!managed.previous.is_empty() && have_all_ended && inputs.unchanged_for >= delay)
         .then_some(SecretChange::DropPrevious)
 }
 
 /// Whether the signing CA is to sign another certificate now.
-fn needs_serving(managed: &Managed, now: Timestamp, settings: &CertificateSettings) -> bool {
+fn needs_serving_certificate(
+    managed: &ManagedSecret,
+    now: Timestamp,
+    settings: &CertificateSettings,
+) -> bool {
     let Some(ca) = managed.signing.as_ref().filter(|ca| ca.can_sign()) else {
         return false;
     };
-    let end = serving_end(&ca.certificate, now, settings.lifetime);
+    let end = serving_validity_end(&ca.certificate, now, settings.lifetime);
     // A certificate of a CA that has expired helps nobody: the next CA is on its way.
     if end <= now {
         return false;
     }
     match &managed.serving {
         Err(_) => true,
-        Ok(serving) if !serving.is_of(&[&ca.certificate], &settings.names) => true,
+        Ok(serving) if !serving.is_trusted_by(&[&ca.certificate], &settings.dns_names) => true,
         Ok(serving) => {
             is_due(serving.not_after, settings.lifetime, now) && serving.not_after != end
         }
@@ -171,16 +179,16 @@ fn is_due(not_after: Timestamp, lifetime: Duration, now: Timestamp) -> bool {
 }
 
 /// The certificate to serve; an error if there is one that cannot be used. `None` while there is none yet.
-pub fn serving<'a>(
-    secret: &'a SecretState,
+pub fn servable_certificate<'a>(
+    secret: &'a SecretContents,
     published: Option<&[CaCertificate]>,
     names: &[String],
 ) -> Result<Option<&'a ServingCertificate>, String> {
     match secret {
-        SecretState::Empty => Ok(None),
-        SecretState::Foreign(serving) => serving.as_ref().map(Some).map_err(Clone::clone),
-        SecretState::Managed(managed) => match &managed.serving {
-            Err(_) if managed.is_waiting() => Ok(None),
+        SecretContents::Empty => Ok(None),
+        SecretContents::Foreign(serving) => serving.as_ref().map(Some).map_err(Clone::clone),
+        SecretContents::Managed(managed) => match &managed.serving {
+            Err(_) if managed.awaits_first_publication() => Ok(None),
             Err(error) => Err(error.clone()),
             Ok(serving) => {
                 let mut cas = managed.bundle();
@@ -188,7 +196,7 @@ pub fn serving<'a>(
                 // Under any of its names: new ones come with the next certificate.
                 match names
                     .iter()
-                    .any(|name| serving.is_of(&cas, std::slice::from_ref(name)))
+                    .any(|name| serving.is_trusted_by(&cas, std::slice::from_ref(name)))
                 {
                     true => Ok(Some(serving)),
                     false => Err("tls.crt is of no CA that agents are to trust".into()),
@@ -198,9 +206,9 @@ pub fn serving<'a>(
     }
 }
 
-impl Managed {
+impl ManagedSecret {
     /// Whether it has no certificate because its first CA is still being published.
-    fn is_waiting(&self) -> bool {
+    fn awaits_first_publication(&self) -> bool {
         self.signing.is_none() && self.next.is_some()
     }
 }

@@ -2,10 +2,10 @@
 //! processes that end between any two writes, writes that land late or never, clocks that jump, objects that somebody empties.
 //! At every moment every agent accepts what every replica serves.
 
-use super::change::changed;
+use super::change::apply_change;
 use super::keys::{CaCertificate, ServingCertificate};
-use super::plan::{Look, Step, serving, step};
-use super::stored::{SecretState, read_bundle, write_bundle};
+use super::plan::{CertificateInputs, Step, servable_certificate, step};
+use super::stored::{SecretContents, read_bundle, write_bundle};
 use super::{CertificateSettings, service_names};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -96,7 +96,7 @@ impl World {
     fn new() -> Self {
         let minutes = |minutes| Duration::from_millis(minutes * MINUTE);
         let settings = CertificateSettings {
-            names: service_names("stowage-agents", "kube-system"),
+            dns_names: service_names("stowage-agents", "kube-system"),
             lifetime: minutes(40),
             ca_lifetime: minutes(160),
             publication_delay: Duration::from_millis(DELAY),
@@ -168,7 +168,9 @@ impl World {
                 self.secret.metadata.annotations = None;
                 self.secret.metadata.resource_version = self.next_version();
             }
-            Happening::EmptyConfigMap if SecretState::read(&self.secret) != SecretState::Empty => {
+            Happening::EmptyConfigMap
+                if SecretContents::read(&self.secret) != SecretContents::Empty =>
+            {
                 self.config_map.data = None;
                 self.config_map.metadata.resource_version = self.next_version();
             }
@@ -224,10 +226,11 @@ impl World {
         let Some((secret, asked)) = self.replicas[replica].read.take() else {
             return;
         };
-        let (state, published) = (SecretState::read(&secret), read_bundle(&self.config_map));
+        let (state, published) = (SecretContents::read(&secret), read_bundle(&self.config_map));
         let (one, settings) = (&mut self.replicas[replica], &self.settings);
         one.looked = self.now;
-        if let Ok(Some(found)) = serving(&state, Some(&published), &settings.names) {
+        if let Ok(Some(found)) = servable_certificate(&state, Some(&published), &settings.dns_names)
+        {
             one.served = Some(found.clone());
         }
         let versions = [
@@ -244,7 +247,7 @@ impl World {
         let wall = i64::try_from(self.now).unwrap() + one.clock_ahead;
         let now =
             Timestamp::from_second(2_000_000_000).unwrap() + SignedDuration::from_millis(wall);
-        let look = Look {
+        let look = CertificateInputs {
             secret: &state,
             published: Some(&published),
             is_leading: one.is_leading,
@@ -254,11 +257,11 @@ impl World {
         match step(&look, settings) {
             Step::Nothing => {}
             Step::WriteSecret(change) => {
-                let changed = changed(&state, &published, change, now, settings).unwrap();
+                let changed = apply_change(&state, &published, change, now, settings).unwrap();
                 self.under_way.push(Write::Secret(changed.write(secret)));
             }
             Step::Publish => {
-                let SecretState::Managed(managed) = &state else {
+                let SecretContents::Managed(managed) = &state else {
                     panic!("{state:?}")
                 };
                 let changed = write_bundle(self.config_map.clone(), &managed.bundle());
@@ -299,9 +302,9 @@ impl World {
                     .verified
                     .entry((served.chain.clone(), trusted))
                     .or_insert_with(|| {
-                        served.is_of(
+                        served.is_trusted_by(
                             &agent.trusted.iter().collect::<Vec<_>>(),
-                            &self.settings.names,
+                            &self.settings.dns_names,
                         )
                     });
                 assert!(
@@ -331,8 +334,8 @@ impl World {
             self.pass(MINUTE);
             self.under_way.clear();
         }
-        let SecretState::Managed(managed) = SecretState::read(&self.secret) else {
-            panic!("{:?}", SecretState::read(&self.secret));
+        let SecretContents::Managed(managed) = SecretContents::read(&self.secret) else {
+            panic!("{:?}", SecretContents::read(&self.secret));
         };
         assert_eq!(managed.problems, [""; 0]);
         let now = Timestamp::from_second(2_000_000_000 + i64::try_from(self.now / 1000).unwrap())

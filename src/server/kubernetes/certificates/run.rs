@@ -3,33 +3,33 @@
 //! They are read and not watched: two small reads every few seconds, each as the store has it, show the same as a watch, and
 //! are retried by themselves.
 
-use super::change::changed;
+use super::change::apply_change;
 use super::keys::{CaCertificate, ServingCertificate};
-use super::plan::{Look, SecretChange, Step, serving, step};
-use super::stored::{SecretState, read_bundle, write_bundle};
+use super::plan::{CertificateInputs, SecretChange, Step, servable_certificate, step};
+use super::stored::{SecretContents, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
 use crate::kubernetes::request::{ApiRequestError, within};
-use crate::service::{Service, Trouble};
+use crate::service::{FailureStreak, ServerState};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage_scheduling::units::{Moment, are, plural};
+use stowage_scheduling::units::{Moment, is_or_are, plural};
 use tracing::{error, info, warn};
 
 /// A request that takes longer is given up: the next read shows what became of it.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const CERTIFICATE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a write before the objects are read again, because more may be due.
-const AFTER_WRITE: Duration = Duration::from_millis(100);
+const REREAD_DELAY: Duration = Duration::from_millis(100);
 
 /// Puts a certificate into use; an error if it does not work.
-type Serve = Box<dyn FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync>;
+type InstallCertificate = Box<dyn FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync>;
 
 /// Keeps the certificate until it is dropped. `serve` puts one into use; `addresses` are where, for the metrics.
 pub async fn run(
     client: Client,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     options: CertificateOptions,
     addresses: Vec<&'static str>,
     serve: impl FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync + 'static,
@@ -44,17 +44,17 @@ pub async fn run(
             Box::new(serve),
         ),
         service,
-        seen: None,
-        out_of_reach: Trouble::default(),
+        observed_versions: None,
+        out_of_reach: FailureStreak::default(),
         options,
     };
     loop {
-        let pause = match keeper.look().await {
-            Ok(true) => AFTER_WRITE.min(keeper.options.look_every),
-            Ok(false) => keeper.options.look_every,
+        let pause = match keeper.reconcile().await {
+            Ok(true) => REREAD_DELAY.min(keeper.options.read_interval),
+            Ok(false) => keeper.options.read_interval,
             Err(error) => {
-                keeper.complain(&error);
-                keeper.options.look_every
+                keeper.report_unreachable(&error);
+                keeper.options.read_interval
             }
         };
         tokio::time::sleep(pause).await;
@@ -64,11 +64,11 @@ pub async fn run(
 struct CertificateKeeper {
     secrets: Api<Secret>,
     config_maps: Api<ConfigMap>,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     served: ServedCertificate,
     /// The latest resourceVersions of the two objects, and since when they have not changed.
-    seen: Option<(ObjectVersions, Moment)>,
-    out_of_reach: Trouble,
+    observed_versions: Option<(ObjectVersions, Moment)>,
+    out_of_reach: FailureStreak,
     options: CertificateOptions,
 }
 
@@ -76,36 +76,37 @@ type ObjectVersions = [Option<String>; 2];
 
 impl CertificateKeeper {
     /// Reads both objects, serves, and does what is due; `true` if something was, so that more may be.
-    async fn look(&mut self) -> Result<bool, ApiRequestError> {
-        let asked = self.service.now();
+    async fn reconcile(&mut self) -> Result<bool, ApiRequestError> {
+        let read_at = self.service.now();
         let (secret, config_map) = self.read().await?;
         if let Some(lasted) = self.out_of_reach.end(self.service.now()) {
             let seconds = lasted.0 / 1000;
             info!(secret = %self.options.secret, seconds, "the certificate's Secret is within reach again");
         }
         let Some(secret) = secret else {
-            self.served.refuse(&missing("Secret", &self.options.secret));
+            self.served
+                .report_problem(&missing("Secret", &self.options.secret));
             return Ok(false);
         };
-        let state = SecretState::read(&secret);
+        let state = SecretContents::read(&secret);
         let published = config_map.as_ref().map(read_bundle);
         self.served
-            .show(&state, published.as_deref(), &self.options);
-        let look = Look {
+            .update(&state, published.as_deref(), &self.options);
+        let inputs = CertificateInputs {
             secret: &state,
             published: published.as_deref(),
             is_leading: self.service.leadership.is_leading(),
-            now: self.service.clock.to_wall(asked),
-            unchanged_for: self.unchanged_for(asked, &secret, config_map.as_ref()),
+            now: self.service.clock.to_wall(read_at),
+            unchanged_for: self.unchanged_for(read_at, &secret, config_map.as_ref()),
         };
-        match step(&look, &self.options.settings) {
+        match step(&inputs, &self.options.settings) {
             Step::Nothing => Ok(false),
             Step::WriteSecret(change) => {
                 let published = published.unwrap_or_default();
                 self.write_secret(secret, &state, &published, change).await
             }
             Step::Publish => match (config_map, &state) {
-                (Some(config_map), SecretState::Managed(managed)) => {
+                (Some(config_map), SecretContents::Managed(managed)) => {
                     self.publish(config_map, &managed.bundle()).await
                 }
                 _ => Ok(false),
@@ -116,12 +117,12 @@ impl CertificateKeeper {
     async fn read(&self) -> Result<(Option<Secret>, Option<ConfigMap>), ApiRequestError> {
         // The ConfigMap second: what it shows is not older than what the Secret says of it.
         let secret = within(
-            REQUEST_TIMEOUT,
+            CERTIFICATE_REQUEST_TIMEOUT,
             self.secrets.get_opt(&self.options.secret.name),
         )
         .await?;
         let config_map = within(
-            REQUEST_TIMEOUT,
+            CERTIFICATE_REQUEST_TIMEOUT,
             self.config_maps.get_opt(&self.options.config_map.name),
         )
         .await?;
@@ -132,7 +133,7 @@ impl CertificateKeeper {
     /// latest.
     fn unchanged_for(
         &mut self,
-        asked: Moment,
+        read_at: Moment,
         secret: &Secret,
         map: Option<&ConfigMap>,
     ) -> Duration {
@@ -140,12 +141,12 @@ impl CertificateKeeper {
             secret.metadata.resource_version.clone(),
             map.and_then(|map| map.metadata.resource_version.clone()),
         ];
-        match &self.seen {
+        match &self.observed_versions {
             Some((seen, since)) if *seen == versions => {
-                Duration::from_millis(asked.since(*since).0)
+                Duration::from_millis(read_at.since(*since).0)
             }
             _ => {
-                self.seen = Some((versions, self.service.now()));
+                self.observed_versions = Some((versions, self.service.now()));
                 Duration::ZERO
             }
         }
@@ -154,27 +155,27 @@ impl CertificateKeeper {
     async fn write_secret(
         &mut self,
         secret: Secret,
-        state: &SecretState,
+        state: &SecretContents,
         published: &[CaCertificate],
         change: SecretChange,
     ) -> Result<bool, ApiRequestError> {
         let now = self.service.clock.to_wall(self.service.now());
-        let changed = match changed(state, published, change, now, &self.options.settings) {
+        let changed = match apply_change(state, published, change, now, &self.options.settings) {
             Ok(changed) => changed.write(secret),
             Err(error) => {
-                self.served.refuse(&error.to_string());
+                self.served.report_problem(&error.to_string());
                 return Ok(false);
             }
         };
         // With the resourceVersion that was read: of two replicas one is refused.
         let name = &self.options.secret.name;
         let written = within(
-            REQUEST_TIMEOUT,
+            CERTIFICATE_REQUEST_TIMEOUT,
             self.secrets.replace(name, &PostParams::default(), &changed),
         )
         .await;
-        if self.counted(written, "Secret", &self.options.secret)? {
-            self.announce(change);
+        if self.record_write(written, "Secret", &self.options.secret)? {
+            self.log_change(change);
         }
         Ok(true)
     }
@@ -189,32 +190,32 @@ impl CertificateKeeper {
             write_bundle(config_map, bundle),
         );
         let written = within(
-            REQUEST_TIMEOUT,
+            CERTIFICATE_REQUEST_TIMEOUT,
             self.config_maps
                 .replace(name, &PostParams::default(), &changed),
         )
         .await;
-        if self.counted(written, "ConfigMap", &self.options.config_map)? {
+        if self.record_write(written, "ConfigMap", &self.options.config_map)? {
             let count = bundle.len();
-            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(count, "CA"), are(count));
+            info!(config_map = %self.options.config_map, "{} {} published for agents", plural(count, "CA"), is_or_are(count));
         }
         Ok(true)
     }
 
     /// Counts a write's outcome. Returns whether it was written; `false` if another replica has written the object meanwhile.
-    fn counted<T>(
+    fn record_write<T>(
         &self,
         written: Result<T, ApiRequestError>,
         kind: &str,
         name: &ObjectName,
     ) -> Result<bool, ApiRequestError> {
-        let conflicts = |error: &ApiRequestError| {
+        let is_conflict = |error: &ApiRequestError| {
             matches!(error, ApiRequestError::Failed(error)
                 if matches!(&**error, kube::Error::Api(status) if status.code == 409))
         };
         let outcome = match &written {
             Ok(_) => "written",
-            Err(error) if conflicts(error) => "conflict",
+            Err(error) if is_conflict(error) => "conflict",
             Err(_) => "failed",
         };
         self.service
@@ -224,7 +225,7 @@ impl CertificateKeeper {
             .inc();
         match written {
             Ok(_) => Ok(true),
-            Err(error) if conflicts(&error) => {
+            Err(error) if is_conflict(&error) => {
                 warn!("another replica has written the {kind} {name} meanwhile; it is read again");
                 Ok(false)
             }
@@ -232,7 +233,7 @@ impl CertificateKeeper {
         }
     }
 
-    fn announce(&self, change: SecretChange) {
+    fn log_change(&self, change: SecretChange) {
         let (secret, delay) = (
             &self.options.secret,
             self.options.settings.publication_delay,
@@ -263,7 +264,7 @@ impl CertificateKeeper {
     }
 
     /// Logs that the objects are unreachable, once until they are reachable again.
-    fn complain(&mut self, error: &ApiRequestError) {
+    fn report_unreachable(&mut self, error: &ApiRequestError) {
         if self.out_of_reach.begin(self.service.now()) {
             let CertificateOptions {
                 secret, config_map, ..
@@ -273,7 +274,7 @@ impl CertificateKeeper {
                  Role in the manifests lets Stowage get and update these two"
             );
         }
-        self.served.awaits(&error.to_string());
+        self.served.mark_not_ready(&error.to_string());
     }
 }
 
@@ -285,53 +286,53 @@ fn missing(kind: &str, name: &ObjectName) -> String {
 
 /// The certificate in use, and the problems that were reported.
 struct ServedCertificate {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     secret: ObjectName,
     addresses: Vec<&'static str>,
-    serve: Serve,
+    serve: InstallCertificate,
     current: Option<ServingCertificate>,
-    said: Vec<String>,
+    reported_problems: Vec<String>,
 }
 
 impl ServedCertificate {
     fn new(
-        service: Arc<Service>,
+        service: Arc<ServerState>,
         secret: &ObjectName,
         addresses: Vec<&'static str>,
-        serve: Serve,
+        serve: InstallCertificate,
     ) -> Self {
-        let new = Self {
+        let served = Self {
             service,
             secret: secret.clone(),
             addresses,
             serve,
             current: None,
-            said: Vec::new(),
+            reported_problems: Vec::new(),
         };
-        new.awaits("the Secret was not read yet");
-        new
+        served.mark_not_ready("the Secret was not read yet");
+        served
     }
 
-    fn show(
+    fn update(
         &mut self,
-        state: &SecretState,
+        state: &SecretContents,
         published: Option<&[CaCertificate]>,
         options: &CertificateOptions,
     ) {
-        let found = serving(state, published, &options.settings.names);
+        let found = servable_certificate(state, published, &options.settings.dns_names);
         let mut problems = match state {
-            SecretState::Managed(managed) => managed.problems.clone(),
+            SecretContents::Managed(managed) => managed.problems.clone(),
             _ => Vec::new(),
         };
-        if published.is_none() && !matches!(state, SecretState::Foreign(_)) {
+        if published.is_none() && !matches!(state, SecretContents::Foreign(_)) {
             problems.push(missing("ConfigMap", &options.config_map));
         }
-        if let (SecretState::Foreign(Ok(serving)), Some(published)) = (state, published) {
+        if let (SecretContents::Foreign(Ok(serving)), Some(published)) = (state, published) {
             let cas: Vec<&CaCertificate> = published.iter().collect();
-            let names = &options.settings.names;
+            let names = &options.settings.dns_names;
             if !names
                 .iter()
-                .any(|name| serving.is_of(&cas, std::slice::from_ref(name)))
+                .any(|name| serving.is_trusted_by(&cas, std::slice::from_ref(name)))
             {
                 problems.push(format!(
                     "the ConfigMap {} has no CA of this certificate, or it is for none of Stowage's names: agents refuse it. Put \
@@ -342,11 +343,10 @@ impl ServedCertificate {
         }
         match found {
             Ok(Some(found)) => problems.extend(self.put_into_use(found).err()),
-            Ok(None) => {
-                self.awaits("its first certificate is being made, and its CA published before")
-            }
+            Ok(None) => self
+                .mark_not_ready("its first certificate is being made, and its CA published before"),
             Err(error) => {
-                self.awaits(&error);
+                self.mark_not_ready(&error);
                 problems.push(error);
             }
         }
@@ -361,10 +361,10 @@ impl ServedCertificate {
             problems.push(format!("the certificate in use has expired at {ended}"));
         }
         let edge = &self.service.metrics.edge;
-        if let SecretState::Managed(managed) = state
+        if let SecretContents::Managed(managed) = state
             && let Some(ca) = &managed.signing
         {
-            edge.certificate_ends("ca", ca.certificate.not_after.as_second());
+            edge.set_certificate_end("ca", ca.certificate.not_after.as_second());
             if ca.certificate.not_after <= now {
                 problems.push(format!(
                     "the CA has expired at {}",
@@ -373,8 +373,8 @@ impl ServedCertificate {
             }
         }
         match problems.is_empty() {
-            true => self.is_good(),
-            false => self.refuse_all(problems),
+            true => self.clear_problems(),
+            false => self.report_problems(problems),
         }
     }
 
@@ -385,37 +385,41 @@ impl ServedCertificate {
         (self.serve)(found)?;
         self.current = Some(found.clone());
         let edge = &self.service.metrics.edge;
-        edge.certificate_ends("serving", found.not_after.as_second());
+        edge.set_certificate_end("serving", found.not_after.as_second());
         for address in &self.addresses {
             edge.tls_reloads
                 .with_label_values(&[address, "applied"])
                 .inc();
         }
         info!(secret = %self.secret, until = %found.not_after, "a new certificate is in use");
-        self.service.certificate.send_replace(None);
+        self.service.missing_certificate_reason.send_replace(None);
         Ok(())
     }
 
     /// Makes this replica not ready for the given reason, unless a certificate is in use.
-    fn awaits(&self, why: &str) {
+    fn mark_not_ready(&self, why: &str) {
         if self.current.is_none() {
             let why = format!(
                 "no certificate for the agents' address: Secret {}: {why}",
                 self.secret
             );
-            self.service.certificate.send_replace(Some(why));
+            self.service
+                .missing_certificate_reason
+                .send_replace(Some(why));
         }
     }
 
-    fn refuse(&mut self, problem: &str) {
-        self.awaits(problem);
-        self.refuse_all(vec![problem.to_owned()]);
+    fn report_problem(&mut self, problem: &str) {
+        self.mark_not_ready(problem);
+        self.report_problems(vec![problem.to_owned()]);
     }
 
     /// Logs each problem once.
-    fn refuse_all(&mut self, problems: Vec<String>) {
+    fn report_problems(&mut self, problems: Vec<String>) {
         let edge = &self.service.metrics.edge;
-        let is_new = problems.iter().any(|problem| !self.said.contains(problem));
+        let is_new = problems
+            .iter()
+            .any(|problem| !self.reported_problems.contains(problem));
         for address in &self.addresses {
             edge.tls_refused.with_label_values(&[address]).set(1);
             if is_new {
@@ -426,14 +430,14 @@ impl ServedCertificate {
         }
         for problem in problems
             .iter()
-            .filter(|problem| !self.said.contains(problem))
+            .filter(|problem| !self.reported_problems.contains(problem))
         {
             error!(secret = %self.secret, "--agents-tls-secret: {problem}. A certificate that is in use stays");
         }
-        self.said = problems;
+        self.reported_problems = problems;
     }
 
-    fn is_good(&mut self) {
+    fn clear_problems(&mut self) {
         for address in &self.addresses {
             self.service
                 .metrics
@@ -442,7 +446,7 @@ impl ServedCertificate {
                 .with_label_values(&[address])
                 .set(0);
         }
-        if !std::mem::take(&mut self.said).is_empty() {
+        if !std::mem::take(&mut self.reported_problems).is_empty() {
             info!(secret = %self.secret, "the certificate's Secret is good again");
         }
     }

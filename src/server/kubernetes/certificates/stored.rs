@@ -9,7 +9,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use stowage_policy_file::format::{duration, duration_text};
+use stowage_policy_file::format::{format_duration, parse_duration};
 use stowage_scheduling::units::Millis;
 
 /// The key of the ConfigMap, and of the signing CA in the Secret.
@@ -17,18 +17,18 @@ const CA: &str = "ca.crt";
 
 /// Contents of the Secret, by who manages it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SecretState {
+pub(crate) enum SecretContents {
     /// It has no data: Stowage fills it.
     Empty,
     /// Stowage's own.
-    Managed(Box<Managed>),
+    Managed(Box<ManagedSecret>),
     /// The user's: served, and never written.
     Foreign(Result<ServingCertificate, String>),
 }
 
 /// Contents of a Secret that Stowage manages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Managed {
+pub(crate) struct ManagedSecret {
     pub signing: Option<Ca>,
     pub next: Option<Ca>,
     /// How long the next CA has been published, at least; `None` until it was found there.
@@ -41,25 +41,25 @@ pub(crate) struct Managed {
     pub problems: Vec<String>,
 }
 
-impl SecretState {
+impl SecretContents {
     pub fn read(secret: &Secret) -> Self {
         let data = secret.data.clone().unwrap_or_default();
-        let of = |key: &str| data.get(key).map_or(&[][..], |value| &value.0[..]);
+        let data_of = |key: &str| data.get(key).map_or(&[][..], |value| &value.0[..]);
         let is_managed = annotation(secret, MANAGED) == Some("managed");
         if data.values().all(|value| value.0.is_empty()) {
             return Self::Empty;
         }
-        let serving = ServingCertificate::read(of("tls.crt"), of("tls.key"));
+        let serving = ServingCertificate::read(data_of("tls.crt"), data_of("tls.key"));
         if !is_managed {
             return Self::Foreign(serving);
         }
         let mut problems = Vec::new();
         let mut ca = |name: &str| {
             let (certificate, key) = (format!("{name}.crt"), format!("{name}.key"));
-            if of(&certificate).is_empty() && of(&key).is_empty() {
+            if data_of(&certificate).is_empty() && data_of(&key).is_empty() {
                 return None;
             }
-            let read = Ca::read(of(&certificate), of(&key));
+            let read = Ca::read(data_of(&certificate), data_of(&key));
             match &read {
                 Err(error) => problems.push(format!("{certificate} cannot be used: {error}")),
                 Ok(ca) if !ca.can_sign() => {
@@ -73,10 +73,11 @@ impl SecretState {
         if signing.is_none() && next.is_none() && problems.is_empty() {
             problems.push("ca.crt is missing".into());
         }
-        let (previous, problem) = CaCertificate::bundle(of("previous-ca.crt"));
+        let (previous, problem) = CaCertificate::bundle(data_of("previous-ca.crt"));
         problems.extend(problem.map(|error| format!("previous-ca.crt cannot be used: {error}")));
-        let published = annotation(secret, PUBLISHED_FOR).and_then(|text| duration(text).ok());
-        Self::Managed(Box::new(Managed {
+        let published =
+            annotation(secret, PUBLISHED_FOR).and_then(|text| parse_duration(text).ok());
+        Self::Managed(Box::new(ManagedSecret {
             signing,
             next,
             published_for: published.map(|time| Duration::from_millis(time.0)),
@@ -88,7 +89,7 @@ impl SecretState {
     }
 }
 
-impl Managed {
+impl ManagedSecret {
     /// What agents are to trust: each once, the signing CA first.
     pub fn bundle(&self) -> Vec<&CaCertificate> {
         let mut bundle: Vec<&CaCertificate> = Vec::new();
@@ -144,7 +145,7 @@ impl Managed {
         annotate(
             PUBLISHED_FOR,
             self.published_for
-                .map(|time| duration_text(Millis(time.as_millis() as u64))),
+                .map(|time| format_duration(Millis(time.as_millis() as u64))),
         );
         annotate(
             PREVIOUS_UNTIL,

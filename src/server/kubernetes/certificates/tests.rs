@@ -1,9 +1,9 @@
 //! What is due, state by state, and what is served of Secrets that cannot be used.
 
-use super::change::changed;
+use super::change::apply_change;
 use super::keys::{Ca, CaCertificate, ServingCertificate};
-use super::plan::{Look, SecretChange, Step, serving, step};
-use super::stored::{Managed, SecretState, read_bundle, write_bundle};
+use super::plan::{CertificateInputs, SecretChange, Step, servable_certificate, step};
+use super::stored::{ManagedSecret, SecretContents, read_bundle, write_bundle};
 use super::{CertificateSettings, MANAGED, service_names};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
@@ -26,7 +26,7 @@ impl Cluster {
     fn empty() -> Self {
         let names = service_names("stowage-agents", "kube-system");
         let settings = CertificateSettings {
-            names,
+            dns_names: names,
             lifetime: 90 * DAY,
             ca_lifetime: 365 * DAY,
             publication_delay: DELAY,
@@ -52,13 +52,13 @@ impl Cluster {
         cluster
     }
 
-    fn state(&self) -> SecretState {
-        SecretState::read(&self.secret)
+    fn state(&self) -> SecretContents {
+        SecretContents::read(&self.secret)
     }
 
-    fn managed(&self) -> Managed {
+    fn managed(&self) -> ManagedSecret {
         match self.state() {
-            SecretState::Managed(managed) => *managed,
+            SecretContents::Managed(managed) => *managed,
             other => panic!("{other:?}"),
         }
     }
@@ -72,7 +72,7 @@ impl Cluster {
 
     fn step(&self, is_leading: bool, unchanged_for: Duration) -> Step {
         let (secret, published) = (self.state(), self.config_map.as_ref().map(read_bundle));
-        let look = Look {
+        let look = CertificateInputs {
             secret: &secret,
             published: published.as_deref(),
             is_leading,
@@ -88,7 +88,7 @@ impl Cluster {
         match step {
             Step::Nothing => {}
             Step::WriteSecret(change) => {
-                let changed = changed(
+                let changed = apply_change(
                     &self.state(),
                     &self.published(),
                     change,
@@ -108,7 +108,8 @@ impl Cluster {
 
     fn served(&self) -> Result<Option<ServingCertificate>, String> {
         let (secret, published) = (self.state(), self.published());
-        serving(&secret, Some(&published), &self.settings.names).map(|served| served.cloned())
+        servable_certificate(&secret, Some(&published), &self.settings.dns_names)
+            .map(|served| served.cloned())
     }
 
     fn pass(&mut self, time: Duration) {
@@ -125,7 +126,7 @@ impl Cluster {
     }
 }
 
-fn signing(managed: &Managed) -> &Ca {
+fn signing(managed: &ManagedSecret) -> &Ca {
     managed.signing.as_ref().unwrap()
 }
 
@@ -136,8 +137,11 @@ fn any_replica_fills_an_empty_secret_and_publishes_its_ca() {
     assert_eq!(managed.problems, [""; 0]);
     assert_eq!(cluster.published(), [signing(&managed).certificate.clone()]);
     let serving = cluster.served().unwrap().unwrap();
-    assert!(serving.is_of(&[&signing(&managed).certificate], &cluster.settings.names));
-    assert!(!serving.is_of(&[&signing(&managed).certificate], &["elsewhere".to_owned()]));
+    assert!(serving.is_trusted_by(
+        &[&signing(&managed).certificate],
+        &cluster.settings.dns_names
+    ));
+    assert!(!serving.is_trusted_by(&[&signing(&managed).certificate], &["elsewhere".to_owned()]));
     let until = |not_after: Timestamp| not_after.duration_since(cluster.now).as_secs();
     assert_eq!(until(serving.not_after), 90 * 24 * 3600);
     assert_eq!(
@@ -164,12 +168,12 @@ fn a_certificate_is_renewed_after_two_thirds_of_its_lifetime_and_only_by_the_lea
     );
     let after = cluster.served().unwrap().unwrap();
     assert!(
-        after != before.0 && after.is_of(&[&before.1[0]], &cluster.settings.names),
+        after != before.0 && after.is_trusted_by(&[&before.1[0]], &cluster.settings.dns_names),
         "of the same CA"
     );
     assert_eq!(cluster.step(true, DELAY), Step::Nothing);
     // Other names, as of another Service, come at once.
-    cluster.settings.names.push("agents.example.com".into());
+    cluster.settings.dns_names.push("agents.example.com".into());
     assert_eq!(
         cluster.act(true, DELAY),
         Step::WriteSecret(SecretChange::Issue)
@@ -224,7 +228,10 @@ fn a_ca_signs_when_its_publication_is_old_enough_and_a_restart_counts_on() {
         (None, None, &[first][..])
     );
     let served = cluster.served().unwrap().unwrap();
-    assert!(served.is_of(&[&signing(&managed).certificate], &cluster.settings.names));
+    assert!(served.is_trusted_by(
+        &[&signing(&managed).certificate],
+        &cluster.settings.dns_names
+    ));
     assert_eq!(
         (cluster.step(true, DELAY), cluster.published().len()),
         (Step::Nothing, 2)

@@ -39,7 +39,7 @@ fn pod(name: &str, phase: &str) -> Pod {
 }
 
 struct AuditFixture {
-    audit: ConflictAudit,
+    audit: AllocationAudit,
     recorder: Arc<Recorder>,
     index: Arc<Mutex<ClusterIndex>>,
     now: Moment,
@@ -47,15 +47,15 @@ struct AuditFixture {
 
 impl AuditFixture {
     fn with(rule: ConflictRule) -> Self {
-        let service = Service::with_stopped_clock(policy_with(rule));
+        let service = ServerState::with_stopped_clock(policy_with(rule));
         let mut index = ClusterIndex::default();
-        index.reset_nodes(&service, &[node()]);
-        index.reset_pods(&service, &[]);
-        service.set_synced_in(0, 0);
+        index.replace_nodes(&service, &[node()]);
+        index.replace_pods(&service, &[]);
+        service.record_synced(0, 0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
         let (audit, index) = (
-            ConflictAudit::new(service, recorder.clone()),
+            AllocationAudit::new(service, recorder.clone()),
             Arc::new(Mutex::new(index)),
         );
         Self {
@@ -74,7 +74,7 @@ impl AuditFixture {
         self.index
             .lock()
             .apply_pod(&self.audit.service, &pod(name, phase));
-        let record = PodOnRecord {
+        let record = FreshPod {
             uid: PodUid::parse(name).unwrap(),
             node: Some(NodeName::parse("n").unwrap()),
             devices: None,
@@ -83,18 +83,21 @@ impl AuditFixture {
             borrows: false,
             refusal: None,
         };
-        self.recorder.records.lock().insert(name.into(), record);
+        self.recorder
+            .pods_on_record
+            .lock()
+            .insert(name.into(), record);
     }
 
     /// Audits so many times, a second apart, and waits for the evictions.
-    async fn looks(&mut self, looks: u64) {
+    async fn run_rounds(&mut self, looks: u64) {
         for _ in 0..looks {
             self.now = self.now + Millis::seconds(1);
-            let round = look(&self.audit.service, self.now);
+            let round = audit_due_nodes(&self.audit.service, self.now);
             self.audit.tick(round, self.now);
             while let Some(done) = self.audit.evictions.join_next().await {
                 let (leaver, outcome) = done.unwrap();
-                self.audit.note(&leaver, &outcome, self.now);
+                self.audit.record_outcome(&leaver, &outcome, self.now);
             }
         }
     }
@@ -115,22 +118,22 @@ async fn a_standby_only_counts_conflicts_and_reports_the_current_ones_when_it_le
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.looks(5).await;
+    bench.run_rounds(5).await;
     let text = bench.audit.service.metrics.render();
     assert!(
         text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"),
         "{text}"
     );
-    assert!(bench.recorder.told().is_empty() && bench.recorder.written().is_empty());
+    assert!(bench.recorder.event_reasons().is_empty() && bench.recorder.written().is_empty());
     bench.lead();
-    bench.looks(1).await;
+    bench.run_rounds(1).await;
     assert_eq!(
-        bench.recorder.told(),
+        bench.recorder.event_reasons(),
         ["StowageGpuConflict", "StowageGpuConflict"]
     );
     assert_eq!(bench.recorder.written(), ["b: evict GpuConflict"]);
-    bench.looks(1).await;
-    assert!(bench.recorder.told().is_empty(), "it is told once");
+    bench.run_rounds(1).await;
+    assert!(bench.recorder.event_reasons().is_empty(), "it is told once");
     assert_eq!(bench.evictions("written"), 1);
 }
 
@@ -140,13 +143,13 @@ async fn no_pod_is_evicted_if_the_policy_only_reports_or_is_in_shadow_mode() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.looks(5).await;
-    assert_eq!(bench.recorder.told().len(), 2);
+    bench.run_rounds(5).await;
+    assert_eq!(bench.recorder.event_reasons().len(), 2);
     assert!(bench.recorder.written().is_empty());
     let mut policy = policy_with(ConflictRule::EvictUnstarted);
     policy.mode = Mode::Shadow;
     bench.audit.service.set_policy(policy);
-    bench.looks(5).await;
+    bench.run_rounds(5).await;
     assert!(bench.recorder.written().is_empty());
 }
 
@@ -158,18 +161,18 @@ async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
     bench.show("b", "Pending");
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("b".into(), EvictionOutcome::TryLater { after: None });
-    bench.looks(3).await;
+    bench.run_rounds(3).await;
     assert_eq!(bench.evictions("later"), 1);
-    bench.looks(19).await;
+    bench.run_rounds(19).await;
     assert_eq!(bench.evictions("later"), 1);
-    bench.looks(1).await;
+    bench.run_rounds(1).await;
     assert_eq!(bench.evictions("later"), 2);
-    bench.looks(39).await;
+    bench.run_rounds(39).await;
     assert_eq!(bench.evictions("later"), 2);
-    bench.looks(1).await;
+    bench.run_rounds(1).await;
     assert_eq!(bench.evictions("later"), 3);
 }
 
@@ -179,8 +182,8 @@ async fn no_pod_is_evicted_for_a_pod_that_a_fresh_read_does_not_show() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.recorder.records.lock().remove("a");
-    bench.looks(5).await;
+    bench.recorder.pods_on_record.lock().remove("a");
+    bench.run_rounds(5).await;
     assert!(bench.recorder.written().is_empty());
     assert_eq!(bench.evictions("over"), 1);
 }
@@ -194,7 +197,7 @@ async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.looks(200).await;
+    bench.run_rounds(200).await;
     assert_eq!(
         (bench.recorder.written(), bench.evictions("rate-limited")),
         (vec![], 1)
@@ -203,7 +206,7 @@ async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
         .audit
         .service
         .set_policy(policy_with(ConflictRule::EvictUnstarted));
-    bench.looks(2).await;
+    bench.run_rounds(2).await;
     assert_eq!(
         bench.recorder.written(),
         ["b: evict GpuConflict"],
@@ -218,14 +221,17 @@ async fn a_pod_that_has_ended_is_in_no_conflict() {
     bench.show("a", "Running");
     bench.show("b", "Pending");
     bench.show("b", "Failed");
-    bench.looks(5).await;
-    assert!(bench.recorder.told().is_empty());
+    bench.run_rounds(5).await;
+    assert!(bench.recorder.event_reasons().is_empty());
     bench.show("c", "Running");
-    bench.looks(5).await;
-    assert_eq!(bench.recorder.told().len(), 2);
+    bench.run_rounds(5).await;
+    assert_eq!(bench.recorder.event_reasons().len(), 2);
     bench.show("a", "Succeeded");
-    bench.looks(1).await;
-    assert_eq!(bench.audit.service.conflicts().standing().count(), 0);
+    bench.run_rounds(1).await;
+    assert_eq!(
+        bench.audit.service.over_allocations().confirmed().count(),
+        0
+    );
 }
 
 #[tokio::test]
@@ -234,17 +240,19 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Running");
-    bench.looks(3).await;
+    bench.run_rounds(3).await;
     let conflict = bench
         .audit
         .service
-        .conflicts()
-        .standing()
+        .over_allocations()
+        .confirmed()
         .next()
         .unwrap()
         .clone();
-    bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
-    assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
+    bench
+        .audit
+        .queue_reports(vec![conflict; MAX_UNREPORTED + 5]);
+    assert_eq!(bench.audit.unreported.len(), MAX_UNREPORTED);
     let events = &bench.audit.service.metrics.events;
     assert_eq!(
         events
@@ -252,40 +260,39 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
             .get(),
         10
     );
-    bench.recorder.told();
-    bench.audit.tell();
-    assert_eq!(bench.recorder.told().len(), 2 * REPORTED_AT_ONCE);
+    bench.recorder.event_reasons();
+    bench.audit.record_events();
+    assert_eq!(
+        bench.recorder.event_reasons().len(),
+        2 * MAX_REPORTS_PER_ROUND
+    );
 }
 
 /// What becomes of the eviction of `b`, which is in conflict with `a`, after `change` to what reads of both show.
-async fn evicted_after(
-    change: impl FnOnce(&mut BTreeMap<String, PodOnRecord>),
-) -> (Vec<String>, u64) {
+async fn evicted_after(change: impl FnOnce(&mut BTreeMap<String, FreshPod>)) -> (Vec<String>, u64) {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    change(&mut bench.recorder.records.lock());
-    bench.looks(5).await;
+    change(&mut bench.recorder.pods_on_record.lock());
+    bench.run_rounds(5).await;
     (bench.recorder.written(), bench.evictions("over"))
 }
 
 /// The watch that shows them there may be silent.
 #[tokio::test]
-async fn a_victim_is_evicted_only_if_reads_show_both_pods_on_the_node_and_that_it_has_not_started()
-{
+async fn a_victim_is_evicted_only_if_fresh_reads_confirm_the_over_allocation() {
     let (written, over) = evicted_after(|_| ()).await;
     assert_eq!(
         (written.as_slice(), over),
         (["b: evict GpuConflict".to_owned()].as_slice(), 0)
     );
     for name in ["a", "b"] {
-        let on_another =
-            |record: &mut PodOnRecord| record.node = Some(NodeName::parse("m").unwrap());
-        let unbound = |record: &mut PodOnRecord| record.node = None;
-        let recreated = |record: &mut PodOnRecord| record.uid = PodUid::parse("recreated").unwrap();
-        let over = |record: &mut PodOnRecord| record.is_over = true;
-        let changes: [fn(&mut PodOnRecord); 4] = [on_another, unbound, recreated, over];
+        let on_another = |record: &mut FreshPod| record.node = Some(NodeName::parse("m").unwrap());
+        let unbound = |record: &mut FreshPod| record.node = None;
+        let recreated = |record: &mut FreshPod| record.uid = PodUid::parse("recreated").unwrap();
+        let over = |record: &mut FreshPod| record.is_over = true;
+        let changes: [fn(&mut FreshPod); 4] = [on_another, unbound, recreated, over];
         for change in changes {
             let (written, over) =
                 evicted_after(|records| change(records.get_mut(name).unwrap())).await;
@@ -305,11 +312,11 @@ async fn no_victim_is_evicted_while_the_pods_cannot_be_read() {
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    *bench.recorder.deaf.lock() = true;
-    bench.looks(5).await;
+    *bench.recorder.is_unreachable.lock() = true;
+    bench.run_rounds(5).await;
     assert!(bench.recorder.written().is_empty() && bench.evictions("unknown") > 0);
-    *bench.recorder.deaf.lock() = false;
-    bench.looks(60).await;
+    *bench.recorder.is_unreachable.lock() = false;
+    bench.run_rounds(60).await;
     assert!(
         bench
             .recorder
@@ -323,12 +330,12 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
     let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.show("a", "Running");
     bench.show("b", "Pending");
-    bench.looks(5).await;
+    bench.run_rounds(5).await;
     let count = |bench: &AuditFixture| {
         bench
             .audit
             .service
-            .conflicts()
+            .over_allocations()
             .count(GpuConflictKind::Overcommitted)
     };
     assert_eq!(count(&bench), 1);
@@ -339,17 +346,17 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
     assert!(panicked.is_err());
     {
         let mut index = bench.index.lock();
-        index.reset_nodes(&bench.audit.service, &[node()]);
-        index.reset_pods(&bench.audit.service, &[pod("a", "Running")]);
+        index.replace_nodes(&bench.audit.service, &[node()]);
+        index.replace_pods(&bench.audit.service, &[pod("a", "Running")]);
     }
-    bench.looks(5).await;
+    bench.run_rounds(5).await;
     assert_eq!(count(&bench), 0);
 }
 
 /// The API server may take long, and a second write follows a conflicting one.
 #[tokio::test]
 async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_is_written() {
-    type Happens = fn(&Service, &mut ClusterIndex);
+    type Happens = fn(&ServerState, &mut ClusterIndex);
     let reports: Happens = |service, _| {
         service.set_policy(policy_with(ConflictRule::Report));
     };
@@ -364,9 +371,9 @@ async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_i
     // No fresh read shows the pod that it would leave for now.
     let the_other_goes: Happens = |service, index| {
         let victims = service
-            .conflicts()
+            .over_allocations()
             .victims(service.now() + Millis::seconds(60));
-        index.delete_pod(service, &pod(&victims[0].stays.name, "Running"));
+        index.delete_pod(service, &pod(&victims[0].remaining_pod.name, "Running"));
     };
     for (at, change) in [reports, in_shadow, starts, the_other_goes]
         .into_iter()
@@ -379,8 +386,8 @@ async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_i
         bench.show("c", "Running");
         let (service, index) = (bench.audit.service.clone(), bench.index.clone());
         let happens = move || change(&service, &mut index.lock());
-        *bench.recorder.while_marking.lock() = Some(Box::new(happens));
-        bench.looks(5).await;
+        *bench.recorder.during_next_eviction.lock() = Some(Box::new(happens));
+        bench.run_rounds(5).await;
         assert!(bench.recorder.written().is_empty(), "{at}");
         assert_eq!(bench.evictions("called-off"), 1, "{at}");
     }

@@ -1,14 +1,14 @@
 //! Brings disruption budgets into the ledger, relisted like pods and nodes, and handles clusters where they may not be read.
 
 use super::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::verbs::observe::{BudgetDeleted, BudgetObserved, BudgetsVisible};
 use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 
 impl ClusterIndex {
-    pub(crate) fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+    pub(crate) fn apply_budget(&mut self, service: &ServerState, budget: &PodDisruptionBudget) {
         let Some(budget) = objects::budget(budget) else {
             return;
         };
@@ -17,7 +17,7 @@ impl ClusterIndex {
         service.cluster().apply(BudgetObserved(budget));
     }
 
-    pub(crate) fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+    pub(crate) fn delete_budget(&mut self, service: &ServerState, budget: &PodDisruptionBudget) {
         if let Some(budget) = objects::budget(budget) {
             service.cluster().apply(BudgetDeleted {
                 namespace: budget.namespace.clone(),
@@ -27,35 +27,35 @@ impl ClusterIndex {
     }
 
     /// Marks the budget list incomplete unless it was begun in this term of leadership or later.
-    pub(crate) fn expect_budgets(&mut self, term: u64) {
+    pub(crate) fn expect_budget_list(&mut self, term: u64) {
         self.budgets_list.expect(term);
     }
 
-    pub(crate) fn begin_budgets(&mut self, service: &Service) {
-        let ledger = service.cluster();
-        let named = ledger
+    pub(crate) fn begin_budget_list(&mut self, service: &ServerState) {
+        let cluster = service.cluster();
+        let names = cluster
             .ledger()
             .budgets()
             .iter()
             .map(|budget| (budget.namespace.clone(), budget.name.clone()));
-        self.unlisted_budgets = named.collect();
+        self.unlisted_budgets = names.collect();
     }
 
     /// Ends the list: budgets that it did not contain are gone.
-    pub(crate) fn end_budgets(&mut self, service: &Service) {
-        let mut ledger = service.cluster();
+    pub(crate) fn end_budget_list(&mut self, service: &ServerState) {
+        let mut cluster = service.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
-            ledger.apply(BudgetDeleted {
+            cluster.apply(BudgetDeleted {
                 namespace: namespace.clone(),
                 name: name.clone(),
             });
         }
-        ledger.apply(BudgetsVisible(BudgetVisibility::Complete));
+        cluster.apply(BudgetsVisible(BudgetVisibility::Complete));
         self.budgets_list.is_complete = true;
     }
 
     /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted.
-    pub(crate) fn forbid_budgets(&mut self, service: &Service) {
+    pub(crate) fn mark_budgets_forbidden(&mut self, service: &ServerState) {
         self.budgets_list.is_complete = true;
         service
             .cluster()

@@ -1,6 +1,6 @@
 //! Brings pods into the continuous audit as the watch shows them, independently of the ledger.
 
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::core::v1::Pod;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::audit::conflicts::AuditedPod;
@@ -8,14 +8,14 @@ use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// Passes a pod that requests a GPU and has not ended to the audit.
-pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
-    let shown = objects::observed_binding(pod, key).or_else(|| reservation(service, key, pod));
-    service.conflicts().see(uid, shown);
+pub fn observe_pod(service: &ServerState, uid: &PodUid, key: &PodKey, pod: &Pod) {
+    let audited = objects::audited_binding(pod, key).or_else(|| reservation(service, key, pod));
+    service.over_allocations().observe(uid, audited);
 }
 
-fn reservation(service: &Service, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
+fn reservation(service: &ServerState, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
     let classify = |traits: &PodTraits| service.classify(traits);
-    objects::observed_reservation(pod, key, classify, |deadline| {
+    objects::audited_reservation(pod, key, classify, |deadline| {
         service.clock.to_moment(deadline)
     })
 }

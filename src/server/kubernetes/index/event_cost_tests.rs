@@ -1,7 +1,7 @@
 //! What one pod event costs: evaluated expressions, and locks. Eighty thousand pods show themselves whenever their status changes.
 
 use super::*;
-use crate::service::PODS_LOOKED_AT_UNDER_LOCK;
+use crate::service::PODS_VISITED_UNDER_LOCK;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage_scheduling::policy::expression::evaluations;
@@ -11,24 +11,24 @@ use stowage_scheduling::policy::{
 use stowage_scheduling::units::Millis;
 
 /// Node `a` with two GPUs, and a policy that asks every pod one expression.
-fn watched() -> (Arc<Service>, ClusterIndex) {
+fn watched() -> (Arc<ServerState>, ClusterIndex) {
     let expression = Expression::compile("pod.labels['tier'] == 'gold'").ok();
     let gold = Class {
         matches: Match {
             expression,
             ..Match::default()
         },
-        ..Class::named("gold")
+        ..Class::new("gold")
     };
     let policy = Policy::default()
-        .with_classes(vec![gold, Class::named("rest")])
+        .with_classes(vec![gold, Class::new("rest")])
         .unwrap();
-    let (service, mut index) = (Service::new(policy), ClusterIndex::default());
+    let (service, mut index) = (ServerState::new(policy), ClusterIndex::default());
     let labels = json!({
         "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
     });
     let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": {} });
-    index.reset_nodes(&service, &[serde_json::from_value(node).unwrap()]);
+    index.replace_nodes(&service, &[serde_json::from_value(node).unwrap()]);
     (service, index)
 }
 
@@ -47,12 +47,12 @@ fn replica(uid: &str) -> Value {
     })
 }
 
-fn apply(index: &mut ClusterIndex, service: &Service, pod: &Value) {
+fn apply(index: &mut ClusterIndex, service: &ServerState, pod: &Value) {
     index.apply_pod(service, &serde_json::from_value(pod.clone()).unwrap());
 }
 
 #[test]
-fn finding_8_replicas_of_one_workload_and_their_events_are_classified_once() {
+fn replicas_of_one_workload_and_their_events_are_classified_once() {
     let (service, mut index) = watched();
     let before = evaluations::so_far();
     for uid in ["1", "2", "3"] {
@@ -74,7 +74,7 @@ fn finding_8_replicas_of_one_workload_and_their_events_are_classified_once() {
 }
 
 #[test]
-fn finding_8_a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
+fn a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
     let (service, mut index) = watched();
     apply(&mut index, &service, &replica("1"));
     let before = service.locks_taken();
@@ -83,7 +83,7 @@ fn finding_8_a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
 }
 
 #[test]
-fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the_policy() {
+fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
     let (service, mut index) = watched();
     let listed = |version: u64, gib: u64| {
         let mut pod = replica("1");
@@ -94,7 +94,7 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
     // The audit is asked by every pod that is applied.
     let mut locks_of = |pod: &Pod| {
         let before = service.locks_taken();
-        index.reset_pods(&service, std::slice::from_ref(pod));
+        index.replace_pods(&service, std::slice::from_ref(pod));
         service.locks_taken() - before
     };
     let (first, again) = (locks_of(&listed(1, 1)), locks_of(&listed(1, 1)));
@@ -106,7 +106,7 @@ fn a_list_does_not_read_a_bound_pod_that_it_shows_as_it_was_applied_whatever_the
     assert_eq!(locks_of(&listed(2, 1)), first, "it has changed");
     service.set_policy(
         Policy::default()
-            .with_classes(vec![Class::named("another")])
+            .with_classes(vec![Class::new("another")])
             .unwrap(),
     );
     assert_eq!(locks_of(&listed(2, 1)), again);
@@ -134,16 +134,22 @@ fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
     let mut pod = replica("1");
     pod["metadata"]["resourceVersion"] = json!("1");
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    index.reset_pods(&service, std::slice::from_ref(&pod));
+    index.replace_pods(&service, std::slice::from_ref(&pod));
     let uid = PodUid::parse("1").unwrap();
-    let successor_is_known = || service.cluster().kube_filters().movable(&uid).is_some();
+    let successor_is_known = || {
+        service
+            .cluster()
+            .kube_filters()
+            .successor_requirements(&uid)
+            .is_some()
+    };
     assert!(!successor_is_known(), "nothing asks for it");
     let mut policy = Policy::default();
     policy.planning.consolidation = Some(Consolidation {
         gain: Millis::seconds(600),
     });
     service.set_policy(policy);
-    index.reset_pods(&service, std::slice::from_ref(&pod));
+    index.replace_pods(&service, std::slice::from_ref(&pod));
     assert!(successor_is_known());
 }
 
@@ -154,9 +160,9 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     let namespace = |team: &str| {
         serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }))
     };
-    index.list_namespace(&namespace("red").unwrap());
-    service.list_namespaces(index.listed_namespaces());
-    index.end_namespaces();
+    index.add_listed_namespace(&namespace("red").unwrap());
+    service.record_namespaces(index.take_listed_namespaces());
+    index.end_namespace_list();
     let blue = NamespaceSelector {
         match_labels: [("team".into(), "blue".into())].into(),
         ..Default::default()
@@ -168,13 +174,13 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     let classes = vec![
         Class {
             matches,
-            ..Class::named("blue")
+            ..Class::new("blue")
         },
-        Class::named("rest"),
+        Class::new("rest"),
     ];
     assert!(service.set_policy(Policy::default().with_classes(classes).unwrap()));
     (0..PODS).for_each(|pod| apply(&mut index, &service, &replica(&pod.to_string())));
-    let looked_at = || PODS_LOOKED_AT_UNDER_LOCK.get();
+    let looked_at = || PODS_VISITED_UNDER_LOCK.get();
     let before = looked_at();
     namespaces::apply(&service, &namespace("blue").unwrap());
     let under_lock = looked_at() - before;

@@ -43,7 +43,7 @@ fn uid(name: &str) -> PodUid {
 
 /// One replica and its index.
 struct IndexedReplica {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     index: ClusterIndex,
 }
 
@@ -53,15 +53,17 @@ impl IndexedReplica {
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let mut policy = Policy::default().with_classes(classes).unwrap();
-        policy.headroom = Headroom::all(Percent::new(headroom).unwrap());
+        policy.headroom = Headroom::uniform(Percent::new(headroom).unwrap());
         let mut replica = Self {
-            service: Service::new(policy),
+            service: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
         let node = json!({ "metadata": { "name": "a", "labels": {
             "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
         } }, "status": {} });
-        replica.index.reset_nodes(&replica.service, &[read(&node)]);
+        replica
+            .index
+            .replace_nodes(&replica.service, &[read(&node)]);
         replica
     }
 
@@ -86,10 +88,10 @@ impl IndexedReplica {
         self.apply(pod);
         let node = NodeName::parse("a").unwrap();
         let (pod_uid, key) = identity(pod);
-        let mut ledger = self.service.cluster();
-        let demand = ledger.ledger().pod_state(&pod_uid)?.demand.clone();
-        let asked = BindAsked::of(ledger.ledger(), &pod_uid, &node)?;
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
+        let mut cluster = self.service.cluster();
+        let demand = cluster.ledger().pod_state(&pod_uid)?.demand.clone();
+        let asked = BindAsked::for_pod(cluster.ledger(), &pod_uid, &node)?;
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = cluster.apply(asked) else {
             return None;
         };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
@@ -129,7 +131,7 @@ impl IndexedReplica {
 }
 
 #[test]
-fn b6_a_pod_that_asked_for_exactly_what_a_gpu_has_is_exclusive_after_a_restart() {
+fn a_pod_that_requested_a_whole_gpu_is_exclusive_after_a_restart() {
     // 10 % of headroom leave 72 of 80 GiB: the pod asks for all of them, so it is granted what it asked for.
     let mut before = IndexedReplica::new(10);
     let bound = before.bind(&pod("exclusive", 72, 1, Some(true))).unwrap();
@@ -159,7 +161,7 @@ fn b6_a_pod_that_asked_for_exactly_what_a_gpu_has_is_exclusive_after_a_restart()
 }
 
 #[test]
-fn b6_a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_granted() {
+fn a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_granted() {
     for granted in [true, false] {
         let mut before = IndexedReplica::new(10);
         let mut edited = before.bind(&pod("p", 40, 1, Some(granted))).unwrap();
@@ -189,7 +191,7 @@ fn b6_a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_grante
 }
 
 #[test]
-fn b6_a_pod_that_an_older_version_bound_is_exclusive_by_what_it_asks_or_by_what_it_was_granted() {
+fn a_pod_bound_by_an_older_version_is_exclusive_by_its_request_or_its_grant() {
     let mut before = IndexedReplica::new(10);
     for (asked, gib, expected) in [
         (Some(true), 72, Sharing::Exclusive),
@@ -215,7 +217,7 @@ proptest! {
     /// Demands as a whole, not only the sums that follow from them. A pod asks for any amount or for exactly what its GPUs
     /// have, and the watch shows it before the answer to its Binding comes, or after.
     #[test]
-    fn b6_the_ledger_rebuilt_from_the_pods_has_the_demands_of_the_one_that_was_lost(
+    fn the_ledger_rebuilt_from_the_pods_has_the_demands_of_the_one_that_was_lost(
         pods in prop::collection::vec((0u64..80, 1u32..3, prop::option::of(any::<bool>()), any::<bool>()), 1..6),
         headroom in (0u8..5, 0u8..5),
     ) {
@@ -237,7 +239,7 @@ proptest! {
         }
         let mut after = IndexedReplica::new(headroom.1 * 5);
         let list: Vec<Pod> = bound.iter().map(|(_, pod)| read(pod)).collect();
-        after.index.reset_pods(&after.service, &list);
+        after.index.replace_pods(&after.service, &list);
         for (name, _) in &bound {
             prop_assert_eq!(after.demand(name), before.demand(name));
         }

@@ -1,7 +1,7 @@
 //! Brings every pod into the view of kube-scheduler's filters, including pods without a GPU: they use CPU, memory and ports of
 //! their nodes.
 
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::core::v1::Pod;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::PodUid;
@@ -9,7 +9,7 @@ use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved};
 
 /// A pod's present state, read before the cluster is locked. What a pending pod requires of its node is stored only if Stowage
 /// may have to evaluate it.
-pub fn read(service: &Service, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
+pub fn filter_observation(service: &ServerState, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
     let pod = if let Some(footprint) = objects::kube_filters::footprint(pod) {
         let successor =
             may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
@@ -29,6 +29,6 @@ pub fn read(service: &Service, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
 }
 
 /// If the policy moves no pods, requirements of successors are not needed.
-pub(crate) fn may_move(service: &Service, pod: &Pod) -> bool {
+pub(crate) fn may_move(service: &ServerState, pod: &Pod) -> bool {
     objects::asks_for_vram(pod) && service.policy().planning.consolidation.is_some()
 }

@@ -90,7 +90,7 @@ fn a_node_whose_gpus_another_plugin_hands_out_takes_no_pod() {
 }
 
 #[test]
-fn what_stands_for_no_nvidia_gpu_leaves_the_node_to_stowage() {
+fn resources_that_are_no_nvidia_gpu_leave_the_node_to_stowage() {
     let mut bench = IndexFixture::new();
     for resource in [
         "cpu",
@@ -189,9 +189,9 @@ fn no_figure_comes_from_a_label_that_cannot_be_right() {
             !takes_pods(&mut bench, &with_labels(&[(label, value)])),
             "{label}: {value:?}"
         );
-        let ledger = bench.service.cluster();
+        let cluster = bench.service.cluster();
         assert_eq!(
-            ledger.ledger().node(&name()).unwrap().capacity(),
+            cluster.ledger().node(&name()).unwrap().capacity(),
             Bytes::ZERO,
             "{label}: {value:?}"
         );

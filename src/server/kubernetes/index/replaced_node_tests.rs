@@ -59,7 +59,7 @@ fn a() -> NodeName {
 }
 
 struct ReplacedNodeFixture {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     index: ClusterIndex,
 }
 
@@ -70,7 +70,7 @@ impl ReplacedNodeFixture {
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
         let mut bench = Self {
-            service: Service::new(policy),
+            service: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
         bench
@@ -103,23 +103,23 @@ impl ReplacedNodeFixture {
     fn place(&mut self, name: &str, gib: u64) -> Option<String> {
         self.index.apply_pod(&self.service, &read(pod(name, gib)));
         let uid = PodUid::parse(name).unwrap();
-        let mut ledger = self.service.cluster();
-        let asked = BindAsked::of(ledger.ledger(), &uid, &a())?;
-        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = ledger.apply(asked) else {
+        let mut cluster = self.service.cluster();
+        let asked = BindAsked::for_pod(cluster.ledger(), &uid, &a())?;
+        let Ok(BindAnswer::Write(BindDecision { placement, .. })) = cluster.apply(asked) else {
             return None;
         };
-        ledger.apply(BindingWritten {
+        cluster.apply(BindingWritten {
             uid: uid.clone(),
             node: a(),
-            devices: placement.recorded(),
+            devices: placement.recorded_gpus(),
         });
-        assert_eq!(audit(ledger.ledger()), []);
+        assert_eq!(audit(cluster.ledger()), []);
         Some(placement.devices[0].to_string())
     }
 
     fn devices(&self) -> Vec<(String, Health)> {
-        let ledger = self.service.cluster();
-        ledger
+        let cluster = self.service.cluster();
+        cluster
             .ledger()
             .node(&a())
             .unwrap()
@@ -131,7 +131,7 @@ impl ReplacedNodeFixture {
 }
 
 #[test]
-fn firmware_that_was_given_no_uuid_names_no_machine() {
+fn a_placeholder_firmware_uuid_identifies_no_machine() {
     let machine = |id| {
         objects::node_identity(&node("uid", Some(id), false))
             .unwrap()
@@ -148,7 +148,7 @@ fn firmware_that_was_given_no_uuid_names_no_machine() {
 }
 
 #[test]
-fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
+fn a_node_recreated_under_its_name_does_not_keep_its_old_gpus() {
     for is_seen_to_go in [true, false] {
         let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
         let old = node("node-uid-1", Some("machine-1"), false);
@@ -212,7 +212,7 @@ fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
 }
 
 #[test]
-fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_charged() {
+fn labels_of_a_recreated_node_are_ignored_while_pods_of_the_old_one_are_charged() {
     let mut bench = ReplacedNodeFixture::new(None);
     // The same machine may have registered again: then `index-0` would be `GPU-OLD-0`, where a pod runs.
     bench
@@ -230,7 +230,7 @@ fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_cha
 }
 
 #[test]
-fn b11_a_machine_that_registers_anew_keeps_its_gpus() {
+fn a_machine_that_registers_again_keeps_its_gpus() {
     let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
     bench.index.apply_node(
         &bench.service,

@@ -1,7 +1,7 @@
 //! Brings ResourceSlices into the ledger, relisted like pods and nodes, and handles API servers without them.
 
 use super::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
@@ -12,13 +12,13 @@ use stowage_scheduling::verbs::observe::{SliceDeleted, SliceObserved};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
 /// A slice may reach every node: Events for so many pods say it clearly enough.
-const MAX_EVENTS: usize = 256;
+const MAX_PUBLISHED_EVENTS: usize = 256;
 
 impl ClusterIndex {
     /// Applies a slice's present state. Returns Events for pods whose GPUs are published from now on.
     pub(crate) fn apply_slice(
         &mut self,
-        service: &Service,
+        service: &ServerState,
         slice: &ResourceSlice,
     ) -> Vec<PodEvent> {
         let Some((name, slice)) = objects::device_slice(slice) else {
@@ -27,50 +27,53 @@ impl ClusterIndex {
         self.unlisted_slices.remove(&name);
         let mut cluster = service.cluster();
         let published = cluster.apply(SliceObserved { name, slice });
-        events(cluster.ledger(), &published)
+        newly_published_events(cluster.ledger(), &published)
     }
 
     pub(crate) fn delete_slice(
         &mut self,
-        service: &Service,
+        service: &ServerState,
         slice: &ResourceSlice,
     ) -> Vec<PodEvent> {
         let Some(name) = slice.metadata.name.as_deref() else {
             return Vec::new();
         };
-        remove(service, &name.into())
+        remove_slice(service, &name.into())
     }
 
     /// Marks the ResourceSlice list incomplete unless it was begun in this term of leadership or later.
-    pub(crate) fn expect_slices(&mut self, term: u64) {
+    pub(crate) fn expect_slice_list(&mut self, term: u64) {
         self.slices_list.expect(term);
     }
 
-    pub(crate) fn begin_slices(&mut self, service: &Service) {
+    pub(crate) fn begin_slice_list(&mut self, service: &ServerState) {
         self.unlisted_slices = service.cluster().ledger().slice_names().cloned().collect();
     }
 
     /// Ends the list: slices that it did not contain are gone. Returns Events for pods whose GPUs are published from now on.
-    pub(crate) fn end_slices(&mut self, service: &Service) -> Vec<PodEvent> {
+    pub(crate) fn end_slice_list(&mut self, service: &ServerState) -> Vec<PodEvent> {
         let gone = std::mem::take(&mut self.unlisted_slices);
-        let events = gone.iter().flat_map(|name| remove(service, name)).collect();
+        let events = gone
+            .iter()
+            .flat_map(|name| remove_slice(service, name))
+            .collect();
         self.slices_list.is_complete = true;
         events
     }
 
     /// Counts the list as complete, because the API server has no ResourceSlices. Slices of an earlier list stay.
-    pub(crate) fn lack_slices(&mut self) {
+    pub(crate) fn mark_slices_not_served(&mut self) {
         self.slices_list.is_complete = true;
     }
 }
 
-fn remove(service: &Service, name: &Arc<str>) -> Vec<PodEvent> {
+fn remove_slice(service: &ServerState, name: &Arc<str>) -> Vec<PodEvent> {
     let mut cluster = service.cluster();
     let published = cluster.apply(SliceDeleted(name.clone()));
-    events(cluster.ledger(), &published)
+    newly_published_events(cluster.ledger(), &published)
 }
 
-fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
+fn newly_published_events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
     for node in &published.nodes {
         tracing::warn!(
             %node,
@@ -81,12 +84,12 @@ fn events(ledger: &Ledger, published: &NewlyPublished) -> Vec<PodEvent> {
         .nodes
         .iter()
         .flat_map(|node| events_on(ledger, node))
-        .take(MAX_EVENTS)
+        .take(MAX_PUBLISHED_EVENTS)
         .collect()
 }
 
 /// Events for all pods whose GPUs are published.
-pub(super) fn standing<'a>(
+pub(super) fn current_published_events<'a>(
     ledger: &'a Ledger,
     nodes: impl Iterator<Item = &'a NodeName> + 'a,
 ) -> impl Iterator<Item = PodEvent> + 'a {
@@ -98,14 +101,14 @@ pub(super) fn standing<'a>(
     nodes
         .filter(is_published)
         .flat_map(|node| events_on(ledger, node))
-        .take(MAX_EVENTS)
+        .take(MAX_PUBLISHED_EVENTS)
 }
 
 fn events_on<'a>(ledger: &'a Ledger, node: &'a NodeName) -> impl Iterator<Item = PodEvent> + 'a {
-    let own = ledger
-        .pods_of(node)
-        .filter(|(_, pod_state)| !pod_state.demand.asks_plugin());
-    own.map(move |(uid, pod_state)| PodEvent {
+    let stowage_pods = ledger
+        .pods_on_node(node)
+        .filter(|(_, pod_state)| !pod_state.demand.is_allocated_externally());
+    stowage_pods.map(move |(uid, pod_state)| PodEvent {
         key: pod_state.key.clone(),
         uid: uid.clone(),
         kind: PodEventReason::PublishedByDra,

@@ -1,14 +1,14 @@
 //! Brings persistent volumes, claims and storage classes into the view of kube-scheduler's filters, relisted like nodes.
 
 use super::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use stowage_kubernetes_objects::StorageResource;
 use stowage_scheduling::kube_filters::StorageKind;
 use stowage_scheduling::verbs::observe::{StorageDeleted, StorageObserved};
 
 impl ClusterIndex {
-    pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
-        let Some(name) = object.known_as() else {
+    pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &ServerState, object: &K) {
+        let Some(name) = object.key() else {
             return;
         };
         if let Some(unlisted) = self.unlisted_storage.get_mut(&K::KIND) {
@@ -16,12 +16,12 @@ impl ClusterIndex {
         }
         service.cluster().apply(StorageObserved {
             name,
-            object: object.object(),
+            object: object.to_storage_object(),
         });
     }
 
-    pub(crate) fn delete_storage<K: StorageResource>(&mut self, service: &Service, object: &K) {
-        if let Some(name) = object.known_as() {
+    pub(crate) fn delete_storage<K: StorageResource>(&mut self, service: &ServerState, object: &K) {
+        if let Some(name) = object.key() {
             service.cluster().apply(StorageDeleted {
                 kind: K::KIND,
                 name,
@@ -30,14 +30,14 @@ impl ClusterIndex {
     }
 
     /// Begins a list of all objects of one kind.
-    pub(crate) fn begin_storage(&mut self, service: &Service, kind: StorageKind) {
-        let known = service.cluster().kube_filters().storage_names(kind);
+    pub(crate) fn begin_storage_list(&mut self, service: &ServerState, kind: StorageKind) {
+        let names = service.cluster().kube_filters().storage_names(kind);
         self.unlisted_storage
-            .insert(kind, known.into_iter().collect());
+            .insert(kind, names.into_iter().collect());
     }
 
     /// Ends the list of one kind: objects known when it began and absent from it are gone.
-    pub(crate) fn end_storage(&mut self, service: &Service, kind: StorageKind) {
+    pub(crate) fn end_storage_list(&mut self, service: &ServerState, kind: StorageKind) {
         for name in self.unlisted_storage.remove(&kind).unwrap_or_default() {
             service.cluster().apply(StorageDeleted { kind, name });
         }

@@ -62,7 +62,7 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 }
 
 pub(super) struct IndexFixture {
-    pub(super) service: Arc<Service>,
+    pub(super) service: Arc<ServerState>,
     pub(super) index: ClusterIndex,
 }
 
@@ -74,10 +74,10 @@ impl IndexFixture {
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
         let mut bench = Self {
-            service: Service::new(policy),
+            service: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
-        bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
+        bench.index.replace_nodes(&bench.service, &[node("a", 2)]);
         bench
     }
 
@@ -94,9 +94,9 @@ impl IndexFixture {
     }
 
     pub(super) fn charged(&self) -> [Bytes; 2] {
-        let ledger = self.service.cluster();
-        assert_eq!(audit(ledger.ledger()), []);
-        let node = ledger
+        let cluster = self.service.cluster();
+        assert_eq!(audit(cluster.ledger()), []);
+        let node = cluster
             .ledger()
             .node(&NodeName::parse("a").unwrap())
             .unwrap();
@@ -117,7 +117,7 @@ fn uid_of(text: &str) -> PodUid {
 }
 
 #[test]
-fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
+fn a_gpu_is_free_again_after_its_pod_has_finished() {
     let mut bench = IndexFixture::new();
     assert_eq!(bench.apply(&pod("p", "1", 40)), None);
     assert!(matches!(bench.phase("1"), Some(PodPhase::Waiting(_))));
@@ -183,13 +183,13 @@ fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     bench.apply(&pod("assumed", "3", 10));
     bench.assume("3");
 
-    bench.index.begin_pods(&bench.service);
+    bench.index.begin_pod_list(&bench.service);
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     // Younger than the list: it came by a filter request and is being bound already.
-    bench.apply_by_request(&pod("young", "4", 20));
+    bench.apply_from_request(&pod("young", "4", 20));
     bench.assume("4");
     bench.apply(&pod("assumed", "3", 10));
-    bench.index.end_pods(&bench.service);
+    bench.index.end_pod_list(&bench.service);
 
     assert_eq!(bench.phase("2"), None);
     assert!(
@@ -215,7 +215,7 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_allocated_to_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     bench.assume("1");
-    bench.index.reset_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.service, &[]);
     assert_eq!(bench.phase("1"), None);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
 }
@@ -241,9 +241,9 @@ fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
         1,
         "one pod, however often it is seen"
     );
-    assert_eq!(bench.index.standing(&bench.service).len(), 1);
-    bench.index.reset_pods(&bench.service, &[]);
-    assert_eq!(bench.index.standing(&bench.service), []);
+    assert_eq!(bench.index.current_warning_events(&bench.service).len(), 1);
+    bench.index.replace_pods(&bench.service, &[]);
+    assert_eq!(bench.index.current_warning_events(&bench.service), []);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn edits_after_the_bind_are_ignored_and_reported() {
         None,
         "the edit was taken back"
     );
-    assert_eq!(bench.index.standing(&bench.service), []);
+    assert_eq!(bench.index.current_warning_events(&bench.service), []);
 }
 
 #[test]
@@ -327,19 +327,19 @@ fn a_cleared_reservation_ends_on_a_standby_and_stays_on_the_leader() {
 fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("watched", "1", 10));
-    bench.apply_by_request(&pod("ghost", "2", 10));
-    bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
+    bench.apply_from_request(&pod("ghost", "2", 10));
+    bench.apply_from_request(&pod("bound-meanwhile", "3", 10));
     bench.sweep();
     assert!(bench.phase("2").is_some(), "the watch may be late");
     bench.assume("3");
-    bench.apply_by_request(&pod("new", "4", 10));
+    bench.apply_from_request(&pod("new", "4", 10));
     bench.sweep();
     assert_eq!(bench.phase("2"), None);
     assert!(["1", "3", "4"].iter().all(|uid| bench.phase(uid).is_some()));
 }
 
 #[test]
-fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
+fn a_node_is_added_changed_deleted_and_removed_when_absent_from_a_list() {
     let mut bench = IndexFixture::new();
     bench.index.apply_node(&bench.service, &node("b", 4));
     let names = |bench: &IndexFixture| -> Vec<String> {
@@ -353,7 +353,7 @@ fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
     assert_eq!(names(&bench), ["a:2", "b:4"]);
     bench
         .index
-        .reset_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
+        .replace_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
     assert_eq!(names(&bench), ["b:4", "c:1"]);
     bench.index.delete_node(&bench.service, &node("b", 4));
     assert_eq!(names(&bench), ["c:1"]);
@@ -384,9 +384,9 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
     assert_eq!(
         record,
-        NodeOnRecord {
+        IndexedNode {
             kind: NodeKind::DevicePlugin,
-            advertised: Some(Bytes::gib(144))
+            advertised_vram: Some(Bytes::gib(144))
         }
     );
     assert_eq!(
@@ -430,25 +430,21 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
 #[test]
 fn the_index_is_complete_once_all_lists_are_in() {
     let mut bench = IndexFixture::new();
-    bench.index.begin_budgets(&bench.service);
-    bench.index.end_budgets(&bench.service);
-    bench.index.begin_slices(&bench.service);
-    bench.index.end_slices(&bench.service);
-    bench.index.begin_pods(&bench.service);
+    bench.index.begin_budget_list(&bench.service);
+    bench.index.end_budget_list(&bench.service);
+    bench.index.begin_slice_list(&bench.service);
+    bench.index.end_slice_list(&bench.service);
+    bench.index.begin_pod_list(&bench.service);
     bench.apply(&pod("p", "1", 10));
-    assert_eq!(bench.index.complete_since(), None);
-    bench.index.end_pods(&bench.service);
-    assert_eq!(bench.index.complete_since(), Some(0));
-    bench.index.expect_pods(1);
+    assert_eq!(bench.index.synced_term(), None);
+    bench.index.end_pod_list(&bench.service);
+    assert_eq!(bench.index.synced_term(), Some(0));
+    bench.index.expect_pod_list(1);
+    assert_eq!(bench.index.synced_term(), None, "a new list is on its way");
+    bench.index.begin_pod_list(&bench.service);
+    bench.index.end_pod_list(&bench.service);
     assert_eq!(
-        bench.index.complete_since(),
-        None,
-        "a new list is on its way"
-    );
-    bench.index.begin_pods(&bench.service);
-    bench.index.end_pods(&bench.service);
-    assert_eq!(
-        bench.index.complete_since(),
+        bench.index.synced_term(),
         Some(0),
         "the others are still those of before"
     );
@@ -457,15 +453,15 @@ fn the_index_is_complete_once_all_lists_are_in() {
 #[test]
 fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     let mut bench = IndexFixture::new();
-    bench.index.reset_pods(&bench.service, &[]);
-    bench.index.lack_slices();
-    assert_eq!(bench.index.complete_since(), None);
-    bench.index.forbid_budgets(&bench.service);
-    assert_eq!(bench.index.complete_since(), Some(0));
-    assert!(!bench.service.cluster().ledger().budgets_known());
-    bench.index.begin_budgets(&bench.service);
-    bench.index.end_budgets(&bench.service);
-    assert!(bench.service.cluster().ledger().budgets_known());
+    bench.index.replace_pods(&bench.service, &[]);
+    bench.index.mark_slices_not_served();
+    assert_eq!(bench.index.synced_term(), None);
+    bench.index.mark_budgets_forbidden(&bench.service);
+    assert_eq!(bench.index.synced_term(), Some(0));
+    assert!(!bench.service.cluster().ledger().are_budgets_known());
+    bench.index.begin_budget_list(&bench.service);
+    bench.index.end_budget_list(&bench.service);
+    assert!(bench.service.cluster().ledger().are_budgets_known());
 }
 
 fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
@@ -480,8 +476,8 @@ fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
 fn a_budget_that_a_new_list_does_not_have_is_gone() {
     let mut bench = IndexFixture::new();
     let known = |bench: &IndexFixture| {
-        let ledger = bench.service.cluster();
-        ledger
+        let cluster = bench.service.cluster();
+        cluster
             .ledger()
             .budgets()
             .iter()
@@ -495,9 +491,9 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
     }
     bench.index.delete_budget(&bench.service, &budget("c", 3));
     assert_eq!(known(&bench), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
-    bench.index.begin_budgets(&bench.service);
+    bench.index.begin_budget_list(&bench.service);
     bench.index.apply_budget(&bench.service, &budget("b", 0));
-    bench.index.end_budgets(&bench.service);
+    bench.index.end_budget_list(&bench.service);
     assert_eq!(known(&bench), [("b".to_owned(), 0)]);
 }
 
@@ -524,11 +520,11 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
-    two.index.reset_pods(&two.service, &list);
+    two.index.replace_pods(&two.service, &list);
     // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
-        let ledger = bench.service.cluster();
-        let entries = ledger
+        let cluster = bench.service.cluster();
+        let entries = cluster
             .ledger()
             .pod_states()
             .into_iter()
@@ -562,7 +558,7 @@ impl IndexFixture {
     /// A bind on node `a` allocates GPUs to the pod; its Binding is not written yet.
     fn assume(&self, uid: &str) {
         let mut cluster = self.service.cluster();
-        let asked = BindAsked::of(
+        let asked = BindAsked::for_pod(
             cluster.ledger(),
             &uid_of(uid),
             &NodeName::parse("a").unwrap(),
@@ -585,15 +581,15 @@ impl IndexFixture {
     }
 
     /// As the extender brings a pod in: past the index.
-    fn apply_by_request(&self, pod: &Value) {
-        let mut ledger = self.service.cluster();
+    fn apply_from_request(&self, pod: &Value) {
+        let mut cluster = self.service.cluster();
         let seen = objects::observation(
             &read(pod.clone()),
-            ledger.ledger().policy(),
+            cluster.ledger().policy(),
             None,
             jiff::Timestamp::UNIX_EPOCH,
         )
         .unwrap();
-        ledger.apply(PodObserved(seen));
+        cluster.apply(PodObserved(seen));
     }
 }

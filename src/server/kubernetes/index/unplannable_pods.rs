@@ -24,15 +24,15 @@ impl ClusterIndex {
             .collect()
     }
 
-    pub(super) fn note_unplannable_pod(
+    pub(super) fn update_unplannable_pod(
         &mut self,
         uid: &PodUid,
         key: &PodKey,
         pod: &Pod,
-        is_unknown: bool,
+        is_outside_ledger: bool,
     ) {
         let is_over = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
-        if !is_unknown || is_over || !objects::gates(pod).only_ours() {
+        if !is_outside_ledger || is_over || !objects::gates(pod).is_planner_gate_only() {
             self.unplannable_pods.remove(uid);
             return;
         }

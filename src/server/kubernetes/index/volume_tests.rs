@@ -2,7 +2,7 @@
 
 use crate::kubernetes::dump::{Dump, DumpControlPlane};
 use crate::kubernetes::index::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,14 +77,14 @@ fn class(name: &str, provisioner: &str, zone: Option<&str>) -> Value {
 }
 
 /// A cluster of these objects, and of nodes `a`, `b` and `c`, in zones east, west and west.
-fn loaded(objects: &[Value]) -> Arc<Service> {
+fn loaded(objects: &[Value]) -> Arc<ServerState> {
     let nodes = [node("a", "east"), node("b", "west"), node("c", "west")];
     let items: Vec<&Value> = nodes.iter().chain(objects).collect();
-    let dump = Dump::of(
+    let dump = Dump::from_text(
         json!({ "kind": "List", "items": items }).to_string(),
         Path::new("dump"),
     );
-    let service = Service::new(Policy::default());
+    let service = ServerState::new(Policy::default());
     DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
     service
 }
@@ -94,8 +94,8 @@ fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
     let service = loaded(objects);
     let cluster = service.cluster();
     let uid = PodUid::parse("1").unwrap();
-    let wants = cluster.kube_filters().wants(&uid).unwrap();
-    let query = cluster.kube_filters().ask(Some(&uid), wants);
+    let wants = cluster.kube_filters().requirements_of(&uid).unwrap();
+    let query = cluster.kube_filters().query(Some(&uid), wants);
     let verdict = |name| {
         query.verdict(
             &NodeName::parse(name).unwrap(),
@@ -148,7 +148,7 @@ fn what_is_not_supported_is_explained() {
     let unsupported = |objects: &[Value]| {
         let service = loaded(objects);
         let explanation = explain(
-            &mut service.cluster_to_explain(),
+            &mut service.cluster_copy(),
             &PodUid::parse("1").unwrap(),
             &ShownNodes::default(),
         );

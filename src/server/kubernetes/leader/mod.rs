@@ -13,7 +13,7 @@ mod tenure;
 mod tests;
 
 use super::request::{ApiRequestError, within};
-use crate::service::{Service, Tenure, Trouble};
+use crate::service::{FailureStreak, ServerState, Tenure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
@@ -30,15 +30,15 @@ use tenure::Succession;
 use tokio_util::sync::CancellationToken;
 
 /// kube-scheduler renews every two seconds: each renewal is seen, and counts from at most a second before it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LEASE_READ_INTERVAL: Duration = Duration::from_secs(1);
 /// Five renewals fit into the ten seconds before this replica steps down.
-const RENEW_EVERY: Duration = Duration::from_secs(2);
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(2);
 /// Time limit of a request for the Lease: a slower answer is outdated, and the next attempt shows more.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+const LEASE_REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often leadership is set from the latest read, so how late it may begin. It ends by itself at the Lease's safe end.
-const CHECK_EVERY: Duration = Duration::from_millis(100);
+const TENURE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Duration of a Lease that has none: Kubernetes' default.
-const DEFAULT_DURATION: Millis = Millis::seconds(15);
+const DEFAULT_LEASE_DURATION: Millis = Millis::seconds(15);
 
 /// What decides whether this replica acts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct LeaseName {
 
 impl LeaseName {
     /// The Lease of kube-scheduler by default.
-    pub fn of_kube_scheduler() -> Self {
+    pub fn for_kube_scheduler() -> Self {
         Self {
             namespace: "kube-system".into(),
             name: "kube-scheduler".into(),
@@ -69,7 +69,7 @@ impl LeaseName {
     }
 
     /// The Lease of Stowage's own in this namespace.
-    pub fn own(namespace: &str) -> Self {
+    pub fn for_stowage(namespace: &str) -> Self {
         Self {
             namespace: namespace.into(),
             name: "stowage".into(),
@@ -84,7 +84,7 @@ struct LeaseReading {
     holder: Option<String>,
     term: LeaseTerm,
     /// By its holder's clock: compared only with itself.
-    renewed: Option<jiff::Timestamp>,
+    renewed_at: Option<jiff::Timestamp>,
     duration: Millis,
 }
 
@@ -98,7 +98,7 @@ struct LeaseTerm {
 }
 
 impl LeaseReading {
-    fn of(lease: &Lease) -> Self {
+    fn from_lease(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seconds = spec
             .lease_duration_seconds
@@ -112,8 +112,8 @@ impl LeaseReading {
         Self {
             holder,
             term,
-            renewed: spec.renew_time.map(|time| time.0),
-            duration: seconds.map_or(DEFAULT_DURATION, Millis::seconds),
+            renewed_at: spec.renew_time.map(|time| time.0),
+            duration: seconds.map_or(DEFAULT_LEASE_DURATION, Millis::seconds),
         }
     }
 }
@@ -126,19 +126,19 @@ fn safe_duration(duration: Millis) -> Millis {
 /// Updates leadership until `shutdown`; then ends it, and gives up a Lease of Stowage's own.
 pub async fn run(
     client: Client,
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     lead_with: LeadWith,
     times: WriteTimes,
     nonce: String,
     shutdown: CancellationToken,
 ) {
-    service.leadership.set_latest_landing(times);
-    let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
+    service.leadership.set_max_commit_delay(times);
+    let succession = Succession::new(Millis(times.max_commit_delay().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
             let started = service.now();
             let from = match lead_with {
-                LeadWith::Always => succession.after_a_last_send_at(started),
+                LeadWith::Always => succession.end_of_writes_after_send(started),
                 _ => started,
             };
             shutdown
@@ -151,8 +151,8 @@ pub async fn run(
             tokio::select! {
                 // In this order, so that a simulation is reproducible.
                 biased;
-                () = look(&client, &service, &lease, &scheduler_lease) => {}
-                () = keep_current(&service, tenure) => {}
+                () = poll_scheduler_lease(&client, &service, &lease, &scheduler_lease) => {}
+                () = keep_tenure_current(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
         }
@@ -166,7 +166,7 @@ pub async fn run(
             tokio::select! {
                 biased;
                 () = campaign(&client, &service, &lease, &candidate) => {}
-                () = keep_current(&service, tenure) => {}
+                () = keep_tenure_current(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
             set_tenure(&service, Tenure::Standby);
@@ -177,12 +177,18 @@ pub async fn run(
 }
 
 /// Leads without a Lease from `from` on, and again after each time that this replica has to succeed itself.
-async fn lead_alone(service: &Service, succession: &Succession, from: Moment) {
-    set_tenure(service, succession.alone(from, service.now()));
+async fn lead_alone(service: &ServerState, succession: &Succession, from: Moment) {
+    set_tenure(
+        service,
+        succession.tenure_without_lease(from, service.now()),
+    );
     loop {
-        tokio::time::sleep(CHECK_EVERY).await;
-        if service.leadership.is_succeeding() {
-            set_tenure(service, succession.alone(from, service.now()));
+        tokio::time::sleep(TENURE_CHECK_INTERVAL).await;
+        if service.leadership.is_awaiting_earlier_writes() {
+            set_tenure(
+                service,
+                succession.tenure_without_lease(from, service.now()),
+            );
         }
     }
 }
@@ -197,14 +203,14 @@ pub(super) fn nonce() -> String {
 }
 
 /// Sets leadership to the present state again and again: a hanging request must not extend it.
-async fn keep_current(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
+async fn keep_tenure_current(service: &ServerState, tenure: impl Fn(Moment) -> Tenure) {
     loop {
         set_tenure(service, tenure(service.now()));
-        tokio::time::sleep(CHECK_EVERY).await;
+        tokio::time::sleep(TENURE_CHECK_INTERVAL).await;
     }
 }
 
-fn set_tenure(service: &Service, tenure: Tenure) {
+fn set_tenure(service: &ServerState, tenure: Tenure) {
     let before = service.leadership.tenure();
     service.set_tenure(tenure);
     // The gate waits where this replica succeeds itself.
@@ -216,7 +222,7 @@ fn set_tenure(service: &Service, tenure: Tenure) {
     match after {
         _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
         Tenure::Standby => tracing::info!("this replica stops acting"),
-        Tenure::Succeeding { from } => {
+        Tenure::AwaitingEarlierWrites { from } => {
             let seconds = from.since(service.now()).0.div_ceil(1000);
             tracing::info!(
                 seconds,
@@ -230,28 +236,30 @@ fn set_tenure(service: &Service, tenure: Tenure) {
 }
 
 /// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
-async fn look(
+async fn poll_scheduler_lease(
     client: &Client,
-    service: &Service,
+    service: &ServerState,
     name: &LeaseName,
     scheduler_lease: &Mutex<SchedulerLease>,
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut log = LeaseLog::default();
     loop {
-        let asked = service.now();
-        let looked = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await;
-        log.about(name, &looked, service.now());
-        if let Ok(lease) = looked {
-            let reading = lease.as_ref().map(LeaseReading::of);
-            note_holder(service, reading.as_ref());
-            scheduler_lease.lock().see(reading, asked, service.now());
+        let sent_at = service.now();
+        let read = within(LEASE_REQUEST_TIMEOUT, leases.get_opt(&name.name)).await;
+        log.log_result(name, &read, service.now());
+        if let Ok(lease) = read {
+            let reading = lease.as_ref().map(LeaseReading::from_lease);
+            record_holder(service, reading.as_ref());
+            scheduler_lease
+                .lock()
+                .apply_read(reading, sent_at, service.now());
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(LEASE_READ_INTERVAL).await;
     }
 }
 
-fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
+fn record_holder(service: &ServerState, reading: Option<&LeaseReading>) {
     service
         .leadership
         .set_holder(reading.and_then(|reading| reading.holder.as_deref()));
@@ -260,7 +268,7 @@ fn note_holder(service: &Service, reading: Option<&LeaseReading>) {
 /// Takes the Lease when it is free, and keeps it.
 async fn campaign(
     client: &Client,
-    service: &Service,
+    service: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) {
@@ -268,26 +276,29 @@ async fn campaign(
     let mut log = LeaseLog::default();
     loop {
         let attempted = attempt(&leases, service, name, candidate).await;
-        log.about(name, &attempted, service.now());
+        log.log_result(name, &attempted, service.now());
         if attempted.is_err() {
             count(service, "failed");
         }
-        tokio::time::sleep(RENEW_EVERY).await;
+        tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
     }
 }
 
 async fn attempt(
     leases: &Api<Lease>,
-    service: &Service,
+    service: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) -> Result<(), ApiRequestError> {
-    let found = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
-    note_holder(service, found.as_ref().map(LeaseReading::of).as_ref());
-    let sent = service.now();
+    let found = within(LEASE_REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
+    record_holder(
+        service,
+        found.as_ref().map(LeaseReading::from_lease).as_ref(),
+    );
+    let sent_at = service.now();
     let next = candidate
         .lock()
-        .step(found.as_ref(), sent, service.clock.wall());
+        .step(found.as_ref(), sent_at, service.clock.wall());
     let Some(spec) = next else { return Ok(()) };
     let params = PostParams::default();
     let written = match found {
@@ -297,7 +308,7 @@ async fn attempt(
                 ..ObjectMeta::default()
             };
             within(
-                REQUEST_TIMEOUT,
+                LEASE_REQUEST_TIMEOUT,
                 leases.create(
                     &params,
                     &Lease {
@@ -311,7 +322,7 @@ async fn attempt(
         Some(found) => {
             // With the resourceVersion that was read: of two candidates one is rejected.
             within(
-                REQUEST_TIMEOUT,
+                LEASE_REQUEST_TIMEOUT,
                 leases.replace(
                     &name.name,
                     &params,
@@ -324,8 +335,8 @@ async fn attempt(
             .await?
         }
     };
-    note_holder(service, Some(&LeaseReading::of(&written)));
-    candidate.lock().wrote(sent, &written);
+    record_holder(service, Some(&LeaseReading::from_lease(&written)));
+    candidate.lock().record_write(sent_at, &written);
     count(service, "written");
     Ok(())
 }
@@ -333,24 +344,24 @@ async fn attempt(
 /// Gives up the Lease, so that another replica need not wait until it expires.
 async fn resign(
     client: &Client,
-    service: &Service,
+    service: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let Ok(Some(found)) = within(REQUEST_TIMEOUT, leases.get_opt(&name.name)).await else {
+    let Ok(Some(found)) = within(LEASE_REQUEST_TIMEOUT, leases.get_opt(&name.name)).await else {
         return;
     };
-    let given_up = candidate
+    let released_spec = candidate
         .lock()
         .resign(&found.spec.clone().unwrap_or_default());
-    let Some(spec) = given_up else { return };
+    let Some(spec) = released_spec else { return };
     let release = Lease {
         spec: Some(spec),
         ..found
     };
     match within(
-        REQUEST_TIMEOUT,
+        LEASE_REQUEST_TIMEOUT,
         leases.replace(&name.name, &PostParams::default(), &release),
     )
     .await
@@ -364,11 +375,16 @@ async fn resign(
 
 /// Logs when a Lease becomes unreachable and when it is back, not each attempt between.
 #[derive(Default)]
-struct LeaseLog(Trouble);
+struct LeaseLog(FailureStreak);
 
 impl LeaseLog {
-    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, ApiRequestError>, now: Moment) {
-        match tried {
+    fn log_result<T>(
+        &mut self,
+        name: &LeaseName,
+        result: &Result<T, ApiRequestError>,
+        now: Moment,
+    ) {
+        match result {
             Err(error) if self.0.begin(now) => {
                 tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
             }
@@ -382,7 +398,7 @@ impl LeaseLog {
     }
 }
 
-fn count(service: &Service, outcome: &str) {
+fn count(service: &ServerState, outcome: &str) {
     service
         .metrics
         .writes

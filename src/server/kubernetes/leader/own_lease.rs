@@ -12,10 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// Kubernetes components' own default: long enough to outlive a busy API server, short enough to wait for.
-const DURATION_SECONDS: i32 = 15;
-const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
+const LEASE_DURATION_SECONDS: i32 = 15;
+const LEASE_DURATION: Millis = Millis::seconds(LEASE_DURATION_SECONDS as u64);
 /// The duration of a Lease that was given up, as client-go writes it.
-const RESIGNED_SECONDS: i32 = 1;
+const RELEASED_LEASE_SECONDS: i32 = 1;
 
 #[derive(Debug)]
 pub(crate) struct LeaseCandidate {
@@ -24,9 +24,9 @@ pub(crate) struct LeaseCandidate {
     succession: Succession,
     /// Another replica's latest renewal, and when it was seen.
     rival: Option<(LeaseReading, Moment)>,
-    until: Option<Moment>,
+    safe_until: Option<Moment>,
     /// When this replica may act once it holds the Lease: no write of the previous holder can land any more.
-    inherits: Moment,
+    may_act_from: Moment,
     term: Option<LeaseTerm>,
 }
 
@@ -36,8 +36,8 @@ impl LeaseCandidate {
             identity,
             succession,
             rival: None,
-            until: None,
-            inherits: Moment::default(),
+            safe_until: None,
+            may_act_from: Moment::default(),
             term: None,
         }
     }
@@ -51,53 +51,59 @@ impl LeaseCandidate {
     ) -> Option<LeaseSpec> {
         let Some(lease) = lease else {
             // The previous holder of a deleted Lease may not have noticed yet.
-            self.inherits = self.succession.after_a_renewal_at(now, DURATION);
+            self.may_act_from = self
+                .succession
+                .end_of_writes_after_renewal(now, LEASE_DURATION);
             return Some(self.acquired(0, wall));
         };
-        let reading = LeaseReading::of(lease);
+        let reading = LeaseReading::from_lease(lease);
         let spec = lease.spec.clone().unwrap_or_default();
         let next = spec.lease_transitions.unwrap_or(0).saturating_add(1);
         match reading.holder.as_deref() {
             Some(holder) if holder == self.identity => Some(renewed(&spec, wall)),
             None => {
-                self.inherits = match spec.lease_duration_seconds {
+                self.may_act_from = match spec.lease_duration_seconds {
                     // Its holder had stopped writing before it gave the Lease up.
-                    Some(RESIGNED_SECONDS) => self.succession.after_a_last_send_at(now),
+                    Some(RELEASED_LEASE_SECONDS) => self.succession.end_of_writes_after_send(now),
                     // Someone else has cleared it, and the holder may not have noticed yet.
-                    _ => self.succession.after_a_renewal_at(now, DURATION),
+                    _ => self
+                        .succession
+                        .end_of_writes_after_renewal(now, LEASE_DURATION),
                 };
                 Some(self.acquired(next, wall))
             }
             Some(_) => {
-                (self.until, self.term) = (None, None);
-                self.inherits = self.outwaited(reading, now)?;
+                (self.safe_until, self.term) = (None, None);
+                self.may_act_from = self.outwaited(reading, now)?;
                 Some(self.acquired(next, wall))
             }
         }
     }
 
     /// Records that a write sent at `sent` succeeded, and the Lease since.
-    pub fn wrote(&mut self, sent: Moment, lease: &Lease) {
+    pub fn record_write(&mut self, sent: Moment, lease: &Lease) {
         self.rival = None;
-        self.term = Some(LeaseReading::of(lease).term);
-        self.until = Some(sent + safe_duration(DURATION));
+        self.term = Some(LeaseReading::from_lease(lease).term);
+        self.safe_until = Some(sent + safe_duration(LEASE_DURATION));
     }
 
     pub fn tenure(&self, now: Moment) -> Tenure {
-        match (&self.term, self.until) {
-            (Some(term), Some(until)) => self.succession.tenure(term, self.inherits, until, now),
+        match (&self.term, self.safe_until) {
+            (Some(term), Some(until)) => {
+                self.succession.tenure(term, self.may_act_from, until, now)
+            }
             _ => Tenure::Standby,
         }
     }
 
     /// Gives the Lease up. Returns what to write if this replica holds it.
     pub(crate) fn resign(&mut self, lease: &LeaseSpec) -> Option<LeaseSpec> {
-        (self.until, self.term) = (None, None);
+        (self.safe_until, self.term) = (None, None);
         let is_ours = lease.holder_identity.as_deref() == Some(self.identity.as_str());
         // As client-go releases it: without a holder, and expiring at once.
         is_ours.then(|| LeaseSpec {
             holder_identity: Some(String::new()),
-            lease_duration_seconds: Some(RESIGNED_SECONDS),
+            lease_duration_seconds: Some(RELEASED_LEASE_SECONDS),
             ..lease.clone()
         })
     }
@@ -105,9 +111,11 @@ impl LeaseCandidate {
     /// The moment from which no write of the rival can land; `None` until its latest renewal has been seen for its whole duration.
     fn outwaited(&mut self, reading: LeaseReading, now: Moment) -> Option<Moment> {
         match &self.rival {
-            Some((known, seen)) if *known == reading => {
-                let from = self.succession.after_a_renewal_at(*seen, known.duration);
-                (now >= *seen + known.duration).then_some(from)
+            Some((rival, seen_at)) if *rival == reading => {
+                let from = self
+                    .succession
+                    .end_of_writes_after_renewal(*seen_at, rival.duration);
+                (now >= *seen_at + rival.duration).then_some(from)
             }
             _ => {
                 self.rival = Some((reading, now));
@@ -119,7 +127,7 @@ impl LeaseCandidate {
     fn acquired(&self, transitions: i32, wall: jiff::Timestamp) -> LeaseSpec {
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(DURATION_SECONDS),
+            lease_duration_seconds: Some(LEASE_DURATION_SECONDS),
             acquire_time: Some(MicroTime(wall)),
             renew_time: Some(MicroTime(wall)),
             lease_transitions: Some(transitions),
@@ -131,7 +139,7 @@ impl LeaseCandidate {
 fn renewed(lease: &LeaseSpec, wall: jiff::Timestamp) -> LeaseSpec {
     LeaseSpec {
         renew_time: Some(MicroTime(wall)),
-        lease_duration_seconds: Some(DURATION_SECONDS),
+        lease_duration_seconds: Some(LEASE_DURATION_SECONDS),
         ..lease.clone()
     }
 }
@@ -188,7 +196,7 @@ mod tests {
         for second in seconds {
             let renewed =
                 taken(candidate.step(lease.as_ref(), at(second), wall(1000 + second as i64)));
-            candidate.wrote(at(second), &renewed);
+            candidate.record_write(at(second), &renewed);
             lease = Some(renewed);
         }
         lease.unwrap()
@@ -204,15 +212,18 @@ mod tests {
             Tenure::Standby,
             "not before the write went through"
         );
-        a.wrote(at(0), &lease);
-        assert_eq!(a.tenure(at(9)), Tenure::Succeeding { from: at(14) });
+        a.record_write(at(0), &lease);
+        assert_eq!(
+            a.tenure(at(9)),
+            Tenure::AwaitingEarlierWrites { from: at(14) }
+        );
         assert_eq!(
             a.tenure(at(10)),
             Tenure::Standby,
             "not renewed for ten seconds: five before it can be taken"
         );
         let renewed = taken(a.step(Some(&lease), at(12), wall(1012)));
-        a.wrote(at(12), &renewed);
+        a.record_write(at(12), &renewed);
         assert!(!leads(&a, 13) && leads(&a, 14) && leads(&a, 21) && !leads(&a, 22));
     }
 
@@ -236,8 +247,8 @@ mod tests {
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
         assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));
         assert_eq!(spec(&stolen).lease_transitions, Some(1));
-        b.wrote(at(130), &stolen);
-        a.wrote(at(21), &renewed);
+        b.record_write(at(130), &stolen);
+        a.record_write(at(21), &renewed);
         assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), None);
         assert!(
             !leads(&a, 22),
@@ -246,20 +257,23 @@ mod tests {
     }
 
     #[test]
-    fn b4_a_rivals_lease_is_acted_on_once_nothing_of_the_rival_can_land_any_more() {
+    fn a_rivals_lease_is_acted_on_once_no_write_of_the_rival_can_land() {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
         // Seen renewed at 100 s: relied on until 110 s, and what was sent then may land until 114 s.
         assert_eq!(b.step(Some(&held), at(100), wall(5)), None);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
-        b.wrote(at(115), &stolen);
+        b.record_write(at(115), &stolen);
         assert!(leads(&b, 115));
         let slow = LeaseCandidate::new("b".into(), Succession::new(Millis::seconds(30), "b"));
         let mut b = slow;
         assert_eq!(b.step(Some(&held), at(100), wall(5)), None);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
-        b.wrote(at(115), &stolen);
-        assert_eq!(b.tenure(at(115)), Tenure::Succeeding { from: at(140) });
+        b.record_write(at(115), &stolen);
+        assert_eq!(
+            b.tenure(at(115)),
+            Tenure::AwaitingEarlierWrites { from: at(140) }
+        );
     }
 
     #[test]
@@ -273,13 +287,13 @@ mod tests {
     fn a_renewal_keeps_when_it_was_acquired_and_the_epoch() {
         let mut a = candidate("a");
         let held = taken(a.step(None, at(0), wall(1000)));
-        a.wrote(at(0), &held);
+        a.record_write(at(0), &held);
         let epoch = a.tenure(at(0));
         let renewed = taken(a.step(Some(&held), at(2), wall(1002)));
         assert_eq!(spec(&renewed).acquire_time, Some(MicroTime(wall(1000))));
         assert_eq!(spec(&renewed).renew_time, Some(MicroTime(wall(1002))));
         assert_eq!(spec(&renewed).lease_transitions, Some(0));
-        a.wrote(at(2), &renewed);
+        a.record_write(at(2), &renewed);
         assert_eq!(a.tenure(at(2)).epoch(), epoch.epoch());
     }
 
@@ -293,7 +307,7 @@ mod tests {
         let lease = taken(b.step(Some(&released), at(21), wall(1001)));
         assert_eq!(spec(&lease).holder_identity.as_deref(), Some("b"));
         assert_eq!(spec(&lease).lease_duration_seconds, Some(15));
-        b.wrote(at(21), &lease);
+        b.record_write(at(21), &lease);
         assert!(!leads(&b, 24) && leads(&b, 25));
         assert_eq!(
             a.resign(spec(&lease)),
@@ -311,9 +325,9 @@ mod tests {
             ..spec(&held).clone()
         });
         let lease = taken(b.step(Some(&cleared), at(21), wall(1001)));
-        b.wrote(at(21), &lease);
+        b.record_write(at(21), &lease);
         assert!(leads(&a, 25), "it has not read the Lease since");
-        b.wrote(at(30), &lease);
+        b.record_write(at(30), &lease);
         assert!(!leads(&b, 34) && leads(&b, 35));
     }
 }

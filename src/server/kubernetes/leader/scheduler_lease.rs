@@ -18,8 +18,8 @@ pub(crate) struct SchedulerLease {
     hostname: String,
     succession: Succession,
     /// The latest successful read: what it showed, and when it was sent.
-    last: Option<(LeaseReading, Moment)>,
-    until: Option<Moment>,
+    last_read: Option<(LeaseReading, Moment)>,
+    safe_until: Option<Moment>,
     /// The term in which it holds the Lease now, and when this replica may begin to act in it.
     term: Option<(LeaseTerm, Moment)>,
 }
@@ -29,44 +29,52 @@ impl SchedulerLease {
         Self {
             hostname,
             succession,
-            last: None,
-            until: None,
+            last_read: None,
+            safe_until: None,
             term: None,
         }
     }
 
     /// Applies a read that was sent and answered at these times; `None` if there is no such Lease.
-    pub fn see(&mut self, reading: Option<LeaseReading>, asked: Moment, answered: Moment) {
-        let last = self.last.take();
+    pub fn apply_read(
+        &mut self,
+        reading: Option<LeaseReading>,
+        sent_at: Moment,
+        answered_at: Moment,
+    ) {
+        let last_read = self.last_read.take();
         let Some(reading) = reading else {
-            (self.until, self.term) = (None, None);
+            (self.safe_until, self.term) = (None, None);
             return;
         };
         if !self.is_held_here(&reading) {
-            (self.until, self.term) = (None, None);
+            (self.safe_until, self.term) = (None, None);
         } else {
             if self
                 .term
                 .as_ref()
                 .is_none_or(|(term, _)| *term != reading.term)
             {
-                let relied_on = last
+                let previous_duration = last_read
                     .as_ref()
                     .map_or(reading.duration, |(before, _)| before.duration);
-                let longest = relied_on.max(reading.duration);
-                let from = self.succession.after_a_renewal_at(answered, longest);
-                (self.term, self.until) = (Some((reading.term.clone(), from)), None);
+                let longest = previous_duration.max(reading.duration);
+                let from = self
+                    .succession
+                    .end_of_writes_after_renewal(answered_at, longest);
+                (self.term, self.safe_until) = (Some((reading.term.clone(), from)), None);
             }
-            if let Some((_, asked_before)) = last.filter(|(before, _)| *before != reading) {
+            if let Some((_, previous_sent_at)) = last_read.filter(|(before, _)| *before != reading)
+            {
                 // The age of what the first read shows is unknown: it takes a change to lead.
-                self.until = Some(asked_before + super::safe_duration(reading.duration));
+                self.safe_until = Some(previous_sent_at + super::safe_duration(reading.duration));
             }
         }
-        self.last = Some((reading, asked));
+        self.last_read = Some((reading, sent_at));
     }
 
     pub fn tenure(&self, now: Moment) -> Tenure {
-        match (&self.term, self.until) {
+        match (&self.term, self.safe_until) {
             (Some((term, from)), Some(until)) => self.succession.tenure(term, *from, until, now),
             _ => Tenure::Standby,
         }
@@ -105,7 +113,7 @@ mod tests {
         Some(LeaseReading {
             holder: Some(holder.into()),
             term,
-            renewed,
+            renewed_at: renewed,
             duration: Millis::seconds(15),
         })
     }
@@ -120,7 +128,7 @@ mod tests {
 
     /// A read that is answered in the second in which it is sent.
     fn look(lease: &mut SchedulerLease, reading: Option<LeaseReading>, second: u64) {
-        lease.see(reading, at(second), at(second));
+        lease.apply_read(reading, at(second), at(second));
     }
 
     fn leads(lease: &SchedulerLease, second: u64) -> bool {
@@ -186,7 +194,7 @@ mod tests {
         let released = Some(LeaseReading {
             holder: None,
             term,
-            renewed: None,
+            renewed_at: None,
             duration: Millis::seconds(1),
         });
         for next in [
@@ -203,12 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn b4_a_new_term_is_acted_in_once_nothing_of_the_one_before_can_land_any_more() {
+    fn a_new_term_is_acted_in_once_no_write_of_the_previous_term_can_land() {
         let mut lease = SchedulerLease::new("node_a".into(), Succession::new(LANDING, "nonce"));
         look(&mut lease, held_in(1, "node_b_77", 100), 0);
         // A hostname may contain the separator. The read was sent at 1 s and answered at 3 s: the predecessor may have renewed
         // until then, may have relied on that for ten seconds, and what it sent last may take four more.
-        lease.see(held_in(2, "node_a_78", 115), at(1), at(3));
+        lease.apply_read(held_in(2, "node_a_78", 115), at(1), at(3));
         for second in 3..30 {
             look(
                 &mut lease,
@@ -218,7 +226,7 @@ mod tests {
             let tenure = lease.tenure(at(second));
             match second {
                 ..17 => assert!(
-                    matches!(tenure, Tenure::Succeeding { .. }),
+                    matches!(tenure, Tenure::AwaitingEarlierWrites { .. }),
                     "{second} s: {tenure:?}"
                 ),
                 _ => assert!(

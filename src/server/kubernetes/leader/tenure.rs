@@ -9,7 +9,7 @@ use stowage_scheduling::units::{Millis, Moment};
 #[derive(Debug, Clone)]
 pub(crate) struct Succession {
     /// Longest time from the beginning of a write to its taking effect.
-    landing: Millis,
+    max_write_delay: Millis,
     /// Distinguishes this process in its epochs.
     nonce: String,
 }
@@ -17,25 +17,25 @@ pub(crate) struct Succession {
 impl Succession {
     pub fn new(landing: Millis, nonce: &str) -> Self {
         Self {
-            landing,
+            max_write_delay: landing,
             nonce: nonce.into(),
         }
     }
 
     /// The moment from which no write can land of a leader that may have renewed a Lease of this duration until `renewed`.
-    pub(crate) fn after_a_renewal_at(&self, renewed: Moment, duration: Millis) -> Moment {
-        self.after_a_last_send_at(renewed + safe_duration(duration))
+    pub(crate) fn end_of_writes_after_renewal(&self, renewed: Moment, duration: Millis) -> Moment {
+        self.end_of_writes_after_send(renewed + safe_duration(duration))
     }
 
     /// The moment from which no write can land of a leader that began its last write at `sent` or before.
-    pub(crate) fn after_a_last_send_at(&self, sent: Moment) -> Moment {
-        sent + self.landing
+    pub(crate) fn end_of_writes_after_send(&self, sent: Moment) -> Moment {
+        sent + self.max_write_delay
     }
 
     pub fn tenure(&self, term: &LeaseTerm, from: Moment, until: Moment, now: Moment) -> Tenure {
         match () {
             () if now >= until => Tenure::Standby,
-            () if now < from => Tenure::Succeeding { from },
+            () if now < from => Tenure::AwaitingEarlierWrites { from },
             () => Tenure::Leading {
                 epoch: self.epoch(term),
                 until,
@@ -49,7 +49,7 @@ impl Succession {
 
     /// The tenure of a replica that needs no Lease, because it is the only one. From `from` on no write of an earlier process
     /// can land any more.
-    pub fn alone(&self, from: Moment, now: Moment) -> Tenure {
+    pub fn tenure_without_lease(&self, from: Moment, now: Moment) -> Tenure {
         let no_lease = LeaseTerm {
             lease: "no-lease".into(),
             transitions: 0,
@@ -67,18 +67,18 @@ mod tests {
     fn a_sole_replica_waits_for_the_last_landing_and_leads_without_end() {
         let succession = Succession::new(Millis::seconds(4), "nonce");
         let started = Moment(1_000_000);
-        let from = succession.after_a_last_send_at(started);
+        let from = succession.end_of_writes_after_send(started);
         assert_eq!(
-            succession.alone(from, started),
-            Tenure::Succeeding {
+            succession.tenure_without_lease(from, started),
+            Tenure::AwaitingEarlierWrites {
                 from: started + Millis::seconds(4)
             }
         );
         assert_eq!(
-            succession.alone(from, Moment(from.0 - 1)),
-            Tenure::Succeeding { from }
+            succession.tenure_without_lease(from, Moment(from.0 - 1)),
+            Tenure::AwaitingEarlierWrites { from }
         );
-        let led = succession.alone(from, from);
+        let led = succession.tenure_without_lease(from, from);
         assert!(
             matches!(
                 led,
@@ -90,12 +90,12 @@ mod tests {
             "{led:?}"
         );
         assert_eq!(
-            succession.alone(from, from + Millis::seconds(1_000_000)),
+            succession.tenure_without_lease(from, from + Millis::seconds(1_000_000)),
             led,
             "the epoch stays the same"
         );
         assert_eq!(
-            succession.alone(started, started),
+            succession.tenure_without_lease(started, started),
             led,
             "a cluster without a predecessor is led at once"
         );

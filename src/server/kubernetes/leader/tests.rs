@@ -38,12 +38,12 @@ impl Log {
 
 #[test]
 fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
-    let service = Service::with_stopped_clock(Policy::default());
+    let service = ServerState::with_stopped_clock(Policy::default());
     service.lead_from_the_start();
     let lines = Log::of(|| {
         let result = catch_unwind(AssertUnwindSafe(|| {
             let mut cluster = service.cluster();
-            let placement = Placement::by_plugin(NodeName::parse("n").unwrap());
+            let placement = Placement::from_plugin(NodeName::parse("n").unwrap());
             cluster.apply(SettlingAsked {
                 uid: PodUid::parse("x").unwrap(),
                 placement,
@@ -68,11 +68,11 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
 
 #[test]
 fn each_change_of_tenure_is_logged_once() {
-    let service = Service::with_stopped_clock(Policy::default());
+    let service = ServerState::with_stopped_clock(Policy::default());
     let from = service.now() + Millis::seconds(16);
     let lines = Log::of(|| {
         for tenure in [
-            Tenure::Succeeding { from },
+            Tenure::AwaitingEarlierWrites { from },
             Tenure::without_end(),
             Tenure::Standby,
         ] {

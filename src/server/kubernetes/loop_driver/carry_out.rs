@@ -1,21 +1,21 @@
 //! Sends one write of the loop.
 
-use crate::service::Service;
+use crate::service::ServerState;
 use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_scheduling::control_loop::{
-    EvictionTask, PodWrite, StatusPurpose, WriteOutcome, refused,
+    EvictionTask, PodWrite, StatusPurpose, WriteOutcome, rejected_plan_state,
 };
 
 /// Sends a write, if it is still to be sent, and returns what became of it.
 pub(super) async fn carry_out(
     mut write: PodWrite,
-    service: &Service,
+    service: &ServerState,
     control_plane: &dyn ControlPlane,
 ) -> WriteOutcome {
     read_refusal(&mut write, control_plane).await;
     // A statement of its own, so that the lock is released with it.
-    let begun = write.clone().begin(service.cluster().ledger());
-    let Some(write) = begun else {
+    let still_due = write.clone().revalidate(service.cluster().ledger());
+    let Some(write) = still_due else {
         return WriteOutcome::Dropped(write);
     };
     match write {
@@ -32,9 +32,9 @@ pub(super) async fn carry_out(
             {
                 span.set("stowage.preemptor.uid", preemptor.to_string());
             }
-            let is_due = || task.is_due(service.cluster().ledger(), &uid, &why);
+            let is_due = || task.is_still_wanted(service.cluster().ledger(), &uid, &why);
             let outcome = span
-                .around(control_plane.evict(&key, &uid, &why, &is_due))
+                .instrument(control_plane.evict(&key, &uid, &why, &is_due))
                 .await;
             span.set("stowage.outcome", outcome.code());
             WriteOutcome::Evicted {
@@ -44,19 +44,19 @@ pub(super) async fn carry_out(
                 outcome,
             }
         }
-        PodWrite::LiftGate {
+        PodWrite::RemoveGate {
             key,
             uid,
             reservation,
         } => {
             let span = service.traces().write("lift scheduling gate", &uid, &key);
             let written = span
-                .around(control_plane.remove_scheduling_gate(&key, &uid))
+                .instrument(control_plane.remove_scheduling_gate(&key, &uid))
                 .await;
             if written.is_err() {
                 span.fail("not-written");
             }
-            WriteOutcome::GateLifted {
+            WriteOutcome::GateRemoved {
                 key,
                 uid,
                 reservation,
@@ -72,11 +72,11 @@ pub(super) async fn carry_out(
             let span = service.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.code());
             let mut written = span
-                .around(control_plane.write_status(&key, &uid, &change))
+                .instrument(control_plane.write_status(&key, &uid, &change))
                 .await;
             if written.is_ok() && matches!(purpose, StatusPurpose::Release { .. }) {
                 // That may have taken long. The nomination of a pod that was placed meanwhile replaces its condition.
-                if !purpose.stands(service.cluster().ledger(), &uid) {
+                if !purpose.is_current(service.cluster().ledger(), &uid) {
                     return WriteOutcome::Dropped(PodWrite::Status {
                         key,
                         uid,
@@ -85,7 +85,7 @@ pub(super) async fn carry_out(
                     });
                 }
                 written = span
-                    .around(control_plane.remove_scheduling_gate(&key, &uid))
+                    .instrument(control_plane.remove_scheduling_gate(&key, &uid))
                     .await;
             }
             if written.is_err() {
@@ -112,6 +112,6 @@ async fn read_refusal(write: &mut PodWrite, control_plane: &dyn ControlPlane) {
         },
     } = write
     {
-        change.plan = refused(node, uid, control_plane.read_pod(key).await);
+        change.plan = rejected_plan_state(node, uid, control_plane.read_pod(key).await);
     }
 }

@@ -10,15 +10,15 @@ mod notices;
 #[cfg(test)]
 mod tests;
 
-use crate::kubernetes::watch::STORAGE;
-use crate::service::{HeavyWork, Service, SharedBooks, WorkKind};
+use crate::kubernetes::watch::STORAGE_RESOURCES;
+use crate::service::{HeavyWork, ServerState, SharedCluster, WorkKind};
 use carry_out::carry_out;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use stowage_kubernetes_objects::port::ControlPlane;
 use stowage_scheduling::control_loop::{
-    Act, ControlLoop, EdgeFacts, FoundPressure, PlanningJob, PodWrite, RunEnd, WriteOutcome,
+    ControlLoop, EdgeFacts, FoundPressure, LoopAction, PlanningJob, PodWrite, RunEnd, WriteOutcome,
 };
 use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::planning::{Plan, WaitReason};
@@ -28,31 +28,31 @@ use tokio::task::{Id, JoinHandle, JoinSet};
 use tracing::error;
 
 pub(super) struct LoopDriver {
-    service: Arc<Service>,
+    service: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
-    pub control_loop: ControlLoop<SharedBooks>,
+    pub control_loop: ControlLoop<SharedCluster>,
     writes: JoinSet<WriteOutcome>,
     /// The writes in progress.
-    about: FxHashMap<Id, PodWrite>,
+    writes_in_progress: FxHashMap<Id, PodWrite>,
     plan: PlanTask,
-    look: Option<JoinHandle<FoundPressure>>,
+    pressure_check: Option<JoinHandle<FoundPressure>>,
     /// Name of the pod on which planning panics, in tests.
     #[cfg(test)]
-    poison: Option<&'static str>,
+    panics_on: Option<&'static str>,
 }
 
 impl LoopDriver {
-    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+    pub fn new(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
-            control_loop: ControlLoop::new(SharedBooks(service.clone())),
+            control_loop: ControlLoop::new(SharedCluster(service.clone())),
             service,
             control_plane,
             writes: JoinSet::new(),
-            about: FxHashMap::default(),
+            writes_in_progress: FxHashMap::default(),
             plan: PlanTask::default(),
-            look: None,
+            pressure_check: None,
             #[cfg(test)]
-            poison: None,
+            panics_on: None,
         }
     }
 
@@ -68,7 +68,7 @@ impl LoopDriver {
             false => EdgeFacts::default(),
         };
         self.control_loop.tick(now, is_leading, facts);
-        self.act();
+        self.carry_out_acts();
         if is_leading {
             let waiting = self.service.cluster().ledger().pending_count();
             self.service.metrics.planner.waiting.set(waiting as i64);
@@ -78,12 +78,12 @@ impl LoopDriver {
     fn facts(&self, now: Moment, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) -> EdgeFacts {
         let conflicts = self.service.cluster().ledger().policy().conflicts;
         let conflict_victims = match conflicts {
-            ConflictRule::EvictUnstarted => self.service.conflicts().victims(now),
+            ConflictRule::EvictUnstarted => self.service.over_allocations().victims(now),
             ConflictRule::Report => Vec::new(),
         };
         EdgeFacts {
-            conflict_victims: conflict_victims.into_iter().map(|one| one.uid).collect(),
-            lacks_volumes: STORAGE
+            over_allocation_victims: conflict_victims.into_iter().map(|one| one.uid).collect(),
+            lacks_volumes: STORAGE_RESOURCES
                 .iter()
                 .any(|what| self.service.refused_reads.is_refused(what)),
             unplannable_pods,
@@ -92,64 +92,66 @@ impl LoopDriver {
 
     /// Waits until a write, the planning run or a pressure check ends, and handles its result. Never ends while none is in
     /// progress.
-    pub async fn go_on(&mut self) {
+    pub async fn handle_next_result(&mut self) {
         tokio::select! {
             biased;
-            outcome = next_outcome(&mut self.writes, &mut self.about) => {
-                self.control_loop.written(outcome, self.now());
+            outcome = next_outcome(&mut self.writes, &mut self.writes_in_progress) => {
+                self.control_loop.handle_write_outcome(outcome, self.now());
             }
             ended = self.plan.end() => {
-                self.control_loop.planned(ended, self.service.leadership.is_open(), self.now());
+                self.control_loop.handle_run_end(ended, self.service.leadership.is_open(), self.now());
             }
-            found = end_of_look(&mut self.look) => self.control_loop.found_pressure(found),
+            found = end_of_pressure_check(&mut self.pressure_check) => self.control_loop.handle_pressure(found),
         }
-        self.act();
+        self.carry_out_acts();
     }
 
     /// Handles what is in progress until nothing is.
     #[cfg(test)]
     pub async fn settle(&mut self) {
-        self.act();
+        self.carry_out_acts();
         while !self.control_loop.is_idle() {
-            self.go_on().await;
+            self.handle_next_result().await;
         }
     }
 
     /// Carries out the loop's acts.
-    pub fn act(&mut self) {
-        while let Some(act) = self.control_loop.next_act() {
+    pub fn carry_out_acts(&mut self) {
+        while let Some(act) = self.control_loop.next_action() {
             match act {
-                Act::Write(write) => self.send(write),
-                Act::Event(event) => self.control_plane.record_event(event),
-                Act::Plan(job) => self.begin_plan(job),
-                Act::StopPlanning => self.plan.stop(),
-                Act::LookForPressure(job) => {
+                LoopAction::Write(write) => self.send(write),
+                LoopAction::Event(event) => self.control_plane.record_event(event),
+                LoopAction::Plan(job) => self.begin_plan(job),
+                LoopAction::StopPlanning => self.plan.stop(),
+                LoopAction::CheckPressure(job) => {
                     let work = &self.service.heavy_work;
-                    let look = work.begin_in_background(WorkKind::Relief, move || job.run());
-                    self.look = Some(look);
+                    let check = work.spawn_in_background(WorkKind::Relief, move || job.run());
+                    self.pressure_check = Some(check);
                 }
-                Act::Note(notice) => self.tell(notice),
+                LoopAction::Record(notice) => self.report(notice),
             }
         }
     }
 
     fn send(&mut self, write: PodWrite) {
-        let about = write.clone();
+        let sent = write.clone();
         let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
         let task = self
             .writes
             .spawn(async move { carry_out(write, &service, &*control_plane).await });
-        self.about.insert(task.id(), about);
+        self.writes_in_progress.insert(task.id(), sent);
     }
 
     fn begin_plan(&mut self, job: PlanningJob) {
         #[cfg(test)]
-        let poison = self.poison;
+        let panics_on = self.panics_on;
         self.plan
             .begin(&self.service.heavy_work, move |is_stopped| {
                 #[cfg(test)]
                 assert!(
-                    !job.pods().iter().any(|pod| Some(&*pod.key.name) == poison),
+                    !job.pods()
+                        .iter()
+                        .any(|pod| Some(&*pod.key.name) == panics_on),
                     "planted"
                 );
                 job.run(is_stopped)
@@ -165,7 +167,7 @@ impl LoopDriver {
 /// The result of the next write that ends. Never ends while none is in progress.
 async fn next_outcome(
     writes: &mut JoinSet<WriteOutcome>,
-    about: &mut FxHashMap<Id, PodWrite>,
+    writes_in_progress: &mut FxHashMap<Id, PodWrite>,
 ) -> WriteOutcome {
     loop {
         let Some(done) = writes.join_next_with_id().await else {
@@ -175,15 +177,17 @@ async fn next_outcome(
             Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
-        let Some(write) = about.remove(&id) else {
+        let Some(write) = writes_in_progress.remove(&id) else {
             continue;
         };
-        return done.map_or_else(|_| write.broken_off(), |(_, outcome)| outcome);
+        return done.map_or_else(|_| write.into_panicked(), |(_, outcome)| outcome);
     }
 }
 
 /// Result of the pressure check in progress, `None` if it failed. Never ends while none is in progress.
-async fn end_of_look(look: &mut Option<JoinHandle<FoundPressure>>) -> Option<FoundPressure> {
+async fn end_of_pressure_check(
+    look: &mut Option<JoinHandle<FoundPressure>>,
+) -> Option<FoundPressure> {
     let Some(task) = look else {
         return std::future::pending().await;
     };
@@ -212,7 +216,7 @@ impl PlanTask {
         self.stop = Arc::default();
         let stop = self.stop.clone();
         let plan = move || plan(&|| stop.load(Ordering::Relaxed));
-        self.task = Some(work.begin_until(WorkKind::Plan, self.stop.clone(), plan));
+        self.task = Some(work.spawn_stoppable(WorkKind::Plan, self.stop.clone(), plan));
     }
 
     fn stop(&self) {

@@ -23,7 +23,7 @@ use crate::service::Tenure;
 use fixture::*;
 use serde_json::{Value, json};
 use stowage_kubernetes_objects as objects;
-use stowage_scheduling::control_loop::{EvictionOutcome, UNPLANNABLE_AT_ONCE};
+use stowage_scheduling::control_loop::{EvictionOutcome, UNPLANNABLE_PER_TICK};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::policy::{Mode, Policy};
 use stowage_scheduling::units::Millis;
@@ -68,7 +68,7 @@ async fn victims_are_evicted_once_the_reservation_is_written_and_the_pod_is_nomi
     leaving["metadata"]["deletionGracePeriodSeconds"] = json!(30);
     bench.show(leaving);
     assert!(bench.tick().await.is_empty(), "it takes its time");
-    bench.gone("job");
+    bench.delete("job");
     assert_eq!(
         bench.tick().await,
         ["serving: nominate n, placed", "serving: lift"]
@@ -80,7 +80,7 @@ async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
-    *bench.recorder.deaf.lock() = true;
+    *bench.recorder.is_unreachable.lock() = true;
     assert_eq!(
         bench.tick().await,
         [
@@ -90,7 +90,7 @@ async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
     );
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     assert_eq!(
-        bench.recorder.told(),
+        bench.recorder.event_reasons(),
         ["StowageReserved", "StowageReservationEnded"]
     );
 }
@@ -102,15 +102,15 @@ async fn an_eviction_that_a_budget_refuses_is_retried_with_back_off() {
     bench.show(gated("serving", 50, 100));
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     assert!(bench.tick().await.is_empty(), "not at once");
-    bench.pass(1);
+    bench.advance_seconds(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
-    bench.pass(120);
+    bench.advance_seconds(120);
     assert_eq!(
         bench.service.cluster().ledger().totals().reservations,
         0,
@@ -133,7 +133,7 @@ async fn an_eviction_that_is_refused_for_good_ends_the_reservation_at_once() {
     };
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), refused);
     bench.tick().await;
@@ -161,9 +161,9 @@ async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_m
     bench.show(waiting("a", 40, 0));
     let mut restored = 0;
     for _ in 0..20 {
-        bench.pass(1);
+        bench.advance_seconds(1);
         // What the scheduler clears at once no watch shows.
-        let written = bench.tick_unseen().await;
+        let written = bench.tick_without_watch().await;
         restored += written
             .iter()
             .filter(|write| write.starts_with("a: nominate"))
@@ -178,9 +178,9 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
     bench.show(bound("chat", "n", 60, 1000));
     bench.show(gated("a", 50, 0));
     assert!(bench.tick().await.is_empty());
-    bench.pass(31);
+    bench.advance_seconds(31);
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
-    assert_eq!(bench.recorder.told(), ["StowagePlanFailed"]);
+    assert_eq!(bench.recorder.event_reasons(), ["StowagePlanFailed"]);
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn the_reservation_of_a_deleted_pod_is_released() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.tick().await;
-    bench.gone("a");
+    bench.delete("a");
     bench.show(gated("b", 50, 0));
     assert_eq!(bench.tick().await, ["b: nominate n, placed", "b: lift"]);
 }
@@ -211,7 +211,7 @@ async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
     bench.show(gated("second", 50, 100));
     let mut written = bench.tick().await;
     for _ in 0..3 {
-        bench.pass(1);
+        bench.advance_seconds(1);
         written.extend(bench.tick().await);
     }
     written.retain(|write| write.contains("hold"));
@@ -237,11 +237,11 @@ async fn a_group_with_a_member_not_bound_in_time_is_released_with_one_event() {
         released["spec"]["schedulingGates"] = Value::Null;
         bench.show(released);
     }
-    bench.recorder.told();
-    bench.pass(31);
+    bench.recorder.event_reasons();
+    bench.advance_seconds(31);
     bench.tick().await;
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
-    let told = bench.recorder.told();
+    let told = bench.recorder.event_reasons();
     assert_eq!(
         told.iter()
             .filter(|reason| **reason == "StowageGroupFailed")
@@ -258,14 +258,14 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_no_reservation() {
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
     bench.tick().await;
-    bench.gone("job");
-    bench.index.reset_nodes(&bench.service, &[]);
+    bench.delete("job");
+    bench.index.replace_nodes(&bench.service, &[]);
     let written = bench.tick().await;
     assert!(
         written.iter().all(|write| !write.contains("nominate")),
         "{written:?}"
     );
-    bench.pass(120);
+    bench.advance_seconds(120);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
@@ -276,13 +276,13 @@ async fn no_pod_is_evicted_that_would_not_terminate_in_time() {
     bench.show(gated("serving", 50, 100));
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
-    bench.pass(45);
-    bench.recorder.evictions.lock().clear();
+    bench.advance_seconds(45);
+    bench.recorder.eviction_outcomes.lock().clear();
     let written = bench.tick().await;
     assert_eq!(written[..1], ["serving: end hold, clear nomination"]);
     assert!(
@@ -306,7 +306,7 @@ async fn the_gate_of_an_unplannable_pod_is_lifted_once() {
     unclear["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "none" });
     bench.show(other.clone());
     bench.show(unclear);
-    bench.released();
+    bench.collect_unplannable_pods();
     let written = bench.tick().await;
     for line in [
         "other: released",
@@ -316,21 +316,21 @@ async fn the_gate_of_an_unplannable_pod_is_lifted_once() {
     ] {
         assert!(written.iter().any(|written| written == line), "{written:?}");
     }
-    bench.released();
+    bench.collect_unplannable_pods();
     assert!(bench.tick().await.is_empty(), "the watch will show it");
-    bench.pass(11);
-    bench.released();
+    bench.advance_seconds(11);
+    bench.collect_unplannable_pods();
     assert_eq!(bench.tick().await.len(), 4, "it did not");
     other["spec"]["schedulingGates"] = Value::Null;
     bench.show(other);
-    bench.gone("unclear");
+    bench.delete("unclear");
     assert!(bench.index.unplannable_pods_after(None, 1).is_empty());
 }
 
 #[tokio::test]
-async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
+async fn each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     let mut bench = PlannerFixture::new(&["n"]);
-    for n in 0..UNPLANNABLE_AT_ONCE + 40 {
+    for n in 0..UNPLANNABLE_PER_TICK + 40 {
         let mut unplannable_pod = gated(&format!("unplannable-{n:03}"), 40, 0);
         unplannable_pod["spec"]["containers"][0]["resources"] = json!({});
         bench.show(unplannable_pod);
@@ -343,16 +343,16 @@ async fn b13_each_tick_handles_a_limited_number_of_unplannable_pods_in_turn() {
     };
     let mut looks = Vec::new();
     for _ in 0..4 {
-        bench.released();
+        bench.collect_unplannable_pods();
         looks.push(lifted(bench.tick().await));
     }
-    assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
-    bench.gone("unplannable-007");
-    bench.released();
+    assert_eq!(looks, [UNPLANNABLE_PER_TICK, 40, 0, 0]);
+    bench.delete("unplannable-007");
+    bench.collect_unplannable_pods();
     bench.begin_tick();
     assert_eq!(
-        bench.planner.control_loop.released_known(),
-        UNPLANNABLE_AT_ONCE + 39,
+        bench.planner.control_loop.released_count(),
+        UNPLANNABLE_PER_TICK + 39,
         "a pod that is gone is forgotten"
     );
 }
@@ -370,7 +370,7 @@ async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
 async fn in_shadow_mode_no_pod_stays_behind_the_gate() {
     let mut policy = Policy::default();
     policy.mode = Mode::Shadow;
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stowage_scheduling::units::plural;
-use workload::{Made, PodTemplate};
+use workload::{PodTemplate, WorkloadPods};
 
 /// The path that stands for standard input on the command line.
 const STANDARD_INPUT: &str = "-";
@@ -23,7 +23,7 @@ const MAX_YAML_EVENTS: usize = 200_000_000;
 /// square.
 const MAX_PODS: usize = 20_000;
 /// File extensions of manifests in a directory.
-const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+const FILE_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// Why manifests cannot be read. Each text names the file and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -82,11 +82,11 @@ type Identity = (String, String, String);
 
 /// How the pods of an object are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Counted {
-    ByItself,
-    WithItsOwner,
+enum CountedBy {
+    Itself,
+    Owner,
     /// How many pods it makes is unknown, but the pods that it made are among the objects.
-    ByWhatItMade,
+    MadePods,
 }
 
 /// A document of a file.
@@ -116,33 +116,33 @@ pub struct ManifestPod {
 impl Manifests {
     /// A file, the files of a directory in order of name, or `-` for standard input.
     pub fn read(path: &Path) -> Result<Self, ManifestError> {
-        let unreadable = |path: &Path| {
+        let read_error = |path: &Path| {
             let path = path.to_owned();
             move |error| ManifestError::Read { path, error }
         };
         if path == Path::new(STANDARD_INPUT) {
-            let text = io::read_to_string(io::stdin().lock()).map_err(unreadable(path))?;
-            return Self::of(&text, "standard input");
+            let text = io::read_to_string(io::stdin().lock()).map_err(read_error(path))?;
+            return Self::parse(&text, "standard input");
         }
         if !path.is_dir() {
-            let text = std::fs::read_to_string(path).map_err(unreadable(path))?;
-            return Self::of(&text, &path.display().to_string());
+            let text = std::fs::read_to_string(path).map_err(read_error(path))?;
+            return Self::parse(&text, &path.display().to_string());
         }
         let mut all = Self::default();
-        let files = files_in(path).map_err(unreadable(path))?;
+        let files = files_in(path).map_err(read_error(path))?;
         if files.is_empty() {
             return Err(ManifestError::NoFiles { path: path.into() });
         }
         for file in files {
-            let text = std::fs::read_to_string(&file).map_err(unreadable(&file))?;
+            let text = std::fs::read_to_string(&file).map_err(read_error(&file))?;
             all.0
-                .extend(Self::of(&text, &file.display().to_string())?.0);
+                .extend(Self::parse(&text, &file.display().to_string())?.0);
         }
         Ok(all)
     }
 
     /// `file` is only named in errors and sources.
-    pub fn of(text: &str, file: &str) -> Result<Self, ManifestError> {
+    pub fn parse(text: &str, file: &str) -> Result<Self, ManifestError> {
         let name: Arc<str> = file.into();
         // A brace begins JSON, or a mapping of YAML in one line.
         let documents = match text.trim_start().starts_with('{') {
@@ -172,7 +172,7 @@ impl Manifests {
         Ok(Self(objects))
     }
 
-    pub fn and(mut self, other: Self) -> Self {
+    pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
@@ -184,22 +184,22 @@ impl Manifests {
         let made = |object: &ManifestObject| {
             workload::templates(&object.kind, &object.value, &object.source())
         };
-        let made: Vec<Made> = self.0.iter().map(made).collect::<Result<_, _>>()?;
-        let counted = self.counted(&made);
+        let made: Vec<WorkloadPods> = self.0.iter().map(made).collect::<Result<_, _>>()?;
+        let counted = self.counted_by(&made);
         let mut found = ManifestPods::default();
-        let mut unknown = BTreeSet::new();
+        let mut unknown_classes = BTreeSet::new();
         for ((object, made), counted) in self.0.iter().zip(made).zip(counted) {
             match made {
-                Made::Pods(templates) if counted == Counted::ByItself => {
-                    found.add(object, templates, &priorities, &mut unknown)?;
+                WorkloadPods::Pods(templates) if counted == CountedBy::Itself => {
+                    found.add(object, templates, &priorities, &mut unknown_classes)?;
                 }
-                Made::LeftOut(why) if counted == Counted::ByItself => {
+                WorkloadPods::LeftOut(why) if counted == CountedBy::Itself => {
                     found.warnings.push(format!("{}: {why}", object.source()));
                 }
-                Made::Pods(_) | Made::LeftOut(_) | Made::Nothing => {}
+                WorkloadPods::Pods(_) | WorkloadPods::LeftOut(_) | WorkloadPods::Nothing => {}
             }
         }
-        let unknown = unknown.into_iter().map(|name| {
+        let unknown = unknown_classes.into_iter().map(|name| {
             format!("PriorityClass {name} is not among the manifests: its pods count with priority 0; add it, or set spec.priority")
         });
         found.warnings.extend(unknown);
@@ -231,43 +231,44 @@ impl Manifests {
             ))
         });
         // Kubernetes' own two.
-        let own = [
+        let built_in = [
             ("system-cluster-critical", 2_000_000_000),
             ("system-node-critical", 2_000_001_000),
         ];
-        own.into_iter().chain(named).collect()
+        built_in.into_iter().chain(named).collect()
     }
 
     /// How each object is counted. Owners are followed as far as they are present: the workers of a group belong to its leader's Pod,
     /// that to a StatefulSet, and that to the LeaderWorkerSet.
-    fn counted(&self, made: &[Made]) -> Vec<Counted> {
-        let named = |(place, object): (usize, &ManifestObject)| (object.identity(), place);
-        let places: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();
-        let makes_pods =
-            |place: usize| self.0[place].kind != "Pod" && matches!(made[place], Made::Pods(_));
-        let mut counted = vec![Counted::ByItself; self.0.len()];
+    fn counted_by(&self, made: &[WorkloadPods]) -> Vec<CountedBy> {
+        let named = |(index, object): (usize, &ManifestObject)| (object.identity(), index);
+        let indices: BTreeMap<Identity, usize> = self.0.iter().enumerate().map(named).collect();
+        let makes_pods = |index: usize| {
+            self.0[index].kind != "Pod" && matches!(made[index], WorkloadPods::Pods(_))
+        };
+        let mut counted = vec![CountedBy::Itself; self.0.len()];
         for start in 0..self.0.len() {
-            let mut above: Vec<usize> = Vec::new();
-            let mut place = start;
-            while let Some(owner) = self.0[place]
+            let mut ancestors: Vec<usize> = Vec::new();
+            let mut index = start;
+            while let Some(owner) = self.0[index]
                 .owners()
                 .iter()
-                .find_map(|owner| places.get(owner))
+                .find_map(|owner| indices.get(owner))
             {
                 // Owners in a circle are nobody's.
-                if above.contains(owner) || *owner == start {
+                if ancestors.contains(owner) || *owner == start {
                     break;
                 }
-                above.push(*owner);
-                place = *owner;
+                ancestors.push(*owner);
+                index = *owner;
             }
-            if above.iter().any(|owner| makes_pods(*owner)) {
-                counted[start] = Counted::WithItsOwner;
-            } else if matches!(made[start], Made::Pods(_)) {
-                let unknown = above
+            if ancestors.iter().any(|owner| makes_pods(*owner)) {
+                counted[start] = CountedBy::Owner;
+            } else if matches!(made[start], WorkloadPods::Pods(_)) {
+                let unknown = ancestors
                     .into_iter()
-                    .filter(|owner| matches!(made[*owner], Made::LeftOut(_)));
-                unknown.for_each(|owner| counted[owner] = Counted::ByWhatItMade);
+                    .filter(|owner| matches!(made[*owner], WorkloadPods::LeftOut(_)));
+                unknown.for_each(|owner| counted[owner] = CountedBy::MadePods);
             }
         }
         counted
@@ -384,7 +385,7 @@ fn files_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = entries.collect::<io::Result<Vec<PathBuf>>>()?;
     let ends = |path: &PathBuf| {
         path.extension()
-            .is_some_and(|ending| ENDINGS.iter().any(|known| ending == *known))
+            .is_some_and(|ending| FILE_EXTENSIONS.iter().any(|known| ending == *known))
     };
     paths.retain(|path| ends(path) && path.is_file());
     paths.sort();
@@ -395,8 +396,8 @@ fn json(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let (mut documents, mut line, mut counted) = (Vec::new(), 1, 0);
     loop {
-        let rest = &text[values.byte_offset()..];
-        let start = text.len() - rest.trim_start().len();
+        let remaining = &text[values.byte_offset()..];
+        let start = text.len() - remaining.trim_start().len();
         line += text[counted..start].matches('\n').count();
         counted = start;
         match values.next() {
@@ -433,12 +434,12 @@ fn yaml(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
     let lines = document_lines(text);
     // A document such as `null` is nothing to the parser: no line is better than a wrong one.
     let is_sure = lines.len() == values.len();
-    let line = |place: usize| lines.get(place).copied().filter(|_| is_sure);
+    let line = |index: usize| lines.get(index).copied().filter(|_| is_sure);
     Ok(values
         .into_iter()
         .enumerate()
-        .map(|(place, value)| Document {
-            line: line(place),
+        .map(|(index, value)| Document {
+            line: line(index),
             value,
         })
         .collect())
@@ -447,7 +448,7 @@ fn yaml(text: &str, file: &str) -> Result<Vec<Document>, ManifestError> {
 /// The lines on which documents of YAML begin that have more than comments.
 fn document_lines(text: &str) -> Vec<usize> {
     let (mut lines, mut is_open) = (Vec::new(), false);
-    for (place, line) in text.lines().enumerate() {
+    for (index, line) in text.lines().enumerate() {
         let marker = line
             .strip_prefix("---")
             .or_else(|| line.strip_prefix("..."));
@@ -456,7 +457,7 @@ fn document_lines(text: &str) -> Vec<usize> {
         let content = after.unwrap_or(line).trim();
         if !is_open && !content.is_empty() && !content.starts_with(['#', '%']) {
             is_open = true;
-            lines.push(place + 1);
+            lines.push(index + 1);
         }
     }
     lines
@@ -469,11 +470,11 @@ fn items(mut document: Value) -> Vec<Value> {
         .get("kind")
         .and_then(Value::as_str)
         .unwrap_or("List");
-    let of_items = kind.strip_suffix("List").map(str::to_owned);
+    let item_kind = kind.strip_suffix("List").map(str::to_owned);
     match document.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => {
             let with_kind = |mut item: Value| {
-                if let (Some(kind), Some(fields)) = (of_items.as_deref(), item.as_object_mut())
+                if let (Some(kind), Some(fields)) = (item_kind.as_deref(), item.as_object_mut())
                     && !kind.is_empty()
                 {
                     fields.entry("kind").or_insert_with(|| kind.into());

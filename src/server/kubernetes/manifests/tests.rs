@@ -3,7 +3,7 @@
 use super::{ManifestError, ManifestPods, Manifests};
 
 fn pods(text: &str) -> ManifestPods {
-    Manifests::of(text, "m.yaml").unwrap().pods().unwrap()
+    Manifests::parse(text, "m.yaml").unwrap().pods().unwrap()
 }
 
 fn names(text: &str) -> Vec<String> {
@@ -15,7 +15,7 @@ fn names(text: &str) -> Vec<String> {
 }
 
 fn error(text: &str) -> ManifestError {
-    match Manifests::of(text, "m.yaml") {
+    match Manifests::parse(text, "m.yaml") {
         Ok(manifests) => manifests.pods().unwrap_err(),
         Err(error) => error,
     }

@@ -12,7 +12,7 @@ pub(crate) struct PodTemplate {
 }
 
 /// The pods that an object makes.
-pub enum Made {
+pub enum WorkloadPods {
     Pods(Vec<PodTemplate>),
     Nothing,
     /// Not counted, with the reason for people: it runs no pods now, or how many is unknown.
@@ -20,60 +20,64 @@ pub enum Made {
 }
 
 /// The pods that an object of this kind makes.
-pub(crate) fn templates(kind: &str, object: &Value, source: &str) -> Result<Made, ManifestError> {
+pub(crate) fn templates(
+    kind: &str,
+    object: &Value,
+    source: &str,
+) -> Result<WorkloadPods, ManifestError> {
     let spec = object.get("spec").unwrap_or(&Value::Null);
     let name = ["/metadata/name", "/metadata/generateName"]
         .iter()
         .find_map(|at| object.pointer(at)?.as_str());
     let name = name.unwrap_or("unnamed");
     let count = |from: &Value, field: &'static str| count(from, field, source);
-    if let ("Job" | "JobSet" | "CronJob", Some(why)) = (kind, at_rest(object, spec)) {
+    if let ("Job" | "JobSet" | "CronJob", Some(why)) = (kind, reason_without_pods(object, spec)) {
         return Ok(if asks_for_gpu(object) {
-            Made::LeftOut(why)
+            WorkloadPods::LeftOut(why)
         } else {
-            Made::Nothing
+            WorkloadPods::Nothing
         });
     }
     Ok(match kind {
-        "Pod" => Made::Pods(vec![PodTemplate {
+        "Pod" => WorkloadPods::Pods(vec![PodTemplate {
             pod: object.clone(),
             names: vec![name.into()],
         }]),
-        "Job" => Made::Pods(vec![of_job(spec, name, source)?]),
+        "Job" => WorkloadPods::Pods(vec![job_template(spec, name, source)?]),
         "CronJob" => {
             let job = spec.pointer("/jobTemplate/spec").unwrap_or(&Value::Null);
-            Made::Pods(vec![of_job(job, name, source)?])
+            WorkloadPods::Pods(vec![job_template(job, name, source)?])
         }
-        "JobSet" => Made::Pods(of_job_set(spec, name, source)?),
-        "LeaderWorkerSet" => Made::Pods(of_groups(spec, name, source)?),
-        "DaemonSet" if asks_for_gpu(object) => Made::LeftOut(
+        "JobSet" => WorkloadPods::Pods(job_set_templates(spec, name, source)?),
+        "LeaderWorkerSet" => WorkloadPods::Pods(leader_worker_set_templates(spec, name, source)?),
+        "DaemonSet" if asks_for_gpu(object) => WorkloadPods::LeftOut(
             "a DaemonSet has a pod on each node, and is left out; count its GPUs out of the nodes",
         ),
-        "DaemonSet" => Made::Nothing,
+        "DaemonSet" => WorkloadPods::Nothing,
         _ if spec.pointer("/template/spec/containers").is_some() => {
             let replicas = count(spec, "replicas")?.unwrap_or(1);
-            Made::Pods(vec![PodTemplate {
-                pod: pod_of(&spec["template"]),
+            WorkloadPods::Pods(vec![PodTemplate {
+                pod: pod_from_template(&spec["template"]),
                 names: numbered(name, replicas),
             }])
         }
-        _ if asks_for_gpu(object) => Made::LeftOut(
+        _ if asks_for_gpu(object) => WorkloadPods::LeftOut(
             "how many pods its controller makes is not known here, and it is left out; plan from a dump of a cluster where it runs \
              (--cluster), or write its pods as a Deployment",
         ),
-        _ => Made::Nothing,
+        _ => WorkloadPods::Nothing,
     })
 }
 
 /// Why a Job runs no pod.
-fn at_rest(object: &Value, spec: &Value) -> Option<&'static str> {
+fn reason_without_pods(object: &Value, spec: &Value) -> Option<&'static str> {
     let conditions = object
         .pointer("/status/conditions")
         .and_then(Value::as_array);
     let is_end = |condition: &Value| {
-        let of = |field: &str| condition.get(field).and_then(Value::as_str);
-        matches!(of("type"), Some("Complete" | "Completed" | "Failed"))
-            && of("status") == Some("True")
+        let text_of = |field: &str| condition.get(field).and_then(Value::as_str);
+        matches!(text_of("type"), Some("Complete" | "Completed" | "Failed"))
+            && text_of("status") == Some("True")
     };
     if conditions.into_iter().flatten().any(is_end) {
         Some("it has ended, and is left out")
@@ -85,56 +89,64 @@ fn at_rest(object: &Value, spec: &Value) -> Option<&'static str> {
 }
 
 /// Template of a Job, with as many pods as run at once.
-fn of_job(spec: &Value, name: &str, source: &str) -> Result<PodTemplate, ManifestError> {
+fn job_template(spec: &Value, name: &str, source: &str) -> Result<PodTemplate, ManifestError> {
     let parallelism = count(spec, "parallelism", source)?.unwrap_or(1);
     let completions = count(spec, "completions", source)?.unwrap_or(parallelism);
-    let pod = pod_of(spec.get("template").unwrap_or(&Value::Null));
+    let pod = pod_from_template(spec.get("template").unwrap_or(&Value::Null));
     Ok(PodTemplate {
         pod,
         names: numbered(name, parallelism.min(completions)),
     })
 }
 
-fn of_job_set(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
+fn job_set_templates(
+    spec: &Value,
+    name: &str,
+    source: &str,
+) -> Result<Vec<PodTemplate>, ManifestError> {
     let jobs = spec
         .get("replicatedJobs")
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice);
-    let one = |job: &Value| {
+    let templates_of_job = |job: &Value| {
         let replicas = count(job, "replicas", source)?.unwrap_or(1);
         let job_name = job.get("name").and_then(Value::as_str).unwrap_or("job");
-        let of_one = of_job(
+        let template = job_template(
             job.pointer("/template/spec").unwrap_or(&Value::Null),
             job_name,
             source,
         )?;
-        check(
+        checked_count(
             "replicas",
-            (replicas as u64).saturating_mul(of_one.names.len() as u64),
+            (replicas as u64).saturating_mul(template.names.len() as u64),
             source,
         )?;
         let names = (0..replicas).flat_map(|replica| {
-            of_one
+            template
                 .names
                 .iter()
                 .map(move |pod| format!("{name}-{replica}-{pod}"))
         });
         Ok(PodTemplate {
             names: names.collect(),
-            pod: of_one.pod,
+            pod: template.pod,
         })
     };
-    jobs.iter().map(one).collect()
+    jobs.iter().map(templates_of_job).collect()
 }
 
 /// A leader and its workers in each group; without a template of its own the leader is like a worker.
-fn of_groups(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>, ManifestError> {
+fn leader_worker_set_templates(
+    spec: &Value,
+    name: &str,
+    source: &str,
+) -> Result<Vec<PodTemplate>, ManifestError> {
     let group = spec.get("leaderWorkerTemplate").unwrap_or(&Value::Null);
     let (replicas, size) = (
         count(spec, "replicas", source)?.unwrap_or(1),
         count(group, "size", source)?.unwrap_or(1),
     );
-    check(
+    checked_count(
         "size",
         (replicas as u64).saturating_mul(size as u64),
         source,
@@ -145,20 +157,20 @@ fn of_groups(spec: &Value, name: &str, source: &str) -> Result<Vec<PodTemplate>,
         .filter(|_| size > 0)
         .map(|group| format!("{name}-{group}"));
     let workers = (0..replicas)
-        .flat_map(|group| (1..size).map(move |place| format!("{name}-{group}-{place}")));
+        .flat_map(|group| (1..size).map(move |index| format!("{name}-{group}-{index}")));
     Ok(vec![
         PodTemplate {
-            pod: pod_of(leader),
+            pod: pod_from_template(leader),
             names: leaders.collect(),
         },
         PodTemplate {
-            pod: pod_of(worker),
+            pod: pod_from_template(worker),
             names: workers.collect(),
         },
     ])
 }
 
-fn pod_of(template: &Value) -> Value {
+fn pod_from_template(template: &Value) -> Value {
     let part = |name: &str| template.get(name).cloned().unwrap_or_else(|| json!({}));
     json!({ "metadata": part("metadata"), "spec": part("spec") })
 }
@@ -180,10 +192,10 @@ fn count(from: &Value, field: &'static str, source: &str) -> Result<Option<usize
         value: value.to_string(),
     };
     let count = value.as_u64().ok_or_else(bad)?;
-    check(field, count, source).map(Some)
+    checked_count(field, count, source).map(Some)
 }
 
-fn check(field: &'static str, count: u64, source: &str) -> Result<usize, ManifestError> {
+fn checked_count(field: &'static str, count: u64, source: &str) -> Result<usize, ManifestError> {
     let bad = || ManifestError::Count {
         source_name: source.into(),
         field,

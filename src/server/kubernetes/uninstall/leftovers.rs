@@ -22,20 +22,20 @@ pub(crate) struct PodLeftovers {
 
 impl PodLeftovers {
     /// `None` if there is nothing, or the pod cannot be identified.
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn from_pod(pod: &Pod) -> Option<Self> {
         let (uid, key) = objects::identity(pod).ok()?;
-        let written = pod
+        let conditions_on_pod = pod
             .status
             .iter()
             .flat_map(|status| &status.conditions)
             .flatten();
-        let conditions =
-            written.filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
+        let conditions = conditions_on_pod
+            .filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
         let conditions: Vec<&'static str> = conditions.collect();
-        let is_gated = objects::gates(pod).ours;
+        let is_gated = objects::gates(pod).has_planner_gate;
         // kube-scheduler nominates pods as well: a nomination is the planner's only beside a condition of the planner.
         let is_nominated =
-            is_pending(pod) && !conditions.is_empty() && objects::nominated(pod).is_some();
+            is_pending(pod) && !conditions.is_empty() && objects::nominated_node(pod).is_some();
         let found = Self {
             key,
             uid,
@@ -67,7 +67,7 @@ impl PodLeftovers {
 
     /// A strategic merge patch of the pod itself.
     pub(crate) fn gate_patch(&self) -> Value {
-        json!({ "metadata": { "uid": self.uid }, "spec": objects::without_our_gate() })
+        json!({ "metadata": { "uid": self.uid }, "spec": objects::planner_gate_removal() })
     }
 }
 
@@ -80,7 +80,7 @@ fn is_pending(pod: &Pod) -> bool {
 
 /// State of a pod that requests VRAM once Stowage is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LeftState {
+pub(crate) enum RemainingPodState {
     /// It runs, and keeps its GPUs until it ends.
     Running,
     /// No scheduler will place it.
@@ -88,13 +88,13 @@ pub(crate) enum LeftState {
 }
 
 /// State in which the pod stays once Stowage is gone; `None` for pods that request no VRAM, or have ended.
-pub fn stays(pod: &Pod) -> Option<LeftState> {
-    let asks = objects::asks_for_vram(pod) && !objects::is_finished(pod);
-    asks.then(|| {
+pub fn left_state(pod: &Pod) -> Option<RemainingPodState> {
+    let requests_vram = objects::asks_for_vram(pod) && !objects::is_finished(pod);
+    requests_vram.then(|| {
         if is_pending(pod) {
-            LeftState::Pending
+            RemainingPodState::Pending
         } else {
-            LeftState::Running
+            RemainingPodState::Running
         }
     })
 }
@@ -141,7 +141,7 @@ mod tests {
             { "type": "stowage.dev/Placed", "status": "True" },
             { "type": "example.com/Mine", "status": "True" },
         ]);
-        let found = PodLeftovers::of(&pod(
+        let found = PodLeftovers::from_pod(&pod(
             spec,
             json!({ "conditions": conditions, "nominatedNodeName": "node-a" }),
         ));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_nomination_without_a_condition_of_the_planner_is_kube_schedulers() {
         assert_eq!(
-            PodLeftovers::of(&pod(asking(), json!({ "nominatedNodeName": "node-a" }))),
+            PodLeftovers::from_pod(&pod(asking(), json!({ "nominatedNodeName": "node-a" }))),
             None
         );
     }
@@ -177,12 +177,18 @@ mod tests {
         spec["nodeName"] = "node-a".into();
         let mut bound = pod(spec, json!({ "phase": "Running" }));
         bound.metadata.annotations = Some([("stowage.dev/devices".into(), "GPU-1".into())].into());
-        assert_eq!(PodLeftovers::of(&bound), None);
-        assert_eq!(stays(&bound), Some(LeftState::Running));
+        assert_eq!(PodLeftovers::from_pod(&bound), None);
+        assert_eq!(left_state(&bound), Some(RemainingPodState::Running));
         bound.status.as_mut().unwrap().phase = Some("Succeeded".into());
-        assert_eq!(stays(&bound), None);
-        assert_eq!(stays(&pod(asking(), json!({}))), Some(LeftState::Pending));
-        assert_eq!(stays(&pod(json!({ "containers": [] }), json!({}))), None);
+        assert_eq!(left_state(&bound), None);
+        assert_eq!(
+            left_state(&pod(asking(), json!({}))),
+            Some(RemainingPodState::Pending)
+        );
+        assert_eq!(
+            left_state(&pod(json!({ "containers": [] }), json!({}))),
+            None
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use kube::api::{
 };
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, Error, Resource};
-use leftovers::{LeftState, PodLeftovers};
+use leftovers::{PodLeftovers, RemainingPodState};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -24,18 +24,18 @@ use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::{NodeName, PodKey};
 
 /// Objects in one page of a list.
-const PAGE: u32 = 500;
+const LIST_PAGE_SIZE: u32 = 500;
 /// Maximum number of attempts at a list: one whose pages expire before the last is read begins again.
-const ATTEMPTS: u32 = 3;
+const MAX_LIST_ATTEMPTS: u32 = 3;
 /// Concurrent writes: tens of thousands of pods take minutes, and the load on the API server stays small.
-const WRITES: usize = 8;
+const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Leases of the shipped manifests, in `kube-system`: kube-scheduler's beside Stowage, and Stowage's own.
 const LEASES: [&str; 2] = ["stowage-scheduler", "stowage"];
 const LEASE_NAMESPACE: &str = "kube-system";
 
 /// Longest wait, in seconds, to see whether a Lease is renewed: somebody waits at the command line.
-const LONGEST_LEASE: u64 = 60;
+const MAX_LEASE_SECONDS: u64 = 60;
 
 /// Which pods are Stowage's own.
 const OWN_PODS: &str = "app.kubernetes.io/name=stowage";
@@ -89,14 +89,14 @@ impl Leftovers {
         self.pods.iter().filter(|pod| pod.has_status()).count()
     }
 
-    fn note(&mut self, pod: &Pod) {
-        self.pods.extend(PodLeftovers::of(pod));
-        let Some(stays) = leftovers::stays(pod) else {
+    fn add_pod(&mut self, pod: &Pod) {
+        self.pods.extend(PodLeftovers::from_pod(pod));
+        let Some(left_state) = leftovers::left_state(pod) else {
             return;
         };
-        let by_namespace = match stays {
-            LeftState::Running => &mut self.running,
-            LeftState::Pending => &mut self.pending,
+        let by_namespace = match left_state {
+            RemainingPodState::Running => &mut self.running,
+            RemainingPodState::Pending => &mut self.pending,
         };
         *by_namespace
             .entry(pod.metadata.namespace.clone().unwrap_or_default())
@@ -114,7 +114,7 @@ pub struct FoundLease {
 
 /// One write that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct WriteFailure {
     /// Such as `pod team-a/llama`.
     pub object: String,
     pub error: String,
@@ -124,7 +124,7 @@ pub struct Failure {
 pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
     refuse_while_running(client).await?;
     let all = ListParams::default();
-    let nodes = fold(
+    let nodes = fold_pages(
         client,
         "nodes",
         &all,
@@ -132,7 +132,7 @@ pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
             names.extend(leftovers::advertising_node(node));
         },
     );
-    let pods = fold(client, "pods", &all, Leftovers::note);
+    let pods = fold_pages(client, "pods", &all, Leftovers::add_pod);
     let objects = own_objects(client).await;
     Ok(Leftovers {
         nodes: nodes.await?,
@@ -143,21 +143,21 @@ pub async fn find(client: &Client) -> Result<Leftovers, UninstallError> {
 }
 
 /// Takes off what was found. What another has removed meanwhile is no failure.
-pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
+pub async fn remove(client: &Client, found: &Leftovers) -> Vec<WriteFailure> {
     // Nodes first, so that no scheduler counts on VRAM that nobody allocates. Of a pod the gate goes last: a pod without it has
     // no mark of the planner left.
-    let nodes = found.nodes.iter().map(Write::Capacity);
+    let nodes = found.nodes.iter().map(Removal::Capacity);
     let statuses = found
         .pods
         .iter()
         .filter(|pod| pod.has_status())
-        .map(Write::Status);
+        .map(Removal::Status);
     let gates = found
         .pods
         .iter()
         .filter(|pod| pod.is_gated)
-        .map(Write::Gate);
-    let leases = found.leases.iter().map(Write::Lease);
+        .map(Removal::Gate);
+    let leases = found.leases.iter().map(Removal::Lease);
     let mut failures = Vec::new();
     for kind in [
         nodes.collect::<Vec<_>>(),
@@ -166,14 +166,14 @@ pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
         leases.collect(),
     ] {
         let outcomes = stream::iter(kind).map(async |write| {
-            write.perform(client).await.err().map(|error| Failure {
+            write.perform(client).await.err().map(|error| WriteFailure {
                 object: write.object(),
                 error,
             })
         });
         failures.extend(
             outcomes
-                .buffered(WRITES)
+                .buffered(MAX_CONCURRENT_WRITES)
                 .filter_map(ready)
                 .collect::<Vec<_>>()
                 .await,
@@ -183,14 +183,14 @@ pub async fn remove(client: &Client, found: &Leftovers) -> Vec<Failure> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Write<'a> {
+enum Removal<'a> {
     Capacity(&'a NodeName),
     Status(&'a PodLeftovers),
     Gate(&'a PodLeftovers),
     Lease(&'a FoundLease),
 }
 
-impl Write<'_> {
+impl Removal<'_> {
     fn object(self) -> String {
         match self {
             Self::Capacity(node) => format!("node {node}"),
@@ -245,7 +245,7 @@ impl Write<'_> {
 
 async fn refuse_while_running(client: &Client) -> Result<(), UninstallError> {
     let own = ListParams::default().labels(OWN_PODS);
-    let running = fold(
+    let running = fold_pages(
         client,
         "Stowage's own pods",
         &own,
@@ -344,14 +344,14 @@ fn renewal_due(lease: &Lease) -> Option<Duration> {
     spec.holder_identity
         .as_deref()
         .filter(|holder| !holder.is_empty())?;
-    let lasts = spec
+    let lease_duration = spec
         .lease_duration_seconds
         .and_then(|seconds| u64::try_from(seconds).ok())
         .unwrap_or(15);
-    let lasts = Duration::from_secs(lasts.min(LONGEST_LEASE));
+    let lease_duration = Duration::from_secs(lease_duration.min(MAX_LEASE_SECONDS));
     let since = jiff::Timestamp::now().duration_since(spec.renew_time.as_ref()?.0);
     // This machine's clock may differ from the holder's by as much again.
-    (since.unsigned_abs() < 2 * lasts).then_some(lasts)
+    (since.unsigned_abs() < 2 * lease_duration).then_some(lease_duration)
 }
 
 fn holder(lease: &Lease) -> String {
@@ -363,31 +363,34 @@ fn holder(lease: &Lease) -> String {
 }
 
 /// Every object of a kind, a page at a time: a large cluster's pods would take a gigabyte at once.
-async fn fold<K, A>(
+async fn fold_pages<K, A>(
     client: &Client,
     what: &'static str,
-    which: &ListParams,
-    mut note: impl FnMut(&mut A, &K),
+    params: &ListParams,
+    mut add: impl FnMut(&mut A, &K),
 ) -> Result<A, UninstallError>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     A: Default,
 {
     let api = Api::<K>::all(client.clone());
-    let (mut found, mut pages, mut attempts) = (A::default(), which.clone().limit(PAGE), 1);
+    let (mut found, mut pages, mut attempts) =
+        (A::default(), params.clone().limit(LIST_PAGE_SIZE), 1);
     loop {
         match api.list(&pages).await {
             Ok(page) => {
-                page.items
-                    .iter()
-                    .for_each(|object| note(&mut found, object));
+                page.items.iter().for_each(|object| add(&mut found, object));
                 match page.metadata.continue_.filter(|next| !next.is_empty()) {
                     Some(next) => pages = pages.continue_token(&next),
                     None => return Ok(found),
                 }
             }
-            Err(Error::Api(status)) if status.code == 410 && attempts < ATTEMPTS => {
-                (found, pages, attempts) = (A::default(), which.clone().limit(PAGE), attempts + 1);
+            Err(Error::Api(status)) if status.code == 410 && attempts < MAX_LIST_ATTEMPTS => {
+                (found, pages, attempts) = (
+                    A::default(),
+                    params.clone().limit(LIST_PAGE_SIZE),
+                    attempts + 1,
+                );
             }
             Err(error) => {
                 return Err(UninstallError::List {

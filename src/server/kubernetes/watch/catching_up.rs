@@ -5,68 +5,72 @@
 //! nothing, they are listed once more.
 
 use super::WatchFeed;
-use crate::service::SeenCount;
+use crate::service::ChangeReceiver;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use std::time::Duration;
 
 /// How long the watch of pods may show nothing new before pods are relisted.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SILENT_WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often the watch's progress is checked; a takeover is delayed by at most this.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const PROGRESS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time limit for reading the resourceVersion. An API server whose cache lags answers after three seconds.
-const READ_WITHIN: Duration = Duration::from_secs(5);
+const VERSION_READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed read of the resourceVersion; some ten reads fit into the time limit.
-const RETRY_AFTER: Duration = Duration::from_millis(500);
+const VERSION_READ_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Ends when pods must be relisted: this replica has begun to lead, and the watch of pods does not show that it has caught up.
 /// A list that begins from then on is up to date.
-pub(crate) async fn stays_behind(client: &Client, feed: &WatchFeed, takeovers: &mut SeenCount) {
+pub(crate) async fn until_relist_needed(
+    client: &Client,
+    feed: &WatchFeed,
+    takeovers: &mut ChangeReceiver,
+) {
     takeovers.changed().await;
     loop {
-        let takeover = takeovers.see();
+        let takeover = takeovers.mark_seen();
         tokio::select! {
             // In this order, so that a simulation is reproducible.
             biased;
             () = takeovers.changed() => {}
-            () = stays_behind_takeover(client, feed, takeover) => return,
+            () = until_relist_needed_for(client, feed, takeover) => return,
         }
     }
 }
 
 /// Ends when pods must be relisted for one takeover; never, if the watch has caught up with it or the list in progress will.
-async fn stays_behind_takeover(client: &Client, feed: &WatchFeed, takeover: u64) {
-    let is_shown = || feed.index.lock().will_know_pods_of(takeover);
-    let mut shown = loop {
+async fn until_relist_needed_for(client: &Client, feed: &WatchFeed, takeover: u64) {
+    let is_caught_up = || feed.index.lock().will_catch_up_with(takeover);
+    let mut shown_version = loop {
         let is_listing = !feed.index.lock().has_listed_pods();
-        let shown = feed.index.lock().pods_version();
+        let newest_shown = feed.index.lock().newest_pod_version();
         match newest_version(client).await {
             // Where resourceVersions went back, as after a restore of etcd, what is known is of another history.
-            Some(NewestVersion::Number(version)) if version >= shown => {
-                feed.expect_pods_up_to(takeover, version);
-                break shown;
+            Some(NewestVersion::Number(version)) if version >= newest_shown => {
+                feed.await_pod_version(takeover, version);
+                break newest_shown;
             }
-            _ if is_shown() => return std::future::pending().await,
+            _ if is_caught_up() => return std::future::pending().await,
             // The list in progress takes its time, too.
             None if is_listing => {}
             _ => return,
         }
     };
     let mut silent_for = Duration::ZERO;
-    while silent_for < PATIENCE {
-        if is_shown() {
+    while silent_for < SILENT_WATCH_TIMEOUT {
+        if is_caught_up() {
             return std::future::pending().await;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(PROGRESS_POLL_INTERVAL).await;
         let index = feed.index.lock();
-        let is_silent = index.has_listed_pods() && index.pods_version() == shown;
+        let is_silent = index.has_listed_pods() && index.newest_pod_version() == shown_version;
         silent_for = if is_silent {
-            silent_for + LOOK_EVERY
+            silent_for + PROGRESS_POLL_INTERVAL
         } else {
             Duration::ZERO
         };
-        shown = index.pods_version();
+        shown_version = index.newest_pod_version();
     }
 }
 
@@ -98,16 +102,18 @@ async fn newest_version(client: &Client) -> Option<NewestVersion> {
                     tracing::warn!(%error, "could not read the resourceVersion of the pods")
                 }
             }
-            tokio::time::sleep(RETRY_AFTER).await;
+            tokio::time::sleep(VERSION_READ_RETRY_INTERVAL).await;
         }
     };
-    tokio::time::timeout(READ_WITHIN, reading).await.ok()
+    tokio::time::timeout(VERSION_READ_TIMEOUT, reading)
+        .await
+        .ok()
 }
 
 impl WatchFeed {
-    fn expect_pods_up_to(&self, takeover: u64, version: u64) {
+    fn await_pod_version(&self, takeover: u64, version: u64) {
         let mut index = self.index.lock();
-        index.expect_pods_up_to(takeover, version);
-        self.note_sync(&index);
+        index.await_pod_version(takeover, version);
+        self.update_sync(&index);
     }
 }

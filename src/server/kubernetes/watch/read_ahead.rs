@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 /// Events in one batch, as many as objects in a page of a list: one batch is applied, one waits, one is read.
-const TOGETHER: usize = super::PAGE as usize;
+const BATCH_SIZE: usize = super::LIST_PAGE_SIZE as usize;
 
 /// Events that were available at once: notifying the consumer of each would take longer than reading it. `Init` is a batch of its
 /// own, with a channel that signals when it was handled; nothing is read ahead of that.
@@ -18,26 +18,31 @@ type Batch<K> = (Vec<Result<Event<K>>>, Option<oneshot::Sender<()>>);
 pub(crate) fn read_ahead<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Unpin + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>>> + Unpin {
-    let (to, from) = mpsc::channel(1);
-    let reading = AbortOnDropHandle::new(tokio::spawn(read(events, to)));
-    let handing_out = HandingOut {
-        from,
+    let (batch_sender, batches) = mpsc::channel(1);
+    let reader = AbortOnDropHandle::new(tokio::spawn(read(events, batch_sender)));
+    let state = ReadAhead {
+        batches,
         batch: Vec::new().into_iter(),
-        last: None,
-        _reading: reading,
+        last_handled: None,
+        _reader: reader,
     };
-    futures::stream::unfold(handing_out, HandingOut::next).boxed()
+    futures::stream::unfold(state, ReadAhead::next).boxed()
 }
 
 async fn read<K>(
     mut events: impl Stream<Item = Result<Event<K>>> + Unpin,
-    to: mpsc::Sender<Batch<K>>,
+    batch_sender: mpsc::Sender<Batch<K>>,
 ) {
     let mut next = events.next().await;
     while let Some(event) = next {
         if matches!(event, Ok(Event::Init)) {
-            let (told, handled) = oneshot::channel();
-            if to.send((vec![event], Some(told))).await.is_err() || handled.await.is_err() {
+            let (handled_sender, handled) = oneshot::channel();
+            if batch_sender
+                .send((vec![event], Some(handled_sender)))
+                .await
+                .is_err()
+                || handled.await.is_err()
+            {
                 return;
             }
             next = events.next().await;
@@ -47,14 +52,14 @@ async fn read<K>(
         let following = loop {
             match events.next().now_or_never() {
                 Some(Some(event))
-                    if batch.len() < TOGETHER && !matches!(event, Ok(Event::Init)) =>
+                    if batch.len() < BATCH_SIZE && !matches!(event, Ok(Event::Init)) =>
                 {
                     batch.push(event)
                 }
                 following => break following,
             }
         };
-        if to.send((batch, None)).await.is_err() {
+        if batch_sender.send((batch, None)).await.is_err() {
             return;
         }
         next = match following {
@@ -64,18 +69,18 @@ async fn read<K>(
     }
 }
 
-struct HandingOut<K> {
-    from: mpsc::Receiver<Batch<K>>,
+struct ReadAhead<K> {
+    batches: mpsc::Receiver<Batch<K>>,
     batch: std::vec::IntoIter<Result<Event<K>>>,
     /// Signals the reader that the event returned last, an `Init`, was handled.
-    last: Option<oneshot::Sender<()>>,
-    _reading: AbortOnDropHandle<()>,
+    last_handled: Option<oneshot::Sender<()>>,
+    _reader: AbortOnDropHandle<()>,
 }
 
-impl<K> HandingOut<K> {
+impl<K> ReadAhead<K> {
     /// A caller that asks for the next event has handled the last one.
     async fn next(mut self) -> Option<(Result<Event<K>>, Self)> {
-        if let Some(last) = self.last.take() {
+        if let Some(last) = self.last_handled.take() {
             // A task that ended reads nothing.
             let _ = last.send(());
         }
@@ -85,8 +90,8 @@ impl<K> HandingOut<K> {
                 tokio::task::consume_budget().await;
                 return Some((event, self));
             }
-            let (batch, told) = self.from.recv().await?;
-            (self.batch, self.last) = (batch.into_iter(), told);
+            let (batch, handled_sender) = self.batches.recv().await?;
+            (self.batch, self.last_handled) = (batch.into_iter(), handled_sender);
         }
     }
 }
@@ -114,14 +119,14 @@ mod tests {
     }
 
     async fn let_others_run() {
-        for _ in 0..2 * TOGETHER {
+        for _ in 0..2 * BATCH_SIZE {
             tokio::task::yield_now().await;
         }
     }
 
     #[tokio::test]
     async fn a_page_is_read_while_the_one_before_is_applied() {
-        let all = 5 * TOGETHER;
+        let all = 5 * BATCH_SIZE;
         let (read, mut events) = counted((0..all).map(Event::InitApply).collect());
         let mut applied = 0;
         while let Some(event) = events.next().await {
@@ -132,9 +137,9 @@ mod tests {
             applied += 1;
             let_others_run().await;
             let ahead = read.load(Ordering::Relaxed) - applied;
-            assert!(ahead <= 3 * TOGETHER, "{ahead} are read and not applied");
+            assert!(ahead <= 3 * BATCH_SIZE, "{ahead} are read and not applied");
             assert!(
-                ahead >= TOGETHER.min(all - applied),
+                ahead >= BATCH_SIZE.min(all - applied),
                 "{ahead} are read ahead"
             );
         }
@@ -143,7 +148,7 @@ mod tests {
 
     /// A change that is alone is not kept back until others come.
     #[tokio::test]
-    async fn what_is_here_is_handed_out_although_nothing_follows() {
+    async fn a_single_event_is_delivered_without_waiting_for_more() {
         let (send, changes) = futures::channel::mpsc::unbounded();
         let mut events = read_ahead(changes.map(|n| Ok(Event::Apply(n))));
         for n in 0..3 {
@@ -153,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_list_is_asked_for_before_its_beginning_is_dealt_with() {
+    async fn a_list_is_requested_only_after_its_init_event_is_handled() {
         let list = [Event::Init, Event::InitApply(1), Event::InitDone];
         let (read, mut events) = counted(list.clone().into_iter().chain(list).collect());
         for begun in [1, 4] {
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_for_nobody() {
+    async fn dropping_the_stream_stops_the_reader() {
         let (read, events) = counted(vec![Event::Init, Event::InitDone]);
         drop(events);
         let_others_run().await;

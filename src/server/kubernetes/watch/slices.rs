@@ -1,7 +1,8 @@
 //! The watch of ResourceSlices, which not every API server has.
 
 use super::{
-    REFUSED_PAUSE, WatchEnd, WatchFeed, WatchHandler, one_watch, refusal_code, retry_or_relist,
+    REFUSED_RETRY_INTERVAL, WatchEnd, WatchFeed, WatchHandler, refusal_code, retry_or_relist,
+    watch_once,
 };
 use crate::kubernetes::index::ClusterIndex;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -12,27 +13,28 @@ use std::time::Duration;
 const SLICES: &str = "resourceslices";
 const SLICES_VERSION: &str = "resource.k8s.io/v1";
 /// Slices in one page of a list: a slice may have 128 devices, each with a kilobyte of attributes.
-const SLICES_PAGE: u32 = 50;
+const SLICE_LIST_PAGE_SIZE: u32 = 50;
 /// How often to check again an API server that does not serve ResourceSlices: it may after its next upgrade.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const UNSERVED_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// First pause after an unanswered discovery request; doubles with each failure.
-const LOOK_PAUSE: Duration = Duration::from_millis(500);
+const DISCOVERY_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Before 1.34 no API server serves `resource.k8s.io/v1`: that is no failure, and it is looked for again from time to time. Where
 /// it is served nothing is placed before all slices are known.
 pub async fn slices(client: Client, feed: WatchFeed) {
-    let taking = WatchHandler {
-        take: WatchFeed::slice,
-        fails: slices_failed,
-        unread: "nothing is placed before they have been listed, and what DRA drivers publish afterwards is not seen,",
-        expect_list: ClusterIndex::expect_slices,
-        page: SLICES_PAGE,
+    let handler = WatchHandler {
+        apply: WatchFeed::apply_slice_event,
+        on_error: on_slice_error,
+        while_unreadable: "nothing is placed before they have been listed, and what DRA drivers publish afterwards is not seen,",
+        expect_list: ClusterIndex::expect_slice_list,
+        page_size: SLICE_LIST_PAGE_SIZE,
     };
-    let mut terms = feed.service.leadership.terms();
-    let (mut is_served, mut is_absence_known, mut look_pause) = (false, false, LOOK_PAUSE);
+    let mut terms = feed.service.leadership.watch_list_generation();
+    let (mut is_served, mut is_absence_logged, mut retry_pause) =
+        (false, false, DISCOVERY_RETRY_PAUSE);
     loop {
-        let term = terms.see();
-        feed.index.lock().expect_slices(term);
+        let term = terms.mark_seen();
+        feed.index.lock().expect_slice_list(term);
         let has_slices = if is_served {
             Ok(true)
         } else {
@@ -40,16 +42,16 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         };
         is_served = matches!(has_slices, Ok(true));
         let end = match has_slices {
-            Ok(true) => one_watch(client.clone(), &feed, SLICES, &taking, &mut terms).await,
+            Ok(true) => watch_once(client.clone(), &feed, SLICES, &handler, &mut terms).await,
             Ok(false) => WatchEnd::NotServed,
             Err(error) => {
                 tracing::warn!(%error, "could not find out whether the API server has ResourceSlices");
-                drop(tokio::time::timeout(look_pause, terms.changed()).await);
-                look_pause = (look_pause * 2).min(REFUSED_PAUSE);
+                drop(tokio::time::timeout(retry_pause, terms.changed()).await);
+                retry_pause = (retry_pause * 2).min(REFUSED_RETRY_INTERVAL);
                 continue;
             }
         };
-        look_pause = LOOK_PAUSE;
+        retry_pause = DISCOVERY_RETRY_PAUSE;
         match end {
             WatchEnd::RelistNow => {
                 tracing::info!(
@@ -59,21 +61,21 @@ pub async fn slices(client: Client, feed: WatchFeed) {
             }
             WatchEnd::NotServed => {
                 is_served = false;
-                if !std::mem::replace(&mut is_absence_known, true) {
+                if !std::mem::replace(&mut is_absence_logged, true) {
                     tracing::info!(
                         "the API server does not serve resource.k8s.io/v1: GPUs that a DRA driver publishes in an older version are not seen"
                     );
                 }
                 {
                     let mut index = feed.index.lock();
-                    index.lack_slices();
-                    feed.note_shown(SLICES);
-                    feed.note_sync(&index);
+                    index.mark_slices_not_served();
+                    feed.record_success(SLICES);
+                    feed.update_sync(&index);
                 }
-                drop(tokio::time::timeout(LOOK_AGAIN, terms.changed()).await);
+                drop(tokio::time::timeout(UNSERVED_RECHECK_INTERVAL, terms.changed()).await);
             }
             WatchEnd::RelistAfterPause | WatchEnd::Retry | WatchEnd::Ended => {
-                drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await);
+                drop(tokio::time::timeout(REFUSED_RETRY_INTERVAL, terms.changed()).await);
             }
         }
     }
@@ -94,7 +96,7 @@ async fn has_slices(client: &Client) -> Result<bool, kube::Error> {
 
 /// Without slices a GPU could be allocated twice: nothing is placed until they may be read. A replica that has listed them goes on
 /// with what it knows, as it does with pods and nodes, until it has to list them again.
-fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
+fn on_slice_error(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
     match refusal_code(error) {
         Some(404) => WatchEnd::NotServed,
         _ => retry_or_relist(feed, error),
@@ -102,22 +104,24 @@ fn slices_failed(feed: &WatchFeed, error: &watcher::Error) -> WatchEnd {
 }
 
 impl WatchFeed {
-    pub(super) fn slice(&self, event: Event<ResourceSlice>) {
+    pub(super) fn apply_slice_event(&self, event: Event<ResourceSlice>) {
         let mut index = self.index.lock();
-        let notices = match event {
+        let pod_events = match event {
             Event::Init => {
-                index.begin_slices(&self.service);
+                index.begin_slice_list(&self.service);
                 Vec::new()
             }
             Event::InitApply(slice) | Event::Apply(slice) => {
                 index.apply_slice(&self.service, &slice)
             }
             Event::Delete(slice) => index.delete_slice(&self.service, &slice),
-            Event::InitDone => index.end_slices(&self.service),
+            Event::InitDone => index.end_slice_list(&self.service),
         };
-        self.note_sync(&index);
+        self.update_sync(&index);
         drop(index);
-        notices.into_iter().for_each(|notice| self.tell(notice));
+        pod_events
+            .into_iter()
+            .for_each(|notice| self.record_event_if_leading(notice));
     }
 }
 
@@ -125,7 +129,7 @@ impl WatchFeed {
 mod tests {
     use super::*;
     use crate::kubernetes::testing::Recorder;
-    use crate::service::Service;
+    use crate::service::ServerState;
     use std::sync::Arc;
     use stowage_scheduling::policy::Policy;
 
@@ -135,7 +139,9 @@ mod tests {
         "metadata":{"resourceVersion":"1"},"items":[]}"#;
 
     /// A client of an API server that answers so: status and body, by path and query.
-    fn client_of(answer: impl Fn(&str) -> (u16, &'static str) + Clone + Send + 'static) -> Client {
+    fn client_answering(
+        answer: impl Fn(&str) -> (u16, &'static str) + Clone + Send + 'static,
+    ) -> Client {
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let (status, body) = answer(&request.uri().to_string());
             let body = kube::client::Body::from(body.as_bytes().to_vec());
@@ -148,13 +154,13 @@ mod tests {
 
     /// A feed in which everything is listed but slices, and the task that watches these.
     fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
-        let service = Service::new(Policy::default());
+        let service = ServerState::new(Policy::default());
         let feed = WatchFeed {
             service,
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
-        feed.list_nothing();
+        feed.apply_empty_lists();
         assert!(!feed.service.leadership.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
@@ -178,7 +184,7 @@ mod tests {
     #[tokio::test]
     async fn a_server_without_slices_holds_nothing_up() {
         const NOT_FOUND: &str = "404 page not found";
-        let (feed, task) = waiting_for_slices(client_of(|_| (404, NOT_FOUND)));
+        let (feed, task) = waiting_for_slices(client_answering(|_| (404, NOT_FOUND)));
         assert!(is_synced_soon(&feed).await);
         task.abort();
     }
@@ -195,7 +201,7 @@ mod tests {
                 (path, true) if path.contains("watch=") => (200, ""),
                 (_, true) => (200, NO_SLICES),
             };
-        let (feed, task) = waiting_for_slices(client_of(answer));
+        let (feed, task) = waiting_for_slices(client_answering(answer));
         let refused = soon(|| feed.service.refused_reads.describe())
             .await
             .unwrap();

@@ -40,7 +40,7 @@ impl Standby {
             ..PodsServed::default()
         }));
         let feed = WatchFeed {
-            service: Service::new(Policy::default()),
+            service: ServerState::new(Policy::default()),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
@@ -59,33 +59,33 @@ impl Standby {
     }
 
     fn list_others(&self) {
-        let term = self.feed.service.leadership.term();
+        let term = self.feed.service.leadership.list_generation();
         {
             let mut index = self.feed.index.lock();
-            index.expect_nodes(term);
-            index.expect_budgets(term);
-            index.expect_slices(term);
-            index.lack_slices();
+            index.expect_node_list(term);
+            index.expect_budget_list(term);
+            index.expect_slice_list(term);
+            index.mark_slices_not_served();
         }
         [Event::Init, Event::InitDone]
             .into_iter()
-            .for_each(|event| self.feed.node(event));
+            .for_each(|event| self.feed.apply_node_event(event));
         [Event::Init, Event::InitDone]
             .into_iter()
-            .for_each(|event| self.feed.budget(event));
+            .for_each(|event| self.feed.apply_budget_event(event));
     }
 
     /// It takes the Lease, and lists in its wait.
-    async fn succeeds(&self) {
+    async fn take_lease_and_wait(&self) {
         let service = &self.feed.service;
-        service.set_tenure(Tenure::Succeeding {
+        service.set_tenure(Tenure::AwaitingEarlierWrites {
             from: service.now() + Millis::seconds(11),
         });
         self.list_others();
         tokio::time::sleep(Duration::from_secs(11)).await;
     }
 
-    fn leads(&self) {
+    fn begin_to_lead(&self) {
         let until = self.feed.service.now() + Millis::seconds(1_000);
         self.feed.service.set_tenure(Tenure::Leading {
             epoch: LeaderEpoch::new("lease", 1, "nonce"),
@@ -101,10 +101,10 @@ impl Standby {
         served.revision += 1;
         let revision = served.revision;
         drop(served);
-        self.shows(revision);
+        self.send_pod_event(revision);
     }
 
-    fn shows(&self, revision: u64) {
+    fn send_pod_event(&self, revision: u64) {
         let event = json!({ "type": "MODIFIED", "object": pod(revision) });
         self.served
             .lock()
@@ -206,9 +206,9 @@ fn pod(version: u64) -> Value {
 #[tokio::test(start_paused = true)]
 async fn pods_are_listed_in_the_wait_for_late_writes_and_not_again_after_it() {
     let standby = Standby::synced().await;
-    standby.succeeds().await;
+    standby.take_lease_and_wait().await;
     assert_eq!(standby.full_lists(), 2, "once since it holds the Lease");
-    standby.leads();
+    standby.begin_to_lead();
     tokio::time::sleep(Duration::from_millis(100)).await;
     standby.pod_changes();
     standby.until("it acts", || standby.is_open()).await;
@@ -218,16 +218,16 @@ async fn pods_are_listed_in_the_wait_for_late_writes_and_not_again_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_does_not_act_before_its_watch_shows_the_last_write_of_another() {
     let standby = Standby::synced().await;
-    standby.succeeds().await;
+    standby.take_lease_and_wait().await;
     // Another leader's write lands at the last moment, and the watch is late.
     standby.served.lock().revision += 1;
-    standby.leads();
+    standby.begin_to_lead();
     for _ in 0..9 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!standby.is_open());
     }
     let latest = standby.served.lock().revision;
-    standby.shows(latest);
+    standby.send_pod_event(latest);
     standby.until("it acts", || standby.is_open()).await;
     assert_eq!(standby.full_lists(), 2);
 }
@@ -235,9 +235,9 @@ async fn a_new_leader_does_not_act_before_its_watch_shows_the_last_write_of_anot
 #[tokio::test(start_paused = true)]
 async fn where_no_pod_changes_a_new_leader_lists_once_more() {
     let standby = Standby::synced().await;
-    standby.succeeds().await;
+    standby.take_lease_and_wait().await;
     standby.other_changes();
-    standby.leads();
+    standby.begin_to_lead();
     standby.until("it acts", || standby.is_open()).await;
     assert_eq!(standby.full_lists(), 3);
     // Nothing is listed after that.
@@ -250,9 +250,9 @@ async fn pods_are_listed_once_more_where_their_resource_version_says_nothing() {
     // It is no number, is that of a history before a restore of etcd, or is not answered.
     for said in [Some("a"), Some(""), Some("3"), None] {
         let standby = Standby::synced().await;
-        standby.succeeds().await;
+        standby.take_lease_and_wait().await;
         standby.served.lock().said = Some(said);
-        standby.leads();
+        standby.begin_to_lead();
         standby.pod_changes();
         standby.until("it acts", || standby.is_open()).await;
         tokio::time::sleep(Duration::from_secs(20)).await;
@@ -261,12 +261,12 @@ async fn pods_are_listed_once_more_where_their_resource_version_says_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_change_all_the_time_do_not_stand_in_for_their_resource_version() {
+async fn changing_pods_do_not_replace_an_unreadable_resource_version() {
     for said in [Some("a"), Some("3"), None] {
         let standby = Standby::synced().await;
-        standby.succeeds().await;
+        standby.take_lease_and_wait().await;
         standby.served.lock().said = Some(said);
-        standby.leads();
+        standby.begin_to_lead();
         for _ in 0..100 {
             standby.pod_changes();
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -284,9 +284,9 @@ async fn a_resource_version_that_is_not_answered_while_pods_are_listed_is_read_a
         let mut served = standby.served.lock();
         (served.further_pages, served.held) = (1, Some(held));
     }
-    standby.succeeds().await;
+    standby.take_lease_and_wait().await;
     standby.served.lock().said = Some(None);
-    standby.leads();
+    standby.begin_to_lead();
     tokio::time::sleep(Duration::from_secs(12)).await;
     standby.served.lock().said = None;
     release.send(()).unwrap();
@@ -313,7 +313,7 @@ async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_
     let standby = Standby::synced().await;
     standby.served.lock().further_pages = PAGES;
     let service = &standby.feed.service;
-    service.set_tenure(Tenure::Succeeding {
+    service.set_tenure(Tenure::AwaitingEarlierWrites {
         from: service.now(),
     });
     standby.list_others();
@@ -321,25 +321,25 @@ async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_
     while lists().len() < PAGES / 2 {
         tokio::task::yield_now().await;
     }
-    standby.leads();
+    standby.begin_to_lead();
     while lists().len() < PAGES + 3 {
         tokio::task::yield_now().await;
     }
     let place_of = |limit: u32| lists().iter().rposition(|asked| *asked == limit);
     assert!(
-        place_of(1) < place_of(PAGE),
+        place_of(1) < place_of(LIST_PAGE_SIZE),
         "it is read once nothing of the list is left: {:?}",
         lists()
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_lags_and_goes_on_is_waited_for() {
+async fn a_lagging_watch_that_makes_progress_is_waited_for() {
     let standby = Standby::synced().await;
-    standby.succeeds().await;
+    standby.take_lease_and_wait().await;
     let behind = standby.served.lock().revision;
     standby.served.lock().revision += 100;
-    standby.leads();
+    standby.begin_to_lead();
     for step in 1..=100 {
         tokio::time::sleep(Duration::from_millis(900)).await;
         assert!(
@@ -347,7 +347,7 @@ async fn a_watch_that_lags_and_goes_on_is_waited_for() {
             "it has shown {} of 100 changes",
             step - 1
         );
-        standby.shows(behind + step);
+        standby.send_pod_event(behind + step);
     }
     standby.until("it acts", || standby.is_open()).await;
     assert_eq!(standby.full_lists(), 2);

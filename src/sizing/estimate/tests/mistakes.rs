@@ -14,28 +14,28 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
         read(&format!("\u{feff}{LLAMA_8B}")).is_ok(),
         "a mark of the encoding is no mistake"
     );
-    let missing = message(changed("num_hidden_layers", "num_hidden_layer"));
+    let missing = message(llama_with("num_hidden_layers", "num_hidden_layer"));
     assert_eq!(
         missing,
         "1: `num_hidden_layers` is missing; there is `num_hidden_layer`: is that it?"
     );
-    let missing = message(changed("\"vocab_size\": 128256, ", ""));
+    let missing = message(llama_with("\"vocab_size\": 128256, ", ""));
     assert!(
         missing.contains("`vocab_size` is missing; add it"),
         "{missing}"
     );
-    let unknown = message(changed("\"llama\"", "\"lama\""));
+    let unknown = message(llama_with("\"llama\"", "\"lama\""));
     assert!(
         unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"),
         "{unknown}"
     );
     assert!(unknown.starts_with("2: model_type"), "{unknown}");
-    let unsupported = message(changed("\"llama\"", "\"gemma4_text\""));
+    let unsupported = message(llama_with("\"llama\"", "\"gemma4_text\""));
     assert!(
         unsupported.contains("heads of different sizes"),
         "{unsupported}"
     );
-    let method = changed(
+    let method = llama_with(
         "\"model_type\"",
         r#""quantization_config": {"quant_method": "gtpq"}, "model_type""#,
     );
@@ -49,17 +49,23 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
 #[test]
 fn what_a_file_says_reaches_a_message_short_and_without_commands_for_a_terminal() {
     let hostile = |text: String| text.chars().any(|c| c.is_control());
-    let long = message(changed(
+    let long = message(llama_with(
         "\"llama\"",
         &format!("\"{}\"", "x".repeat(200_000)),
     ));
     assert!(long.len() < 2000, "{}", long.len());
-    assert!(!hostile(message(changed(
+    assert!(!hostile(message(llama_with(
         "\"llama\"",
         r#""\u001b[31mred\u0007""#
     ))));
-    assert!(!hostile(message(changed("4096", r#""\u009b31m\u007f""#))));
-    assert!(!hostile(message(changed("vocab_size", r"vocab_siz\u001b"))));
+    assert!(!hostile(message(llama_with(
+        "4096",
+        r#""\u009b31m\u007f""#
+    ))));
+    assert!(!hostile(message(llama_with(
+        "vocab_size",
+        r"vocab_siz\u001b"
+    ))));
 }
 
 #[test]
@@ -77,7 +83,7 @@ fn numbers_that_no_model_has_are_refused_with_their_field() {
         ("null", "is null; write a value"),
         ("true", "is true"),
     ] {
-        let text = message(changed(
+        let text = message(llama_with(
             "\"hidden_size\": 4096",
             &format!("\"hidden_size\": {value}"),
         ));
@@ -87,15 +93,15 @@ fn numbers_that_no_model_has_are_refused_with_their_field() {
         );
     }
     assert!(
-        changed("4096", "4096.0").is_ok(),
+        llama_with("4096", "4096.0").is_ok(),
         "some files write whole numbers so"
     );
-    let text = message(changed(
+    let text = message(llama_with(
         "\"num_hidden_layers\": 32",
         "\"num_hidden_layers\": 4000000",
     ));
     assert!(text.contains("from 1 to 2048"), "{text}");
-    let text = message(changed(
+    let text = message(llama_with(
         "\"num_key_value_heads\": 8",
         "\"num_key_value_heads\": 7",
     ));
@@ -103,7 +109,7 @@ fn numbers_that_no_model_has_are_refused_with_their_field() {
         text.contains("divides num_attention_heads, which is 32"),
         "{text}"
     );
-    let text = message(changed(
+    let text = message(llama_with(
         "\"num_attention_heads\": 32",
         "\"num_attention_heads\": 24",
     ));
@@ -112,7 +118,7 @@ fn numbers_that_no_model_has_are_refused_with_their_field() {
 
 #[test]
 fn python_s_infinity_is_no_mistake() {
-    let bounded = changed(
+    let bounded = llama_with(
         "\"model_type\"",
         "\"time_step_limit\": [0.0, Infinity, -Infinity, NaN], \"model_type\"",
     );

@@ -1,9 +1,9 @@
 //! What a running engine shows, and what its pod could ask for instead.
 
-use super::super::right_size::{Advice, Observation, RightSize, Unobserved};
+use super::super::right_size::{Advice, Observation, RightSize, RightSizeError};
 use super::*;
 
-fn seen(usage: f64) -> Observation {
+fn observation_with_usage(usage: f64) -> Observation {
     Observation {
         reserved: Some(Bytes::gib(60)),
         used: Some(Bytes::gib(59)),
@@ -13,14 +13,14 @@ fn seen(usage: f64) -> Observation {
     }
 }
 
-fn right_size(seen: &Observation) -> Result<RightSize, Unobserved> {
+fn right_size(seen: &Observation) -> Result<RightSize, RightSizeError> {
     let (model, workload) = (read(LLAMA_8B).unwrap(), Workload::default());
-    RightSize::of(&model, &workload, &estimate(&model, &workload), seen)
+    RightSize::new(&model, &workload, &estimate(&model, &workload), seen)
 }
 
 #[test]
-fn a_pod_whose_cache_is_mostly_free_is_told_what_it_could_ask_for() {
-    let size = right_size(&seen(0.4)).unwrap();
+fn a_pod_with_a_mostly_free_cache_is_advised_to_shrink() {
+    let size = right_size(&observation_with_usage(0.4)).unwrap();
     assert_eq!(size.advice, Advice::Shrink);
     assert_eq!(
         size.kv_cache_bytes,
@@ -39,7 +39,7 @@ fn a_pod_whose_cache_is_mostly_free_is_told_what_it_could_ask_for() {
 
 #[test]
 fn an_empty_cache_keeps_room_for_one_sequence() {
-    let size = right_size(&seen(0.0)).unwrap();
+    let size = right_size(&observation_with_usage(0.0)).unwrap();
     assert_eq!(
         (size.advice, size.needed_with_margin_bytes),
         (Advice::Shrink, Bytes::gib(20))
@@ -55,7 +55,7 @@ fn an_empty_cache_keeps_room_for_one_sequence() {
 fn a_full_cache_with_a_queue_asks_for_more_and_a_busy_one_stays() {
     let full = Observation {
         waiting: Some(7),
-        ..seen(0.97)
+        ..observation_with_usage(0.97)
     };
     let size = right_size(&full).unwrap();
     assert_eq!(size.advice, Advice::Grow);
@@ -63,19 +63,19 @@ fn a_full_cache_with_a_queue_asks_for_more_and_a_busy_one_stays() {
     assert!(size.needed_with_margin_bytes > Bytes::gib(60));
     let preempting = Observation {
         preempting: true,
-        ..seen(0.5)
+        ..observation_with_usage(0.5)
     };
     assert_eq!(right_size(&preempting).unwrap().advice, Advice::Grow);
-    let busy = right_size(&seen(0.8)).unwrap();
+    let busy = right_size(&observation_with_usage(0.8)).unwrap();
     assert_eq!((busy.advice, busy.pod), (Advice::Keep, None));
 }
 
 #[test]
-fn what_the_engine_does_not_say_is_taken_from_the_estimate_or_asked_for() {
+fn values_that_the_engine_does_not_report_come_from_the_estimate() {
     let page = Observation {
         used: None,
         reserved: None,
-        ..seen(0.4)
+        ..observation_with_usage(0.4)
     };
     let size = right_size(&page).unwrap();
     assert_eq!(
@@ -85,17 +85,17 @@ fn what_the_engine_does_not_say_is_taken_from_the_estimate_or_asked_for() {
     let memory = Observation {
         kv_cache_tokens: None,
         used: None,
-        ..seen(0.4)
+        ..observation_with_usage(0.4)
     };
     assert!(right_size(&memory).unwrap().kv_cache_bytes < Bytes::gib(60));
     let neither = Observation {
         kv_cache_tokens: None,
         ..page
     };
-    assert_eq!(right_size(&neither), Err(Unobserved::Size));
+    assert_eq!(right_size(&neither), Err(RightSizeError::Size));
     let silent = Observation {
         kv_cache_usage: None,
-        ..seen(0.4)
+        ..observation_with_usage(0.4)
     };
-    assert_eq!(right_size(&silent), Err(Unobserved::Usage));
+    assert_eq!(right_size(&silent), Err(RightSizeError::Usage));
 }

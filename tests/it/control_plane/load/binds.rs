@@ -43,7 +43,7 @@ async fn binds_beside_bare_bindings() {
     let nodes: Vec<GpuNode> = (0..NODES)
         .map(|i| node(&format!("n{i:02}"), 8, MIB, H100))
         .collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes, &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes, &ALWAYS).await else {
         return;
     };
     world.begin_scheduling().await;

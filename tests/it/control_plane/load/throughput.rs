@@ -16,7 +16,7 @@ const CLIENTS: usize = 8;
 const ROUNDS: usize = 2;
 const POLICY: &str = "telemetry: {fresh: 1h, stale: 2h}\n";
 /// Wait after the last Binding: kube-scheduler writes its Events after the Bindings.
-const AFTER_THE_LAST: Duration = Duration::from_secs(1);
+const EVENT_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoadKind {
@@ -49,7 +49,9 @@ async fn pods_a_second(nodes: usize) {
         "--gpu-metrics=false",
     ];
     let serve: Vec<&str> = ALWAYS.into_iter().chain(policy).collect();
-    let Some(mut world) = RealControlPlane::reporting(Duration::from_secs(4), nodes, &serve).await
+    let Some(mut world) =
+        RealControlPlane::start_all_with_report_interval(Duration::from_secs(4), nodes, &serve)
+            .await
     else {
         return;
     };
@@ -80,7 +82,7 @@ async fn measure(world: &mut RealControlPlane, way: LoadKind, round: usize) -> S
     restart_scheduler(world, way).await;
     let prefix = format!("{}-{round}-", format!("{way:?}").to_lowercase());
     let pods: Vec<Pod> = (0..PODS)
-        .map(|i| asks(&format!("{prefix}{i:04}"), way))
+        .map(|i| pod_requesting(&format!("{prefix}{i:04}"), way))
         .collect();
     let bindings = BindingTimes::watch(world.client.clone());
     let answers = async |world: &RealControlPlane, verb: &str| {
@@ -102,7 +104,7 @@ async fn measure(world: &mut RealControlPlane, way: LoadKind, round: usize) -> S
     })
     .await;
     let bound = last - started;
-    tokio::time::sleep(AFTER_THE_LAST).await;
+    tokio::time::sleep(EVENT_DELAY).await;
     let spent = CpuTimes::of(world).since(&spent_before);
     let after = (
         answers(world, "filter").await,
@@ -156,7 +158,7 @@ async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
         .take()
         .into_iter()
         .for_each(TestProcess::kill);
-    world.start_scheduler_but(SCHEDULER_CONFIG, |config| {
+    world.start_scheduler_with_change(SCHEDULER_CONFIG, |config| {
         // Enough for each way: what is measured is not a client's own limit.
         config["clientConnection"]["qps"] = json!(5000);
         config["clientConnection"]["burst"] = json!(10000);
@@ -169,7 +171,7 @@ async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
     let bindings = BindingTimes::watch(world.client.clone());
     create_all(
         &world.client,
-        vec![asks("probe", LoadKind::WithoutStowage)],
+        vec![pod_requesting("probe", LoadKind::WithoutStowage)],
         1,
     )
     .await;
@@ -177,7 +179,7 @@ async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
     delete_all(world).await;
 }
 
-fn asks(name: &str, way: LoadKind) -> Pod {
+fn pod_requesting(name: &str, way: LoadKind) -> Pod {
     let mut pod = pod(name, 10, &json!({}), "stowage-opportunistic");
     let spec = pod.spec.as_mut().unwrap();
     match way {

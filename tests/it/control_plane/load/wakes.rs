@@ -17,28 +17,28 @@ use tokio::time::MissedTickBehavior;
 
 const BOUND: usize = 1_000;
 /// Period in which a kubelet writes once to each of the bound pods: a kubelet writes something every ten seconds.
-const EVERY: Duration = Duration::from_secs(10);
+const CHANGE_PERIOD: Duration = Duration::from_secs(10);
 const WRITES_AT_ONCE: usize = 8;
 const NODES: usize = 10;
 const ROUNDS: usize = 5;
 /// Wait until a pod that others requeue all the time is deep in its back-off, which ends at ten seconds.
-const REFUSED_FOR: Duration = Duration::from_secs(30);
+const BACKOFF_WAIT: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement of some minutes; prints a distribution"]
-async fn wakes_under_load() {
+async fn refused_pods_are_requeued_under_load() {
     let nodes: Vec<GpuNode> = (0..NODES)
         .map(|i| node(&format!("w{i}"), 1, MIB, H100))
         .collect();
-    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else {
+    let Some(mut world) = RealControlPlane::start_all(nodes.clone(), &ALWAYS).await else {
         return;
     };
     world.begin_scheduling().await;
     let bindings = BindingTimes::watch(world.client.clone());
-    let restless = restless(&world).await;
+    let restless = change_bound_pods(&world).await;
     let mut took = Vec::new();
     for round in 0..ROUNDS {
-        took.extend(freed(&world, &nodes, &bindings, round).await);
+        took.extend(time_to_requeue(&world, &nodes, &bindings, round).await);
         println!("round {round}: {:?}", &took[took.len() - NODES..]);
         world.check();
     }
@@ -64,7 +64,7 @@ async fn wakes_under_load() {
 }
 
 /// A thousand bound pods of which a kubelet writes something every ten seconds.
-async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
+async fn change_bound_pods(world: &RealControlPlane) -> JoinHandle<()> {
     let name = |i: usize| format!("restless-{i:04}");
     let pod = |i| -> Pod {
         serde_json::from_value(json!({
@@ -77,7 +77,7 @@ async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     let places = Arc::new(Semaphore::new(WRITES_AT_ONCE));
     tokio::spawn(async move {
-        let mut ticks = tokio::time::interval(EVERY / BOUND as u32);
+        let mut ticks = tokio::time::interval(CHANGE_PERIOD / BOUND as u32);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for write in 0.. {
             ticks.tick().await;
@@ -98,7 +98,7 @@ async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
 
 /// The time from the release of each node's unaccounted VRAM until the pod that waits for it is bound. It includes the wait for
 /// the agent's next report, up to a second.
-async fn freed(
+async fn time_to_requeue(
     world: &RealControlPlane,
     nodes: &[GpuNode],
     bindings: &BindingTimes,
@@ -106,7 +106,7 @@ async fn freed(
 ) -> Vec<Duration> {
     nodes
         .iter()
-        .for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
+        .for_each(|node| world.set_unaccounted_mib(&node.uuid(0), 60 << 10));
     eventually("the strangers' memory is believed", async || {
         let ledger = world.ledger().await?;
         let taken = |node: &Value| {
@@ -130,12 +130,12 @@ async fn freed(
         late
     });
     create_all(&world.client, pods.collect(), 8).await;
-    tokio::time::sleep(REFUSED_FOR).await;
+    tokio::time::sleep(BACKOFF_WAIT).await;
     let mut took = Vec::new();
     for node in nodes {
         let started = Instant::now();
         assert_eq!(bindings.of(&late(node)), None, "it was refused");
-        world.occupy(&node.uuid(0), 0);
+        world.set_unaccounted_mib(&node.uuid(0), 0);
         let bound = eventually("the pod is bound", async || bindings.of(&late(node))).await;
         took.push(bound - started);
     }

@@ -19,7 +19,8 @@ pub fn normalized(recording: Recording) -> Recording {
             let normal = format!("00000000-0000-4000-8000-{number:012}");
             replace(&mut replaced, uid.as_str().unwrap_or_default(), normal);
         }
-        let epoch = object["metadata"]["annotations"][objects::written::LEADER_EPOCH].as_str();
+        let epoch =
+            object["metadata"]["annotations"][objects::binding_annotations::LEADER_EPOCH].as_str();
         let nonce = epoch
             .and_then(|epoch| epoch.rsplit('/').next())
             .unwrap_or_default();
@@ -91,7 +92,7 @@ fn timeless(text: &str) -> String {
 /// What of an object Stowage wrote; the rest is the API server's, the scheduler's and the kubelet's.
 pub fn written(object: &Value) -> Value {
     let ours = |key: &String| {
-        key.starts_with("stowage.dev/") || key.starts_with(objects::written::NRI_PREFIX)
+        key.starts_with("stowage.dev/") || key.starts_with(objects::binding_annotations::NRI_PREFIX)
     };
     let entries = |map: &Value| -> Map<String, Value> {
         let entries = map.as_object().into_iter().flatten();
@@ -133,7 +134,7 @@ fn two_runs_are_the_same_when_they_are_normalized() {
         let message = json!({ "victims": [uid], "deadline": time }).to_string();
         let pod = json!({ "kind": "Pod", "metadata": {
             "name": "victim", "uid": uid, "managedFields": [{ "time": time }], "resourceVersion": nonce,
-            "annotations": { objects::written::LEADER_EPOCH: format!("{uid}/0/{nonce}") },
+            "annotations": { objects::binding_annotations::LEADER_EPOCH: format!("{uid}/0/{nonce}") },
         } });
         let other = json!({ "metadata": {}, "status": { "message": message, "at": time } });
         normalized([("pod".to_owned(), pod), ("other".to_owned(), other)].into())

@@ -5,12 +5,15 @@ use super::requests::Requests;
 
 /// Which share of the arrivals each engine gets; they add up to 1. Where no engine has any room, the shares are as the queues
 /// are short. Empty if none serves.
-pub fn split<'a>(arrivals: &Requests, engines: impl IntoIterator<Item = &'a Engine>) -> Vec<f64> {
+pub fn split_arrivals<'a>(
+    arrivals: &Requests,
+    engines: impl IntoIterator<Item = &'a Engine>,
+) -> Vec<f64> {
     let engines: Vec<&Engine> = engines.into_iter().collect();
     let free = engines
         .iter()
         .map(|engine| engine.free_kv_tokens(arrivals.prompt, arrivals.output));
-    let weights = in_parts(free.collect());
+    let weights = normalize(free.collect());
     if !weights.is_empty() {
         return weights;
     }
@@ -22,10 +25,10 @@ pub fn split<'a>(arrivals: &Requests, engines: impl IntoIterator<Item = &'a Engi
             0.0
         }
     });
-    in_parts(short.collect())
+    normalize(short.collect())
 }
 
-fn in_parts(weights: Vec<f64>) -> Vec<f64> {
+fn normalize(weights: Vec<f64>) -> Vec<f64> {
     let sum: f64 = weights.iter().sum();
     if sum > 0.0 {
         weights.into_iter().map(|weight| weight / sum).collect()

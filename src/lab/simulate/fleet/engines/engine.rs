@@ -1,17 +1,17 @@
 //! The requests in one engine, and what happens to them in a stretch of time.
 
 use super::EngineSpec;
-use super::outcome::{StepOutcome, Unfinished};
+use super::outcome::{AbortedRequests, StepOutcome};
 use super::requests::{Queue, Requests, kv_tokens};
 use super::speed::FIRST_TOKEN_OVERHEAD_S;
 use stowage_scheduling::autoscaling::{EngineFigures, Permille};
 
 /// A stretch is cut into parts of at most this many seconds, within which rates do not change.
-const PART_S: f64 = 1.0;
+const MAX_SUBSTEP_S: f64 = 1.0;
 /// Where requests wait for room, a part is so much shorter than a request decodes: what one leaves free, the next one takes. Of
 /// those parts there are at most [`MAX_FINE_SUBSTEPS`] in one of the others.
-const FINE: f64 = 10.0;
-const MOST_FINE: f64 = 25.0;
+const FINE_SUBSTEPS_PER_DECODE: f64 = 10.0;
+const MAX_FINE_SUBSTEPS: f64 = 25.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineState {
@@ -88,14 +88,15 @@ impl Engine {
         if self.state != EngineState::Serving {
             return 0.0;
         }
-        let room = self.spec.room_for(prompt, output) - self.running() - self.waiting();
+        let room =
+            self.spec.max_concurrent_requests(prompt, output) - self.running() - self.waiting();
         let free =
             self.spec.kv_capacity - self.reserved() - self.waiting() * kv_tokens(prompt, output);
         free.min(room * kv_tokens(prompt, output)).max(0.0)
     }
 
     /// What its metrics page says.
-    pub fn figures(&self) -> EngineFigures {
+    pub fn reported_figures(&self) -> EngineFigures {
         match self.state {
             EngineState::Asleep => EngineFigures::Asleep,
             EngineState::Draining => EngineFigures::Draining,
@@ -129,37 +130,37 @@ impl Engine {
     }
 
     /// Takes all requests out, as when the engine is killed.
-    pub fn abandon(&mut self) -> Unfinished {
+    pub fn abandon(&mut self) -> AbortedRequests {
         let waiting = self.waiting.take_all(self.now_s);
         let running = Requests::new(self.running(), self.prompt, self.output);
         (self.prefilling, self.decoding) = (0.0, 0.0);
-        Unfinished { waiting, running }
+        AbortedRequests { waiting, running }
     }
 
     /// `seconds` pass, over which `arrivals` come evenly. `share` of the GPUs' compute is the engine's, from 0 to 1: less than 1
     /// where neighbors on its GPUs work, too. What comes to an engine that does not serve waits.
     pub fn step(&mut self, seconds: f64, arrivals: Requests, share: f64) -> StepOutcome {
         let mut outcome = StepOutcome::default();
-        let parts = (seconds / PART_S).ceil().max(1.0);
+        let parts = (seconds / MAX_SUBSTEP_S).ceil().max(1.0);
         let part_s = seconds / parts;
-        let fits = self.spec.takes(arrivals.prompt, arrivals.output);
+        let fits = self.spec.fits(arrivals.prompt, arrivals.output);
         if !fits {
             outcome.refused = arrivals.count;
         }
         for _ in 0..parts as usize {
             if fits {
-                self.waiting.push(self.now_s, arrivals.part(1.0 / parts));
+                self.waiting.push(self.now_s, arrivals.scaled(1.0 / parts));
             }
             if self.state == EngineState::Asleep || part_s <= 0.0 || share <= 0.0 {
                 self.now_s += part_s;
                 continue;
             }
             let share = share.min(1.0);
-            let fine = self.fine_parts(part_s, share);
+            let fine = self.substeps(part_s, share);
             for _ in 0..fine as usize {
                 self.now_s += part_s / fine;
-                self.part(part_s / fine, share, &mut outcome);
-                outcome.busy += (1.0 - (-self.running()).exp()) / (parts * fine);
+                self.run_substep(part_s / fine, share, &mut outcome);
+                outcome.busy_share += (1.0 - (-self.running()).exp()) / (parts * fine);
             }
         }
         outcome
@@ -177,7 +178,7 @@ impl Engine {
     }
 
     /// Into how many parts a part is cut, so that a full engine is kept full.
-    fn fine_parts(&self, part_s: f64, share: f64) -> f64 {
+    fn substeps(&self, part_s: f64, share: f64) -> f64 {
         let kv_left = self.spec.kv_capacity
             - self.reserved()
             - self.waiting() * kv_tokens(self.prompt, self.output);
@@ -185,18 +186,18 @@ impl Engine {
         if kv_left > 0.0 && slots_left > 0.0 {
             return 1.0;
         }
-        (part_s * FINE / (self.step_s(share) * self.output.max(1.0)))
+        (part_s * FINE_SUBSTEPS_PER_DECODE / (self.step_s(share) * self.output.max(1.0)))
             .ceil()
-            .clamp(1.0, MOST_FINE)
+            .clamp(1.0, MAX_FINE_SUBSTEPS)
     }
 
-    fn part(&mut self, part_s: f64, share: f64, outcome: &mut StepOutcome) {
+    fn run_substep(&mut self, part_s: f64, share: f64, outcome: &mut StepOutcome) {
         let step_s = self.step_s(share);
         let rate = self.spec.cost.prefill_rate * share;
         let started_s = self.now_s - part_s;
         let admitted = self.admit(
             started_s,
-            rate * part_s * self.spec.most_prefill(step_s * share),
+            rate * part_s * self.spec.max_prefill_share(step_s * share),
         );
         let prompt_tokens: f64 = admitted
             .iter()
@@ -209,16 +210,16 @@ impl Engine {
         let prefill = Prefill {
             step_s,
             rate,
-            busy: busy_with_prefill,
-            batched: self.spec.batching.tokens,
+            busy_share: busy_with_prefill,
+            tokens_per_step: self.spec.batching.tokens,
         };
         for (waited_s, group) in &admitted {
             let ttft_s =
-                waited_s + prefill.takes_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
+                waited_s + prefill.latency_s(group.prompt, self.decoding) + FIRST_TOKEN_OVERHEAD_S;
             outcome.first_tokens.push((ttft_s, group.count));
         }
         // Those that prefill take the time that it takes without the way to the client, so that rates and times agree.
-        let prefill_s = prefill.takes_s(
+        let prefill_s = prefill.latency_s(
             if arrived.count > 0.0 {
                 arrived.prompt
             } else {
@@ -230,15 +231,15 @@ impl Engine {
         let tpot_s = step_s / (1.0 - busy_with_prefill);
         let done = flow(
             self.decoding,
-            decoded.out,
+            decoded.outflow,
             part_s,
             tpot_s * self.output.max(1.0),
         );
-        (self.prefilling, self.decoding) = (decoded.left, done.left);
+        (self.prefilling, self.decoding) = (decoded.remaining, done.remaining);
         outcome.prompt_tokens += prompt_tokens;
-        outcome.output_tokens += done.out * self.output;
-        if done.out > 0.0 {
-            outcome.completed.push((tpot_s, done.out));
+        outcome.output_tokens += done.outflow * self.output;
+        if done.outflow > 0.0 {
+            outcome.completed.push((tpot_s, done.outflow));
         }
     }
 
@@ -292,26 +293,26 @@ pub(super) struct Prefill {
     /// Prompt tokens a second.
     pub rate: f64,
     /// The share of the time that it takes.
-    pub busy: f64,
+    pub busy_share: f64,
     /// Prompt tokens in a step.
-    pub batched: f64,
+    pub tokens_per_step: f64,
 }
 
 impl Prefill {
     /// From admission to the first token: half of the step under way, a wait for prompts before it (M/D/1), its own tokens, and
     /// the steps of those that decode beside it.
-    pub(crate) fn takes_s(&self, prompt: f64, decoding: f64) -> f64 {
+    pub(crate) fn latency_s(&self, prompt: f64, decoding: f64) -> f64 {
         let own_s = prompt / self.rate;
         let under_way_s = decoding.min(1.0) * self.step_s / 2.0;
-        let before_s = self.busy / (2.0 * (1.0 - self.busy)) * own_s;
-        under_way_s + before_s + own_s + (prompt / self.batched).max(1.0) * self.step_s
+        let before_s = self.busy_share / (2.0 * (1.0 - self.busy_share)) * own_s;
+        under_way_s + before_s + own_s + (prompt / self.tokens_per_step).max(1.0) * self.step_s
     }
 }
 
 /// What is left of a stock and what has left it.
 struct Flow {
-    left: f64,
-    out: f64,
+    remaining: f64,
+    outflow: f64,
 }
 
 /// A stock that each thing leaves after `stay_s` on average, while `inflow` comes evenly: the solution of `x' = in − x / stay`.
@@ -319,7 +320,7 @@ fn flow(stock: f64, inflow: f64, part_s: f64, stay_s: f64) -> Flow {
     let stays = (-part_s / stay_s).exp();
     let left = stock * stays + inflow * (stay_s / part_s) * (1.0 - stays);
     Flow {
-        left,
-        out: (stock + inflow - left).max(0.0),
+        remaining: left,
+        outflow: (stock + inflow - left).max(0.0),
     }
 }

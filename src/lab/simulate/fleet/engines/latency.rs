@@ -1,9 +1,9 @@
 //! How long requests took: a histogram, and how many broke their bounds.
 
 /// Each bucket is so much wider than the one before: a quantile is at most 5 % off.
-const WIDTH: f64 = 1.05;
+const BUCKET_RATIO: f64 = 1.05;
 /// The lower end of the first bucket, in seconds.
-const LEAST_S: f64 = 1e-4;
+const FIRST_BUCKET_S: f64 = 1e-4;
 /// Up to 3 × 10⁵ seconds.
 const BUCKETS: usize = 448;
 
@@ -30,8 +30,8 @@ impl LatencyHistogram {
         if !(seconds.is_finite() && requests > 0.0) {
             return;
         }
-        let place = (seconds / LEAST_S).max(1.0).ln() / WIDTH.ln();
-        self.buckets[(place as usize).min(BUCKETS - 1)] += requests;
+        let index = (seconds / FIRST_BUCKET_S).max(1.0).ln() / BUCKET_RATIO.ln();
+        self.buckets[(index as usize).min(BUCKETS - 1)] += requests;
         self.count += requests;
         self.sum_s += seconds * requests;
     }
@@ -59,12 +59,12 @@ impl LatencyHistogram {
     pub(crate) fn quantile_s(&self, share: f64) -> Option<f64> {
         let wanted = self.count * share.clamp(0.0, 1.0);
         let mut below = 0.0;
-        let met = |(_, requests): &(usize, &f64)| {
+        let is_reached = |(_, requests): &(usize, &f64)| {
             below += **requests;
             below > 0.0 && below >= wanted * (1.0 - 1e-12)
         };
-        let (place, _) = self.buckets.iter().enumerate().find(met)?;
-        Some(LEAST_S * WIDTH.powi(place as i32 + 1))
+        let (index, _) = self.buckets.iter().enumerate().find(is_reached)?;
+        Some(FIRST_BUCKET_S * BUCKET_RATIO.powi(index as i32 + 1))
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
         for share in [0.01, 0.5, 0.99, 1.0] {
             let quantile = latencies.quantile_s(share).unwrap();
             assert!(
-                (share..=share * WIDTH * 1.01).contains(&quantile),
+                (share..=share * BUCKET_RATIO * 1.01).contains(&quantile),
                 "{share}: {quantile}"
             );
         }

@@ -28,13 +28,13 @@ mod published_tests;
 #[cfg(test)]
 mod tests;
 
-pub use balancer::split;
+pub use balancer::split_arrivals;
 pub use engine::{Engine, EngineBusy, EngineState};
 pub(crate) use latency::{LatencyHistogram, Slo, SloTally};
-pub use outcome::{StepOutcome, Unfinished};
+pub use outcome::{AbortedRequests, StepOutcome};
 pub use requests::Requests;
 pub use spec::DoesNotFit;
 pub(crate) use spec::EngineSpec;
 pub use speed::Batching;
 pub(crate) use speed::{GpuSpeed, ModelShape};
-pub(crate) use steady::{most_per_s, steady_state};
+pub(crate) use steady::{max_rate_per_s, steady_state};

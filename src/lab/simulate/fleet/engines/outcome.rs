@@ -5,7 +5,7 @@ use super::requests::Requests;
 
 /// Requests that an engine had when it was killed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Unfinished {
+pub struct AbortedRequests {
     pub waiting: Requests,
     /// They had begun: what they computed is lost.
     pub running: Requests,
@@ -23,7 +23,7 @@ pub struct StepOutcome {
     pub prompt_tokens: f64,
     pub output_tokens: f64,
     /// The share of the time in which the GPU has any kernel running: what its utilization counter shows.
-    pub busy: f64,
+    pub busy_share: f64,
 }
 
 impl StepOutcome {

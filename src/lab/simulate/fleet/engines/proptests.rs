@@ -44,7 +44,7 @@ proptest! {
             prop_assert!((came - gone - inside).abs() < 1e-6 * (1.0 + came), "{came} came, {gone} left, {inside} inside");
             prop_assert!(engine.kv_tokens() <= kv_capacity * (1.0 + 1e-9));
             prop_assert!(engine.running() <= engine.spec.batching.requests + 1e-6);
-            prop_assert!((0.0..=1.0 + 1e-9).contains(&outcome.busy));
+            prop_assert!((0.0..=1.0 + 1e-9).contains(&outcome.busy_share));
             prop_assert!(outcome.first_tokens.iter().all(|(ttft_s, n)| *ttft_s > 0.0 && *n >= 0.0));
             prop_assert!(outcome.completed.iter().all(|(tpot_s, _)| tpot_s.is_finite() && *tpot_s > 0.0));
         }
@@ -76,7 +76,7 @@ proptest! {
         let cut = cut.min(seconds - 1);
         let arrivals = Requests::new(count, 800.0, 150.0);
         let (mut whole, mut parts) = (Engine::new(spec(100_000.0)), Engine::new(spec(100_000.0)));
-        let of = |part: u32| arrivals.part(f64::from(part) / f64::from(seconds));
+        let of = |part: u32| arrivals.scaled(f64::from(part) / f64::from(seconds));
         let at_once = whole.step(seconds.into(), arrivals, 1.0).completions();
         let first = parts.step(cut.into(), of(cut), 1.0).completions();
         let rest = parts.step((seconds - cut).into(), of(seconds - cut), 1.0).completions();
@@ -91,7 +91,7 @@ proptest! {
             engine.step(20.0, Requests::new(*count, 800.0, 150.0), 1.0);
             engine
         }).collect();
-        let shares = split(&Requests::new(10.0, 800.0, 150.0), &engines);
+        let shares = split_arrivals(&Requests::new(10.0, 800.0, 150.0), &engines);
         prop_assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
         prop_assert!(shares.iter().all(|share| *share >= 0.0));
     }

@@ -21,17 +21,17 @@ pub(crate) fn kv_tokens(prompt: f64, output: f64) -> f64 {
 impl Requests {
     /// Every request has a token to read and one to write; what is no number counts as nothing.
     pub fn new(count: f64, prompt: f64, output: f64) -> Self {
-        let sound = |n: f64, least: f64| if n.is_finite() { n.max(least) } else { least };
+        let finite = |n: f64, least: f64| if n.is_finite() { n.max(least) } else { least };
         Self {
-            count: sound(count, 0.0),
-            prompt: sound(prompt, 1.0),
-            output: sound(output, 1.0),
+            count: finite(count, 0.0),
+            prompt: finite(prompt, 1.0),
+            output: finite(output, 1.0),
             waited_s: 0.0,
         }
     }
 
     /// This share of the requests.
-    pub fn part(self, share: f64) -> Self {
+    pub fn scaled(self, share: f64) -> Self {
         Self {
             count: self.count * share,
             ..self
@@ -62,7 +62,7 @@ pub struct Queue {
 }
 
 /// Amounts below this are rounding.
-const NOTHING: f64 = 1e-9;
+const ROUNDING: f64 = 1e-9;
 
 impl Queue {
     pub fn push(&mut self, now_s: f64, requests: Requests) {
@@ -78,20 +78,24 @@ impl Queue {
     }
 
     /// The oldest, at most so many, and how long they have waited.
-    pub fn pop(&mut self, now_s: f64, most: impl Fn(&Requests) -> f64) -> Option<(f64, Requests)> {
+    pub fn pop(
+        &mut self,
+        now_s: f64,
+        max_count: impl Fn(&Requests) -> f64,
+    ) -> Option<(f64, Requests)> {
         self.merge_rounding();
         let (came_s, cohort) = self.cohorts.front_mut()?;
         let taken = Requests {
-            count: most(cohort).min(cohort.count),
+            count: max_count(cohort).min(cohort.count),
             ..*cohort
         };
-        if taken.count <= NOTHING {
+        if taken.count <= ROUNDING {
             return None;
         }
         let waited_s = (now_s - *came_s).max(0.0) + cohort.waited_s;
         cohort.count -= taken.count;
         self.count = (self.count - taken.count).max(0.0);
-        if cohort.count <= NOTHING && self.cohorts.len() == 1 {
+        if cohort.count <= ROUNDING && self.cohorts.len() == 1 {
             self.cohorts.clear();
             let left = std::mem::take(&mut self.count);
             return Some((
@@ -114,7 +118,7 @@ impl Queue {
 
     /// Rounding at the front would keep all behind it waiting: it goes with the next.
     fn merge_rounding(&mut self) {
-        while self.cohorts.len() > 1 && self.cohorts[0].1.count <= NOTHING {
+        while self.cohorts.len() > 1 && self.cohorts[0].1.count <= ROUNDING {
             let rounding = self
                 .cohorts
                 .pop_front()

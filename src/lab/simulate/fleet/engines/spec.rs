@@ -19,9 +19,9 @@ pub struct EngineSpec {
     pub batching: Batching,
     /// On each GPU: what must be free when it starts. It is the whole grant, for an engine measures what a batch takes with a
     /// dummy batch (its profile run) and gives the rest to the KV cache; nothing else may start on the GPU meanwhile.
-    pub start_needs: Bytes,
+    pub start_bytes: Bytes,
     /// On each GPU, of that: what the profile run touches besides the weights.
-    pub profile_run: Bytes,
+    pub profile_run_bytes: Bytes,
 }
 
 /// A grant that leaves no token for the KV cache.
@@ -61,28 +61,28 @@ impl EngineSpec {
             gpus,
             weights: model.weights,
             kv_capacity,
-            cost: StepCost::of(model, gpu, gpus),
+            cost: StepCost::new(model, gpu, gpus),
             batching: gpu.batching,
-            start_needs: grant,
-            profile_run,
+            start_bytes: grant,
+            profile_run_bytes: profile_run,
         })
     }
 
     /// The most of an engine's time that prefill may take: a step has room for so many prompt tokens beside those that decode.
-    pub(crate) fn most_prefill(&self, step_s: f64) -> f64 {
+    pub(crate) fn max_prefill_share(&self, step_s: f64) -> f64 {
         let chunk_s = self.batching.tokens / self.cost.prefill_rate;
         chunk_s / (chunk_s + step_s)
     }
 
     /// Requests of a kind that fit at once.
-    pub(crate) fn room_for(&self, prompt: f64, output: f64) -> f64 {
+    pub(crate) fn max_concurrent_requests(&self, prompt: f64, output: f64) -> f64 {
         self.batching
             .requests
             .min(self.kv_capacity / super::requests::kv_tokens(prompt, output))
     }
 
     /// Whether a request fits an idle engine to its last token.
-    pub fn takes(&self, prompt: f64, output: f64) -> bool {
+    pub fn fits(&self, prompt: f64, output: f64) -> bool {
         prompt + output <= self.kv_capacity
     }
 }

@@ -165,7 +165,7 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    pub fn of(model: &ModelShape, gpu: &GpuSpeed, gpus: u32) -> Self {
+    pub fn new(model: &ModelShape, gpu: &GpuSpeed, gpus: u32) -> Self {
         let gpus_f = f64::from(gpus.max(1));
         let bandwidth = gpus_f * gpu.bandwidth * BANDWIDTH_REACHED;
         let token_s = 2.0 * model.parameters / (gpus_f * gpu.flops * FLOPS_REACHED);

@@ -24,7 +24,7 @@ pub(crate) fn steady_state(
 ) -> Option<SteadyState> {
     let cost = &spec.cost;
     let prefill = per_s * prompt / cost.prefill_rate;
-    if !spec.takes(prompt, output) || prefill >= 1.0 {
+    if !spec.fits(prompt, output) || prefill >= 1.0 {
         return None;
     }
     // Little's law for those that decode: R = λ·o·(d0 + slope·R)/(1 − φ).
@@ -39,16 +39,16 @@ pub(crate) fn steady_state(
     let reader = Prefill {
         step_s,
         rate: cost.prefill_rate,
-        busy: prefill,
-        batched: spec.batching.tokens,
+        busy_share: prefill,
+        tokens_per_step: spec.batching.tokens,
     };
-    let prefill_s = reader.takes_s(prompt, decoding);
+    let prefill_s = reader.latency_s(prompt, decoding);
     let prefilling = per_s * prefill_s;
     let running = decoding + prefilling;
     let fits = running <= spec.batching.requests
         && running * kv_tokens(prompt, output) <= spec.kv_capacity;
     let kv = (prefilling * prompt + decoding * (prompt + output / 2.0)) / spec.kv_capacity;
-    (fits && prefill <= spec.most_prefill(step_s)).then_some(SteadyState {
+    (fits && prefill <= spec.max_prefill_share(step_s)).then_some(SteadyState {
         running,
         kv_occupancy: kv,
         ttft_s: prefill_s + FIRST_TOKEN_OVERHEAD_S,
@@ -57,7 +57,7 @@ pub(crate) fn steady_state(
 }
 
 /// The most requests a second that one engine keeps up with.
-pub(crate) fn most_per_s(spec: &EngineSpec, prompt: f64, output: f64) -> f64 {
+pub(crate) fn max_rate_per_s(spec: &EngineSpec, prompt: f64, output: f64) -> f64 {
     let (mut keeps_up, mut does_not) = (0.0, spec.cost.prefill_rate / prompt.max(1.0));
     // Halved so often, the rest is below what a float shows.
     for _ in 0..60 {

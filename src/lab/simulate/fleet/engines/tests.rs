@@ -31,13 +31,13 @@ fn steady(spec: EngineSpec, per_s: f64, share: f64) -> Steady {
         completed_per_s: outcome.completions() / 60.0,
         ttft_s: mean(&outcome.first_tokens),
         tpot_s: mean(&outcome.completed),
-        busy: outcome.busy,
+        busy: outcome.busy_share,
         engine,
     }
 }
 
 #[test]
-fn at_a_steady_load_as_many_leave_as_come_and_little_s_law_holds() {
+fn steady_load_conserves_requests_and_obeys_littles_law() {
     for per_s in [0.1, 1.0, 5.0, 10.0] {
         let steady = steady(spec(), per_s, 1.0);
         assert!(
@@ -61,7 +61,7 @@ fn at_a_steady_load_as_many_leave_as_come_and_little_s_law_holds() {
 
 #[test]
 fn the_engine_comes_to_what_the_solved_state_says() {
-    let most = most_per_s(&spec(), 1000.0, 200.0);
+    let most = max_rate_per_s(&spec(), 1000.0, 200.0);
     for share in [0.05, 0.3, 0.7, 0.95] {
         let solved = steady_state(&spec(), share * most, 1000.0, 200.0).unwrap();
         let stepped = steady(spec(), share * most, 1.0);
@@ -188,17 +188,17 @@ fn an_engine_drains_sleeps_and_wakes() {
         (engine.state(), engine.free_kv_tokens(1000.0, 200.0)),
         (EngineState::Draining, 0.0)
     );
-    assert_eq!(engine.figures(), EngineFigures::Draining);
+    assert_eq!(engine.reported_figures(), EngineFigures::Draining);
     engine.step(60.0, Requests::default(), 1.0);
     engine.sleep().unwrap();
     assert_eq!(
         engine.step(60.0, Requests::default(), 1.0),
         StepOutcome::default()
     );
-    assert_eq!(engine.figures(), EngineFigures::Asleep);
+    assert_eq!(engine.reported_figures(), EngineFigures::Asleep);
     engine.wake();
     assert_eq!(
-        engine.figures(),
+        engine.reported_figures(),
         EngineFigures::Serving {
             kv_cache: Permille::from_share(0.0),
             waiting: Some(0),
@@ -242,7 +242,7 @@ fn a_grant_without_room_for_the_cache_is_refused_with_what_is_missing() {
         "{}",
         four.kv_capacity
     );
-    assert_eq!(four.start_needs, Bytes::gib(72));
+    assert_eq!(four.start_bytes, Bytes::gib(72));
 }
 
 #[test]
@@ -266,17 +266,17 @@ fn the_balancer_fills_the_emptier_engine_and_none_that_drains() {
     full.step(30.0, Requests::new(300.0, 1000.0, 200.0), 1.0);
     draining.drain();
     let arrivals = Requests::new(10.0, 1000.0, 200.0);
-    let shares = split(&arrivals, [&full, &idle, &draining]);
+    let shares = split_arrivals(&arrivals, [&full, &idle, &draining]);
     assert!(
         shares[1] > shares[0] && shares[0] > 0.0 && shares[2] == 0.0,
         "{shares:?}"
     );
     assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
-    assert!(split(&arrivals, [&draining]).is_empty());
+    assert!(split_arrivals(&arrivals, [&draining]).is_empty());
     // Both are full: the shorter queue gets more.
     let mut longer = Engine::new(spec());
     full.step(30.0, Requests::new(9000.0, 1000.0, 200.0), 1.0);
     longer.step(30.0, Requests::new(19_000.0, 1000.0, 200.0), 1.0);
-    let shares = split(&arrivals, [&full, &longer]);
+    let shares = split_arrivals(&arrivals, [&full, &longer]);
     assert!(shares[0] > shares[1] && shares[1] > 0.0, "{shares:?}");
 }

@@ -16,11 +16,11 @@ mod utilization;
 mod tests;
 
 #[cfg(test)]
-pub(crate) use pretend_pods::PretendPods;
+pub(crate) use pretend_pods::SimulatedReplicas;
 pub(crate) use replica_set::ReplicaTiming;
 pub use replica_set::{ReplicaSet, devices};
 pub(crate) use scaler::Scaler;
-pub use scaler::{Observed, ObservedReplica, SYNC, Wanted};
+pub use scaler::{ObservedReplica, ObservedReplicas, SYNC_PERIOD, ScalingDecision};
 pub use serving_day::{Replica, ReplicaState, Replicas, ServingTally};
 pub(crate) use serving_day::{ReplicaId, ServingDay};
 pub(crate) use shipped::ShippedScaler;

@@ -15,7 +15,7 @@ pub struct ReplicaSet {
     pods: BTreeMap<PodUid, ReplicaPod>,
     /// Pods of an old version that are to be replaced, one after the other.
     outdated: Vec<PodUid>,
-    came: ReplicaId,
+    next_id: ReplicaId,
     timing: ReplicaTiming,
 }
 
@@ -24,13 +24,13 @@ pub struct ReplicaTiming {
     /// How long one more replica takes, by what replicas have taken.
     pub ready_in: Millis,
     /// For how long a replica that is let go finishes its requests.
-    pub drain: Millis,
+    pub drain_time: Millis,
 }
 
 struct ReplicaPod {
     id: ReplicaId,
     /// When it is gone at the latest, if it is let go.
-    let_go: Option<Moment>,
+    terminates_by: Option<Moment>,
     /// It takes this one's place when it is ready.
     replaces: Option<PodUid>,
 }
@@ -41,7 +41,7 @@ impl ReplicaSet {
             template,
             pods: BTreeMap::new(),
             outdated: Vec::new(),
-            came: 0,
+            next_id: 0,
             timing,
         }
     }
@@ -56,44 +56,49 @@ impl ReplicaSet {
         self.pods.insert(
             uid,
             ReplicaPod {
-                id: self.came,
-                let_go: None,
+                id: self.next_id,
+                terminates_by: None,
                 replaces,
             },
         );
-        self.came += 1;
+        self.next_id += 1;
     }
 
     /// A new version is there: its pods are replaced, one after the other.
-    pub(crate) fn roll_out(&mut self) {
+    pub(crate) fn start_rollout(&mut self) {
         self.outdated = self
             .pods
             .iter()
-            .filter(|(_, pod)| pod.let_go.is_none())
+            .filter(|(_, pod)| pod.terminates_by.is_none())
             .map(|(uid, _)| uid.clone())
             .collect();
     }
 
-    fn roll_on<T>(&mut self, stage: &mut Stage<'_, T>) {
+    fn continue_rollout<T>(&mut self, stage: &mut Stage<'_, T>) {
         if self.pods.values().any(|pod| pod.replaces.is_some()) {
             return;
         }
         while let Some(old) = self.outdated.pop() {
-            if self.pods.get(&old).is_some_and(|pod| pod.let_go.is_none()) {
+            if self
+                .pods
+                .get(&old)
+                .is_some_and(|pod| pod.terminates_by.is_none())
+            {
                 return self.submit(stage, Some(old));
             }
         }
     }
 
     /// The pod is ready, if it is one of these: the one that it replaces finishes its requests.
-    pub fn replace(&mut self, uid: &PodUid, now: Moment) {
+    pub fn handle_ready(&mut self, uid: &PodUid, now: Moment) {
         let Some(replaces) = self.pods.get_mut(uid).and_then(|pod| pod.replaces.take()) else {
             return;
         };
         let Some(old) = self.pods.get_mut(&replaces) else {
             return;
         };
-        old.let_go.get_or_insert(now + self.timing.drain);
+        old.terminates_by
+            .get_or_insert(now + self.timing.drain_time);
     }
 
     pub fn contains(&self, uid: &PodUid) -> bool {
@@ -106,7 +111,7 @@ impl ReplicaSet {
 
     /// Traffic goes on to `at`, and then there are as many pods as the autoscaler wants. `share` is a replica's part of its GPUs'
     /// compute.
-    pub fn follow<T>(
+    pub fn reconcile<T>(
         &mut self,
         stage: &mut Stage<'_, T>,
         day: &mut ServingDay<impl Scaler>,
@@ -114,8 +119,8 @@ impl ReplicaSet {
         share: impl Fn(&Stage<'_, T>, &PodUid, Option<&Engine>) -> f64,
     ) {
         let replica = |(uid, pod): (&PodUid, &ReplicaPod)| {
-            stage.pod(uid)?.ready?;
-            let state = if pod.let_go.is_some() {
+            stage.pod(uid)?.ready_at?;
+            let state = if pod.terminates_by.is_some() {
                 ReplicaState::Terminating
             } else {
                 ReplicaState::Ready
@@ -140,14 +145,14 @@ impl ReplicaSet {
         };
         let wanted = day.tick(at, &replicas).replicas;
         self.create(stage, wanted.saturating_sub(there));
-        self.let_go(stage, day, starting, there.saturating_sub(wanted) as usize);
+        self.scale_down(stage, day, starting, there.saturating_sub(wanted) as usize);
         self.remove_drained(stage, day);
-        self.roll_on(stage);
+        self.continue_rollout(stage);
     }
 
     /// Those that are pending or load and take no other's place, the youngest first.
     fn starting<T>(&self, stage: &Stage<'_, T>) -> Vec<PodUid> {
-        let starts = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| pod.ready.is_none());
+        let starts = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| pod.ready_at.is_none());
         let new = self
             .pods
             .iter()
@@ -160,33 +165,34 @@ impl ReplicaSet {
     }
 
     /// Removes replicas: those that do not answer yet first, then those with the fewest requests.
-    fn let_go<T>(
+    fn scale_down<T>(
         &mut self,
         stage: &mut Stage<'_, T>,
         day: &ServingDay<impl Scaler>,
         starting: Vec<PodUid>,
         count: usize,
     ) {
-        let mut left = count;
+        let mut remaining = count;
         for uid in starting.into_iter().take(count) {
             self.pods.remove(&uid);
             stage.finish(&uid);
-            left -= 1;
+            remaining -= 1;
         }
-        for id in day.idlest().into_iter().take(left) {
+        for id in day.by_fewest_requests().into_iter().take(remaining) {
             let pod = self
                 .pods
                 .values_mut()
-                .find(|pod| pod.id == id && pod.let_go.is_none());
+                .find(|pod| pod.id == id && pod.terminates_by.is_none());
             pod.into_iter()
-                .for_each(|pod| pod.let_go = Some(stage.now() + self.timing.drain));
+                .for_each(|pod| pod.terminates_by = Some(stage.now() + self.timing.drain_time));
         }
     }
 
     fn remove_drained<T>(&mut self, stage: &mut Stage<'_, T>, day: &ServingDay<impl Scaler>) {
         let is_over = |pod: &ReplicaPod| {
             let is_idle = day.engine(pod.id).is_none_or(Engine::is_idle);
-            pod.let_go.is_some_and(|by| is_idle || by <= stage.now())
+            pod.terminates_by
+                .is_some_and(|by| is_idle || by <= stage.now())
         };
         let over: Vec<PodUid> = self
             .pods
@@ -205,6 +211,6 @@ impl ReplicaSet {
 pub fn devices<'s, T>(stage: &'s Stage<'_, T>, uid: &PodUid) -> &'s [GpuUuid] {
     stage
         .pod(uid)
-        .and_then(|pod| pod.bound.as_ref())
+        .and_then(|pod| pod.binding.as_ref())
         .map_or(&[], |bound| &bound.devices)
 }

@@ -1,9 +1,9 @@
 //! One model's engines under a day of traffic, with an autoscaler beside them. Pods are the owner's: it says which replicas
 //! there are, and is told how many are wanted.
 
-use super::scaler::{Observed, ObservedReplica, SYNC, Scaler, Wanted};
+use super::scaler::{ObservedReplica, ObservedReplicas, SYNC_PERIOD, Scaler, ScalingDecision};
 use crate::simulate::fleet::engines::{
-    Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split,
+    Engine, EngineSpec, EngineState, Requests, Slo, SloTally, split_arrivals,
 };
 use crate::simulate::fleet::traffic::DayOfTraffic;
 use std::collections::BTreeMap;
@@ -71,10 +71,10 @@ pub struct ServingDay<S> {
     /// Requests that no replica has taken.
     unrouted: Requests,
     now: Moment,
-    evaluated: Option<Moment>,
-    wanted: Option<Wanted>,
+    evaluated_at: Option<Moment>,
+    last_decision: Option<ScalingDecision>,
     /// Seconds of a busy GPU since the last evaluation, and seconds.
-    busy: BTreeMap<ReplicaId, (f64, f64)>,
+    busy_seconds: BTreeMap<ReplicaId, (f64, f64)>,
     pub tally: ServingTally,
 }
 
@@ -95,24 +95,24 @@ impl<S: Scaler> ServingDay<S> {
             engines: BTreeMap::new(),
             unrouted: Requests::default(),
             now: start,
-            evaluated: None,
-            wanted: None,
-            busy: BTreeMap::new(),
+            evaluated_at: None,
+            last_decision: None,
+            busy_seconds: BTreeMap::new(),
             tally: ServingTally::default(),
         }
     }
 
     /// Time goes on to `now`, with the replicas as they were since the last call, and then they are `replicas`. The answer is the
     /// autoscaler's latest, a new one every [`SYNC_PERIOD`]. Steps of some seconds are meant; a step over several evaluations makes one.
-    pub fn tick(&mut self, now: Moment, there: &Replicas<'_>) -> Wanted {
-        self.pass(now, there);
-        self.follow(there.up);
-        match (self.wanted, self.evaluated) {
-            (Some(wanted), Some(at)) if now.since(at) < SYNC => wanted,
+    pub fn tick(&mut self, now: Moment, replicas: &Replicas<'_>) -> ScalingDecision {
+        self.advance(now, replicas);
+        self.sync_engines(replicas.up);
+        match (self.last_decision, self.evaluated_at) {
+            (Some(wanted), Some(at)) if now.since(at) < SYNC_PERIOD => wanted,
             _ => {
-                let wanted = self.scaler.decide(&self.observed(there), now);
-                self.busy.clear();
-                (self.evaluated, self.wanted) = (Some(now), Some(wanted));
+                let wanted = self.scaler.decide(&self.observed(replicas), now);
+                self.busy_seconds.clear();
+                (self.evaluated_at, self.last_decision) = (Some(now), Some(wanted));
                 wanted
             }
         }
@@ -132,7 +132,7 @@ impl<S: Scaler> ServingDay<S> {
     }
 
     /// The replicas that an owner would best remove, the one with the fewest requests first.
-    pub(crate) fn idlest(&self) -> Vec<ReplicaId> {
+    pub(crate) fn by_fewest_requests(&self) -> Vec<ReplicaId> {
         let inside = |engine: &Engine| engine.waiting() + engine.running();
         let serving = self
             .engines
@@ -144,29 +144,29 @@ impl<S: Scaler> ServingDay<S> {
         order.into_iter().map(|(_, id)| id).collect()
     }
 
-    fn pass(&mut self, now: Moment, there: &Replicas<'_>) {
+    fn advance(&mut self, now: Moment, replicas: &Replicas<'_>) {
         let seconds = now.since(self.now).0 as f64 / 1000.0;
         if seconds <= 0.0 {
             return;
         }
-        let new = self.traffic.between(self.now, now);
+        let new = self.traffic.requests_between(self.now, now);
         self.tally.arrived += new.count;
         let mut arrivals = std::mem::take(&mut self.unrouted);
         arrivals.waited_s += seconds;
-        let shares = split(&arrivals.plus(new), self.engines.values());
+        let shares = split_arrivals(&arrivals.plus(new), self.engines.values());
         if shares.is_empty() {
             self.unrouted = arrivals.plus(new);
         }
         let compute: BTreeMap<ReplicaId, f64> =
-            there.up.iter().map(|up| (up.id, up.share)).collect();
+            replicas.up.iter().map(|up| (up.id, up.share)).collect();
         for (place, (id, engine)) in self.engines.iter_mut().enumerate() {
             let (share, part) = (
                 compute.get(id).copied().unwrap_or(1.0),
                 shares.get(place).copied().unwrap_or(0.0),
             );
             // What has waited for a replica comes with its age.
-            let backlog = engine.step(0.0, arrivals.part(part), share);
-            let outcome = engine.step(seconds, new.part(part), share);
+            let backlog = engine.step(0.0, arrivals.scaled(part), share);
+            let outcome = engine.step(seconds, new.scaled(part), share);
             outcome.add_to(&mut self.tally.latencies, &self.slo);
             self.tally.refused += backlog.refused + outcome.refused;
             self.tally.completed += outcome.completions();
@@ -175,8 +175,8 @@ impl<S: Scaler> ServingDay<S> {
             if engine.state() == EngineState::Serving {
                 self.tally.replica_seconds += seconds;
                 self.tally.kv_occupancy_seconds += seconds * engine.kv_occupancy();
-                let (busy, of) = self.busy.entry(*id).or_default();
-                (*busy, *of) = (*busy + outcome.busy * seconds, *of + seconds);
+                let (busy, of) = self.busy_seconds.entry(*id).or_default();
+                (*busy, *of) = (*busy + outcome.busy_share * seconds, *of + seconds);
             }
         }
         self.now = now;
@@ -184,7 +184,7 @@ impl<S: Scaler> ServingDay<S> {
     }
 
     /// The engines are those of the replicas that are up.
-    fn follow(&mut self, up: &[Replica]) {
+    fn sync_engines(&mut self, up: &[Replica]) {
         let gone: Vec<ReplicaId> = self
             .engines
             .keys()
@@ -215,19 +215,22 @@ impl<S: Scaler> ServingDay<S> {
         }
     }
 
-    fn observed(&self, there: &Replicas<'_>) -> Observed {
+    fn observed(&self, replicas: &Replicas<'_>) -> ObservedReplicas {
         let replica = |(id, engine): (&ReplicaId, &Engine)| {
-            let busy = self.busy.get(id).map_or(0.0, |(busy, of)| busy / of);
+            let busy = self
+                .busy_seconds
+                .get(id)
+                .map_or(0.0, |(busy, of)| busy / of);
             ObservedReplica {
-                figures: engine.figures(),
-                busy,
+                figures: engine.reported_figures(),
+                busy_share: busy,
             }
         };
         let counts = |(_, engine): &(&ReplicaId, &Engine)| engine.state() != EngineState::Draining;
-        Observed {
+        ObservedReplicas {
             replicas: self.engines.iter().filter(counts).map(replica).collect(),
-            starting: there.starting,
-            ready_in: there.ready_in,
+            starting: replicas.starting,
+            ready_in: replicas.ready_in,
         }
     }
 }

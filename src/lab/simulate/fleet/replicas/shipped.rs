@@ -1,6 +1,6 @@
 //! The autoscaler that ships, on the figures of modeled engines.
 
-use super::scaler::{Observed, Scaler, Wanted};
+use super::scaler::{ObservedReplicas, Scaler, ScalingDecision};
 use stowage_scheduling::autoscaling::{DesiredReplicas, ModelScaling};
 use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::Moment;
@@ -26,9 +26,9 @@ impl ShippedScaler {
 }
 
 impl Scaler for ShippedScaler {
-    fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
+    fn decide(&mut self, observed: &ObservedReplicas, now: Moment) -> ScalingDecision {
         let desired = self.scaling.decide(&self.rules, &observed.load(), now);
-        let wanted = Wanted {
+        let wanted = ScalingDecision {
             replicas: desired.replicas,
             wake: desired.wake,
         };

@@ -3,7 +3,7 @@
 use super::*;
 use crate::needs;
 use crate::simulate::fleet::engines::{
-    EngineSpec, EngineState, GpuSpeed, ModelShape, Slo, most_per_s, steady_state,
+    EngineSpec, EngineState, GpuSpeed, ModelShape, Slo, max_rate_per_s, steady_state,
 };
 use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficText, built_in, minutes,
@@ -32,7 +32,7 @@ struct Run {
 }
 
 fn run(traffic: DayOfTraffic, scaler: impl Scaler, replicas: u32) -> Run {
-    let mut pods = PretendPods::new(replicas, START, Millis::seconds(120));
+    let mut pods = SimulatedReplicas::new(replicas, START, Millis::seconds(120));
     let mut day = ServingDay::new(spec(), traffic, SLO, scaler, Moment(0));
     let mut ready = Vec::new();
     for second in (0..=DAY_S).step_by(STEP_S as usize) {
@@ -95,7 +95,7 @@ fn defaults() -> ShippedScaler {
 }
 
 fn aimed(size: RequestSize, share: f64) -> ShippedScaler {
-    let most = most_per_s(&spec(), size.prompt, size.output);
+    let most = max_rate_per_s(&spec(), size.prompt, size.output);
     let at = steady_state(&spec(), share * most, size.prompt, size.output).unwrap();
     let (kv_cache, running) = (
         Percent::from_share(at.kv_occupancy).unwrap(),
@@ -238,7 +238,7 @@ fn the_traces_days_are_followed() {
 }
 
 #[test]
-fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
+fn requests_of_a_lost_replica_move_to_the_others() {
     let replica = |id, state| Replica {
         id,
         state,
@@ -286,7 +286,7 @@ fn a_replica_that_vanishes_gives_its_requests_to_the_others_and_none_is_lost() {
     tick(80, &draining);
     tick(140, &draining);
     assert!(day.engine(1).unwrap().is_idle() && day.engine(3).unwrap().running() > 5.0);
-    assert_eq!(day.idlest(), [3]);
+    assert_eq!(day.by_fewest_requests(), [3]);
     let asleep = [
         replica(1, ReplicaState::Asleep),
         replica(3, ReplicaState::Ready),

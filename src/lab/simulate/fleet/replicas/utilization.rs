@@ -2,7 +2,7 @@
 //! one request in a batching engine keeps a kernel running: the counter is full long before the engine is, and nearly full at
 //! night.
 
-use super::scaler::{Observed, Scaler, Wanted};
+use super::scaler::{ObservedReplicas, Scaler, ScalingDecision};
 use std::collections::VecDeque;
 use stowage_scheduling::autoscaling::EngineFigures;
 use stowage_scheduling::units::{Millis, Moment};
@@ -10,9 +10,9 @@ use stowage_scheduling::units::{Millis, Moment};
 /// `--horizontal-pod-autoscaler-tolerance`, its default.
 const TOLERANCE: f64 = 0.1;
 /// `behavior.scaleDown.stabilizationWindowSeconds`, its default.
-const STABILISATION: Millis = Millis::seconds(300);
+const STABILIZATION_WINDOW: Millis = Millis::seconds(300);
 /// `behavior.scaleUp`, its default: so many pods, or twice as many as there are, in 15 seconds.
-const STEP_UP: u32 = 4;
+const SCALE_UP_PODS: u32 = 4;
 
 /// An HPA (autoscaling/v2) with the default behavior and one `Pods` metric. It wakes nothing.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ pub(crate) struct UtilizationScaler {
     min: u32,
     max: u32,
     /// What was recommended within the stabilisation window.
-    recommended: VecDeque<(Moment, u32)>,
+    recommendations: VecDeque<(Moment, u32)>,
 }
 
 impl UtilizationScaler {
@@ -31,13 +31,13 @@ impl UtilizationScaler {
             target,
             min,
             max: max.max(min),
-            recommended: VecDeque::new(),
+            recommendations: VecDeque::new(),
         }
     }
 
     /// `ceil(current × metric / target)`, unless that is within the tolerance. A pod that is not ready counts as idle on the way
     /// up; on the way down it does not count.
-    fn recommend(&self, observed: &Observed) -> u32 {
+    fn recommend(&self, observed: &ObservedReplicas) -> u32 {
         let serves = |figures| {
             matches!(
                 figures,
@@ -48,19 +48,22 @@ impl UtilizationScaler {
             .replicas
             .iter()
             .filter(|replica| serves(replica.figures))
-            .map(|replica| replica.busy);
+            .map(|replica| replica.busy_share);
         let (ready, sum) = busy.fold((0u32, 0.0), |(ready, sum), busy| (ready + 1, sum + busy));
         let current = observed.count();
         if ready == 0 {
             return current;
         }
-        let of = |pods: u32| sum / f64::from(pods) / self.target;
-        let is_off = |ratio: f64| (ratio - 1.0).abs() > TOLERANCE;
+        let ratio_for = |pods: u32| sum / f64::from(pods) / self.target;
+        let is_beyond_tolerance = |ratio: f64| (ratio - 1.0).abs() > TOLERANCE;
         let up = (sum / f64::from(ready) / self.target) > 1.0 && observed.starting > 0;
         let pods = if up { ready + observed.starting } else { ready };
-        let ratio = of(pods);
+        let ratio = ratio_for(pods);
         // With the pods that start it may be too little for more.
-        if !is_off(of(ready)) || !is_off(ratio) || up && ratio < 1.0 {
+        if !is_beyond_tolerance(ratio_for(ready))
+            || !is_beyond_tolerance(ratio)
+            || up && ratio < 1.0
+        {
             return current;
         }
         let wanted = (ratio * f64::from(pods) - 1e-9).ceil().max(0.0) as u32;
@@ -74,34 +77,34 @@ impl UtilizationScaler {
 }
 
 impl Scaler for UtilizationScaler {
-    fn decide(&mut self, observed: &Observed, now: Moment) -> Wanted {
+    fn decide(&mut self, observed: &ObservedReplicas, now: Moment) -> ScalingDecision {
         let current = observed.count();
         let recommended = self.recommend(observed);
-        if self.recommended.is_empty() {
+        if self.recommendations.is_empty() {
             // An HPA begins with what it finds.
-            self.recommended.push_back((now, current));
+            self.recommendations.push_back((now, current));
         }
         while self
-            .recommended
+            .recommendations
             .front()
-            .is_some_and(|(at, _)| now.since(*at) > STABILISATION)
+            .is_some_and(|(at, _)| now.since(*at) > STABILIZATION_WINDOW)
         {
-            self.recommended.pop_front();
+            self.recommendations.pop_front();
         }
-        self.recommended.push_back((now, recommended));
-        let most = self
-            .recommended
+        self.recommendations.push_back((now, recommended));
+        let highest = self
+            .recommendations
             .iter()
             .map(|(_, replicas)| *replicas)
             .max()
             .unwrap_or(recommended);
-        let steadied = if recommended < current {
-            most.min(current)
+        let stabilized = if recommended < current {
+            highest.min(current)
         } else {
             recommended
         };
-        let step = steadied.min((current + STEP_UP).max(2 * current));
-        Wanted {
+        let step = stabilized.min((current + SCALE_UP_PODS).max(2 * current));
+        ScalingDecision {
             replicas: step.clamp(self.min, self.max),
             wake: 0,
         }
@@ -113,7 +116,7 @@ mod tests {
     use super::super::scaler::ObservedReplica;
     use super::*;
 
-    fn observed(busy: &[f64], starting: u32) -> Observed {
+    fn observed(busy: &[f64], starting: u32) -> ObservedReplicas {
         let figures = EngineFigures::Serving {
             kv_cache: None,
             waiting: None,
@@ -123,10 +126,10 @@ mod tests {
             .iter()
             .map(|busy| ObservedReplica {
                 figures,
-                busy: *busy,
+                busy_share: *busy,
             })
             .collect();
-        Observed {
+        ObservedReplicas {
             replicas,
             starting,
             ready_in: Millis::seconds(60),

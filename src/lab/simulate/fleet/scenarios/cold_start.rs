@@ -20,17 +20,18 @@ mod fleet;
 mod starts;
 
 use super::{
-    Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target, mean, quantile, shipped,
+    Curve, Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun, mean, quantile,
+    shipped_policy,
 };
 use crate::simulate::fleet::schedulers::{
-    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+    FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use fleet::{by_popularity, drawn, limits, machines, pod};
-use starts::{CountedStart, end_asleep};
+use fleet::{draw_by_popularity, drawn_fleet, machines, placement_limits, pod};
+use starts::{CountedStart, finish_and_sleep};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::testkit::oracle::BrokenPromise;
+use stowage_scheduling::testkit::oracle::BrokenInvariant;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
@@ -88,22 +89,28 @@ pub(crate) static COLD_START: Scenario = Scenario {
     targets: &[
         Target {
             name: "mean start: kube-scheduler ÷ Stowage",
-            bound: Bound::AtLeast(5.0),
-            value: |means| means.of("kube-scheduler", "mean") / means.of("stowage", "mean"),
-            limit: Some(|means| means.of("kube-scheduler", "mean") / means.of("stowage", "best")),
+            bound: TargetBound::AtLeast(5.0),
+            value: |means| {
+                means.mean_of("kube-scheduler", "mean") / means.mean_of("stowage", "mean")
+            },
+            limit: Some(|means| {
+                means.mean_of("kube-scheduler", "mean") / means.mean_of("stowage", "best")
+            }),
         },
         Target {
             name: "p99 start: kube-scheduler ÷ Stowage",
-            bound: Bound::AtLeast(10.0),
-            value: |means| means.of("kube-scheduler", "p99") / means.of("stowage", "p99"),
+            bound: TargetBound::AtLeast(10.0),
+            value: |means| means.mean_of("kube-scheduler", "p99") / means.mean_of("stowage", "p99"),
             limit: Some(|means| {
-                means.of("kube-scheduler", "p99") / means.of("stowage", "best p99")
+                means.mean_of("kube-scheduler", "p99") / means.mean_of("stowage", "best p99")
             }),
         },
         Target {
             name: "six hours, mean start: Stowage ÷ the shortest to be had",
-            bound: Bound::AtMost(1.15),
-            value: |means| means.of("stowage", "6 h mean") / means.of("stowage", "6 h best"),
+            bound: TargetBound::AtMost(1.15),
+            value: |means| {
+                means.mean_of("stowage", "6 h mean") / means.mean_of("stowage", "6 h best")
+            },
             limit: None,
         },
     ],
@@ -113,22 +120,22 @@ pub(crate) static COLD_START: Scenario = Scenario {
 };
 
 const HOST_MEMORY: Bytes = Bytes(600_000_000_000);
-const MEAN_GAP_MS: f64 = 20_000.0;
-const SERVES: Millis = Millis::seconds(2400);
+const MEAN_ARRIVAL_GAP_MS: f64 = 20_000.0;
+const SERVING_TIME: Millis = Millis::seconds(2400);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Timer {
-    Comes,
+    Arrives,
     Ends(PodUid),
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let (drawn, mut broken) = drawn_fleets(variant, seed, if input.is_short { 60 } else { 600 });
     let (hours, broken_later) = over_hours(variant, seed, if input.is_short { 1 } else { 6 });
     broken.extend(broken_later);
-    let (mut took, mut best) = columns(&drawn);
-    let (mut later, best_later) = columns(&hours);
-    let woken = hours.iter().filter(|start| start.woken).count() as f64;
+    let (mut took, mut best) = actual_and_shortest(&drawn);
+    let (mut later, best_later) = actual_and_shortest(&hours);
+    let woken = hours.iter().filter(|start| start.woke_engine).count() as f64;
     let figures = vec![
         mean(&took),
         quantile(&mut took, 0.5),
@@ -149,7 +156,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         };
         Curve {
             name,
-            x: "seconds since the pod was created",
+            x_label: "seconds since the pod was created",
             points: (1..=100).map(point).collect(),
         }
     };
@@ -157,48 +164,56 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         curve("engines that answer, %, on drawn fleets", &mut took),
         curve("engines that answer, %, over six hours", &mut later),
     ];
-    Played {
+    VariantRun {
         figures,
         curves,
-        broken,
-        notes: if variant == 0 { limits() } else { Vec::new() },
+        violations: broken,
+        notes: if variant == 0 {
+            placement_limits()
+        } else {
+            Vec::new()
+        },
     }
 }
 
 /// How long starts took, and the shortest that each might have taken.
-fn columns(starts: &[CountedStart]) -> (Vec<f64>, Vec<f64>) {
+fn actual_and_shortest(starts: &[CountedStart]) -> (Vec<f64>, Vec<f64>) {
     starts
         .iter()
         .map(|start| (start.seconds, start.shortest))
         .unzip()
 }
 
-fn scheduler(variant: usize, seed: u64) -> Box<dyn FleetScheduler> {
+fn new_scheduler(variant: usize, seed: u64) -> Box<dyn FleetScheduler> {
     let policy = include_str!("../../../../../policies/default/policy.yaml");
     match variant {
-        0 => Box::new(Stowage::new(shipped("default", policy))),
-        1 => Box::new(StockScheduler::new(
-            Placing::LeastAllocated,
-            Preempting::Never,
+        0 => Box::new(Stowage::new(shipped_policy("default", policy))),
+        1 => Box::new(KubeSchedulerBaseline::new(
+            ScoringStrategy::LeastAllocated,
+            PreemptionMode::Never,
             seed,
         )),
-        _ => Box::new(StockScheduler::new(
-            Placing::MostAllocated,
-            Preempting::Never,
+        _ => Box::new(KubeSchedulerBaseline::new(
+            ScoringStrategy::MostAllocated,
+            PreemptionMode::Never,
             seed,
         )),
     }
 }
 
-fn drawn_fleets(variant: usize, seed: u64, pods: usize) -> (Vec<CountedStart>, Vec<BrokenPromise>) {
+fn drawn_fleets(
+    variant: usize,
+    seed: u64,
+    pods: usize,
+) -> (Vec<CountedStart>, Vec<BrokenInvariant>) {
     let mut draws = Random::seeded(seed, 5);
     let (mut starts, mut broken) = (Vec::new(), Vec::new());
     for n in 0..pods {
-        let index = by_popularity(&mut draws);
-        let machines = drawn(index, &mut draws);
+        let index = draw_by_popularity(&mut draws);
+        let machines = drawn_fleet(index, &mut draws);
         let mut stage: Stage<'_, Timer> = Stage::new(
             machines,
-            scheduler(variant, seed + n as u64),
+            new_scheduler(variant, seed + n as u64),
             seed ^ n as u64,
         );
         let spec = pod(index);
@@ -206,43 +221,47 @@ fn drawn_fleets(variant: usize, seed: u64, pods: usize) -> (Vec<CountedStart>, V
         let uid = stage.submit(spec);
         while let Some(happened) = stage.next(START + Millis::seconds(1800)) {
             if happened == ScenarioEvent::Ready(uid.clone()) {
-                starts.push(CountedStart::of(&stage, &uid, least));
+                starts.push(CountedStart::from_ready_pod(&stage, &uid, least));
                 break;
             }
         }
-        broken.append(&mut stage.broken);
+        broken.append(&mut stage.violations);
     }
     (starts, broken)
 }
 
-fn over_hours(variant: usize, seed: u64, hours: u64) -> (Vec<CountedStart>, Vec<BrokenPromise>) {
-    let mut stage = Stage::new(machines(seed), scheduler(variant, seed), seed);
+fn over_hours(variant: usize, seed: u64, hours: u64) -> (Vec<CountedStart>, Vec<BrokenInvariant>) {
+    let mut stage = Stage::new(machines(seed), new_scheduler(variant, seed), seed);
     let (mut gaps, mut draws) = (Random::seeded(seed, 1), Random::seeded(seed, 2));
-    stage.at(START + gaps.gap(MEAN_GAP_MS), Timer::Comes);
+    stage.schedule_timer(
+        START + gaps.exponential(MEAN_ARRIVAL_GAP_MS),
+        Timer::Arrives,
+    );
     // Of each pod, the shortest start that was to be had when it came.
     let mut shortest: BTreeMap<PodUid, Millis> = BTreeMap::new();
     let mut starts = Vec::new();
     while let Some(happened) = stage.next(START + Millis::seconds(hours * 3600)) {
         let now = stage.now();
         match happened {
-            ScenarioEvent::Timer(Timer::Comes) => {
-                let spec = pod(by_popularity(&mut draws));
+            ScenarioEvent::Timer(Timer::Arrives) => {
+                let spec = pod(draw_by_popularity(&mut draws));
                 let least = stage.machines.shortest_start(&spec);
                 let uid = stage.submit(spec);
                 shortest.extend(least.map(|least| (uid, least)));
-                stage.at(now + gaps.gap(MEAN_GAP_MS), Timer::Comes);
+                stage.schedule_timer(now + gaps.exponential(MEAN_ARRIVAL_GAP_MS), Timer::Arrives);
             }
             ScenarioEvent::Ready(uid) => {
                 starts.extend(
                     shortest
                         .remove(&uid)
-                        .map(|least| CountedStart::of(&stage, &uid, least)),
+                        .map(|least| CountedStart::from_ready_pod(&stage, &uid, least)),
                 );
-                stage.at(now + SERVES, Timer::Ends(uid));
+                stage.schedule_timer(now + SERVING_TIME, Timer::Ends(uid));
             }
-            ScenarioEvent::Timer(Timer::Ends(uid)) => end_asleep(&mut stage, &uid),
-            ScenarioEvent::Bound(_) | ScenarioEvent::Leaving(_) | ScenarioEvent::Gone(_) => {}
+            ScenarioEvent::Timer(Timer::Ends(uid)) => finish_and_sleep(&mut stage, &uid),
+            ScenarioEvent::Bound(_) | ScenarioEvent::Terminating(_) | ScenarioEvent::Deleted(_) => {
+            }
         }
     }
-    (starts, stage.broken)
+    (starts, stage.violations)
 }

@@ -52,13 +52,13 @@ impl EndlessJobs {
     }
 
     /// The pod runs, if it is a job's.
-    pub fn begin<T: From<JobTimer>>(&mut self, uid: &PodUid, stage: &mut Stage<'_, T>) {
+    pub fn start_job<T: From<JobTimer>>(&mut self, uid: &PodUid, stage: &mut Stage<'_, T>) {
         if let Some(job) = self.pending.remove(uid) {
-            self.running.begin(uid, job, stage);
+            self.running.start_job(uid, job, stage);
         }
     }
 
-    pub fn evict(&mut self, uid: &PodUid, now: Moment) {
-        self.backlog.extend(self.running.evict(uid, now));
+    pub fn handle_eviction(&mut self, uid: &PodUid, now: Moment) {
+        self.backlog.extend(self.running.handle_eviction(uid, now));
     }
 }

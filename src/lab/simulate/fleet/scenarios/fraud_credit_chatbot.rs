@@ -26,10 +26,10 @@ mod planned;
 mod schedules;
 mod time_slicing;
 
-use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
+use super::{Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun, shipped_policy};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::schedulers::{
-    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+    FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use app::App;
 use schedules::Schedules;
@@ -98,38 +98,40 @@ pub(crate) static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
     targets: &[
         Target {
             name: "pods beside fraud detection",
-            bound: Bound::AtMost(0.0),
-            value: |means| means.of("stowage", "foreign"),
+            bound: TargetBound::AtMost(0.0),
+            value: |means| means.mean_of("stowage", "foreign"),
             limit: None,
         },
         Target {
             name: "the chatbot leaves first, %",
-            bound: Bound::AtLeast(100.0),
-            value: |means| means.of("stowage", "chatbot first"),
+            bound: TargetBound::AtLeast(100.0),
+            value: |means| means.mean_of("stowage", "chatbot first"),
             limit: None,
         },
         Target {
             name: "evictions of fraud detection",
-            bound: Bound::AtMost(0.0),
-            value: |means| means.of("stowage", "fraud evicted"),
+            bound: TargetBound::AtMost(0.0),
+            value: |means| means.mean_of("stowage", "fraud evicted"),
             limit: None,
         },
         Target {
             name: "VRAM in use, %",
-            bound: Bound::AtLeast(82.0),
-            value: |means| means.of("stowage", "utilization"),
-            limit: Some(|_| 100.0 * (FRAUD.0 + 2 * REPLICA.0) as f64 / (2 * GPU.0) as f64),
+            bound: TargetBound::AtLeast(82.0),
+            value: |means| means.mean_of("stowage", "utilization"),
+            limit: Some(|_| {
+                100.0 * (FRAUD_VRAM.0 + 2 * REPLICA_VRAM.0) as f64 / (2 * GPU_VRAM.0) as f64
+            }),
         },
         Target {
             name: "fraud detection answers, p99, ms",
-            bound: Bound::AtMost(45.0),
-            value: |means| means.of("stowage", "fraud p99"),
+            bound: TargetBound::AtMost(45.0),
+            value: |means| means.mean_of("stowage", "fraud p99"),
             limit: None,
         },
         Target {
             name: "GPUs that suffice",
-            bound: Bound::AtMost(2.0),
-            value: |means| means.of("stowage", "GPUs"),
+            bound: TargetBound::AtMost(2.0),
+            value: |means| means.mean_of("stowage", "GPUs"),
             limit: None,
         },
     ],
@@ -138,23 +140,23 @@ pub(crate) static FRAUD_CREDIT_CHATBOT: Scenario = Scenario {
     play,
 };
 
-const GPU: Bytes = Bytes::gib(80);
-const FRAUD: Bytes = Bytes::gib(60);
-const REPLICA: Bytes = Bytes::gib(36);
+const GPU_VRAM: Bytes = Bytes::gib(80);
+const FRAUD_VRAM: Bytes = Bytes::gib(60);
+const REPLICA_VRAM: Bytes = Bytes::gib(36);
 /// Beside fraud detection there is no room for more.
-const SLICED_REPLICA: Bytes = Bytes::gib(18);
+const SLICED_REPLICA_VRAM: Bytes = Bytes::gib(18);
 
 fn policy() -> Policy {
     let text = include_str!("../../../../../policies/fraud-credit-chatbot/policy.yaml");
-    shipped("fraud-credit-chatbot", text)
+    shipped_policy("fraud-credit-chatbot", text)
 }
 
-fn scheduler(variant: usize, policy: &Policy, seed: u64) -> Box<dyn FleetScheduler> {
+fn new_scheduler(variant: usize, policy: &Policy, seed: u64) -> Box<dyn FleetScheduler> {
     match variant {
         0 => Box::new(Stowage::new(policy.clone())),
-        1 => Box::new(StockScheduler::new(
-            Placing::LeastAllocated,
-            Preempting::LowerPriority,
+        1 => Box::new(KubeSchedulerBaseline::new(
+            ScoringStrategy::LeastAllocated,
+            PreemptionMode::LowerPriority,
             seed,
         )),
         _ => Box::new(TimeSlicing::new(seed)),
@@ -167,38 +169,38 @@ fn machines() -> Machines {
         labels: [("gpu-pool".to_owned(), "bank".to_owned())].into(),
         gpu: GpuModel::parse("A100-80GB").expect("it is a plain word"),
         gpus: 2,
-        vram: GPU,
+        vram: GPU_VRAM,
         page_cache: Bytes::gib(100),
     };
     Machines::new([spec], LoadingSpeeds::default())
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let policy = policy();
-    let new = |seed| scheduler(variant, &policy, seed);
-    let schedules = Schedules::played(if input.is_short { 40 } else { 10_000 }, seed, new);
+    let new = |seed| new_scheduler(variant, &policy, seed);
+    let schedules = Schedules::play_schedules(if input.is_short { 40 } else { 10_000 }, seed, new);
     let replica = if variant == 2 {
-        SLICED_REPLICA
+        SLICED_REPLICA_VRAM
     } else {
-        REPLICA
+        REPLICA_VRAM
     };
-    let day = day::played(
+    let day = day::play_day(
         if input.is_short { 4 } else { 24 },
         seed,
         replica,
         new(seed),
     );
     let inferences = if input.is_short { 5_000 } else { 200_000 };
-    let [p50, p99] = latency::quantiles(&day.company, inferences, seed);
-    let (gpus, note) = planned::gpus(variant, replica, &policy);
+    let [p50, p99] = latency::quantiles(&day.hours_by_neighbors, inferences, seed);
+    let (gpus, note) = planned::gpus_needed(variant, replica, &policy);
     let figures = vec![
-        schedules.foreign as f64,
+        schedules.beside_fraud as f64,
         schedules.evictions as f64,
         schedules.chatbot_first(),
         schedules.fraud_evicted as f64,
         day.utilization,
-        day.up[App::Credit as usize],
-        day.up[App::Chatbot as usize],
+        day.availability[App::Credit as usize],
+        day.availability[App::Chatbot as usize],
         p50,
         p99,
         f64::from(gpus),
@@ -207,17 +209,20 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     broken.extend(day.broken);
     let kept = format!(
         "in {} sets credit scoring left while other VRAM was kept for a waiting pod of lower priority",
-        schedules.beside_kept
+        schedules.credit_evictions_beside_reserved
     );
     let notes = if variant == 0 {
-        [note, kept].into_iter().chain(planned::mig()).collect()
+        [note, kept]
+            .into_iter()
+            .chain(planned::mig_geometries())
+            .collect()
     } else {
         Vec::new()
     };
-    Played {
+    VariantRun {
         figures,
         curves: day.curves,
-        broken,
+        violations: broken,
         notes,
     }
 }

@@ -29,7 +29,7 @@ mod sizing;
 mod sums;
 
 use super::running_jobs::JobTimer;
-use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
+use super::{Curve, Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun};
 use crate::simulate::fleet::engines::Slo;
 use crate::simulate::fleet::replicas::ReplicaTiming;
 use pool::Compute;
@@ -95,31 +95,35 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
     targets: &[
         Target {
             name: "GPUs saved against one model per GPU, %",
-            bound: Bound::AtLeast(60.0),
+            bound: TargetBound::AtLeast(60.0),
             value: |means| {
-                saved(
-                    means.of("stowage", "GPUs"),
-                    means.of("one model per GPU", "GPUs"),
+                percent_saved(
+                    means.mean_of("stowage", "GPUs"),
+                    means.mean_of("one model per GPU", "GPUs"),
                 )
             },
             limit: Some(|means| {
-                saved(
-                    means.of("stowage", "least"),
-                    means.of("one model per GPU", "GPUs"),
+                percent_saved(
+                    means.mean_of("stowage", "least"),
+                    means.mean_of("one model per GPU", "GPUs"),
                 )
             }),
         },
         Target {
             name: "placements onto a GPU above 90 % KV, %",
-            bound: Bound::AtMost(0.0),
-            value: |means| means.of("stowage", "onto full"),
+            bound: TargetBound::AtMost(0.0),
+            value: |means| means.mean_of("stowage", "onto full"),
             limit: None,
         },
         Target {
             name: "TTFT p99: KV-blind ÷ Stowage",
-            bound: Bound::AtLeast(2.0),
-            value: |means| means.of("KV-blind", "TTFT p99") / means.of("stowage", "TTFT p99"),
-            limit: Some(|means| means.of("KV-blind", "TTFT p99") / means.of("stowage", "alone")),
+            bound: TargetBound::AtLeast(2.0),
+            value: |means| {
+                means.mean_of("KV-blind", "TTFT p99") / means.mean_of("stowage", "TTFT p99")
+            },
+            limit: Some(|means| {
+                means.mean_of("KV-blind", "TTFT p99") / means.mean_of("stowage", "alone")
+            }),
         },
     ],
     traces: &[],
@@ -129,35 +133,35 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
 
 const MODELS: usize = 100;
 /// Requests a second, for so many models.
-const PER_S: f64 = 15.0;
-const VRAM: Bytes = Bytes::gib(80);
+const REQUESTS_PER_S: f64 = 15.0;
+const GPU_VRAM: Bytes = Bytes::gib(80);
 const NODE_GPUS: usize = 8;
 const SLO: Slo = Slo {
     ttft_s: 5.0,
     tpot_s: 0.2,
 };
 /// Share of the requests that may be late.
-const MOST_LATE: f64 = 0.01;
+const MAX_LATE_SHARE: f64 = 0.01;
 /// Replicas beyond those that a model's busy stretches need.
-const MORE_REPLICAS: u32 = 8;
+const MAX_EXTRA_REPLICAS: u32 = 8;
 /// Between two steps of the engines. As often as agents report: in a step of five seconds the cache of a small engine fills and
 /// empties, and what a reading shows is by chance.
-const STEP: Millis = Millis::seconds(1);
-const TIMING: ReplicaTiming = ReplicaTiming {
+const ENGINE_STEP: Millis = Millis::seconds(1);
+const REPLICA_TIMING: ReplicaTiming = ReplicaTiming {
     ready_in: Millis::seconds(40),
-    drain: Millis::seconds(120),
+    drain_time: Millis::seconds(120),
 };
 /// Between the first pods of two models.
-const COMES_EVERY: Millis = Millis::seconds(30);
+const MODEL_ARRIVAL_INTERVAL: Millis = Millis::seconds(30);
 /// From the last one until traffic begins.
-const WARM_UP: Millis = Millis::seconds(120);
+const WARM_UP_TIME: Millis = Millis::seconds(120);
 /// GPUs of the pool, as a multiple of the fewest that hold all engines.
-const POOL: f64 = 1.25;
+const POOL_SIZE_FACTOR: f64 = 1.25;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Timer {
     /// This model's first pod is created.
-    Comes(usize),
+    ModelArrives(usize),
     Step,
     /// A new version of this model is there.
     Rollout(usize),
@@ -170,11 +174,11 @@ impl From<JobTimer> for Timer {
     }
 }
 
-fn saved(gpus: f64, instead_of: f64) -> f64 {
+fn percent_saved(gpus: f64, instead_of: f64) -> f64 {
     100.0 * (1.0 - gpus / instead_of)
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
     let (models, minutes) = if input.is_short {
         (12, 10)
@@ -183,12 +187,12 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     };
     let sizing = Sizing::new(placer, seed, models, minutes);
     let needed = sizing.gpus_needed();
-    let size = (POOL * sizing.least as f64).ceil() as usize;
-    let mut pool = sizing.played(size, Compute::Shared);
+    let size = (POOL_SIZE_FACTOR * sizing.min_gpus as f64).ceil() as usize;
+    let mut pool = sizing.play_pool(size, Compute::Shared);
     let ttft = pool.ttft();
     let alone = match placer {
         Placer::WholeGpus => ttft.clone(),
-        Placer::Stowage | Placer::KvBlind => sizing.played(size, Compute::Alone).ttft(),
+        Placer::Stowage | Placer::KvBlind => sizing.play_pool(size, Compute::Alone).ttft(),
     };
     let seconds = |share: f64| ttft.quantile_s(share).unwrap_or(0.0);
     let point = |thousandth: u32| {
@@ -197,34 +201,34 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
             f64::from(thousandth) / 10.0,
         )
     };
-    let broken = std::mem::take(&mut pool.stage.broken);
+    let broken = std::mem::take(&mut pool.stage.violations);
     let sums = &pool.sums;
-    Played {
+    VariantRun {
         figures: vec![
             needed.unwrap_or_else(|most| most) as f64,
-            sizing.least as f64,
+            sizing.min_gpus as f64,
             100.0 * (1.0 - (pool.late() + pool.waiting()) / sizing.requests()),
             seconds(0.99),
             alone.quantile_s(0.99).unwrap_or(0.0),
             sums.placements,
             sums.onto_full(),
-            sums.placed as f64,
+            sums.placed_models as f64,
             sums.stranded(),
             sums.busy(),
         ],
         curves: vec![
             Curve {
                 name: "GPUs in use",
-                x: "hours",
+                x_label: "hours",
                 points: sums.curve.clone(),
             },
             Curve {
                 name: "requests with a first token, %, from 90",
-                x: "seconds",
+                x_label: "seconds",
                 points: (900..1000).map(point).collect(),
             },
         ],
-        broken,
+        violations: broken,
         notes: needed
             .err()
             .map(|most| format!("{placer:?}: no pool of up to {most} GPUs suffices"))

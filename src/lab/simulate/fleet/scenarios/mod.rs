@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use stowage_policy_file as policy_file;
 use stowage_policy_file::SourceText;
 use stowage_scheduling::policy::Policy;
-use stowage_scheduling::testkit::oracle::BrokenPromise;
+use stowage_scheduling::testkit::oracle::BrokenInvariant;
 
 /// One story.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ pub struct Scenario {
     /// Whether the traces can be played.
     pub check: Option<CheckTraces>,
     /// Plays one variant with one seed.
-    pub play: fn(&ScenarioInput, variant: usize, seed: u64) -> Played,
+    pub play: fn(&ScenarioInput, variant: usize, seed: u64) -> VariantRun,
 }
 
 pub(crate) type CheckTraces = fn(&ScenarioInput) -> Result<(), TrafficError>;
@@ -57,7 +57,7 @@ pub struct Figure {
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     pub name: &'static str,
-    pub bound: Bound,
+    pub bound: TargetBound,
     /// The figure from the means of all variants.
     pub value: fn(&Means<'_>) -> f64,
     /// What the best possible scheduler would come to, where that is known: a bound beyond it is out of reach as priced.
@@ -65,7 +65,7 @@ pub struct Target {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Bound {
+pub enum TargetBound {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -97,12 +97,12 @@ pub struct TraceFileText {
 
 /// One variant, played with one seed.
 #[derive(Debug, Clone, Default)]
-pub struct Played {
+pub struct VariantRun {
     pub figures: Vec<f64>,
     /// Curves for a picture.
     pub curves: Vec<Curve>,
     /// Promises that the scheduler broke: there must be none.
-    pub broken: Vec<BrokenPromise>,
+    pub violations: Vec<BrokenInvariant>,
     /// What the variant's figures cannot say, such as a limit of the workload.
     pub notes: Vec<String>,
 }
@@ -113,7 +113,7 @@ pub struct Curve {
     /// The title of its panel.
     pub name: &'static str,
     /// What the horizontal axis is.
-    pub x: &'static str,
+    pub x_label: &'static str,
     pub points: Vec<(f64, f64)>,
 }
 
@@ -128,7 +128,7 @@ pub static SCENARIOS: [&Scenario; 6] = [
 ];
 
 impl Means<'_> {
-    pub fn of(&self, variant: &str, figure: &str) -> f64 {
+    pub fn mean_of(&self, variant: &str, figure: &str) -> f64 {
         let variant = self
             .scenario
             .variants
@@ -138,7 +138,7 @@ impl Means<'_> {
             .scenario
             .figures
             .iter()
-            .position(|known| known.name == figure);
+            .position(|figure_spec| figure_spec.name == figure);
         let (variant, figure) = variant
             .zip(figure)
             .expect("a target names what its scenario has");
@@ -146,7 +146,7 @@ impl Means<'_> {
     }
 }
 
-impl Bound {
+impl TargetBound {
     pub fn is_met(self, value: f64) -> bool {
         match self {
             Self::AtLeast(least) => value >= least,
@@ -156,7 +156,7 @@ impl Bound {
 }
 
 /// A policy that ships. Its file is part of the program, so a mistake in it is found by the tests of `policies/`.
-fn shipped(name: &str, text: &str) -> Policy {
+fn shipped_policy(name: &str, text: &str) -> Policy {
     let loaded = policy_file::load(&[SourceText::new(name, text)]);
     loaded
         .map(|loaded| loaded.policy)

@@ -21,12 +21,12 @@ mod pool;
 
 use super::endless_jobs::EndlessJobs;
 use super::running_jobs::JobTimer;
-use super::{Bound, Figure, Played, Scenario, ScenarioInput, Target, shipped};
-use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, most_per_s};
+use super::{Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun, shipped_policy};
+use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, ModelShape, Slo, max_rate_per_s};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::replicas::{ServingDay, ShippedScaler, UtilizationScaler};
 use crate::simulate::fleet::schedulers::{
-    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+    FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
 use crate::simulate::fleet::traffic::{
@@ -101,20 +101,22 @@ pub(crate) static NIGHT_POOL: Scenario = Scenario {
     targets: &[
         Target {
             name: "harvested, % of idle GPU-hours net of headroom",
-            bound: Bound::AtLeast(95.0),
-            value: |means| means.of("stowage", "of idle"),
+            bound: TargetBound::AtLeast(95.0),
+            value: |means| means.mean_of("stowage", "of idle"),
             limit: None,
         },
         Target {
             name: "work lost, % of harvested",
-            bound: Bound::AtMost(1.0),
-            value: |means| means.of("stowage", "lost"),
+            bound: TargetBound::AtMost(1.0),
+            value: |means| means.mean_of("stowage", "lost"),
             limit: None,
         },
         Target {
             name: "late requests that jobs add, % of requests",
-            bound: Bound::AtMost(0.0),
-            value: |means| (means.of("stowage", "late") - means.of("no jobs", "late")).max(0.0),
+            bound: TargetBound::AtMost(0.0),
+            value: |means| {
+                (means.mean_of("stowage", "late") - means.mean_of("no jobs", "late")).max(0.0)
+            },
             limit: None,
         },
     ],
@@ -125,8 +127,8 @@ pub(crate) static NIGHT_POOL: Scenario = Scenario {
 
 const MODEL: &str = "llama-70b";
 const NODES: usize = 20;
-const GPUS: u32 = 4;
-const GPU: Bytes = Bytes::gib(80);
+const GPUS_PER_NODE: u32 = 4;
+const GPU_VRAM: Bytes = Bytes::gib(80);
 /// Replicas that the busiest minute needs, each with that share of what it can do.
 const PEAK_REPLICAS: f64 = 16.0;
 const PEAK_SHARE: f64 = 0.7;
@@ -135,13 +137,13 @@ const SLO: Slo = Slo {
     tpot_s: 0.2,
 };
 /// Between two steps of the engines.
-const STEP: Millis = Millis::seconds(5);
+const ENGINE_STEP: Millis = Millis::seconds(5);
 /// For how long a replica that is let go finishes its requests.
-const DRAIN: Millis = Millis::seconds(120);
+const DRAIN_TIME: Millis = Millis::seconds(120);
 /// What an HPA on GPU utilization is usually told.
-const TARGET_UTILISATION: f64 = 0.7;
+const TARGET_UTILIZATION: f64 = 0.7;
 /// Share of all GPUs that is not counted as idle.
-const HEADROOM: f64 = 0.02;
+const HEADROOM_SHARE: f64 = 0.02;
 
 pub(crate) enum Timer {
     Step,
@@ -159,7 +161,7 @@ fn engine() -> EngineSpec {
     let spec = EngineSpec::new(
         &ModelShape::LLAMA_70B,
         &GpuSpeed::H100,
-        GPUS,
+        GPUS_PER_NODE,
         Bytes::gib(72),
     );
     spec.expect("a 70B model fits on four H100")
@@ -167,7 +169,7 @@ fn engine() -> EngineSpec {
 
 fn day(input: &ScenarioInput, seed: u64) -> Result<DayOfTraffic, TrafficError> {
     let RequestSize { prompt, output } = RequestSize::CODE;
-    let peak = PEAK_REPLICAS * PEAK_SHARE * most_per_s(&engine(), prompt, output);
+    let peak = PEAK_REPLICAS * PEAK_SHARE * max_rate_per_s(&engine(), prompt, output);
     let day = match input.traces.get(TRACE) {
         None => return Ok(built_in::working_day(seed, peak, RequestSize::CODE)),
         Some(trace) => minutes::read(
@@ -182,15 +184,15 @@ fn day(input: &ScenarioInput, seed: u64) -> Result<DayOfTraffic, TrafficError> {
     Ok(day.with_peak(peak))
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
-    let policy = shipped(
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
+    let policy = shipped_policy(
         "night-harvest",
         include_str!("../../../../../policies/night-harvest/policy.yaml"),
     );
     let scheduler: Box<dyn FleetScheduler> = match variant {
-        1 => Box::new(StockScheduler::new(
-            Placing::MostAllocated,
-            Preempting::LowerPriority,
+        1 => Box::new(KubeSchedulerBaseline::new(
+            ScoringStrategy::MostAllocated,
+            PreemptionMode::LowerPriority,
             seed,
         )),
         _ => Box::new(Stowage::new(policy.clone())),
@@ -201,7 +203,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let rules = AutoscalingRules {
         min_replicas: 2,
         max_replicas: NODES as u32,
-        ..policy.autoscaling.of(&model)
+        ..policy.autoscaling.for_model(&model)
     };
     let hours = if input.is_short { 3 } else { 24 };
     // The short part is the morning's rise.
@@ -210,7 +212,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     let jobs = EndlessJobs::new((variant != 2).then_some(JOBS), seed);
     match variant {
         3 => {
-            let scaler = UtilizationScaler::new(TARGET_UTILISATION, 2, NODES as u32);
+            let scaler = UtilizationScaler::new(TARGET_UTILIZATION, 2, NODES as u32);
             Pool::new(
                 stage,
                 jobs,
@@ -242,8 +244,8 @@ fn machines() -> Machines {
         name: NodeName::parse(&format!("node-{n:02}")).expect("digits are a name"),
         labels: BTreeMap::new(),
         gpu: GpuModel::parse("H100-80GB").expect("it is a plain word"),
-        gpus: GPUS,
-        vram: GPU,
+        gpus: GPUS_PER_NODE,
+        vram: GPU_VRAM,
         page_cache: Bytes::gib(300),
     };
     let mut machines = Machines::new((0..NODES).map(spec), LoadingSpeeds::default());

@@ -1,6 +1,6 @@
 //! Runs of one scenario, put together over seeds: a line for each variant, and whether the targets are met.
 
-use super::{Bound, Means, Played, Scenario};
+use super::{Means, Scenario, TargetBound, VariantRun};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -44,13 +44,13 @@ pub struct TargetResult {
     /// What the best possible scheduler would come to, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<f64>,
-    pub verdict: Verdict,
+    pub verdict: TargetVerdict,
 }
 
 /// Whether a target is met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum TargetVerdict {
     Met,
     Missed,
     /// No scheduler can meet it as things are priced, and this one comes to nine tenths of the limit at least.
@@ -58,13 +58,13 @@ pub enum Verdict {
 }
 
 /// Share of the best possible value that counts as near it, where the target is out of reach.
-const NEAR: f64 = 0.9;
+const NEAR_LIMIT_SHARE: f64 = 0.9;
 
-impl Verdict {
-    fn of(bound: Bound, value: f64, limit: Option<f64>) -> Self {
+impl TargetVerdict {
+    fn from_value(bound: TargetBound, value: f64, limit: Option<f64>) -> Self {
         let is_near = |limit: f64| match bound {
-            Bound::AtLeast(_) => value >= NEAR * limit,
-            Bound::AtMost(_) => NEAR * value <= limit,
+            TargetBound::AtLeast(_) => value >= NEAR_LIMIT_SHARE * limit,
+            TargetBound::AtMost(_) => NEAR_LIMIT_SHARE * value <= limit,
         };
         match limit.filter(|limit| !bound.is_met(*limit)) {
             _ if bound.is_met(value) => Self::Met,
@@ -73,7 +73,7 @@ impl Verdict {
         }
     }
 
-    pub fn said(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Met => "met",
             Self::Missed => "missed",
@@ -83,7 +83,7 @@ impl Verdict {
 }
 
 impl Spread {
-    fn of(figures: impl Iterator<Item = f64>) -> Self {
+    fn from_figures(figures: impl Iterator<Item = f64>) -> Self {
         let figures: Vec<f64> = figures.collect();
         let count = figures.len() as f64;
         let mean = figures.iter().sum::<f64>() / count.max(1.0);
@@ -99,9 +99,9 @@ impl Spread {
 
 impl ScenarioReport {
     /// `runs` are by seed, then by variant.
-    pub fn of(scenario: &'static Scenario, seeds: &[u64], runs: &[Vec<Played>]) -> Self {
+    pub fn from_runs(scenario: &'static Scenario, seeds: &[u64], runs: &[Vec<VariantRun>]) -> Self {
         let figure = |variant: usize, figure: usize| {
-            Spread::of(
+            Spread::from_figures(
                 runs.iter()
                     .map(|variants| variants[variant].figures[figure]),
             )
@@ -109,7 +109,7 @@ impl ScenarioReport {
         let spreads: Vec<Vec<Spread>> = (0..scenario.variants.len())
             .map(|variant| {
                 (0..scenario.figures.len())
-                    .map(|place| figure(variant, place))
+                    .map(|figure_index| figure(variant, figure_index))
                     .collect()
             })
             .collect();
@@ -133,11 +133,11 @@ impl ScenarioReport {
         let result_of = |target: &super::Target| {
             let value = (target.value)(&means);
             let (at_least, at_most) = match target.bound {
-                Bound::AtLeast(least) => (Some(least), None),
-                Bound::AtMost(most) => (None, Some(most)),
+                TargetBound::AtLeast(least) => (Some(least), None),
+                TargetBound::AtMost(most) => (None, Some(most)),
             };
             let limit = target.limit.map(|limit| limit(&means));
-            let verdict = Verdict::of(target.bound, value, limit);
+            let verdict = TargetVerdict::from_value(target.bound, value, limit);
             TargetResult {
                 target: target.name,
                 at_least,
@@ -150,7 +150,7 @@ impl ScenarioReport {
         let broken = runs
             .iter()
             .flatten()
-            .flat_map(|played| &played.broken)
+            .flat_map(|played| &played.violations)
             .map(ToString::to_string);
         let first = runs.first();
         Self {
@@ -174,7 +174,7 @@ impl ScenarioReport {
             && self
                 .targets
                 .iter()
-                .all(|target| target.verdict != Verdict::Missed)
+                .all(|target| target.verdict != TargetVerdict::Missed)
     }
 }
 
@@ -184,10 +184,10 @@ mod tests {
 
     #[test]
     fn the_deviation_is_that_of_a_sample() {
-        let spread = Spread::of([2.0, 4.0, 6.0].into_iter());
+        let spread = Spread::from_figures([2.0, 4.0, 6.0].into_iter());
         assert_eq!((spread.mean, spread.deviation), (4.0, 2.0));
         assert_eq!(
-            Spread::of([5.0].into_iter()),
+            Spread::from_figures([5.0].into_iter()),
             Spread {
                 mean: 5.0,
                 deviation: 0.0
@@ -197,23 +197,24 @@ mod tests {
 
     #[test]
     fn a_target_beyond_the_limit_is_checked_by_the_limit() {
-        let at_least = |value, limit| Verdict::of(Bound::AtLeast(10.0), value, limit);
-        assert_eq!(at_least(10.0, None), Verdict::Met);
-        assert_eq!(at_least(9.9, None), Verdict::Missed);
+        let at_least =
+            |value, limit| TargetVerdict::from_value(TargetBound::AtLeast(10.0), value, limit);
+        assert_eq!(at_least(10.0, None), TargetVerdict::Met);
+        assert_eq!(at_least(9.9, None), TargetVerdict::Missed);
         assert_eq!(
             at_least(9.0, Some(12.0)),
-            Verdict::Missed,
+            TargetVerdict::Missed,
             "it was in reach"
         );
-        assert_eq!(at_least(5.5, Some(6.0)), Verdict::OutOfReach);
-        assert_eq!(at_least(5.0, Some(6.0)), Verdict::Missed);
+        assert_eq!(at_least(5.5, Some(6.0)), TargetVerdict::OutOfReach);
+        assert_eq!(at_least(5.0, Some(6.0)), TargetVerdict::Missed);
         assert_eq!(
-            Verdict::of(Bound::AtMost(1.0), 2.1, Some(2.0)),
-            Verdict::OutOfReach
+            TargetVerdict::from_value(TargetBound::AtMost(1.0), 2.1, Some(2.0)),
+            TargetVerdict::OutOfReach
         );
         assert_eq!(
-            Verdict::of(Bound::AtMost(1.0), 2.5, Some(2.0)),
-            Verdict::Missed
+            TargetVerdict::from_value(TargetBound::AtMost(1.0), 2.5, Some(2.0)),
+            TargetVerdict::Missed
         );
     }
 }

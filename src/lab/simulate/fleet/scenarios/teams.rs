@@ -24,13 +24,15 @@ mod pool;
 mod sums;
 
 use super::running_jobs::JobTimer;
-use super::{Bound, Figure, Means, Played, Scenario, ScenarioInput, Target, shipped};
+use super::{
+    Figure, Means, Scenario, ScenarioInput, Target, TargetBound, VariantRun, shipped_policy,
+};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::schedulers::{
-    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+    FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
-use pods::Priorities;
+use pods::PriorityScheme;
 use pool::Pool;
 use stowage_scheduling::ids::{GpuModel, NodeName, PodUid};
 use stowage_scheduling::policy::Policy;
@@ -126,29 +128,30 @@ pub(crate) static TEAMS: Scenario = Scenario {
     targets: &[
         Target {
             name: "seconds until a guarantee is met, p99",
-            bound: Bound::AtMost(5.0),
-            value: |means| means.of("stowage", "guaranteed p99"),
+            bound: TargetBound::AtMost(5.0),
+            value: |means| means.mean_of("stowage", "guaranteed p99"),
             limit: None,
         },
         Target {
             name: "Jain's index of what is borrowed",
-            bound: Bound::AtLeast(0.98),
+            bound: TargetBound::AtLeast(0.98),
             // Over all seeds: in some, teams compete for minutes only.
-            value: |means| of_contested(means, "even"),
-            limit: Some(|means| of_contested(means, "most even")),
+            value: |means| share_of_contested(means, "even"),
+            limit: Some(|means| share_of_contested(means, "most even")),
         },
         Target {
             name: "completed GPU-hours: Stowage ÷ static partitions",
-            bound: Bound::AtLeast(1.25),
+            bound: TargetBound::AtLeast(1.25),
             value: |means| {
-                means.of("stowage", "completed") / means.of("static partitions", "completed")
+                means.mean_of("stowage", "completed")
+                    / means.mean_of("static partitions", "completed")
             },
             limit: None,
         },
         Target {
             name: "idle while work waits, %",
-            bound: Bound::AtMost(10.0),
-            value: |means| means.of("stowage", "idle"),
+            bound: TargetBound::AtMost(10.0),
+            value: |means| means.mean_of("stowage", "idle"),
             limit: None,
         },
     ],
@@ -166,8 +169,8 @@ const NODES: [(u32, Team); 5] = [
     (2, Team::Training),
 ];
 /// VRAM of each GPU; a pod gets nine tenths of it, which the policy's headroom leaves.
-const GPU: Bytes = Bytes::gib(80);
-const GRANT: Bytes = Bytes::gib(72);
+const GPU_VRAM: Bytes = Bytes::gib(80);
+const POD_VRAM: Bytes = Bytes::gib(72);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Team {
@@ -179,10 +182,10 @@ pub enum Team {
 pub(crate) enum Timer {
     Minute,
     /// A job of the day's list comes.
-    Comes(usize),
+    JobArrives(usize),
     Job(JobTimer),
     /// The pod has waited until the next look, if it still waits.
-    Waits(PodUid),
+    RecheckWaiting(PodUid),
 }
 
 impl Team {
@@ -200,28 +203,29 @@ impl From<JobTimer> for Timer {
     }
 }
 
-fn of_contested(means: &Means<'_>, figure: &str) -> f64 {
-    means.of("stowage", figure) / means.of("stowage", "contested").max(f64::MIN_POSITIVE)
+fn share_of_contested(means: &Means<'_>, figure: &str) -> f64 {
+    means.mean_of("stowage", figure) / means.mean_of("stowage", "contested").max(f64::MIN_POSITIVE)
 }
 
 fn policy() -> Policy {
-    shipped(
+    shipped_policy(
         "three-teams",
         include_str!("../../../../../policies/three-teams/policy.yaml"),
     )
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
-    let stock = |preempting| StockScheduler::new(Placing::MostAllocated, preempting, seed);
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
+    let stock =
+        |preempting| KubeSchedulerBaseline::new(ScoringStrategy::MostAllocated, preempting, seed);
     let scheduler: Box<dyn FleetScheduler> = match variant {
-        1 => Box::new(stock(Preempting::Never).partitioned()),
-        2 => Box::new(stock(Preempting::LowerPriority)),
+        1 => Box::new(stock(PreemptionMode::Never).partitioned()),
+        2 => Box::new(stock(PreemptionMode::LowerPriority)),
         _ => Box::new(Stowage::new(policy())),
     };
     let priorities = if variant == 3 {
-        Priorities::OfTeams
+        PriorityScheme::ByTeam
     } else {
-        Priorities::OfGuarantees
+        PriorityScheme::ByGuarantee
     };
     let stage = Stage::new(machines(), scheduler, seed);
     let pool = Pool::new(stage, policy(), priorities, seed);
@@ -244,7 +248,7 @@ fn machines() -> Machines {
                 .into(),
             gpu: GpuModel::parse("A100-80GB").expect("it is a plain word"),
             gpus: *gpus,
-            vram: GPU,
+            vram: GPU_VRAM,
             page_cache: Bytes::gib(300),
         }
     };

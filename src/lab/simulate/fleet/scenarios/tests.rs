@@ -10,7 +10,7 @@ fn short() -> ScenarioInput {
 }
 
 #[test]
-fn every_scenario_plays_every_variant_with_all_its_figures_breaks_no_promise_and_repeats_itself() {
+fn every_scenario_plays_all_variants_without_violations_and_reproducibly() {
     for scenario in SCENARIOS {
         for (variant, name) in scenario.variants.iter().enumerate() {
             let played = (scenario.play)(&short(), variant, 42);
@@ -26,7 +26,7 @@ fn every_scenario_plays_every_variant_with_all_its_figures_breaks_no_promise_and
                 scenario.name,
                 played.figures
             );
-            assert_eq!(played.broken, [], "{} {name}", scenario.name);
+            assert_eq!(played.violations, [], "{} {name}", scenario.name);
             if variant == 0 {
                 let again = (scenario.play)(&short(), variant, 42).figures;
                 assert_eq!(
@@ -48,42 +48,46 @@ fn names_are_distinct_and_targets_name_what_is_there() {
         let runs = [scenario
             .variants
             .iter()
-            .map(|_| Played {
+            .map(|_| VariantRun {
                 figures: vec![1.0; scenario.figures.len()],
-                ..Played::default()
+                ..VariantRun::default()
             })
             .collect()];
-        let report = ScenarioReport::of(scenario, &[42], &runs);
+        let report = ScenarioReport::from_runs(scenario, &[42], &runs);
         assert_eq!(report.targets.len(), scenario.targets.len());
     }
 }
 
 #[test]
-fn a_target_that_is_missed_and_a_broken_promise_are_both_no_success() {
+fn a_missed_target_or_a_violation_fails_the_report() {
     let scenario = SCENARIOS[0];
-    let even: Vec<Played> = scenario
+    let even: Vec<VariantRun> = scenario
         .variants
         .iter()
-        .map(|_| Played {
+        .map(|_| VariantRun {
             figures: vec![1.0; scenario.figures.len()],
-            ..Played::default()
+            ..VariantRun::default()
         })
         .collect();
-    let report = ScenarioReport::of(scenario, &[1], std::slice::from_ref(&even));
+    let report = ScenarioReport::from_runs(scenario, &[1], std::slice::from_ref(&even));
     assert!(!report.is_met(), "equal starts are no gain");
     let mut broken = even;
     let (pod, asked, got) = (stowage_scheduling::testkit::uid("p"), 1, 2);
-    let promise = BrokenPromise::OtherCount { pod, asked, got };
-    broken[0].broken.push(promise);
+    let promise = BrokenInvariant::OtherCount { pod, asked, got };
+    broken[0].violations.push(promise);
     let all_met = |mut report: ScenarioReport| {
         report
             .targets
             .iter_mut()
-            .for_each(|target| target.verdict = report::Verdict::Met);
+            .for_each(|target| target.verdict = report::TargetVerdict::Met);
         report.is_met()
     };
     assert!(all_met(report));
-    assert!(!all_met(ScenarioReport::of(scenario, &[1], &[broken])));
+    assert!(!all_met(ScenarioReport::from_runs(
+        scenario,
+        &[1],
+        &[broken]
+    )));
 }
 
 #[test]

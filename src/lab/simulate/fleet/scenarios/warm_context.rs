@@ -16,10 +16,10 @@
 mod queue;
 mod workers;
 
-use super::{Bound, Curve, Figure, Played, Scenario, ScenarioInput, Target};
-use queue::{Slot, work};
+use super::{Curve, Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun};
+use queue::{Slot, process_batches};
 use stowage_scheduling::units::Bytes;
-use workers::{Way, WorkerRun};
+use workers::{GpuSupply, WorkerRun};
 
 pub(crate) static WARM_CONTEXT: Scenario = Scenario {
     name: "warm-context",
@@ -55,40 +55,45 @@ pub(crate) static WARM_CONTEXT: Scenario = Scenario {
     targets: &[
         Target {
             name: "time saved on the same GPUs, %",
-            bound: Bound::AtLeast(75.0),
+            bound: TargetBound::AtLeast(75.0),
             value: |means| {
-                saved(
-                    means.of("stowage", "same GPUs"),
-                    means.of("a pod per batch, cold", "same GPUs"),
+                percent_saved(
+                    means.mean_of("stowage", "same GPUs"),
+                    means.mean_of("a pod per batch, cold", "same GPUs"),
                 )
             },
             limit: Some(|means| {
-                saved(
-                    INFERENCES as f64 / rate(10, 10),
-                    means.of("a pod per batch, cold", "same GPUs"),
+                percent_saved(
+                    INFERENCES as f64 / inferences_per_s(10, 10),
+                    means.mean_of("a pod per batch, cold", "same GPUs"),
                 )
             }),
         },
         Target {
             name: "time saved on the pool against one A10, %",
-            bound: Bound::AtLeast(98.3),
-            value: |means| saved(means.of("stowage", "pool"), INFERENCES as f64 * A10),
+            bound: TargetBound::AtLeast(98.3),
+            value: |means| {
+                percent_saved(
+                    means.mean_of("stowage", "pool"),
+                    INFERENCES as f64 * A10_INFERENCE_S,
+                )
+            },
             limit: None,
         },
         Target {
             name: "difference between batch sizes, %",
-            bound: Bound::AtMost(3.0),
-            value: |means| means.of("stowage", "spread"),
+            bound: TargetBound::AtMost(3.0),
+            value: |means| means.mean_of("stowage", "spread"),
             limit: None,
         },
         Target {
             name: "inferences in the drain: Stowage ÷ the best pod per batch",
-            bound: Bound::AtLeast(1.4),
+            bound: TargetBound::AtLeast(1.4),
             value: |means| {
                 let cold = means
-                    .of("a pod per batch, cold", "drain")
-                    .max(means.of("a pod per batch, files on disk", "drain"));
-                means.of("stowage", "drain") / cold
+                    .mean_of("a pod per batch, cold", "drain")
+                    .max(means.mean_of("a pod per batch, files on disk", "drain"));
+                means.mean_of("stowage", "drain") / cold
             },
             limit: None,
         },
@@ -100,24 +105,24 @@ pub(crate) static WARM_CONTEXT: Scenario = Scenario {
 
 const INFERENCES: u64 = 150_000;
 /// Seconds that one inference takes, by GPU.
-const A10: f64 = 0.273;
-const TITAN_X: f64 = 0.645;
+const A10_INFERENCE_S: f64 = 0.273;
+const TITAN_X_INFERENCE_S: f64 = 0.645;
 /// Seconds of context: from nothing, and from the node's files.
-const COLD: f64 = 105.0;
-const FROM_DISK: f64 = 40.0;
+const COLD_CONTEXT_S: f64 = 105.0;
+const DISK_CONTEXT_S: f64 = 40.0;
 const BATCHES: [u64; 3] = [1, 10, 100];
 const WEIGHTS: Bytes = Bytes(3_400_000_000);
 
-fn saved(took: f64, instead_of: f64) -> f64 {
+fn percent_saved(took: f64, instead_of: f64) -> f64 {
     100.0 * (1.0 - took / instead_of)
 }
 
 /// Inferences a second.
-fn rate(a10: u32, titan_x: u32) -> f64 {
-    f64::from(a10) / A10 + f64::from(titan_x) / TITAN_X
+fn inferences_per_s(a10: u32, titan_x: u32) -> f64 {
+    f64::from(a10) / A10_INFERENCE_S + f64::from(titan_x) / TITAN_X_INFERENCE_S
 }
 
-fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
+fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let total = if input.is_short {
         INFERENCES / 10
     } else {
@@ -129,22 +134,26 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
             let mut slots = |gpus, idle, way| {
                 let mut run = WorkerRun::new(variant, gpus, idle, way, seed);
                 run.play();
-                broken.append(&mut run.stage.broken);
+                broken.append(&mut run.stage.violations);
                 run.slots
             };
             (
-                slots(20, 20, Way::Keeps),
-                slots(186, 20, Way::Grows),
-                slots(20, 20, Way::Drains),
+                slots(20, 20, GpuSupply::Constant),
+                slots(186, 20, GpuSupply::Growing),
+                slots(20, 20, GpuSupply::Draining),
             )
         }
         _ => {
-            let context = if variant == 2 { FROM_DISK } else { COLD };
+            let context = if variant == 2 {
+                DISK_CONTEXT_S
+            } else {
+                COLD_CONTEXT_S
+            };
             let slot = |n: u64, from, until| Slot {
-                from,
-                until,
-                each: seconds_on(n),
-                context,
+                from_s: from,
+                until_s: until,
+                inference_s: inference_seconds_on(n),
+                context_s: context,
             };
             let same = (0..20).map(|n| slot(n, 0.0, f64::INFINITY)).collect();
             let pool = (0..186)
@@ -161,15 +170,15 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
     };
     let took: Vec<f64> = BATCHES
         .iter()
-        .map(|batch| work(&same, *batch, total).0)
+        .map(|batch| process_batches(&same, *batch, total).0)
         .collect();
     let (least, most) = took.iter().fold((f64::INFINITY, 0.0f64), |(a, b), one| {
         (a.min(*one), b.max(*one))
     });
-    let (pool_took, progress) = work(&pool, 100, total);
+    let (pool_took, progress) = process_batches(&pool, 100, total);
     let drained = BATCHES
         .iter()
-        .map(|batch| work(&drain, *batch, u64::MAX).1.len() as u64 * batch)
+        .map(|batch| process_batches(&drain, *batch, u64::MAX).1.len() as u64 * batch)
         .max()
         .unwrap_or(0);
     let points = progress
@@ -177,7 +186,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         .enumerate()
         .step_by(10)
         .map(|(n, at)| (*at, 100.0 * (n * 100) as f64 / total as f64));
-    Played {
+    VariantRun {
         figures: vec![
             took[2],
             100.0 * (most - least) / least,
@@ -186,14 +195,18 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> Played {
         ],
         curves: vec![Curve {
             name: "inferences done on the pool, %",
-            x: "seconds",
+            x_label: "seconds",
             points: points.collect(),
         }],
-        broken,
+        violations: broken,
         notes: Vec::new(),
     }
 }
 
-fn seconds_on(n: u64) -> f64 {
-    if n.is_multiple_of(2) { A10 } else { TITAN_X }
+fn inference_seconds_on(n: u64) -> f64 {
+    if n.is_multiple_of(2) {
+        A10_INFERENCE_S
+    } else {
+        TITAN_X_INFERENCE_S
+    }
 }

@@ -4,22 +4,22 @@
 mod stock;
 mod stowage;
 
-pub(crate) use stock::StockScheduler;
-pub use stock::{Placing, Preempting};
+pub(crate) use stock::KubeSchedulerBaseline;
+pub use stock::{PreemptionMode, ScoringStrategy};
 pub use stowage::Stowage;
 
 use super::machines::Machines;
-use super::messages::{Act, Message};
+use super::messages::{Message, SchedulerAction};
 use stowage_scheduling::units::Moment;
 
 pub trait FleetScheduler {
     /// Called once, with the fleet as it is at the beginning.
-    fn meet(&mut self, now: Moment, machines: &Machines);
+    fn initialize(&mut self, now: Moment, machines: &Machines);
 
     fn observe(&mut self, now: Moment, message: &Message);
 
     /// Places what can be placed, and evicts for what cannot. Only a baseline reads the machines.
-    fn round(&mut self, now: Moment, machines: &Machines) -> Vec<Act>;
+    fn round(&mut self, now: Moment, machines: &Machines) -> Vec<SchedulerAction>;
 
     /// Whether it reads what agents report.
     fn reads_reports(&self) -> bool;

@@ -6,7 +6,7 @@
 
 use super::FleetScheduler;
 use crate::simulate::fleet::machines::{Machine, Machines};
-use crate::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::simulate::fleet::messages::{Message, PodSnapshot, SchedulerAction};
 use crate::simulate::fleet::pods::{Image, PodSpec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use stowage_scheduling::units::Moment;
 
 /// How nodes are scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placing {
+pub enum ScoringStrategy {
     /// kube-scheduler's default, with image locality.
     LeastAllocated,
     /// Its bin-packing strategy, with image locality.
@@ -26,7 +26,7 @@ pub enum Placing {
 
 /// Whether pods of higher priority evict others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Preempting {
+pub enum PreemptionMode {
     Never,
     LowerPriority,
 }
@@ -41,32 +41,32 @@ pub(crate) enum Partition {
 }
 
 /// `ImageLocality`: an image counts from 23 MB to 1,000 MB, times the share of nodes that have it.
-const LEAST_IMAGE: f64 = 23e6;
-const MOST_IMAGE: f64 = 1e9;
+const MIN_IMAGE_BYTES: f64 = 23e6;
+const MAX_IMAGE_BYTES: f64 = 1e9;
 /// Each plugin's scores are from 0 to 100.
-const TOP: f64 = 100.0;
+const MAX_SCORE: f64 = 100.0;
 
-pub(crate) struct StockScheduler {
-    placing: Placing,
-    preempting: Preempting,
+pub(crate) struct KubeSchedulerBaseline {
+    scoring_strategy: ScoringStrategy,
+    preemption: PreemptionMode,
     partition: Partition,
-    pods: BTreeMap<PodUid, Known>,
+    pods: BTreeMap<PodUid, TrackedPod>,
     /// Pending pods: higher priorities first, then as they came.
     pending: BTreeSet<(Reverse<i32>, u64, PodUid)>,
-    came: u64,
+    arrivals: u64,
     /// Where pods wait for their victims to leave.
     nominated: BTreeMap<PodUid, NodeName>,
     ties: Random,
     /// Something has changed since the last round.
-    is_due: bool,
+    has_changed: bool,
 }
 
-struct Known {
+struct TrackedPod {
     spec: Arc<PodSpec>,
-    came: u64,
+    arrival_number: u64,
     node: Option<NodeName>,
     since: Moment,
-    is_leaving: bool,
+    is_terminating: bool,
 }
 
 /// Victims on a node, and what makes it the better one.
@@ -76,18 +76,18 @@ struct Candidate {
     rank: (i32, u64, usize, Reverse<Moment>),
 }
 
-impl StockScheduler {
-    pub fn new(placing: Placing, preempting: Preempting, seed: u64) -> Self {
+impl KubeSchedulerBaseline {
+    pub fn new(placing: ScoringStrategy, preempting: PreemptionMode, seed: u64) -> Self {
         Self {
-            placing,
-            preempting,
+            scoring_strategy: placing,
+            preemption: preempting,
             partition: Partition::None,
             pods: BTreeMap::new(),
             pending: BTreeSet::new(),
-            came: 0,
+            arrivals: 0,
             nominated: BTreeMap::new(),
             ties: Random::seeded(seed, 0x570c),
-            is_due: false,
+            has_changed: false,
         }
     }
 
@@ -99,41 +99,41 @@ impl StockScheduler {
         }
     }
 
-    fn see(&mut self, now: Moment, shown: &PodShown) {
-        let PodShown {
+    fn update_pod(&mut self, now: Moment, shown: &PodSnapshot) {
+        let PodSnapshot {
             uid,
             spec,
             bound,
-            leaving,
+            terminating_since: leaving,
             ..
         } = shown;
         if !self.pods.contains_key(uid) {
-            self.came += 1;
-            let came = self.came;
-            let known = Known {
+            self.arrivals += 1;
+            let came = self.arrivals;
+            let known = TrackedPod {
                 spec: spec.clone(),
-                came,
+                arrival_number: came,
                 node: None,
                 since: now,
-                is_leaving: false,
+                is_terminating: false,
             };
             self.pods.insert(uid.clone(), known);
             self.pending
                 .insert((Reverse(spec.priority), came, uid.clone()));
         }
         let known = self.pods.get_mut(uid).expect("it was just put in");
-        known.is_leaving = leaving.is_some();
+        known.is_terminating = leaving.is_some();
         if let Some(bound) = bound {
             (known.node, known.since) = (Some(bound.node.clone()), bound.since);
         }
         if bound.is_some() || leaving.is_some() {
             self.pending
-                .remove(&(Reverse(spec.priority), known.came, uid.clone()));
+                .remove(&(Reverse(spec.priority), known.arrival_number, uid.clone()));
             self.nominated.remove(uid);
         }
     }
 
-    fn allows(&self, spec: &PodSpec, machine: &Machine) -> bool {
+    fn is_allowed(&self, spec: &PodSpec, machine: &Machine) -> bool {
         match self.partition {
             Partition::None => true,
             Partition::ByTeam => machine.spec.labels.get("team") == Some(&spec.namespace),
@@ -141,7 +141,7 @@ impl StockScheduler {
     }
 
     /// GPUs of the node that nobody has, less those that are nominated to pods of its priority or above.
-    fn free(
+    fn free_gpus(
         &self,
         uid: &PodUid,
         spec: &PodSpec,
@@ -157,29 +157,30 @@ impl StockScheduler {
             .iter()
             .filter(|(other, node)| *other != uid && **node == machine.spec.name);
         let kept = kept.filter_map(|(other, _)| self.pods.get(other));
-        let kept: u32 = kept
+        let nominated_gpus: u32 = kept
             .filter(|other| other.spec.priority >= spec.priority)
             .map(|other| other.spec.gpus)
             .sum();
-        free.saturating_sub(kept as usize)
+        free.saturating_sub(nominated_gpus as usize)
     }
 
     fn score(&self, spec: &PodSpec, machine: &Machine, free: usize, machines: &Machines) -> f64 {
         let all = machine.gpus.len().max(1) as f64;
         let after = (free as f64 - f64::from(spec.gpus)).max(0.0) / all;
-        let fit = match self.placing {
-            Placing::LeastAllocated => after,
-            Placing::MostAllocated => 1.0 - after,
+        let fit = match self.scoring_strategy {
+            ScoringStrategy::LeastAllocated => after,
+            ScoringStrategy::MostAllocated => 1.0 - after,
         };
-        TOP * (fit
-            + spec
-                .image
-                .as_ref()
-                .map_or(0.0, |image| locality(image, machine, machines)))
+        MAX_SCORE
+            * (fit
+                + spec
+                    .image
+                    .as_ref()
+                    .map_or(0.0, |image| image_locality(image, machine, machines)))
     }
 
     /// Picks the best node that has enough free GPUs now; of equal ones any.
-    fn place(
+    fn schedule(
         &mut self,
         uid: &PodUid,
         machines: &Machines,
@@ -190,10 +191,10 @@ impl StockScheduler {
         let mut best: Vec<(&Machine, f64)> = Vec::new();
         for machine in machines
             .iter()
-            .filter(|machine| self.allows(&spec, machine))
+            .filter(|machine| self.is_allowed(&spec, machine))
         {
-            let free = self.free(uid, &spec, machine, taken);
-            if free < count || spec.per_gpu() > machine.spec.vram {
+            let free = self.free_gpus(uid, &spec, machine, taken);
+            if free < count || spec.vram_per_gpu() > machine.spec.vram {
                 continue;
             }
             let score = self.score(&spec, machine, free, machines).floor();
@@ -216,7 +217,9 @@ impl StockScheduler {
     /// room; then the node whose victims matter least.
     fn preempt(&self, uid: &PodUid, machines: &Machines) -> Option<Candidate> {
         let spec = &self.pods.get(uid)?.spec;
-        let nodes = machines.iter().filter(|machine| self.allows(spec, machine));
+        let nodes = machines
+            .iter()
+            .filter(|machine| self.is_allowed(spec, machine));
         nodes
             .filter_map(|machine| self.candidate(uid, spec, machine))
             .min_by(|a, b| (a.rank, &a.node).cmp(&(b.rank, &b.node)))
@@ -231,16 +234,16 @@ impl StockScheduler {
         // What leaves already leaves without being evicted.
         let leaving: u32 = here
             .clone()
-            .filter(|(_, known)| known.is_leaving)
+            .filter(|(_, known)| known.is_terminating)
             .map(|(_, known)| known.spec.gpus)
             .sum();
-        let mut lower: Vec<(&PodUid, &Known)> = here
-            .filter(|(_, known)| !known.is_leaving && known.spec.priority < spec.priority)
+        let mut lower: Vec<(&PodUid, &TrackedPod)> = here
+            .filter(|(_, known)| !known.is_terminating && known.spec.priority < spec.priority)
             .collect();
         lower.sort_by_key(|(uid, known)| (Reverse(known.spec.priority), known.since, *uid));
         let evictable: u32 = lower.iter().map(|(_, known)| known.spec.gpus).sum();
         let mut room =
-            self.free(uid, spec, machine, &BTreeSet::new()) + (leaving + evictable) as usize;
+            self.free_gpus(uid, spec, machine, &BTreeSet::new()) + (leaving + evictable) as usize;
         if room < spec.gpus as usize {
             return None;
         }
@@ -278,7 +281,7 @@ impl StockScheduler {
 }
 
 /// `ImageLocality`'s score of a node, from 0 to 1.
-fn locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
+fn image_locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
     if !machine.images.contains(image) {
         return 0.0;
     }
@@ -294,19 +297,22 @@ fn locality(image: &Image, machine: &Machine, machines: &Machines) -> f64 {
         )
     });
     let scaled = image.size.0 as f64 * having / nodes;
-    ((scaled - LEAST_IMAGE) / (MOST_IMAGE - LEAST_IMAGE)).clamp(0.0, 1.0)
+    ((scaled - MIN_IMAGE_BYTES) / (MAX_IMAGE_BYTES - MIN_IMAGE_BYTES)).clamp(0.0, 1.0)
 }
 
-impl FleetScheduler for StockScheduler {
-    fn meet(&mut self, _: Moment, _: &Machines) {}
+impl FleetScheduler for KubeSchedulerBaseline {
+    fn initialize(&mut self, _: Moment, _: &Machines) {}
 
     fn observe(&mut self, now: Moment, message: &Message) {
         match message {
-            Message::Pod(shown) => self.see(now, shown),
-            Message::PodGone(uid) => {
+            Message::Pod(shown) => self.update_pod(now, shown),
+            Message::PodDeleted(uid) => {
                 if let Some(known) = self.pods.remove(uid) {
-                    self.pending
-                        .remove(&(Reverse(known.spec.priority), known.came, uid.clone()));
+                    self.pending.remove(&(
+                        Reverse(known.spec.priority),
+                        known.arrival_number,
+                        uid.clone(),
+                    ));
                 }
                 self.nominated.remove(uid);
             }
@@ -314,15 +320,15 @@ impl FleetScheduler for StockScheduler {
             | Message::Images { .. }
             | Message::Reading { .. }
             | Message::Bound { .. }
-            | Message::NotBound(_) => return,
+            | Message::BindingRefused(_) => return,
         }
-        self.is_due = true;
+        self.has_changed = true;
     }
 
-    fn round(&mut self, _: Moment, machines: &Machines) -> Vec<Act> {
+    fn round(&mut self, _: Moment, machines: &Machines) -> Vec<SchedulerAction> {
         let mut acts = Vec::new();
         let mut taken: BTreeSet<GpuUuid> = BTreeSet::new();
-        self.is_due = false;
+        self.has_changed = false;
         let queue: Vec<PodUid> = self.pending.iter().map(|(.., uid)| uid.clone()).collect();
         // Of pods with the same request, none fits after the first that does not.
         let mut refused: Vec<Arc<PodSpec>> = Vec::new();
@@ -335,19 +341,24 @@ impl FleetScheduler for StockScheduler {
                     other.gpus,
                     other.priority,
                     &other.namespace,
-                    other.per_gpu(),
-                ) == (spec.gpus, spec.priority, &spec.namespace, spec.per_gpu())
+                    other.vram_per_gpu(),
+                ) == (
+                    spec.gpus,
+                    spec.priority,
+                    &spec.namespace,
+                    spec.vram_per_gpu(),
+                )
             };
             if refused.iter().any(is_alike) {
                 continue;
             }
-            if let Some((node, devices)) = self.place(&uid, machines, &taken) {
+            if let Some((node, devices)) = self.schedule(&uid, machines, &taken) {
                 taken.extend(devices.iter().cloned());
-                acts.push(Act::Bind { uid, node, devices });
+                acts.push(SchedulerAction::Bind { uid, node, devices });
                 continue;
             }
             refused.push(spec);
-            if self.preempting == Preempting::LowerPriority
+            if self.preemption == PreemptionMode::LowerPriority
                 && !self.nominated.contains_key(&uid)
                 && let Some(candidate) = self.preempt(&uid, machines)
             {
@@ -355,8 +366,8 @@ impl FleetScheduler for StockScheduler {
                     self.pods
                         .get_mut(&victim)
                         .into_iter()
-                        .for_each(|known| known.is_leaving = true);
-                    acts.push(Act::Evict {
+                        .for_each(|known| known.is_terminating = true);
+                    acts.push(SchedulerAction::Evict {
                         uid: victim,
                         preemptor: Some(uid.clone()),
                     });
@@ -374,6 +385,6 @@ impl FleetScheduler for StockScheduler {
     }
 
     fn has_pending(&self) -> bool {
-        self.is_due && !self.pending.is_empty()
+        self.has_changed && !self.pending.is_empty()
     }
 }

@@ -2,10 +2,10 @@
 //! planner, which reserves GPUs, evicts, and has the pod bound when its victims are gone. Engines under pressure get relief.
 
 use super::FleetScheduler;
+use crate::simulate::core_inputs::{self, NodeGpuKind};
 use crate::simulate::fleet::machines::Machines;
-use crate::simulate::fleet::messages::{Act, Message, PodShown};
+use crate::simulate::fleet::messages::{Message, PodSnapshot, SchedulerAction};
 use crate::simulate::fleet::pods::Image;
-use crate::simulate::shown::{self, GpuKind};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use stowage_scheduling::control_loop::{
     ControlLoop, EdgeFacts, EvictionTask, NominationChange, PodWrite,
 };
 use stowage_scheduling::ids::{NodeName, PodUid};
-use stowage_scheduling::kube_filters::{Amounts, FilterNode, NodeFootprint, Requirements};
+use stowage_scheduling::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation};
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::policy::Policy;
@@ -37,21 +37,21 @@ use stowage_scheduling::vocabulary::placement::Placement;
 /// The pods that a kubelet takes unless it is told otherwise.
 const MAX_PODS: u64 = 110;
 /// The service ticks this often in a round. What follows from a write follows in a later tick.
-const TICKS_OF_ROUND: usize = 5;
+const TICKS_PER_ROUND: usize = 5;
 
 pub struct Stowage {
     control_loop: ControlLoop<Cluster>,
     policy: Arc<Policy>,
-    names: Vec<String>,
+    node_names: Vec<String>,
     scores: ScoreCache,
     /// Pods that kube-scheduler has not asked about yet: higher priorities first, then as they came.
-    unasked: BTreeSet<(Reverse<i32>, u64, PodUid)>,
-    came: u64,
+    new_pods: BTreeSet<(Reverse<i32>, u64, PodUid)>,
+    arrivals: u64,
     waiting: BTreeMap<PodUid, VerbRequest>,
     /// The nodes to which waiting pods are nominated.
     nominated: BTreeMap<PodUid, NodeName>,
     /// Whether its ledger is checked after each round: that takes as long as the round.
-    audits: bool,
+    is_audited: bool,
     pub violations: Vec<Violation>,
 }
 
@@ -59,15 +59,15 @@ impl Stowage {
     pub fn new(policy: Policy) -> Self {
         let policy = Arc::new(policy);
         Self {
-            control_loop: ControlLoop::new(shown::empty_cluster(policy.clone())),
+            control_loop: ControlLoop::new(core_inputs::empty_cluster(policy.clone())),
             policy,
-            names: Vec::new(),
+            node_names: Vec::new(),
             scores: ScoreCache::default(),
-            unasked: BTreeSet::new(),
-            came: 0,
+            new_pods: BTreeSet::new(),
+            arrivals: 0,
             waiting: BTreeMap::new(),
             nominated: BTreeMap::new(),
-            audits: false,
+            is_audited: false,
             violations: Vec::new(),
         }
     }
@@ -75,21 +75,21 @@ impl Stowage {
     /// Checks its ledger after each round.
     pub fn audited(self) -> Self {
         Self {
-            audits: true,
+            is_audited: true,
             ..self
         }
     }
 
-    fn see(
+    fn update_pod(
         &mut self,
         now: Moment,
-        PodShown {
+        PodSnapshot {
             uid,
             spec,
             bound,
             checkpoint,
-            leaving,
-        }: &PodShown,
+            terminating_since: leaving,
+        }: &PodSnapshot,
     ) {
         // Pods that cannot be understood are refused by the extender; scenarios have none.
         let Ok(demand) = spec.demand(&self.policy) else {
@@ -99,16 +99,16 @@ impl Stowage {
             Some(bound) => ObservedPhase::Bound {
                 node: bound.node.clone(),
                 devices: Some(bound.devices.clone()),
-                starting: bound.starting,
+                starting: bound.is_starting,
                 ran: Some(now.since(bound.since)),
             },
             None => ObservedPhase::Waiting(ObservedWaiting {
                 // Its condition shows it, and the watch brings it back.
                 reservation: self
                     .control_loop
-                    .books
+                    .cluster_access
                     .ledger()
-                    .reservation_of(uid)
+                    .reservation_status_of(uid)
                     .map(|status| status.reservation),
                 nominated: self.nominated.get(uid).cloned(),
                 ..ObservedWaiting::default()
@@ -126,26 +126,26 @@ impl Stowage {
             }),
             ..ObservedDisruptionInfo::default()
         };
-        let wants = || Requirements {
+        let requirements = || Requirements {
             namespace: spec.namespace.clone(),
             ..Requirements::default()
         };
         let filters = match bound {
-            None => FilterPod::Waiting(wants()),
+            None => FilterPod::Waiting(requirements()),
             Some(bound) => FilterPod::Bound {
                 footprint: footprint(&bound.node),
-                successor: Some(wants()),
+                successor: Some(requirements()),
             },
         };
-        self.control_loop.books.apply(FilterPodObserved {
+        self.control_loop.cluster_access.apply(FilterPodObserved {
             uid: uid.clone(),
             pod: filters,
         });
-        let pod = shown::pod(uid, &spec.namespace, demand, state, observed);
+        let pod = core_inputs::pod_observation(uid, &spec.namespace, demand, state, observed);
         if bound.is_none() && leaving.is_none() && !self.waiting.contains_key(uid) {
-            self.came += 1;
-            self.unasked
-                .insert((Reverse(spec.priority), self.came, uid.clone()));
+            self.arrivals += 1;
+            self.new_pods
+                .insert((Reverse(spec.priority), self.arrivals, uid.clone()));
             let (key, demand, waiting) = (
                 pod.key.clone(),
                 pod.demand.clone(),
@@ -162,34 +162,34 @@ impl Stowage {
                 },
             );
         }
-        self.control_loop.books.apply(PodObserved(pod));
+        self.control_loop.cluster_access.apply(PodObserved(pod));
     }
 
     /// kube-scheduler asks about each new pod, and binds it where filter ranks first.
-    fn ask(&mut self, acts: &mut Vec<Act>) {
-        for (.., uid) in std::mem::take(&mut self.unasked) {
-            if let Some(node) = self.best(&uid) {
+    fn schedule_new_pods(&mut self, acts: &mut Vec<SchedulerAction>) {
+        for (.., uid) in std::mem::take(&mut self.new_pods) {
+            if let Some(node) = self.best_node(&uid) {
                 self.bind(&uid, &node, acts);
             }
         }
     }
 
     /// The node that filter ranks first, of all nodes; `None` if the pod fits nowhere.
-    fn best(&mut self, uid: &PodUid) -> Option<NodeName> {
+    fn best_node(&mut self, uid: &PodUid) -> Option<NodeName> {
         let request = self.waiting.get(uid)?.clone();
-        let names = self.names.iter().map(String::as_str);
+        let names = self.node_names.iter().map(String::as_str);
         self.control_loop
-            .books
+            .cluster_access
             .best_node(request, names, &mut self.scores)
     }
 
     /// If the pod gets GPUs there, its Binding is written. Answers whether it does.
-    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<Act>) -> bool {
-        let Some(decision) = self.control_loop.books.allocate(uid, node) else {
+    fn bind(&mut self, uid: &PodUid, node: &NodeName, acts: &mut Vec<SchedulerAction>) -> bool {
+        let Some(decision) = self.control_loop.cluster_access.allocate(uid, node) else {
             return false;
         };
         let Placement { node, devices, .. } = decision.placement;
-        acts.push(Act::Bind {
+        acts.push(SchedulerAction::Bind {
             uid: uid.clone(),
             node,
             devices,
@@ -198,18 +198,18 @@ impl Stowage {
     }
 
     /// Each write lands at once. Answers whether there was one.
-    fn carry_out(&mut self, now: Moment, acts: &mut Vec<Act>) -> bool {
+    fn perform_writes(&mut self, now: Moment, acts: &mut Vec<SchedulerAction>) -> bool {
         let mut is_written = false;
         while let Some(write) = self.control_loop.next_write(now) {
             is_written = true;
-            self.land(&write, acts);
-            self.control_loop.landed(write, now);
+            self.commit(&write, acts);
+            self.control_loop.complete_write(write, now);
         }
         is_written
     }
 
     /// What the API server and kube-scheduler make of a write. No pod has a gate.
-    fn land(&mut self, write: &PodWrite, acts: &mut Vec<Act>) {
+    fn commit(&mut self, write: &PodWrite, acts: &mut Vec<SchedulerAction>) {
         match write {
             PodWrite::Status { uid, change, .. } => {
                 match &change.nomination {
@@ -222,13 +222,13 @@ impl Stowage {
                 if !self.waiting.contains_key(uid) {
                     return;
                 }
-                self.show_waiting(uid);
-                if change.touch.is_some() {
+                self.observe_waiting(uid);
+                if change.requeue.is_some() {
                     self.retry(uid, acts);
                 }
             }
-            PodWrite::LiftGate { .. } => {}
-            PodWrite::Evict { uid, task, .. } => acts.push(Act::Evict {
+            PodWrite::RemoveGate { .. } => {}
+            PodWrite::Evict { uid, task, .. } => acts.push(SchedulerAction::Evict {
                 uid: uid.clone(),
                 preemptor: match task {
                     EvictionTask::Reservation { preemptor } => Some(preemptor.clone()),
@@ -242,8 +242,8 @@ impl Stowage {
     }
 
     /// The watch shows what was written of a pod that waits.
-    fn show_waiting(&mut self, uid: &PodUid) {
-        let Some(pod) = self.control_loop.books.ledger().pod_state(uid) else {
+    fn observe_waiting(&mut self, uid: &PodUid) {
+        let Some(pod) = self.control_loop.cluster_access.ledger().pod_state(uid) else {
             return;
         };
         let state = ObservedPhase::Waiting(ObservedWaiting {
@@ -258,28 +258,30 @@ impl Stowage {
             state,
             observed: None,
         };
-        self.control_loop.books.apply(PodObserved(observation));
+        self.control_loop
+            .cluster_access
+            .apply(PodObserved(observation));
     }
 
     /// kube-scheduler tries a pod again: on the node to which it is nominated, and else on any.
-    fn retry(&mut self, uid: &PodUid, acts: &mut Vec<Act>) {
+    fn retry(&mut self, uid: &PodUid, acts: &mut Vec<SchedulerAction>) {
         let nominated = self.nominated.get(uid).cloned();
         if nominated.is_some_and(|node| self.bind(uid, &node, acts)) {
             return;
         }
-        if let Some(node) = self.best(uid) {
+        if let Some(node) = self.best_node(uid) {
             self.bind(uid, &node, acts);
         }
     }
 }
 
 impl FleetScheduler for Stowage {
-    fn meet(&mut self, now: Moment, machines: &Machines) {
-        self.control_loop.books.apply(ClockAdvanced(now));
+    fn initialize(&mut self, now: Moment, machines: &Machines) {
+        self.control_loop.cluster_access.apply(ClockAdvanced(now));
         for machine in machines.iter() {
             let labels = Arc::new(machine.spec.labels.clone());
             let name = machine.spec.name.clone();
-            self.names.push(name.as_str().into());
+            self.node_names.push(name.as_str().into());
             let machine_labels = labels
                 .iter()
                 .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
@@ -288,7 +290,7 @@ impl FleetScheduler for Stowage {
                 name: name.clone(),
                 labels: Arc::new(machine_labels),
                 taints: Arc::default(),
-                allocatable: Amounts::default(),
+                allocatable: ResourceList::default(),
                 pods: MAX_PODS,
             };
             let node = NodeObserved::new(name, NodeKind::Stowage);
@@ -298,38 +300,40 @@ impl FleetScheduler for Stowage {
                 ..node
             };
             let gpus = machine.gpus.iter().map(|gpu| gpu.uuid.clone());
-            let kind = GpuKind {
+            let kind = NodeGpuKind {
                 model: &machine.spec.gpu,
                 vram: machine.spec.vram,
             };
-            shown::add_node(&mut self.control_loop.books, node, gpus, kind);
+            core_inputs::add_node(&mut self.control_loop.cluster_access, node, gpus, kind);
         }
     }
 
     fn observe(&mut self, now: Moment, message: &Message) {
-        self.control_loop.books.apply(ClockAdvanced(now));
+        self.control_loop.cluster_access.apply(ClockAdvanced(now));
         match message {
-            Message::Pod(shown) => self.see(now, shown),
-            Message::PodGone(uid) => {
+            Message::Pod(shown) => self.update_pod(now, shown),
+            Message::PodDeleted(uid) => {
                 self.waiting.remove(uid);
                 self.nominated.remove(uid);
-                self.control_loop.books.apply(PodDeleted(uid.clone()));
+                self.control_loop
+                    .cluster_access
+                    .apply(PodDeleted(uid.clone()));
             }
             Message::Start { uid, progress } => {
-                self.control_loop.books.apply(EngineStartObserved {
+                self.control_loop.cluster_access.apply(EngineStartObserved {
                     uid: uid.clone(),
                     progress: *progress,
                 });
             }
             Message::Reading { node, reading } => {
-                self.control_loop.books.apply(ReadingReported {
+                self.control_loop.cluster_access.apply(ReadingReported {
                     node: node.clone(),
                     reading: reading.clone(),
                 });
             }
             Message::Images { node, images } => {
                 let images = images.iter().filter_map(node_image).collect();
-                self.control_loop.books.apply(NodeImagesObserved {
+                self.control_loop.cluster_access.apply(NodeImagesObserved {
                     node: node.clone(),
                     images: Some(images),
                 });
@@ -338,28 +342,31 @@ impl FleetScheduler for Stowage {
                 self.waiting.remove(uid);
                 let (uid, node, devices) = (uid.clone(), node.clone(), Some(devices.clone()));
                 self.control_loop
-                    .books
+                    .cluster_access
                     .apply(BindingWritten { uid, node, devices });
             }
-            Message::NotBound(uid) => self.control_loop.books.apply(BindingFailed(uid.clone())),
+            Message::BindingRefused(uid) => self
+                .control_loop
+                .cluster_access
+                .apply(BindingFailed(uid.clone())),
         }
     }
 
-    fn round(&mut self, now: Moment, _: &Machines) -> Vec<Act> {
-        let mut acts = Vec::new();
-        self.control_loop.books.apply(ClockAdvanced(now));
-        self.ask(&mut acts);
-        for _ in 0..TICKS_OF_ROUND {
+    fn round(&mut self, now: Moment, _: &Machines) -> Vec<SchedulerAction> {
+        let mut actions = Vec::new();
+        self.control_loop.cluster_access.apply(ClockAdvanced(now));
+        self.schedule_new_pods(&mut actions);
+        for _ in 0..TICKS_PER_ROUND {
             self.control_loop.tick(now, true, EdgeFacts::default());
-            if !self.carry_out(now, &mut acts) {
+            if !self.perform_writes(now, &mut actions) {
                 break;
             }
         }
-        if self.audits {
+        if self.is_audited {
             self.violations
-                .extend(audit(self.control_loop.books.ledger()));
+                .extend(audit(self.control_loop.cluster_access.ledger()));
         }
-        acts
+        actions
     }
 
     fn reads_reports(&self) -> bool {
@@ -375,7 +382,7 @@ impl FleetScheduler for Stowage {
 fn footprint(node: &NodeName) -> NodeFootprint {
     NodeFootprint {
         node: node.clone(),
-        amounts: Amounts::default(),
+        amounts: ResourceList::default(),
         ports: Arc::default(),
         repels: Arc::default(),
         volumes: 0,
@@ -385,7 +392,7 @@ fn footprint(node: &NodeName) -> NodeFootprint {
 
 fn node_image(image: &Image) -> Option<NodeImage> {
     Some(NodeImage {
-        image: ImageId::of(&image.name)?,
+        image: ImageId::from_reference(&image.name)?,
         bytes: image.size,
     })
 }

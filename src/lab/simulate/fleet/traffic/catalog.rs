@@ -47,8 +47,8 @@ impl ZipfCatalog {
             let shape = shape(&mut random);
             // Prompts from 150 to 2,400 tokens and outputs from 30 to 480: each doubling is as likely.
             let (prompt, output) = (
-                150.0 * 16f64.powf(random.share()),
-                30.0 * 16f64.powf(random.share()),
+                150.0 * 16f64.powf(random.unit_interval()),
+                30.0 * 16f64.powf(random.unit_interval()),
             );
             let name = format!("{}-{rank:03}", shape.name);
             CatalogModel {

@@ -72,17 +72,17 @@ impl DayOfTraffic {
     }
 
     /// What the minute at that time brings.
-    pub fn at(&self, now: Moment) -> Minute {
+    pub fn minute_at(&self, now: Moment) -> Minute {
         self.minutes[(now.0 / 60_000) as usize % self.minutes.len()]
     }
 
     /// What comes from one moment to another, if a minute's requests come evenly.
-    pub fn between(&self, from: Moment, to: Moment) -> Requests {
+    pub fn requests_between(&self, from: Moment, to: Moment) -> Requests {
         let mut sum = Requests::default();
         let mut at = from;
         while at < to {
             let end = Moment((at.0 / 60_000 + 1) * 60_000).min(to);
-            let minute = self.at(at);
+            let minute = self.minute_at(at);
             let part = end.since(at).0 as f64 / 60_000.0;
             sum = sum.plus(Requests::new(
                 minute.requests * part,

@@ -4,11 +4,11 @@ use super::day::{DayOfTraffic, MINUTES, Minute};
 use super::{Gaps, Service, TrafficError, TrafficText};
 use crate::simulate::table::Table;
 
-const MOST_REQUESTS: f64 = 1e9;
-const MOST_TOKENS: f64 = 1e15;
+const MAX_REQUESTS: f64 = 1e9;
+const MAX_TOKENS: f64 = 1e15;
 
 /// A minute's row: its line, and what it says.
-type Found = Option<(usize, Minute)>;
+type MinuteRow = Option<(usize, Minute)>;
 
 /// The day of one service.
 pub fn read(
@@ -18,21 +18,21 @@ pub fn read(
 ) -> Result<DayOfTraffic, TrafficError> {
     let table = Table::read(source)?;
     let file = table.file.to_owned();
-    let [minute, of, requests, prompt, output] = table.columns([
+    let [minute, service_column, requests, prompt, output] = table.columns([
         "minute",
         "service",
         "requests",
         "prompt_tokens",
         "output_tokens",
     ])?;
-    let mut found: Vec<Found> = vec![None; MINUTES];
+    let mut found: Vec<MinuteRow> = vec![None; MINUTES];
     for row in table.rows() {
         let at = row.whole(minute, MINUTES as u64 - 1)?;
-        let (line, name) = (row.line, Service::of(row, of)?);
-        let requests = row.number(requests, MOST_REQUESTS)?;
+        let (line, name) = (row.line, Service::from_row(row, service_column)?);
+        let requests = row.number(requests, MAX_REQUESTS)?;
         let (prompt, output) = (
-            row.number(prompt, MOST_TOKENS)?,
-            row.number(output, MOST_TOKENS)?,
+            row.number(prompt, MAX_TOKENS)?,
+            row.number(output, MAX_TOKENS)?,
         );
         if requests > 0.0 && (prompt < requests || output < requests)
             || requests == 0.0 && prompt + output > 0.0
@@ -48,7 +48,7 @@ pub fn read(
         if name != service {
             continue;
         }
-        let of_one = |tokens: f64| {
+        let per_request = |tokens: f64| {
             if requests > 0.0 {
                 tokens / requests
             } else {
@@ -57,8 +57,8 @@ pub fn read(
         };
         let row = Minute {
             requests,
-            prompt: of_one(prompt),
-            output: of_one(output),
+            prompt: per_request(prompt),
+            output: per_request(output),
         };
         if let Some((first, _)) = found[at as usize].replace((line, row)) {
             return Err(TrafficError::Twice {
@@ -78,7 +78,7 @@ fn without_gaps(
     file: String,
     service: Service,
     gaps: Gaps,
-    found: &[Found],
+    found: &[MinuteRow],
 ) -> Result<DayOfTraffic, TrafficError> {
     let service = service.name();
     let missing = found.iter().filter(|minute| minute.is_none()).count();
@@ -99,15 +99,15 @@ fn without_gaps(
             service,
         });
     }
-    let minutes = (0..found.len()).map(|at| filled(found, at)).collect();
+    let minutes = (0..found.len()).map(|at| interpolated(found, at)).collect();
     Ok(DayOfTraffic::new(minutes).expect("a day has minutes"))
 }
 
 /// A minute that is missing is the mean of the two beside the gap, as near as each is; at an end of the day, the one there is.
-fn filled(found: &[Found], at: usize) -> Minute {
-    let of = |place: usize| found[place].map(|(_, minute)| (place, minute));
-    let before = (0..=at).rev().find_map(of);
-    let after = (at..found.len()).find_map(of);
+fn interpolated(found: &[MinuteRow], at: usize) -> Minute {
+    let row_at = |place: usize| found[place].map(|(_, minute)| (place, minute));
+    let before = (0..=at).rev().find_map(row_at);
+    let after = (at..found.len()).find_map(row_at);
     let (Some((first, a)), Some((last, b))) = (before, after) else {
         return before
             .or(after)
@@ -116,8 +116,8 @@ fn filled(found: &[Found], at: usize) -> Minute {
     if first == last {
         return a;
     }
-    let way = (at - first) as f64 / (last - first) as f64;
-    let mean = |a: f64, b: f64| a + (b - a) * way;
+    let weight = (at - first) as f64 / (last - first) as f64;
+    let mean = |a: f64, b: f64| a + (b - a) * weight;
     Minute {
         requests: mean(a.requests, b.requests),
         prompt: mean(a.prompt, b.prompt),

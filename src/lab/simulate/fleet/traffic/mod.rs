@@ -6,9 +6,9 @@
 pub mod built_in;
 pub mod catalog;
 mod day;
-pub mod each;
 mod error;
 pub mod minutes;
+pub mod single_requests;
 
 #[cfg(test)]
 mod tests;
@@ -20,8 +20,8 @@ pub use crate::simulate::table::TraceText as TrafficText;
 pub(crate) use catalog::{CatalogModel, ZipfCatalog};
 pub use day::MINUTES;
 pub(crate) use day::{DayOfTraffic, Minute};
-pub use each::TracedRequest;
 pub(crate) use error::TrafficError;
+pub use single_requests::TracedRequest;
 
 use crate::simulate::table::{Column, TableRow};
 
@@ -43,7 +43,7 @@ impl Service {
         }
     }
 
-    fn of(row: &TableRow<'_>, column: Column) -> Result<Self, TrafficError> {
+    fn from_row(row: &TableRow<'_>, column: Column) -> Result<Self, TrafficError> {
         let all = [Self::Code, Self::Conversation];
         let (file, line, text) = (row.file, row.line, row.text(column));
         let found = all.into_iter().find(|service| service.name() == text);

@@ -39,7 +39,7 @@ fn a_day_is_found_by_its_column_names_in_any_order() {
     let day = minutes::read(text(&shuffled), Service::Conversation, Gaps::Refuse).unwrap();
     assert_eq!(day.minutes().len(), MINUTES);
     assert_eq!(
-        day.at(Moment(60_000)),
+        day.minute_at(Moment(60_000)),
         Minute {
             requests: 6.0,
             prompt: 1000.0,
@@ -134,12 +134,12 @@ fn what_is_wrong_is_named_with_its_line_and_column() {
 #[test]
 fn single_requests_are_read_with_and_without_services_and_prefixes() {
     let plain = "output_tokens,offset_ms,prompt_tokens\n10,0,100\n0,59999,200\n30,60000,300\n";
-    let requests = each::read(text(plain)).unwrap();
+    let requests = single_requests::read(text(plain)).unwrap();
     assert_eq!(
         (requests.len(), requests[0].service, requests[2].prompt),
         (3, None, 300)
     );
-    let day = each::by_minute(requests, true).unwrap();
+    let day = single_requests::by_minute(requests, true).unwrap();
     assert_eq!(
         day.minutes()[0],
         Minute {
@@ -150,21 +150,28 @@ fn single_requests_are_read_with_and_without_services_and_prefixes() {
     );
     let prefixes =
         "offset_ms,prompt_tokens,output_tokens,prefix_blocks,cached_prefix_blocks\n5,1000,10,4,1\n";
-    let requests = each::read(text(prefixes)).unwrap();
-    let prompt = |cache| each::by_minute(requests.clone(), cache).unwrap().minutes()[0].prompt;
+    let requests = single_requests::read(text(prefixes)).unwrap();
+    let prompt = |cache| {
+        single_requests::by_minute(requests.clone(), cache)
+            .unwrap()
+            .minutes()[0]
+            .prompt
+    };
     assert_eq!((prompt(true), prompt(false)), (750.0, 1000.0));
-    assert_eq!(each::by_minute([], false), None);
+    assert_eq!(single_requests::by_minute([], false), None);
 }
 
 #[test]
 fn requests_out_of_order_or_with_more_cached_than_they_have_are_refused() {
     let backwards =
         "service,offset_ms,prompt_tokens,output_tokens\ncode,9,1,1\nconv,3,1,1\ncode,8,1,1\n";
-    let error = each::read(text(backwards)).unwrap_err().to_string();
+    let error = single_requests::read(text(backwards))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("line 4: offset_ms is 8, after 9"), "{error}");
     let cached =
         "offset_ms,prompt_tokens,output_tokens,prefix_blocks,cached_prefix_blocks\n5,1000,10,4,5\n";
-    let error = each::read(text(cached)).unwrap_err().to_string();
+    let error = single_requests::read(text(cached)).unwrap_err().to_string();
     assert!(
         error.contains("line 2: cached_prefix_blocks is 5; write at most 4"),
         "{error}"
@@ -231,8 +238,8 @@ proptest! {
     ) {
         let day = built_in::working_day(1, 20.0, RequestSize::CONVERSATION);
         let (from, cut, to) = (Moment(from), Moment(from + first), Moment(from + first + second));
-        let whole = day.between(from, to);
-        let parts = day.between(from, cut).plus(day.between(cut, to));
+        let whole = day.requests_between(from, to);
+        let parts = day.requests_between(from, cut).plus(day.requests_between(cut, to));
         prop_assert!((whole.count - parts.count).abs() < 1e-6 * (1.0 + whole.count));
         prop_assert!(whole.count == 0.0 || (whole.prompt - parts.prompt).abs() < 1e-6 * whole.prompt);
     }
@@ -242,7 +249,7 @@ proptest! {
         for head in [HEAD, "offset_ms,prompt_tokens,output_tokens"] {
             let file = format!("{head}\n{rows}");
             let _ = minutes::read(text(&file), Service::Code, Gaps::Fill);
-            let _ = each::read(text(&file));
+            let _ = single_requests::read(text(&file));
         }
     }
 }

@@ -44,7 +44,7 @@ fn the_hour_of_single_requests() {
     let Some(text) = needs::trace(FILE) else {
         return;
     };
-    let requests = each::read(TrafficText {
+    let requests = single_requests::read(TrafficText {
         file: FILE,
         text: &text,
     })
@@ -65,7 +65,9 @@ fn the_hour_of_single_requests() {
         within(mean(|request| request.prompt), size.prompt, 0.005);
         within(mean(|request| request.output), size.output, 0.005);
         assert_eq!(
-            each::by_minute(of.clone(), false).unwrap().requests(),
+            single_requests::by_minute(of.clone(), false)
+                .unwrap()
+                .requests(),
             of.len() as f64
         );
     }
@@ -77,14 +79,14 @@ fn the_hour_with_known_prefixes() {
     let Some(text) = needs::trace(FILE) else {
         return;
     };
-    let requests = each::read(TrafficText {
+    let requests = single_requests::read(TrafficText {
         file: FILE,
         text: &text,
     })
     .unwrap();
     assert_eq!(requests.len(), 12_031);
     let tokens = |cache| {
-        let day = each::by_minute(requests.clone(), cache).unwrap();
+        let day = single_requests::by_minute(requests.clone(), cache).unwrap();
         day.minutes()
             .iter()
             .map(|minute| minute.requests * minute.prompt)

@@ -1,20 +1,20 @@
 //! Random placement: any node and any GPU that fit. No policy should be worse.
 
 use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
-use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::simulate::packing::placer::{PlacedPod, Placer, PodArrival};
+use crate::simulate::packing::trace::{PodKind, WorkloadTrace};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 
-pub(crate) struct AtRandom<'s> {
-    setting: &'s PlayedTrace,
+pub(crate) struct RandomPlacer<'s> {
+    setting: &'s WorkloadTrace,
     dice: Random,
     /// By rank; kept for the next pod.
     fitting: Vec<usize>,
 }
 
-impl<'s> AtRandom<'s> {
-    pub fn new(setting: &'s PlayedTrace, dice: Random) -> Self {
+impl<'s> RandomPlacer<'s> {
+    pub fn new(setting: &'s WorkloadTrace, dice: Random) -> Self {
         Self {
             setting,
             dice,
@@ -24,15 +24,15 @@ impl<'s> AtRandom<'s> {
 
     fn gpus(&mut self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
         if !kind.is_shared() {
-            return node.tightest(kind);
+            return node.tightest_gpus(kind);
         }
-        let roomy: Vec<usize> = node.roomy(kind).collect();
-        GpuSet::one(roomy[self.dice.below(roomy.len())])
+        let roomy: Vec<usize> = node.gpus_with_room(kind).collect();
+        GpuSet::single(roomy[self.dice.below(roomy.len())])
     }
 }
 
-impl Placer for AtRandom<'_> {
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+impl Placer for RandomPlacer<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod> {
         let kind = &self.setting.kinds[arrival.kind];
         let fitting = cluster
             .nodes()
@@ -43,7 +43,10 @@ impl Placer for AtRandom<'_> {
         self.fitting.extend(fitting.map(|(rank, _)| rank));
         let node = *self.fitting.get(self.dice.below(self.fitting.len()))?;
         let gpus = self.gpus(&cluster.nodes()[node], kind);
-        Some(Placed::alone(SimulatedPlacement { node, gpus }))
+        Some(PlacedPod::without_victims(SimulatedPlacement {
+            node,
+            gpus,
+        }))
     }
 }
 
@@ -54,11 +57,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_node_and_gpu_that_fits_is_met_and_no_other() {
+    fn every_fitting_node_and_gpu_is_drawn_and_no_other() {
         let setting = setting(&[(64_000, 2), (500, 2), (64_000, 2)], &[kind(1000, 1, 600)]);
         let cluster = SimulatedCluster::new(&setting, &[0, 1, 2]);
-        let mut random = AtRandom::new(&setting, Random::seeded(42, 0));
-        let seat = |random: &mut AtRandom<'_>| {
+        let mut random = RandomPlacer::new(&setting, Random::seeded(42, 0));
+        let seat = |random: &mut RandomPlacer<'_>| {
             let seat = random
                 .place(
                     &cluster,
@@ -69,7 +72,7 @@ mod tests {
                     },
                 )
                 .unwrap()
-                .seat;
+                .placement;
             (seat.node, seat.gpus.iter().next().unwrap())
         };
         let met: BTreeSet<(usize, usize)> = (0..100).map(|_| seat(&mut random)).collect();

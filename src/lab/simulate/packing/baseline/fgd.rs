@@ -1,60 +1,64 @@
 //! Fragmentation gradient descent (Weng, Yang et al., USENIX ATC 2023): the node, and on it the GPU, where the pod makes the
 //! least free capacity useless to typical pods.
 
-use super::{BaselineScore, TOP};
+use super::{BaselineScore, MAX_SCORE};
 use crate::simulate::openb::WHOLE_GPU;
 use crate::simulate::packing::cluster::SimulatedNode;
-use crate::simulate::packing::fragmentation::{Rest, Typical};
+use crate::simulate::packing::fragmentation::{FreeCapacity, TypicalPods};
 use crate::simulate::packing::trace::PodKind;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 
-pub struct Fgd<'t>(pub &'t Typical);
+pub struct Fgd<'t>(pub &'t TypicalPods);
 
 impl BaselineScore for Fgd<'_> {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
-        self.best(node, kind).0
+        self.best_gpus(node, kind).0
     }
 
     fn gpus(&self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
-        self.best(node, kind).1
+        self.best_gpus(node, kind).1
     }
 }
 
 impl Fgd<'_> {
     /// The best score and the GPUs for it. A part of a GPU tries each; of equal ones the lowest.
-    fn best(&self, node: &SimulatedNode, kind: &PodKind) -> (u32, GpuSet) {
+    fn best_gpus(&self, node: &SimulatedNode, kind: &PodKind) -> (u32, GpuSet) {
         let before = self.0.fragments(node.into());
         let mut gpus = node.gpus.clone();
         let mut score_on = |chosen: GpuSet| {
-            chosen.iter().for_each(|place| gpus[place] -= kind.milli);
-            let rest = Rest {
+            chosen
+                .iter()
+                .for_each(|place| gpus[place] -= kind.milli_per_gpu);
+            let remaining = FreeCapacity {
                 model: node.model,
                 cpu: node.cpu.saturating_sub(kind.cpu),
                 gpus: &gpus,
             };
-            let after = self.0.fragments(rest);
-            chosen.iter().for_each(|place| gpus[place] += kind.milli);
-            self.score_of(before, after)
+            let after = self.0.fragments(remaining);
+            chosen
+                .iter()
+                .for_each(|place| gpus[place] += kind.milli_per_gpu);
+            self.sigmoid_score(before, after)
         };
         if !kind.is_shared() {
-            let chosen = node.tightest(kind);
+            let chosen = node.tightest_gpus(kind);
             return (score_on(chosen), chosen);
         }
         let mut best: Option<(u32, GpuSet)> = None;
-        for place in node.roomy(kind) {
-            let score = score_on(GpuSet::one(place));
+        for place in node.gpus_with_room(kind) {
+            let score = score_on(GpuSet::single(place));
             if best.is_none_or(|(highest, _)| score > highest) {
-                best = Some((score, GpuSet::one(place)));
+                best = Some((score, GpuSet::single(place)));
             }
         }
         best.unwrap_or_default()
     }
 
     /// What fragmentation falls by, in GPUs, through a sigmoid.
-    fn score_of(&self, before: u64, after: u64) -> u32 {
+    fn sigmoid_score(&self, before: u64, after: u64) -> u32 {
         let fall = before as f64 - after as f64;
         let gpus = fall / self.0.count().max(1) as f64 / f64::from(WHOLE_GPU);
-        (f64::from(TOP) / (1.0 + (-gpus).exp())) as u32
+        (f64::from(MAX_SCORE) / (1.0 + (-gpus).exp())) as u32
     }
 }
 
@@ -65,16 +69,16 @@ mod tests {
     use crate::simulate::packing::testing::{kind, setting};
 
     #[test]
-    fn it_leaves_what_others_can_use() {
+    fn fgd_adds_the_least_fragmentation() {
         // Typical: a half and a whole GPU, as often.
         let setting = setting(&[(64_000, 2)], &[kind(1000, 1, 500), kind(1000, 1, 1000)]);
-        let typical = Typical::of(&setting);
+        let typical = TypicalPods::from_trace(&setting);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(
+        cluster.allocate(
             &setting.kinds[0],
             SimulatedPlacement {
                 node: 0,
-                gpus: GpuSet::one(1),
+                gpus: GpuSet::single(1),
             },
         );
         let node = &cluster.nodes()[0];
@@ -82,7 +86,7 @@ mod tests {
         // the first, two halves are lost to it.
         assert_eq!(typical.fragments(node.into()), 500);
         let fgd = Fgd(&typical);
-        assert_eq!(fgd.gpus(node, &setting.kinds[0]), GpuSet::one(1));
+        assert_eq!(fgd.gpus(node, &setting.kinds[0]), GpuSet::single(1));
         // It falls by a quarter of a GPU: 100 / (1 + e^−0.25) = 56.2.
         assert_eq!(fgd.score(node, &setting.kinds[0]), 56);
         // A whole one takes the first; the half that is left is all of no use to such pods and half of it to all: no change.
@@ -92,11 +96,11 @@ mod tests {
     #[test]
     fn of_equal_gpus_the_lowest_is_taken() {
         let setting = setting(&[(64_000, 3)], &[kind(1000, 1, 500)]);
-        let typical = Typical::of(&setting);
+        let typical = TypicalPods::from_trace(&setting);
         let cluster = SimulatedCluster::new(&setting, &[0]);
         assert_eq!(
             Fgd(&typical).gpus(&cluster.nodes()[0], &setting.kinds[0]),
-            GpuSet::one(0)
+            GpuSet::single(0)
         );
     }
 }

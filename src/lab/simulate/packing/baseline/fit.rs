@@ -1,6 +1,6 @@
 //! Policies that score how much of a node's free capacity a pod takes.
 
-use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, TOP};
+use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, MAX_SCORE};
 use crate::simulate::packing::cluster::SimulatedNode;
 use crate::simulate::packing::trace::PodKind;
 
@@ -16,8 +16,8 @@ impl BaselineScore for BestFit {
             free.saturating_sub(asked) as f64 / f64::from(largest) * 0.5
         };
         let left = part(node.cpu, kind.cpu, LARGEST_CPU)
-            + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
-        ((1.0 - left) * f64::from(TOP)) as u32
+            + part(node.free_milli(), kind.milli_gpus(), LARGEST_GPU);
+        ((1.0 - left) * f64::from(MAX_SCORE)) as u32
     }
 }
 
@@ -27,8 +27,8 @@ impl BaselineScore for DotProduct {
             (free as f64 / f64::from(largest)) * (asked as f64 / f64::from(largest))
         };
         let product = part(node.cpu, kind.cpu, LARGEST_CPU)
-            + part(node.free(), kind.milli_gpus(), LARGEST_GPU);
-        (f64::from(TOP) * (1.0 - product / 2.0)) as u32
+            + part(node.free_milli(), kind.milli_gpus(), LARGEST_GPU);
+        (f64::from(MAX_SCORE) * (1.0 - product / 2.0)) as u32
     }
 }
 
@@ -43,11 +43,11 @@ mod tests {
     fn node() -> SimulatedNode {
         let setting = setting(&[(64_000, 2)], &[]);
         let mut cluster = SimulatedCluster::new(&setting, &[0]);
-        cluster.take(
+        cluster.allocate(
             &kind(0, 1, 600),
             SimulatedPlacement {
                 node: 0,
-                gpus: GpuSet::one(0),
+                gpus: GpuSet::single(0),
             },
         );
         cluster.nodes()[0].clone()

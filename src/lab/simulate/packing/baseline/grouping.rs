@@ -1,8 +1,8 @@
 //! Policies that score what is on a node already: its pods, or the GPUs in use.
 
-use super::{BaselineScore, LARGEST_GPU, TOP};
+use super::{BaselineScore, LARGEST_GPU, MAX_SCORE};
 use crate::simulate::openb::WHOLE_GPU;
-use crate::simulate::packing::cluster::{DemandSort, SimulatedNode};
+use crate::simulate::packing::cluster::{PodSort, SimulatedNode};
 use crate::simulate::packing::trace::PodKind;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 
@@ -15,11 +15,11 @@ pub(crate) struct PackingBaseline;
 
 impl BaselineScore for Clustering {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
-        let Some(sort) = DemandSort::of(kind) else {
+        let Some(sort) = PodSort::from_kind(kind) else {
             return 0;
         };
-        let quarter = TOP / 4;
-        let used = LARGEST_GPU.saturating_sub(node.free() as u32);
+        let quarter = MAX_SCORE / 4;
+        let used = LARGEST_GPU.saturating_sub(node.free_milli() as u32);
         let base = match (node.sorts.contains_key(&sort), node.sorts.len()) {
             (true, 1) => 3 * quarter,
             (true, _) => 2 * quarter,
@@ -35,31 +35,33 @@ impl BaselineScore for PackingBaseline {
         if kind.gpus == 0 {
             return 0;
         }
-        let untouched = node.untouched();
+        let untouched = node.unused_gpus();
         if untouched == node.gpus.len() as u32 {
-            return (TOP / 3).saturating_sub(untouched).max(untouched);
+            return (MAX_SCORE / 3).saturating_sub(untouched).max(untouched);
         }
         let chosen = fullest(node, kind);
-        let of_untouched = chosen
+        let unused_chosen = chosen
             .iter()
             .filter(|place| node.gpus[*place] == WHOLE_GPU)
             .count() as u32;
-        if of_untouched > 0 {
-            return (TOP / 2).saturating_sub(of_untouched).max(TOP / 3);
+        if unused_chosen > 0 {
+            return (MAX_SCORE / 2)
+                .saturating_sub(unused_chosen)
+                .max(MAX_SCORE / 3);
         }
         let free: u32 = chosen
             .iter()
             .map(|place| node.gpus[place] * 100 / WHOLE_GPU)
             .sum();
-        TOP.saturating_sub(free / 10).max(TOP / 2)
+        MAX_SCORE.saturating_sub(free / 10).max(MAX_SCORE / 2)
     }
 }
 
 /// As many GPUs as the pod requests, the fullest on which it fits.
 fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
-    let mut places: Vec<usize> = node.roomy(kind).collect();
-    places.sort_by_key(|place| node.gpus[*place]);
-    places.into_iter().take(kind.gpus as usize).collect()
+    let mut indices: Vec<usize> = node.gpus_with_room(kind).collect();
+    indices.sort_by_key(|place| node.gpus[*place]);
+    indices.into_iter().take(kind.gpus as usize).collect()
 }
 
 #[cfg(test)]
@@ -72,7 +74,7 @@ mod tests {
     fn node(pods: &[(PodKind, &[usize])]) -> SimulatedNode {
         let mut cluster = SimulatedCluster::new(&setting(&[(64_000, 4)], &[]), &[0]);
         for (kind, gpus) in pods {
-            cluster.take(
+            cluster.allocate(
                 kind,
                 SimulatedPlacement {
                     node: 0,
@@ -119,7 +121,7 @@ mod tests {
             (kind(0, 1, 200), &[1]),
             (kind(0, 1, 500), &[3]),
         ]);
-        assert_eq!(fullest(&used, &kind(0, 1, 300)), GpuSet::one(3));
+        assert_eq!(fullest(&used, &kind(0, 1, 300)), GpuSet::single(3));
         assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 300)), 100 - 5);
         assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 100)), 100 - 1);
     }

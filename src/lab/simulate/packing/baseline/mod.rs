@@ -16,7 +16,7 @@ use super::trace::PodKind;
 use stowage_scheduling::vocabulary::gpu::GpuSet;
 
 /// The best score.
-const TOP: u32 = 100;
+const MAX_SCORE: u32 = 100;
 /// The largest node, to which scores are relative: thousandths of cores, and of GPUs.
 const LARGEST_CPU: u32 = 128_000;
 const LARGEST_GPU: u32 = 8000;
@@ -28,6 +28,6 @@ pub(crate) trait BaselineScore {
 
     /// The GPUs that the pod gets there.
     fn gpus(&self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
-        node.tightest(kind)
+        node.tightest_gpus(kind)
     }
 }

@@ -3,46 +3,49 @@
 
 use super::BaselineScore;
 use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::simulate::packing::placer::{PlacedPod, Placer, PodArrival};
+use crate::simulate::packing::trace::{PodKind, WorkloadTrace};
 
-pub(crate) struct Scored<'s, S> {
-    setting: &'s PlayedTrace,
+pub(crate) struct ScoredPlacer<'s, S> {
+    setting: &'s WorkloadTrace,
     score: S,
     /// By kind; empty for kinds that have not arrived yet.
-    memories: Vec<Option<RememberedScores>>,
+    caches: Vec<Option<CachedScores>>,
 }
 
 /// The cached scores of one kind, by rank of node.
-struct RememberedScores {
+struct CachedScores {
     /// The node's version for which the score was computed.
     versions: Box<[u32]>,
     /// `None` if such a pod does not fit.
     scores: Box<[Option<u32>]>,
 }
 
-impl<'s, S: BaselineScore> Scored<'s, S> {
-    pub fn new(setting: &'s PlayedTrace, score: S) -> Self {
+impl<'s, S: BaselineScore> ScoredPlacer<'s, S> {
+    pub fn new(setting: &'s WorkloadTrace, score: S) -> Self {
         Self {
             setting,
             score,
-            memories: setting.kinds.iter().map(|_| None).collect(),
+            caches: setting.kinds.iter().map(|_| None).collect(),
         }
     }
 }
 
-impl<S: BaselineScore> Placer for Scored<'_, S> {
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+impl<S: BaselineScore> Placer for ScoredPlacer<'_, S> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod> {
         let kind = &self.setting.kinds[arrival.kind];
-        let memory = self.memories[arrival.kind]
-            .get_or_insert_with(|| RememberedScores::new(cluster.nodes().len()));
-        let node = memory.best(cluster, kind, &self.score)?;
+        let cache = self.caches[arrival.kind]
+            .get_or_insert_with(|| CachedScores::new(cluster.nodes().len()));
+        let node = cache.best_rank(cluster, kind, &self.score)?;
         let gpus = self.score.gpus(&cluster.nodes()[node], kind);
-        Some(Placed::alone(SimulatedPlacement { node, gpus }))
+        Some(PlacedPod::without_victims(SimulatedPlacement {
+            node,
+            gpus,
+        }))
     }
 }
 
-impl RememberedScores {
+impl CachedScores {
     fn new(nodes: usize) -> Self {
         // No node has version 0.
         Self {
@@ -51,7 +54,7 @@ impl RememberedScores {
         }
     }
 
-    fn best(
+    fn best_rank(
         &mut self,
         cluster: &SimulatedCluster,
         kind: &PodKind,
@@ -91,12 +94,15 @@ mod tests {
     fn of_equal_nodes_the_lowest_rank_is_taken_until_it_is_full() {
         let setting = setting(&[(64_000, 1), (64_000, 1)], &[kind(1000, 1, 600)]);
         let mut cluster = SimulatedCluster::new(&setting, &[1, 0]);
-        let mut best_fit = Scored::new(&setting, BestFit);
+        let mut best_fit = ScoredPlacer::new(&setting, BestFit);
         for expected in [Some(0), Some(1), None] {
             let placed = best_fit.place(&cluster, arrival(0));
-            assert_eq!(placed.as_ref().map(|placed| placed.seat.node), expected);
+            assert_eq!(
+                placed.as_ref().map(|placed| placed.placement.node),
+                expected
+            );
             if let Some(placed) = placed {
-                cluster.take(&setting.kinds[0], placed.seat);
+                cluster.allocate(&setting.kinds[0], placed.placement);
             }
         }
     }
@@ -105,12 +111,18 @@ mod tests {
     fn cached_scores_of_a_changed_node_are_not_used() {
         let setting = setting(&[(64_000, 1), (32_000, 1)], &[kind(1000, 1, 600)]);
         let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
-        let mut best_fit = Scored::new(&setting, BestFit);
-        let seat = best_fit.place(&cluster, arrival(0)).unwrap().seat;
+        let mut best_fit = ScoredPlacer::new(&setting, BestFit);
+        let seat = best_fit.place(&cluster, arrival(0)).unwrap().placement;
         assert_eq!(seat.node, 1);
-        cluster.take(&setting.kinds[0], seat);
-        assert_eq!(best_fit.place(&cluster, arrival(1)).unwrap().seat.node, 0);
-        cluster.give_back(&setting.kinds[0], seat);
-        assert_eq!(best_fit.place(&cluster, arrival(2)).unwrap().seat.node, 1);
+        cluster.allocate(&setting.kinds[0], seat);
+        assert_eq!(
+            best_fit.place(&cluster, arrival(1)).unwrap().placement.node,
+            0
+        );
+        cluster.release(&setting.kinds[0], seat);
+        assert_eq!(
+            best_fit.place(&cluster, arrival(2)).unwrap().placement.node,
+            1
+        );
     }
 }

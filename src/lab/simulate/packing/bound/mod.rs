@@ -7,24 +7,24 @@
 //! pods](AllocationBound::at_130) that the best simulated policy had placed before it first rejected a pod that accepts the
 //! same GPU models.
 
-pub mod asked;
+pub mod demand_at_load;
 pub mod program;
 
 use super::arrivals::Arrivals;
 use super::cluster::SimulatedCluster;
-use super::placer::{Placed, Placer, PodArrival};
-use super::policy::PlayedPolicy;
-use super::trace::{PlayedTrace, PodKind};
+use super::placer::{PlacedPod, Placer, PodArrival};
+use super::policy::SimulatedPolicy;
+use super::trace::{PodKind, WorkloadTrace};
 use crate::simulate::openb::WHOLE_GPU;
-use asked::DemandAtLoad;
-use program::{Unsolved, most};
+use demand_at_load::DemandAtLoad;
+use program::{Unsolved, max_allocation};
 use serde::Serialize;
 
 /// Percent of all GPUs; absent for a load at which no pod arrived.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AllocationBound {
     /// The policy that rejected no pod for longest.
-    pub begins_as: PlayedPolicy,
+    pub begins_as: SimulatedPolicy,
     /// Requests of the pods that it had placed by then, whichever pods were rejected later: the mean over seeds.
     pub placed: f64,
     /// For policies that place those pods too.
@@ -37,61 +37,67 @@ pub struct AllocationBound {
 
 /// A policy's run with each seed until it first rejected a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UntilFirstRefusal {
-    pub policy: PlayedPolicy,
-    pub until: Vec<Until>,
+pub struct PolicyUntilRefusal {
+    pub policy: SimulatedPolicy,
+    pub until: Vec<ArrivalsUntilRefusal>,
 }
 
 /// By kind: how many pods had arrived when the first was rejected that accepts the same GPU models. Of the kind's own pods, all
 /// that arrived before were placed, and stayed.
-pub type Until = Vec<usize>;
+pub type ArrivalsUntilRefusal = Vec<usize>;
 
 impl AllocationBound {
     /// From the means over these seeds of what was allocated; `None` without runs.
-    pub fn of(
-        setting: &PlayedTrace,
+    pub fn from_runs(
+        setting: &WorkloadTrace,
         arrivals: &[Arrivals],
-        beginnings: &[UntilFirstRefusal],
+        policy_runs: &[PolicyUntilRefusal],
     ) -> Result<Option<Self>, Unsolved> {
-        let placed = |beginning: &UntilFirstRefusal| placed(setting, arrivals, &beginning.until);
+        let placed = |beginning: &PolicyUntilRefusal| {
+            mean_placed_percent(setting, arrivals, &beginning.until)
+        };
         // Of equals the one that was requested first.
-        let longest = beginnings
+        let best_policy = policy_runs
             .iter()
             .rev()
             .max_by(|a, b| placed(a).total_cmp(&placed(b)));
-        let Some(longest) = longest.filter(|_| !arrivals.is_empty()) else {
+        let Some(longest) = best_policy.filter(|_| !arrivals.is_empty()) else {
             return Ok(None);
         };
-        let nobody = vec![vec![0; setting.kinds.len()]; arrivals.len()];
-        let at = |until: &[Until], load| at(setting, arrivals, until, load);
+        let none_required = vec![vec![0; setting.kinds.len()]; arrivals.len()];
+        let at = |until: &[ArrivalsUntilRefusal], load| bound_at(setting, arrivals, until, load);
         Ok(Some(Self {
             begins_as: longest.policy,
             placed: placed(longest),
             at_100: at(&longest.until, 100)?,
             at_130: at(&longest.until, 130)?,
-            of_anybody_at_100: at(&nobody, 100)?,
-            of_anybody_at_130: at(&nobody, 130)?,
+            of_anybody_at_100: at(&none_required, 100)?,
+            of_anybody_at_130: at(&none_required, 130)?,
         }))
     }
 }
 
-fn at(
-    setting: &PlayedTrace,
+fn bound_at(
+    setting: &WorkloadTrace,
     arrivals: &[Arrivals],
-    until: &[Until],
+    until: &[ArrivalsUntilRefusal],
     load: u64,
 ) -> Result<Option<f64>, Unsolved> {
-    let Some(asked) = DemandAtLoad::at(setting, arrivals, until, load) else {
+    let Some(asked) = DemandAtLoad::mean_at(setting, arrivals, until, load) else {
         return Ok(None);
     };
-    Ok(Some(hundredths(
+    Ok(Some(percent_of_capacity(
         setting,
-        most(setting, &asked)? * f64::from(WHOLE_GPU),
+        max_allocation(setting, &asked)? * f64::from(WHOLE_GPU),
     )))
 }
 
-fn placed(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until]) -> f64 {
-    let of = |(arrivals, until): (&Arrivals, &Until)| -> u64 {
+fn mean_placed_percent(
+    setting: &WorkloadTrace,
+    arrivals: &[Arrivals],
+    until: &[ArrivalsUntilRefusal],
+) -> f64 {
+    let of = |(arrivals, until): (&Arrivals, &ArrivalsUntilRefusal)| -> u64 {
         let placed = arrivals
             .iter(setting)
             .filter(|arrival| arrival.number < until[arrival.kind]);
@@ -100,26 +106,26 @@ fn placed(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until]) -> f64 
             .sum()
     };
     let asked: u64 = arrivals.iter().zip(until).map(of).sum();
-    hundredths(setting, asked as f64 / arrivals.len().max(1) as f64)
+    percent_of_capacity(setting, asked as f64 / arrivals.len().max(1) as f64)
 }
 
-fn hundredths(setting: &PlayedTrace, milli: f64) -> f64 {
+fn percent_of_capacity(setting: &WorkloadTrace, milli: f64) -> f64 {
     100.0 * milli / setting.capacity().max(1) as f64
 }
 
 /// Observes a policy until the first pod of each kind is rejected. An eviction is the end for all kinds. Pods that do not fit
 /// on any empty node are rejected by every policy, and are ignored.
-pub struct ObservedPlacer<'p> {
-    setting: &'p PlayedTrace,
+pub struct RefusalRecorder<'p> {
+    setting: &'p WorkloadTrace,
     placer: Box<dyn Placer + 'p>,
-    came: usize,
+    arrivals: usize,
     until: Vec<Option<usize>>,
 }
 
-impl<'p> ObservedPlacer<'p> {
-    pub fn new(setting: &'p PlayedTrace, placer: Box<dyn Placer + 'p>) -> Self {
+impl<'p> RefusalRecorder<'p> {
+    pub fn new(setting: &'p WorkloadTrace, placer: Box<dyn Placer + 'p>) -> Self {
         let until = |kind| {
-            if setting.could_fit(kind) {
+            if setting.fits_empty_cluster(kind) {
                 None
             } else {
                 Some(0)
@@ -128,39 +134,39 @@ impl<'p> ObservedPlacer<'p> {
         Self {
             setting,
             placer,
-            came: 0,
+            arrivals: 0,
             until: setting.kinds.iter().map(until).collect(),
         }
     }
 
-    pub fn until(self) -> Until {
+    pub fn until(self) -> ArrivalsUntilRefusal {
         self.until
             .into_iter()
-            .map(|until| until.unwrap_or(self.came))
+            .map(|until| until.unwrap_or(self.arrivals))
             .collect()
     }
 
     /// From here on this run says nothing about such kinds.
-    fn stop(&mut self, is_like: impl Fn(&PodKind) -> bool) {
+    fn mark_refused(&mut self, is_like: impl Fn(&PodKind) -> bool) {
         for (until, kind) in self.until.iter_mut().zip(&self.setting.kinds) {
             if is_like(kind) {
-                until.get_or_insert(self.came);
+                until.get_or_insert(self.arrivals);
             }
         }
     }
 }
 
-impl Placer for ObservedPlacer<'_> {
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
+impl Placer for RefusalRecorder<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod> {
         let placed = self.placer.place(cluster, arrival);
         let kind = &self.setting.kinds[arrival.kind];
         match &placed {
-            Some(placed) if placed.evicted.is_empty() => {}
-            Some(_) => self.stop(|_| true),
-            None if !self.setting.could_fit(kind) => {}
-            None => self.stop(|other| other.models == kind.models),
+            Some(placed) if placed.victims.is_empty() => {}
+            Some(_) => self.mark_refused(|_| true),
+            None if !self.setting.fits_empty_cluster(kind) => {}
+            None => self.mark_refused(|other| other.models == kind.models),
         }
-        self.came += 1;
+        self.arrivals += 1;
         placed
     }
 

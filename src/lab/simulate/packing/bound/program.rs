@@ -16,16 +16,16 @@
 //! constraints are an upper bound even if they are not optimal; if the rounds end early, the prices of GPUs are raised until
 //! they satisfy all constraints.
 
-use super::asked::DemandAtLoad;
+use super::demand_at_load::DemandAtLoad;
 use crate::simulate::openb::WHOLE_GPU;
-use crate::simulate::packing::trace::{PlayedNode, PlayedTrace, PodKind};
+use crate::simulate::packing::trace::{PodKind, WorkloadNode, WorkloadTrace};
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Solution, Variable};
 use std::collections::BTreeMap;
 
 /// Below this a violated cut is arithmetic noise.
 const EPSILON: f64 = 1e-7;
 /// Far more than any trace takes.
-const ROUNDS: usize = 200;
+const MAX_ROUNDS: usize = 200;
 /// The required placements are reduced by this, so that rounding never requires more than fits.
 const SLACK: f64 = 1e-9;
 
@@ -41,38 +41,40 @@ pub enum Unsolved {
 
 /// In GPUs, for one required pod: more than any pod can displace. Without this limit there is no first solution as long as the
 /// cuts that would fit all pods are missing.
-const DEAREST: f64 = 1000.0;
+const MAX_REQUIRED_PRICE: f64 = 1000.0;
 
 /// The most GPUs that can be allocated when this many pods of each kind have arrived.
-pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved> {
+pub fn max_allocation(setting: &WorkloadTrace, demand: &DemandAtLoad) -> Result<f64, Unsolved> {
     let mut problem = Problem::new(OptimizationDirection::Minimize);
-    let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_fit(&setting.kinds[*kind]);
-    let kinds: Vec<usize> = (0..setting.kinds.len()).filter(plays).collect();
+    let is_relevant = |kind: &usize| {
+        demand.arrived[*kind] > 0.0 && setting.fits_empty_cluster(&setting.kinds[*kind])
+    };
+    let kinds: Vec<usize> = (0..setting.kinds.len()).filter(is_relevant).collect();
     let prices: Vec<(usize, KindPrices)> = kinds
         .iter()
-        .map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind)))
+        .map(|kind| (*kind, KindPrices::new(&mut problem, demand, *kind)))
         .collect();
-    let mut sorts = Vec::new();
-    for (site, count) in alike(setting) {
+    let mut node_groups = Vec::new();
+    for (site, count) in group_alike_nodes(setting) {
         let kinds = prices
             .iter()
             .map(|(kind, place)| (&setting.kinds[*kind], *place));
-        sorts.push(NodePrices::new(
+        node_groups.push(NodePrices::new(
             &mut problem,
             site,
             count,
-            kinds.filter(|(kind, _)| site.could_fit(kind)),
+            kinds.filter(|(kind, _)| site.fits_when_empty(kind)),
         ));
     }
     let solution = solved(problem.solve()?)?;
-    let (solution, missed) = cut(solution, &sorts)?;
+    let (solution, missed) = add_violated_cuts(solution, &node_groups)?;
     Ok(solution.objective() + missed)
 }
 
 /// Nodes that are alike, and how many there are.
-fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
-    let mut sorts: BTreeMap<_, (&PlayedNode, f64)> = BTreeMap::new();
-    for site in &setting.sites {
+fn group_alike_nodes(setting: &WorkloadTrace) -> Vec<(&WorkloadNode, f64)> {
+    let mut sorts: BTreeMap<_, (&WorkloadNode, f64)> = BTreeMap::new();
+    for site in &setting.nodes {
         sorts
             .entry((site.model, site.cpu, site.memory, site.gpus))
             .or_insert((site, 0.0))
@@ -84,16 +86,16 @@ fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
 /// The value of one more arrived pod of a kind, and the cost of one more required placement.
 #[derive(Debug, Clone, Copy)]
 struct KindPrices {
-    came: Variable,
+    arrived: Variable,
     placed: Variable,
 }
 
 impl KindPrices {
-    fn new(problem: &mut Problem, asked: &DemandAtLoad, kind: usize) -> Self {
-        let placed = asked.placed[kind] * (1.0 - SLACK);
+    fn new(problem: &mut Problem, demand: &DemandAtLoad, kind: usize) -> Self {
+        let placed = demand.placed[kind] * (1.0 - SLACK);
         Self {
-            came: problem.add_var(asked.came[kind], (0.0, f64::INFINITY)),
-            placed: problem.add_var(-placed, (0.0, DEAREST)),
+            arrived: problem.add_var(demand.arrived[kind], (0.0, f64::INFINITY)),
+            placed: problem.add_var(-placed, (0.0, MAX_REQUIRED_PRICE)),
         }
     }
 }
@@ -110,7 +112,7 @@ struct NodePrices {
 impl NodePrices {
     fn new<'s>(
         problem: &mut Problem,
-        site: &PlayedNode,
+        site: &WorkloadNode,
         count: f64,
         kinds: impl Iterator<Item = (&'s PodKind, KindPrices)>,
     ) -> Self {
@@ -124,7 +126,7 @@ impl NodePrices {
             parts: BTreeMap::new(),
         };
         for (kind, place) in kinds {
-            let mut costs = vec![(place.came, 1.0), (place.placed, -1.0)];
+            let mut costs = vec![(place.arrived, 1.0), (place.placed, -1.0)];
             costs.extend(
                 [(cpu, cores(kind.cpu)), (memory, gib(kind.memory))]
                     .into_iter()
@@ -132,11 +134,11 @@ impl NodePrices {
             );
             match kind.gpus {
                 0 => {}
-                _ if kind.is_shared() => costs.push((sort.part(problem, kind.milli), 1.0)),
+                _ if kind.is_shared() => costs.push((sort.part(problem, kind.milli_per_gpu), 1.0)),
                 whole => costs.push((sort.gpu, f64::from(whole))),
             }
-            let packing_model = kind.milli_gpus() as f64 / f64::from(WHOLE_GPU);
-            problem.add_constraint(costs, ComparisonOp::Ge, packing_model);
+            let value = kind.milli_gpus() as f64 / f64::from(WHOLE_GPU);
+            problem.add_constraint(costs, ComparisonOp::Ge, value);
         }
         sort
     }
@@ -152,14 +154,14 @@ impl NodePrices {
     }
 
     /// The cut with the most valuable parts, as the number of parts by size, and by how much its value exceeds a GPU's price.
-    fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
-        let worths: Vec<(u32, f64)> = self
+    fn most_violated_cut(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
+        let values: Vec<(u32, f64)> = self
             .parts
             .iter()
             .map(|(milli, part)| (*milli, solution.var_value(*part)))
             .collect();
-        let (pieces, packing_model) = best_cut(&worths);
-        (pieces, packing_model - solution.var_value(self.gpu))
+        let (pieces, value) = best_cut(&values);
+        (pieces, value - solution.var_value(self.gpu))
     }
 
     fn constraint(&self, pieces: &BTreeMap<u32, u32>) -> Vec<(Variable, f64)> {
@@ -171,11 +173,14 @@ impl NodePrices {
 }
 
 /// Adds cuts until none is violated; returns what the prices of GPUs still lack, over all GPUs.
-fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), Unsolved> {
-    for _ in 0..ROUNDS {
+fn add_violated_cuts(
+    mut solution: Solution,
+    sorts: &[NodePrices],
+) -> Result<(Solution, f64), Unsolved> {
+    for _ in 0..MAX_ROUNDS {
         let mut is_done = true;
         for sort in sorts {
-            let (pieces, missed) = sort.missed(&solution);
+            let (pieces, missed) = sort.most_violated_cut(&solution);
             if missed > EPSILON {
                 is_done = false;
                 solution = solved(solution.add_constraint(
@@ -189,11 +194,11 @@ fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), 
             break;
         }
     }
-    let lacking = sorts
+    let missing_price = sorts
         .iter()
-        .map(|sort| sort.gpus * sort.missed(&solution).1.max(0.0))
+        .map(|sort| sort.gpus * sort.most_violated_cut(&solution).1.max(0.0))
         .sum();
-    Ok((solution, lacking))
+    Ok((solution, missing_price))
 }
 
 fn solved(outcome: microlp::SolveOutcome) -> Result<Solution, Unsolved> {
@@ -205,25 +210,25 @@ fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     let whole = WHOLE_GPU as usize;
     let mut best = vec![0.0; whole + 1];
     let mut last = vec![None; whole + 1];
-    for room in 1..=whole {
-        best[room] = best[room - 1];
-        for &(milli, packing_model) in parts {
-            let Some(rest) = room.checked_sub(milli as usize) else {
+    for capacity in 1..=whole {
+        best[capacity] = best[capacity - 1];
+        for &(milli, value) in parts {
+            let Some(rest) = capacity.checked_sub(milli as usize) else {
                 continue;
             };
-            if best[rest] + packing_model > best[room] {
-                best[room] = best[rest] + packing_model;
-                last[room] = Some(milli);
+            if best[rest] + value > best[capacity] {
+                best[capacity] = best[rest] + value;
+                last[capacity] = Some(milli);
             }
         }
     }
     let mut pieces = BTreeMap::new();
-    let mut room = whole;
-    while room > 0 {
-        if let Some(milli) = last[room] {
+    let mut capacity = whole;
+    while capacity > 0 {
+        if let Some(milli) = last[capacity] {
             *pieces.entry(milli).or_default() += 1;
         }
-        room -= last[room].map_or(1, |milli| milli as usize);
+        capacity -= last[capacity].map_or(1, |milli| milli as usize);
     }
     (pieces, best[whole])
 }

@@ -5,10 +5,10 @@
 use super::cpu_pods::BestEffortCpuPods;
 use super::{PodTier, SimulatedEviction};
 use crate::simulate::packing::baseline::fit::BestFit;
-use crate::simulate::packing::baseline::scored::Scored;
+use crate::simulate::packing::baseline::scored::ScoredPlacer;
 use crate::simulate::packing::cluster::{SimulatedCluster, SimulatedPlacement};
-use crate::simulate::packing::placer::{Placed, Placer, PodArrival};
-use crate::simulate::packing::trace::{PlayedTrace, PodKind};
+use crate::simulate::packing::placer::{PlacedPod, Placer, PodArrival};
+use crate::simulate::packing::trace::{PodKind, WorkloadTrace};
 use stowage_scheduling::evicting::WithoutEvictable;
 use stowage_scheduling::ledger::Ledger;
 use stowage_scheduling::units::{Bytes, MilliCpu};
@@ -27,18 +27,18 @@ pub enum CpuRule {
 }
 
 pub struct CpuOnly<'s> {
-    setting: &'s PlayedTrace,
+    setting: &'s WorkloadTrace,
     rule: CpuRule,
     eviction: SimulatedEviction,
-    best_fit: Scored<'s, BestFit>,
+    best_fit: ScoredPlacer<'s, BestFit>,
     /// Evictable pods.
     pub evictable: BestEffortCpuPods,
 }
 
 impl<'s> CpuOnly<'s> {
     /// A placer that evicts nothing.
-    pub fn new(setting: &'s PlayedTrace, rule: CpuRule) -> Self {
-        let best_fit = Scored::new(setting, BestFit);
+    pub fn new(setting: &'s WorkloadTrace, rule: CpuRule) -> Self {
+        let best_fit = ScoredPlacer::new(setting, BestFit);
         Self {
             setting,
             rule,
@@ -48,7 +48,7 @@ impl<'s> CpuOnly<'s> {
         }
     }
 
-    pub fn with(self, eviction: SimulatedEviction) -> Self {
+    pub fn with_eviction(self, eviction: SimulatedEviction) -> Self {
         Self { eviction, ..self }
     }
 
@@ -57,27 +57,28 @@ impl<'s> CpuOnly<'s> {
         ledger: &mut Cluster,
         cluster: &SimulatedCluster,
         arrival: PodArrival,
-    ) -> Option<Placed> {
+    ) -> Option<PlacedPod> {
         let kind = &self.setting.kinds[arrival.kind];
-        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
+        let tier = self.eviction.tier(self.setting.pods[arrival.pod].qos);
         let placed = match self.rule {
             CpuRule::Learned if ledger.snapshot().packing_model().is_learned() => {
-                let node = self.cheapest(ledger, cluster, kind, standing)?;
-                Placed::alone(SimulatedPlacement {
+                let node = self.cheapest_node(ledger, cluster, kind, tier)?;
+                PlacedPod::without_victims(SimulatedPlacement {
                     node,
                     gpus: Default::default(),
                 })
             }
             CpuRule::Learned | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
         };
-        if standing == PodTier::BestEffort {
-            self.evictable.put(placed.seat.node, arrival.number, kind);
+        if tier == PodTier::BestEffort {
+            self.evictable
+                .add(placed.placement.node, arrival.number, kind);
         }
         Some(placed)
     }
 
     /// The node's rank, which is its index in a snapshot too.
-    fn cheapest(
+    fn cheapest_node(
         &self,
         ledger: &mut Cluster,
         cluster: &SimulatedCluster,
@@ -85,29 +86,29 @@ impl<'s> CpuOnly<'s> {
         standing: PodTier,
     ) -> Option<usize> {
         let snapshot = ledger.snapshot();
-        let (ledger, taken) = (
+        let (ledger, request) = (
             &*ledger,
             HostResources {
                 cpu: MilliCpu(kind.cpu),
                 memory: Bytes(kind.memory),
             },
         );
-        let loss = |rank: &usize| {
+        let packing_cost = |rank: &usize| {
             let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
-            match self.cleared(ledger.ledger(), node, *rank, standing) {
-                Some(cleared) => packing_model.packing_cost_of_host(
+            match self.without_evictable(ledger.ledger(), node, *rank, standing) {
+                Some(cleared) => packing_model.host_packing_cost(
                     &packing_model.node_summary(cleared.node_gpus(node)),
-                    taken,
+                    request,
                 ),
-                None => packing_model.packing_cost_of_host(snapshot.node_summary(*rank), taken),
+                None => packing_model.host_packing_cost(snapshot.node_summary(*rank), request),
             }
         };
-        super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
+        super::accepted_ranks(cluster, kind).min_by_key(|rank| (packing_cost(rank), *rank))
     }
 
     /// The node as the pod should see it, if that differs from its state. A pod that stays is placed as if the evictable pods
     /// were gone: later pods that stay will get their GPUs, and need CPU beside them.
-    fn cleared(
+    fn without_evictable(
         &self,
         ledger: &Ledger,
         node: &Node,
@@ -124,8 +125,8 @@ impl<'s> CpuOnly<'s> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Shipped;
-    use super::super::learning::Knowledge;
+    use super::super::StowagePlacer;
+    use super::super::learning::DemandKnowledge;
     use super::*;
     use crate::simulate::openb::Qos;
     use crate::simulate::packing::run::PackingRun;
@@ -140,12 +141,12 @@ mod tests {
         setting.pods[2].qos = Some(qos);
         setting.pods.extend([setting.pods[1]; 9]);
         let mut world = PackingRun::new(&setting, &[0, 1], None);
-        let mut shipped = Shipped::new(
+        let mut shipped = StowagePlacer::new(
             &setting,
             &[0, 1],
             eviction,
             CpuRule::Learned,
-            Knowledge::of_all(&setting),
+            DemandKnowledge::of_full_trace(&setting),
         );
         let mut admit = |number, kind| {
             world
@@ -166,11 +167,11 @@ mod tests {
     #[test]
     fn a_pod_that_stays_keeps_off_cpu_that_others_will_need_when_best_effort_pods_have_left() {
         assert_eq!(
-            node_for(Qos::LatencySensitive, SimulatedEviction::OfBestEffort),
+            node_for(Qos::LatencySensitive, SimulatedEviction::BestEffortPods),
             1
         );
         assert_eq!(
-            node_for(Qos::BestEffort, SimulatedEviction::OfBestEffort),
+            node_for(Qos::BestEffort, SimulatedEviction::BestEffortPods),
             0,
             "it leaves with them"
         );

@@ -3,10 +3,12 @@
 
 use super::ledger;
 use crate::simulate::packing::cluster::SimulatedCluster;
-use crate::simulate::packing::trace::PlayedTrace;
+use crate::simulate::packing::trace::WorkloadTrace;
 use std::sync::Arc;
 use stowage_scheduling::ids::NodeName;
-use stowage_scheduling::placing::learned::{DemandHistory, DemandShape, EVERY, PackingModel};
+use stowage_scheduling::placing::learned::{
+    DemandHistory, DemandShape, LEARN_INTERVAL, PackingModel,
+};
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, MilliCpu};
 use stowage_scheduling::verbs::Cluster;
@@ -17,7 +19,7 @@ use stowage_scheduling::vocabulary::node::Node;
 
 /// The known demand of pods to come.
 #[derive(Debug, Clone, Default)]
-pub enum Knowledge {
+pub enum DemandKnowledge {
     /// The history of earlier pods.
     #[default]
     Learned,
@@ -29,22 +31,22 @@ pub enum Knowledge {
     },
 }
 
-impl Knowledge {
+impl DemandKnowledge {
     /// Counts each pod of the trace, as if all had arrived already.
-    pub fn of_all(setting: &PlayedTrace) -> Self {
+    pub fn of_full_trace(setting: &WorkloadTrace) -> Self {
         let window = u16::try_from(setting.pods.len()).unwrap_or(u16::MAX);
         let policy = Policy::default();
         let demand_shapes: Vec<Option<DemandShape>> = setting
             .kinds
             .iter()
-            .map(|kind| DemandShape::of(&ledger::demands(setting, kind, &policy)?[0]))
+            .map(|kind| DemandShape::from_demand(&ledger::demands(setting, kind, &policy)?[0]))
             .collect();
-        let mut demand_history = DemandHistory::of_last(window);
+        let mut demand_history = DemandHistory::with_window(window);
         setting
             .pods
             .iter()
             .filter_map(|pod| demand_shapes[pod.kind].clone())
-            .for_each(|demand_shape| demand_history.arrive(demand_shape));
+            .for_each(|demand_shape| demand_history.record_arrival(demand_shape));
         Self::Known {
             demand_history: Arc::new(demand_history),
             next_at: 0,
@@ -54,14 +56,14 @@ impl Knowledge {
 
 /// Keeps a ledger up to date beside its pods.
 #[derive(Debug, Default)]
-pub struct SimulatedUpkeep {
-    knowledge: Knowledge,
+pub struct CoreUpkeep {
+    knowledge: DemandKnowledge,
     /// By rank: the version of each node for which the ledger has its free CPU and memory. No node has version 0.
     versions: Vec<u32>,
 }
 
-impl SimulatedUpkeep {
-    pub fn knowing(knowledge: Knowledge) -> Self {
+impl CoreUpkeep {
+    pub fn new(knowledge: DemandKnowledge) -> Self {
         Self {
             knowledge,
             versions: Vec::new(),
@@ -70,11 +72,11 @@ impl SimulatedUpkeep {
 
     /// As often as `serve` does, which is before each pod: updates changed nodes, and learns if it is due.
     pub fn tick(&mut self, ledger: &mut Cluster, cluster: &SimulatedCluster, names: &[NodeName]) {
-        self.look_at_nodes(ledger, cluster, names);
+        self.update_nodes(ledger, cluster, names);
         self.learn(ledger);
     }
 
-    fn look_at_nodes(
+    fn update_nodes(
         &mut self,
         ledger: &mut Cluster,
         cluster: &SimulatedCluster,
@@ -98,18 +100,18 @@ impl SimulatedUpkeep {
 
     fn learn(&mut self, ledger: &mut Cluster) {
         let demand_history = match &mut self.knowledge {
-            Knowledge::Learned => match ledger.ledger().demand_to_learn() {
+            DemandKnowledge::Learned => match ledger.ledger().demand_to_learn() {
                 Some(demand_history) => Arc::new(demand_history),
                 None => return,
             },
-            Knowledge::Known {
+            DemandKnowledge::Known {
                 demand_history,
                 next_at,
             } if *next_at <= ledger.ledger().demand_history().arrivals() => {
-                *next_at = ledger.ledger().demand_history().arrivals() + EVERY;
+                *next_at = ledger.ledger().demand_history().arrivals() + LEARN_INTERVAL;
                 demand_history.clone()
             }
-            Knowledge::Known { .. } => return,
+            DemandKnowledge::Known { .. } => return,
         };
         let snapshot = ledger.snapshot();
         let packing_model = PackingModel::learn(

@@ -14,12 +14,12 @@ pub mod ledger;
 pub use cpu_only::CpuRule;
 
 use super::cluster::{SimulatedCluster, SimulatedPlacement};
-use super::placer::{Placed, Placer, PodArrival};
-use super::trace::{PlayedTrace, PodKind};
+use super::placer::{PlacedPod, Placer, PodArrival};
+use super::trace::{PodKind, WorkloadTrace};
+use crate::simulate::core_inputs;
 use crate::simulate::openb::Qos;
-use crate::simulate::shown;
 use cpu_only::CpuOnly;
-use learning::{Knowledge, SimulatedUpkeep};
+use learning::{CoreUpkeep, DemandKnowledge};
 use std::sync::Arc;
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
@@ -36,7 +36,7 @@ use stowage_scheduling::vocabulary::demand::Demand;
 use stowage_scheduling::vocabulary::placement::Placement;
 
 /// Time between two arrivals: so short that no victim has lost relevant work, and pods differ only in their requests.
-const BETWEEN_ARRIVALS: Millis = Millis(1);
+const ARRIVAL_INTERVAL: Millis = Millis(1);
 
 /// Which pods may be evicted for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,29 +44,29 @@ pub enum SimulatedEviction {
     #[default]
     Never,
     /// Best-effort pods, for serving ones.
-    OfBestEffort,
+    BestEffortPods,
 }
 
 impl SimulatedEviction {
     /// The pod's role in evictions; without evictions all roles are equal.
-    pub fn standing(self, qos: Option<Qos>) -> PodTier {
+    pub fn tier(self, qos: Option<Qos>) -> PodTier {
         match self {
             Self::Never => PodTier::Bystander,
-            Self::OfBestEffort => PodTier::of(qos),
+            Self::BestEffortPods => PodTier::from_qos(qos),
         }
     }
 }
 
-pub(crate) struct Shipped<'s> {
-    setting: &'s PlayedTrace,
+pub(crate) struct StowagePlacer<'s> {
+    setting: &'s WorkloadTrace,
     eviction: SimulatedEviction,
-    pub ledger: Cluster,
+    pub cluster: Cluster,
     /// By rank: in order, so that of equal nodes the lower rank is taken here too.
-    names: Vec<NodeName>,
+    node_names: Vec<NodeName>,
     /// By kind and [`PodTier`]; none of pods without GPUs.
     demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
-    upkeep: SimulatedUpkeep,
+    core_upkeep: CoreUpkeep,
     score_cache: ScoreCache,
 }
 
@@ -84,7 +84,7 @@ pub enum PodTier {
 impl PodTier {
     pub const ALL: [Self; 3] = [Self::Preemptor, Self::Bystander, Self::BestEffort];
 
-    fn of(qos: Option<Qos>) -> Self {
+    fn from_qos(qos: Option<Qos>) -> Self {
         match qos {
             Some(Qos::LatencySensitive | Qos::Guaranteed) => Self::Preemptor,
             Some(Qos::BestEffort) => Self::BestEffort,
@@ -100,57 +100,59 @@ impl PodTier {
     }
 }
 
-impl<'s> Shipped<'s> {
+impl<'s> StowagePlacer<'s> {
     pub fn new(
-        setting: &'s PlayedTrace,
+        setting: &'s WorkloadTrace,
         ranks: &[usize],
         eviction: SimulatedEviction,
         cpu_rule: CpuRule,
-        knowledge: Knowledge,
+        knowledge: DemandKnowledge,
     ) -> Self {
         let policy = Arc::new(Policy::default());
         let names = ledger::names(setting, ranks);
-        let mut ledger = shown::empty_cluster(policy.clone());
-        ledger::fill(&mut ledger, setting, ranks, &names);
+        let mut ledger = core_inputs::empty_cluster(policy.clone());
+        ledger::add_nodes(&mut ledger, setting, ranks, &names);
         Self {
             eviction,
-            ledger,
+            cluster: ledger,
             demands: setting
                 .kinds
                 .iter()
                 .map(|kind| ledger::demands(setting, kind, &policy))
                 .collect(),
-            names,
+            node_names: names,
             setting,
-            cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
-            upkeep: SimulatedUpkeep::knowing(knowledge),
+            cpu_only: CpuOnly::new(setting, cpu_rule).with_eviction(eviction),
+            core_upkeep: CoreUpkeep::new(knowledge),
             score_cache: ScoreCache::default(),
         }
     }
 
     /// Filter, prioritize and bind.
-    fn place_in_room(
+    fn place_without_eviction(
         &mut self,
         cluster: &SimulatedCluster,
         uid: &PodUid,
         arrival: PodArrival,
-    ) -> Option<Placed> {
-        let node = self.best(cluster, uid, arrival)?;
+    ) -> Option<PlacedPod> {
+        let node = self.best_node(cluster, uid, arrival)?;
         let placement = self.bind(uid, &node)?;
-        Some(Placed::alone(self.seat(&placement)))
+        Some(PlacedPod::without_victims(
+            self.simulated_placement(&placement),
+        ))
     }
 
-    fn best(
+    fn best_node(
         &mut self,
         cluster: &SimulatedCluster,
         uid: &PodUid,
         arrival: PodArrival,
     ) -> Option<NodeName> {
         let kind = &self.setting.kinds[arrival.kind];
-        let request = self.ledger.request_of(uid)?;
-        let view = self.ledger.apply(FilterAsked(request));
-        let names: Vec<&str> = accepted(cluster, kind)
-            .map(|rank| self.names[rank].as_str())
+        let request = self.cluster.request_of(uid)?;
+        let view = self.cluster.apply(FilterAsked(request));
+        let names: Vec<&str> = accepted_ranks(cluster, kind)
+            .map(|rank| self.node_names[rank].as_str())
             .collect();
         let mut scores = self
             .score_cache
@@ -159,87 +161,88 @@ impl<'s> Shipped<'s> {
         self.score_cache.put(scores);
         list.best
             .first()
-            .map(|best| view.snapshot.nodes()[best.node].name.clone())
+            .map(|best| view.snapshot.nodes()[best.node_index].name.clone())
     }
 
     /// The pod runs there from now on, and its engine answers at once: the start time of engines is not simulated here.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-        let placement = self.ledger.allocate(uid, node)?.placement;
-        let devices = placement.recorded();
-        self.ledger.apply(BindingWritten {
+        let placement = self.cluster.allocate(uid, node)?.placement;
+        let devices = placement.recorded_gpus();
+        self.cluster.apply(BindingWritten {
             uid: uid.clone(),
             node: node.clone(),
             devices: devices.clone(),
         });
-        let demand = self.ledger.ledger().pod_state(uid)?.demand.clone();
+        let demand = self.cluster.ledger().pod_state(uid)?.demand.clone();
         let state = ObservedPhase::Bound {
             node: node.clone(),
             devices,
             starting: false,
             ran: None,
         };
-        self.ledger
-            .apply(PodObserved(ledger::seen(uid, demand, state)));
+        self.cluster
+            .apply(PodObserved(ledger::observation(uid, demand, state)));
         Some(placement)
     }
 
-    fn seat(&self, placement: &Placement) -> SimulatedPlacement {
-        ledger::seat(
-            self.ledger.ledger(),
-            &self.names,
+    fn simulated_placement(&self, placement: &Placement) -> SimulatedPlacement {
+        ledger::placement(
+            self.cluster.ledger(),
+            &self.node_names,
             &placement.node,
             &placement.devices,
         )
     }
 
     fn demand(&self, arrival: PodArrival) -> Option<Demand> {
-        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
+        let standing = self.eviction.tier(self.setting.pods[arrival.pod].qos);
         self.demands[arrival.kind]
             .as_ref()
             .map(|demands| demands[standing as usize].clone())
     }
 }
 
-impl Placer for Shipped<'_> {
-    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
-        self.ledger.apply(Tick {
-            now: self.ledger.ledger().now() + BETWEEN_ARRIVALS,
+impl Placer for StowagePlacer<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<PlacedPod> {
+        self.cluster.apply(Tick {
+            now: self.cluster.ledger().now() + ARRIVAL_INTERVAL,
             is_leading: true,
         });
-        self.upkeep.tick(&mut self.ledger, cluster, &self.names);
+        self.core_upkeep
+            .tick(&mut self.cluster, cluster, &self.node_names);
         let Some(demand) = self.demand(arrival) else {
-            return self.cpu_only.place(&mut self.ledger, cluster, arrival);
+            return self.cpu_only.place(&mut self.cluster, cluster, arrival);
         };
         let uid = ledger::uid(arrival.number);
-        self.ledger.apply(PodObserved(ledger::seen(
+        self.cluster.apply(PodObserved(ledger::observation(
             &uid,
             demand,
             ObservedPhase::Waiting(ObservedWaiting::default()),
         )));
         let placed = self
-            .place_in_room(cluster, &uid, arrival)
+            .place_without_eviction(cluster, &uid, arrival)
             .or_else(|| match self.eviction {
-                SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+                SimulatedEviction::BestEffortPods => self.preempt(cluster, &uid, arrival),
                 SimulatedEviction::Never => None,
             });
         if placed.is_none() {
-            self.ledger.apply(FilterDecided {
+            self.cluster.apply(FilterDecided {
                 uid: uid.clone(),
                 answer: FilterAnswer::Refused { asked: None },
             });
-            self.ledger.apply(PodReleased(uid.clone()));
+            self.cluster.apply(PodReleased(uid.clone()));
         }
         placed
     }
 
     fn end(&mut self, number: usize) {
-        self.ledger.apply(PodReleased(ledger::uid(number)));
+        self.cluster.apply(PodReleased(ledger::uid(number)));
         self.cpu_only.evictable.remove(number);
     }
 }
 
 /// Ranks of the nodes that kube-scheduler's filters accept for the pod.
-pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
+pub fn accepted_ranks(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
     nodes
         .filter(|(_, node)| node.is_accepted(kind))

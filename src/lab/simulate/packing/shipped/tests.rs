@@ -7,30 +7,30 @@ use crate::simulate::packing::run::PackingRun;
 use crate::simulate::packing::testing::{kind, setting};
 use stowage_scheduling::audit::ledger::audit;
 
-fn audited(shipped: &Shipped<'_>) {
-    let violations = audit(shipped.ledger.ledger());
+fn audited(shipped: &StowagePlacer<'_>) {
+    let violations = audit(shipped.cluster.ledger());
     assert!(violations.is_empty(), "{violations:?}");
 }
 
 /// Thousandths of GPUs that are allocated by the ledger, rounded.
-fn promised(shipped: &Shipped<'_>) -> u64 {
-    let totals = shipped.ledger.ledger().totals();
+fn promised(shipped: &StowagePlacer<'_>) -> u64 {
+    let totals = shipped.cluster.ledger().totals();
     let gpu = totals.capacity.0 / totals.gpus;
     (totals.charged.0 * 1000 + gpu / 2) / gpu
 }
 
 #[test]
 fn the_ledger_adds_up_after_every_event_and_agrees_with_the_flat_cluster() {
-    let setting = PlayedTrace::of(&built_in::trace());
-    for eviction in [SimulatedEviction::Never, SimulatedEviction::OfBestEffort] {
-        let arrivals = Arrivals::of(&setting, 42);
+    let setting = WorkloadTrace::from_trace(&built_in::trace());
+    for eviction in [SimulatedEviction::Never, SimulatedEviction::BestEffortPods] {
+        let arrivals = Arrivals::draw(&setting, 42);
         let mut world = PackingRun::new(&setting, &arrivals.ranks, None);
-        let mut shipped = Shipped::new(
+        let mut shipped = StowagePlacer::new(
             &setting,
             &arrivals.ranks,
             eviction,
             CpuRule::default(),
-            Knowledge::Learned,
+            DemandKnowledge::Learned,
         );
         let mut evicted = 0;
         for arrival in arrivals.iter(&setting) {
@@ -42,7 +42,7 @@ fn the_ledger_adds_up_after_every_event_and_agrees_with_the_flat_cluster() {
             audited(&shipped);
             assert_eq!(promised(&shipped), world.cluster.allocated());
         }
-        assert_eq!(evicted > 0, eviction == SimulatedEviction::OfBestEffort);
+        assert_eq!(evicted > 0, eviction == SimulatedEviction::BestEffortPods);
     }
 }
 
@@ -54,14 +54,14 @@ fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
     };
     let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
     let cluster = SimulatedCluster::new(&setting, &[0, 1]);
-    let mut shipped = Shipped::new(
+    let mut shipped = StowagePlacer::new(
         &setting,
         &[0, 1],
         SimulatedEviction::Never,
         CpuRule::default(),
-        Knowledge::Learned,
+        DemandKnowledge::Learned,
     );
-    let place = |shipped: &mut Shipped<'_>, kind| {
+    let place = |shipped: &mut StowagePlacer<'_>, kind| {
         shipped
             .place(
                 &cluster,
@@ -71,13 +71,13 @@ fn a_pod_is_placed_only_where_the_kube_filters_accept_it() {
                     kind,
                 },
             )
-            .map(|placed| placed.seat.node)
+            .map(|placed| placed.placement.node)
     };
     assert_eq!(place(&mut shipped, 0), Some(1));
     assert_eq!(place(&mut shipped, 1), None);
     assert!(
         shipped
-            .ledger
+            .cluster
             .ledger()
             .pod_state(&super::ledger::uid(1))
             .is_none()
@@ -95,12 +95,12 @@ fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
         setting.pods[pod].qos = Some(qos);
     }
     let mut world = PackingRun::new(&setting, &[0], None);
-    let mut shipped = Shipped::new(
+    let mut shipped = StowagePlacer::new(
         &setting,
         &[0],
-        SimulatedEviction::OfBestEffort,
+        SimulatedEviction::BestEffortPods,
         CpuRule::default(),
-        Knowledge::Learned,
+        DemandKnowledge::Learned,
     );
     let mut outcomes = (0..3).map(|pod| {
         world.admit(

@@ -65,7 +65,7 @@ fn merge(into: &mut Value, fields: &Value) {
 
 /// What may happen to the cluster between two views.
 #[derive(Debug, Clone)]
-enum Happens {
+enum FleetEvent {
     Time(u64),
     Report {
         node: usize,
@@ -101,25 +101,25 @@ enum Happens {
 const NODES: usize = 3;
 const GPUS: usize = 2;
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn fleet_event() -> impl Strategy<Value = FleetEvent> {
     let (node, gpu, pod) = (0..NODES, 0..GPUS, 0..6_usize);
     prop_oneof![
-        (1..40_u64).prop_map(Happens::Time),
+        (1..40_u64).prop_map(FleetEvent::Time),
         (node.clone(), gpu.clone(), 0..=100_u8, 0..5_u32).prop_map(|(node, gpu, kv, queue)| {
-            Happens::Report {
+            FleetEvent::Report {
                 node,
                 gpu,
                 kv,
                 queue,
             }
         }),
-        (pod.clone(), 1..90_u64, -5..5_i32).prop_map(|(pod, gib, priority)| Happens::Arrives {
+        (pod.clone(), 1..90_u64, -5..5_i32).prop_map(|(pod, gib, priority)| FleetEvent::Arrives {
             pod,
             gib,
             priority
         }),
         (pod.clone(), 1..20_u64, node.clone(), gpu, any::<bool>()).prop_map(
-            |(pod, gib, node, gpu, starting)| Happens::Runs {
+            |(pod, gib, node, gpu, starting)| FleetEvent::Runs {
                 pod,
                 gib,
                 node,
@@ -127,31 +127,31 @@ fn happens() -> impl Strategy<Value = Happens> {
                 starting
             }
         ),
-        pod.prop_map(|pod| Happens::Leaves { pod }),
+        pod.prop_map(|pod| FleetEvent::Leaves { pod }),
         (node.clone(), 1..=GPUS + 1, any::<bool>()).prop_map(|(node, count, is_well)| {
-            Happens::Gpus {
+            FleetEvent::Gpus {
                 node,
                 count,
                 is_well,
             }
         }),
-        node.prop_map(|node| Happens::Deleted { node }),
+        node.prop_map(|node| FleetEvent::Deleted { node }),
     ]
 }
 
-fn happen(cluster: &mut ExplainedCluster, what: Happens) {
+fn apply_event(cluster: &mut ExplainedCluster, what: FleetEvent) {
     let node_name = |node: usize| format!("node-{node}");
     let sketch = |number: usize, gib: u64| pod(&format!("pod-{number}"), &format!("{gib}Gi"));
     let gpus = |cluster: &ExplainedCluster, node: usize| {
         cluster
-            .ledger
+            .cluster
             .ledger()
             .node(&name(&node_name(node)))
             .map_or(0, |node| node.devices.len())
     };
     match what {
-        Happens::Time(seconds) => cluster.pass(Millis::seconds(seconds)),
-        Happens::Report {
+        FleetEvent::Time(seconds) => cluster.advance(Millis::seconds(seconds)),
+        FleetEvent::Report {
             node,
             gpu,
             kv,
@@ -159,30 +159,31 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
         } if gpu < gpus(cluster, node) => {
             cluster.report(&node_name(node), &[(gpu, kv, queue)], &[]);
         }
-        Happens::Arrives { pod, gib, priority } => {
+        FleetEvent::Arrives { pod, gib, priority } => {
             let mut pod = sketch(pod, gib);
             pod.priority = priority;
-            cluster.wait(&pod);
+            cluster.add_waiting(&pod);
         }
-        Happens::Runs {
+        FleetEvent::Runs {
             pod,
             gib,
             node,
             gpu,
             starting,
         } if gpu < gpus(cluster, node) => {
-            cluster.bound(&sketch(pod, gib), &node_name(node), &[gpu], starting);
+            cluster.add_bound(&sketch(pod, gib), &node_name(node), &[gpu], starting);
         }
-        Happens::Leaves { pod } => cluster.ledger.apply(PodDeleted(sketch(pod, 1).uid())),
-        Happens::Gpus {
+        FleetEvent::Leaves { pod } => cluster.cluster.apply(PodDeleted(sketch(pod, 1).uid())),
+        FleetEvent::Gpus {
             node,
             count,
             is_well,
         } => {
-            cluster
-                .ledger
-                .ledger_mut()
-                .set_node(&name(&node_name(node)), Default::default(), None);
+            cluster.cluster.ledger_mut().set_node(
+                &name(&node_name(node)),
+                Default::default(),
+                None,
+            );
             let last = if is_well {
                 Health::Healthy
             } else {
@@ -192,8 +193,8 @@ fn happen(cluster: &mut ExplainedCluster, what: Happens) {
             health[count - 1] = last;
             cluster.devices(&node_name(node), &health);
         }
-        Happens::Deleted { node } => cluster.ledger.apply(NodeDeleted(name(&node_name(node)))),
-        Happens::Report { .. } | Happens::Runs { .. } => {}
+        FleetEvent::Deleted { node } => cluster.cluster.apply(NodeDeleted(name(&node_name(node)))),
+        FleetEvent::Report { .. } | FleetEvent::Runs { .. } => {}
     }
 }
 
@@ -202,16 +203,16 @@ proptest! {
 
     #[test]
     fn changes_applied_one_after_the_other_make_the_latest_view(
-        steps in prop::collection::vec(prop::collection::vec(happens(), 0..4), 1..12),
+        steps in prop::collection::vec(prop::collection::vec(fleet_event(), 0..4), 1..12),
     ) {
         let mut cluster = (0..NODES).fold(ExplainedCluster::new(Policy::default()), |cluster, node| {
-            cluster.node(&format!("node-{node}"), GPUS)
+            cluster.with_node(&format!("node-{node}"), GPUS)
         });
-        let mut before = Fleet::of(cluster.ledger.ledger(), 4);
+        let mut before = Fleet::from_ledger(cluster.cluster.ledger(), 4);
         let mut client = json!(before);
         for step in steps {
-            step.into_iter().for_each(|what| happen(&mut cluster, what));
-            let after = Fleet::of(cluster.ledger.ledger(), 4);
+            step.into_iter().for_each(|what| apply_event(&mut cluster, what));
+            let after = Fleet::from_ledger(cluster.cluster.ledger(), 4);
             let changes = FleetChanges::between(&before, &after);
             prop_assert_eq!(changes.is_empty(), before == Fleet { now: before.now, ..after.clone() });
             apply(&mut client, &json!(changes));
@@ -223,14 +224,13 @@ proptest! {
 
 #[test]
 fn of_a_gpu_with_another_load_only_that_is_listed() {
-    let mut cluster =
-        ExplainedCluster::new(Policy::default())
-            .node("a", 2)
-            .runs(&pod("chat", "40Gi"), "a", &[1]);
+    let mut cluster = ExplainedCluster::new(Policy::default())
+        .with_node("a", 2)
+        .with_running(&pod("chat", "40Gi"), "a", &[1]);
     cluster.report("a", &[(1, 70, 3)], &[]);
-    let before = Fleet::of(cluster.ledger.ledger(), 10);
+    let before = Fleet::from_ledger(cluster.cluster.ledger(), 10);
     cluster.report("a", &[(1, 70, 9)], &[]);
-    let changes = FleetChanges::between(&before, &Fleet::of(cluster.ledger.ledger(), 10));
+    let changes = FleetChanges::between(&before, &Fleet::from_ledger(cluster.cluster.ledger(), 10));
     let now = before.now;
     assert_eq!(
         json!(changes),

@@ -2,14 +2,14 @@
 //! [`PodLoan`], which explains a loan to people and decides nothing.
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::ledger::node_state::unaccounted_vram::observation;
+use crate::ledger::node_state::unaccounted_vram::gpu_reading;
 use crate::ledger::node_state::{NodeState, ResidentPod};
 use crate::ledger::pod_state::PodState;
 use crate::ledger::pod_states::PodStates;
 use crate::ledger::{KeepReason, Ledger};
 use crate::policy::Policy;
 use crate::units::{Bytes, Millis};
-use crate::vocabulary::demand::{Demand, LONGEST_WAIT};
+use crate::vocabulary::demand::{Demand, MAX_BORROWER_GRACE_PERIOD};
 use crate::vocabulary::gpu::{Gpu, GpuSet};
 use crate::vocabulary::node_reading::{Freshness, NodeReading};
 use serde::{Deserialize, Serialize};
@@ -39,10 +39,10 @@ impl NodeState {
         {
             return;
         }
-        let reserved = self.reserved_places(pod_states, policy, except);
-        for (place, gpu) in gpus.iter_mut().enumerate() {
+        let reserved = self.reserved_gpus(pod_states, policy, except);
+        for (gpu_index, gpu) in gpus.iter_mut().enumerate() {
             let lenders = self
-                .lenders_on(place)
+                .lenders_on(gpu_index)
                 .filter(|(resident, _)| self.may_lend_more(resident));
             let (mut lendable, mut below) = (Bytes::ZERO, None);
             for (resident, kept) in lenders {
@@ -53,15 +53,15 @@ impl NodeState {
                 |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
             if reserved
                 .iter()
-                .any(|(places, borrows_at)| places.contains(place) && needs_it(*borrows_at))
+                .any(|(places, borrows_at)| places.contains(gpu_index) && needs_it(*borrows_at))
             {
                 continue;
             }
-            let uuid = &self.devices[place].uuid;
+            let uuid = &self.devices[gpu_index].uuid;
             let hidden = self.lending.hidden.iter().find(|(gpu, _)| gpu == uuid);
             // What is known to be in use beside all grants is subtracted already.
             let hidden = hidden.map_or(Bytes(u64::MAX), |(_, hidden)| *hidden);
-            gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(place).believed()));
+            gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(gpu_index).believed()));
             gpu.lends_below = below
                 .filter(|_| gpu.lendable > Bytes::ZERO)
                 .unwrap_or_default();
@@ -70,8 +70,8 @@ impl NodeState {
 
     /// VRAM that the node's engines lend, used or not.
     pub(in crate::ledger) fn lent(&self) -> Bytes {
-        let on = |place| {
-            self.lenders_on(place)
+        let on = |gpu_index| {
+            self.lenders_on(gpu_index)
                 .map(|(resident, kept)| resident.per_gpu.minus(kept))
                 .sum()
         };
@@ -82,7 +82,7 @@ impl NodeState {
     }
 
     /// The lenders of which a demand borrows on these GPUs; none if its VRAM is free without them.
-    pub(in crate::ledger) fn lenders_to(
+    pub(in crate::ledger) fn lenders_for(
         &self,
         uid: &PodUid,
         demand: &Demand,
@@ -96,10 +96,10 @@ impl NodeState {
         let gpus = self.gpus_without(uid, pod_states, policy);
         let borrowed = chosen
             .iter()
-            .filter(|place| gpus[*place].free() < demand.per_gpu);
+            .filter(|gpu_index| gpus[*gpu_index].free() < demand.per_gpu);
         let mut lenders: Vec<PodUid> = borrowed
-            .flat_map(|place| {
-                self.lenders_on(place)
+            .flat_map(|gpu_index| {
+                self.lenders_on(gpu_index)
                     .map(|(resident, _)| resident.uid.clone())
             })
             .collect();
@@ -118,12 +118,12 @@ impl NodeState {
     }
 
     /// The pods that lend on a GPU, and what each keeps of it.
-    fn lenders_on(&self, place: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
-        let uuid = &self.devices[place].uuid;
+    fn lenders_on(&self, gpu_index: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
+        let uuid = &self.devices[gpu_index].uuid;
         let here = self
             .residents()
             .iter()
-            .filter(move |resident| resident.gpus.contains(place));
+            .filter(move |resident| resident.gpus.contains(gpu_index));
         here.filter_map(|resident| Some((resident, self.lending.kept(&resident.uid, uuid)?)))
     }
 
@@ -134,30 +134,32 @@ impl NodeState {
             return Vec::new();
         }
         let mut hidden = Vec::new();
-        for place in 0..self.devices.len() {
-            let uuid = &self.devices[place].uuid;
-            if self.lenders_on(place).next().is_none() {
+        for gpu_index in 0..self.devices.len() {
+            let uuid = &self.devices[gpu_index].uuid;
+            if self.lenders_on(gpu_index).next().is_none() {
                 continue;
             }
-            let Some(observed) = observation(reading, place, uuid) else {
+            let Some(observed) = gpu_reading(reading, gpu_index, uuid) else {
                 continue;
             };
             let Some(used) = observed.used else { continue };
             let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
-            let capacity = self.capacity_of(place);
-            let growing = |resident: &ResidentPod| {
+            let capacity = self.capacity_of(gpu_index);
+            let unused_grant = |resident: &ResidentPod| {
                 let most = self.lending.kept(&resident.uid, uuid);
-                let most = most.unwrap_or_else(|| resident.reserved_on(place, capacity));
+                let most = most.unwrap_or_else(|| resident.allocated_on(gpu_index, capacity));
                 most.minus(observed.attributed_to(&resident.uid).unwrap_or_default())
             };
             let bound_before = |resident: &&ResidentPod| {
-                resident.bound.is_some_and(|since| since <= reading.sampled)
+                resident
+                    .bound_since
+                    .is_some_and(|since| since <= reading.sampled)
             };
             let here = self
                 .residents()
                 .iter()
-                .filter(|resident| resident.gpus.contains(place));
-            let growing: Bytes = here.filter(bound_before).map(growing).sum();
+                .filter(|resident| resident.gpus.contains(gpu_index));
+            let growing: Bytes = here.filter(bound_before).map(unused_grant).sum();
             hidden.push((uuid.clone(), used.minus(attributed).minus(growing)));
         }
         hidden
@@ -171,12 +173,12 @@ pub(in crate::ledger::node_state) fn may_borrow(
     pod_state: Option<&PodState>,
     policy: &Policy,
 ) -> bool {
-    let stays = |pod_state| kept_from_borrowing(demand, pod_state, policy).is_some();
+    let stays = |pod_state| borrowing_obstacle(demand, pod_state, policy).is_some();
     demand.terms.borrows && !pod_state.is_some_and(stays)
 }
 
 /// The reason, if any, why a pod could not be evicted alone and soon when a lender asks.
-fn kept_from_borrowing(
+fn borrowing_obstacle(
     demand: &Demand,
     pod_state: &PodState,
     policy: &Policy,
@@ -192,8 +194,8 @@ fn kept_from_borrowing(
         return Some(KeepReason::QueueManaged);
     }
     let class = policy.class(demand.class);
-    let grace = class.grace_period(demand.grace);
-    if grace > LONGEST_WAIT {
+    let grace = class.eviction_grace_period(demand.grace);
+    if grace > MAX_BORROWER_GRACE_PERIOD {
         return Some(KeepReason::Grace { grace });
     }
     (info.do_not_disrupt && class.honors_do_not_disrupt()).then_some(KeepReason::DoNotDisrupt)
@@ -227,7 +229,7 @@ pub struct WakeStatus {
     /// What its annotation says.
     pub request: Option<Arc<str>>,
     /// The request that its condition answers.
-    pub told: Option<Arc<str>>,
+    pub answered_request: Option<Arc<str>>,
     /// Its whole grant is free: no borrower has any of it, and none will.
     pub is_wakeable: bool,
     /// Borrowers that are still on its GPUs.
@@ -236,7 +238,7 @@ pub struct WakeStatus {
 
 impl Ledger {
     /// The pods whose condition does not answer their latest wake request, or the end of it, in order of node and UID.
-    pub fn open_wakes(&self) -> Vec<WakeStatus> {
+    pub fn unanswered_wakes(&self) -> Vec<WakeStatus> {
         let nodes = self
             .node_states
             .with_loans()
@@ -244,10 +246,10 @@ impl Ledger {
         nodes
             .flat_map(|node_state| {
                 node_state
-                    .wakes()
+                    .unanswered_wakes()
                     .map(move |resident| (node_state, resident))
             })
-            .filter_map(|(node_state, resident)| self.wake_status_at(node_state, resident))
+            .filter_map(|(node_state, resident)| self.build_wake_status(node_state, resident))
             .collect()
     }
 
@@ -257,7 +259,7 @@ impl Ledger {
         let resident = node_state
             .resident_of(uid)
             .filter(|resident| resident.is_waking)?;
-        self.wake_status_at(node_state, resident)
+        self.build_wake_status(node_state, resident)
     }
 
     /// Whether a bound pod's engine that sleeps may wake now: nothing of its grant is lent, and nothing will be. A pod of a class
@@ -272,20 +274,24 @@ impl Ledger {
         )
     }
 
-    fn wake_status_at(&self, node_state: &NodeState, resident: &ResidentPod) -> Option<WakeStatus> {
+    fn build_wake_status(
+        &self,
+        node_state: &NodeState,
+        resident: &ResidentPod,
+    ) -> Option<WakeStatus> {
         let pod_state = self.pod_states.get(&resident.uid)?;
         let wake = &pod_state.bound()?.wake;
         Some(WakeStatus {
             uid: resident.uid.clone(),
             key: pod_state.key.clone(),
             request: wake.request.clone(),
-            told: wake.told.clone(),
+            answered_request: wake.told.clone(),
             is_wakeable: node_state.is_wakeable(
                 resident,
                 self.policy.planning.lending.margin,
                 self.now,
             ),
-            borrowers: node_state.borrowers_beside(resident),
+            borrowers: node_state.count_borrowers_beside(resident),
         })
     }
 
@@ -373,7 +379,7 @@ impl Ledger {
         let beside = node_state
             .residents()
             .iter()
-            .filter(|other| other.gpus.meets(resident.gpus));
+            .filter(|other| other.gpus.intersects(resident.gpus));
         let others = beside.filter(|other| other.uid != *uid).filter(is_other);
         let keys = others.filter_map(|other| Some(self.pod_states.get(&other.uid)?.key.clone()));
         Some(PodLoan {
@@ -385,7 +391,7 @@ impl Ledger {
             borrowed: resident
                 .gpus
                 .iter()
-                .map(|place| node_state.borrowed_on(place))
+                .map(|gpu_index| node_state.borrowed_on(gpu_index))
                 .sum(),
             is_free: node_state.is_wakeable(
                 resident,
@@ -405,7 +411,7 @@ impl Ledger {
             return Some(LoanStage::Borrows);
         }
         let wake = &pod_state.bound()?.wake;
-        if wake.is_open() {
+        if wake.is_waking() {
             let waits = wake.request.is_some() && wake.request != wake.told;
             return Some(if waits {
                 LoanStage::WaitsToWake
@@ -422,7 +428,7 @@ impl Ledger {
         }
         let sleep = lender.sleep.as_ref()?;
         if !sleep.lends {
-            let pause = lender.pause(self.now, &self.policy.planning.lending);
+            let pause = lender.lending_pause(self.now, &self.policy.planning.lending);
             return Some(LoanStage::Sleeps {
                 lends_in_millis: (sleep.since + pause).since(self.now),
             });
@@ -439,6 +445,6 @@ impl Ledger {
     /// Whether a pod's class may borrow, and then what keeps the pod itself from it, if anything does.
     pub(crate) fn borrowing_of(&self, pod_state: &PodState) -> Option<Option<KeepReason>> {
         let may = pod_state.demand.terms.borrows;
-        may.then(|| kept_from_borrowing(&pod_state.demand, pod_state, &self.policy))
+        may.then(|| borrowing_obstacle(&pod_state.demand, pod_state, &self.policy))
     }
 }

@@ -5,7 +5,9 @@ use crate::ids::PodUid;
 use crate::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
 use crate::planning::{is_vram_owed, loans_to_end};
 use crate::policy::{Class, Policy};
-use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, key, lending, node, uid};
+use crate::testkit::{
+    LedgerCluster, demand_of, gpu_at, key, lending_policy, node, uid, with_namespace,
+};
 use crate::units::Millis;
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::binding::{BindingFailed, BindingRead, BindingStage, BindingWritten, PodRead};
@@ -16,28 +18,28 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn shared(gib: u64, priority: i32) -> Demand {
-    in_namespace(
+    with_namespace(
         demand_of(gib << 30, 1, Sharing::Shared, priority),
         "default",
-        &lending(),
+        &lending_policy(),
     )
 }
 
 /// A GPU of 72 GiB, on which an engine sleeps that was granted 60 GiB and uses 4.
 fn asleep() -> LedgerCluster {
-    asleep_by(lending())
+    asleep_by(lending_policy())
 }
 
 fn asleep_by(policy: Policy) -> LedgerCluster {
-    let mut cluster = LedgerCluster::by(policy, &[("n", 1)]);
-    cluster.run(
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1)]);
+    cluster.add_running(
         "engine",
         ("n", 0),
         shared(60, 0),
         None,
         ObservedDisruptionInfo::default(),
     );
-    cluster.fall_asleep("engine", "n");
+    cluster.report_engine_asleep("engine", "n");
     cluster
 }
 
@@ -70,7 +72,7 @@ impl LedgerCluster {
 
     /// A job that borrows 30 GiB, and uses them.
     fn lend_to_a_job(&mut self) {
-        self.wait("job", shared(30, -10));
+        self.add_waiting("job", shared(30, -10));
         let placement = self.bind_on_n("job").unwrap();
         assert_eq!(*placement.borrowed_from, [uid("engine")]);
         self.apply(BindingWritten {
@@ -90,7 +92,7 @@ impl LedgerCluster {
             loan,
             ..ObservedDisruptionInfo::default()
         };
-        self.run("engine", ("n", 0), shared(60, 0), None, asks);
+        self.add_running("engine", ("n", 0), shared(60, 0), None, asks);
     }
 
     fn evicted(&self) -> Vec<PodUid> {
@@ -126,7 +128,7 @@ fn a_gpu_reserved_for_a_pod_that_could_not_be_evicted_alone_lends_nothing_more()
         Ok(()),
         "12 GiB are free without the engine"
     );
-    cluster.wait("job", shared(30, -10));
+    cluster.add_waiting("job", shared(30, -10));
     assert_eq!(
         cluster.bind_on_n("job"),
         None,
@@ -144,7 +146,7 @@ fn lent_vram_is_reserved_for_no_pod_that_may_not_borrow() {
     let mut cluster = asleep();
     cluster.wait_in_kueue("kept", shared(30, -10));
     assert!(cluster.reserve_on_n("kept").is_err());
-    cluster.wait("job", shared(30, -10));
+    cluster.add_waiting("job", shared(30, -10));
     assert_eq!(cluster.reserve_on_n("job"), Ok(()));
 }
 
@@ -155,25 +157,25 @@ fn a_pod_whose_class_lets_it_take_an_hour_to_leave_borrows_nothing() {
         ..shared(30, -10)
     };
     let mut cluster = asleep();
-    cluster.wait("slow", slow());
+    cluster.add_waiting("slow", slow());
     assert!(
         cluster.bind_on_n("slow").is_some(),
         "it is evicted with ten minutes"
     );
-    let policy = lending();
+    let policy = lending_policy();
     let patient = |class: &Class| Class {
         max_grace_period: Millis::seconds(3600),
         ..class.clone()
     };
     let classes = policy.classes().iter().map(patient).collect();
     let mut cluster = asleep_by(policy.with_classes(classes).unwrap());
-    cluster.wait("slow", slow());
+    cluster.add_waiting("slow", slow());
     assert_eq!(
         cluster.bind_on_n("slow"),
         None,
         "its lender would wait for an hour"
     );
-    cluster.wait(
+    cluster.add_waiting(
         "job",
         Demand {
             grace: Millis::seconds(600),
@@ -186,11 +188,11 @@ fn a_pod_whose_class_lets_it_take_an_hour_to_leave_borrows_nothing() {
 #[test]
 fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     let mut cluster = asleep();
-    cluster.wait("job", shared(30, -10));
+    cluster.add_waiting("job", shared(30, -10));
     let placement = cluster.bind_on_n("job").unwrap();
     // Its Binding was given up, and had been written all the same; or another process wrote it.
     cluster.apply(BindingFailed(uid("job")));
-    let (node, devices) = (node("n"), placement.recorded());
+    let (node, devices) = (node("n"), placement.recorded_gpus());
     let pod = PodRead::Bound {
         node,
         devices,
@@ -210,7 +212,7 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(
-        !cluster.ledger().open_wakes()[0].is_wakeable,
+        !cluster.ledger().unanswered_wakes()[0].is_wakeable,
         "the job has what the engine was granted"
     );
     assert_eq!(cluster.evicted(), [uid("job")]);
@@ -225,14 +227,14 @@ fn a_borrower_is_to_go_only_as_long_as_its_lender_is_to_wake() {
     cluster.ask_to_wake();
     assert!(is_to_go(&cluster));
     // It asks no more, and sleeps on.
-    cluster.run(
+    cluster.add_running(
         "engine",
         ("n", 0),
         shared(60, 0),
         None,
         ObservedDisruptionInfo::default(),
     );
-    cluster.pass(1);
+    cluster.advance(1);
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);
     assert!(!is_to_go(&cluster) && cluster.evicted().is_empty());
 }
@@ -247,7 +249,7 @@ fn an_engine_that_has_restarted_gets_back_what_it_lent() {
     cluster.report_use("n", &[("job", 30)], 0, &[]);
     cluster.report_use("n", &[("job", 30)], 0, &[]);
     assert_eq!(cluster.evicted(), [uid("job")]);
-    cluster.wait("other", shared(20, -10));
+    cluster.add_waiting("other", shared(20, -10));
     assert_eq!(cluster.bind_on_n("other"), None, "nothing more is lent");
 }
 
@@ -267,10 +269,10 @@ fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_co
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("unknown", 30)], 0, &["engine"]);
     assert!(
-        !cluster.ledger().open_wakes()[0].is_wakeable,
+        !cluster.ledger().unanswered_wakes()[0].is_wakeable,
         "it may have borrowed before this ledger began"
     );
     // As an MPS server has it, which stays.
     cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
-    assert!(cluster.ledger().open_wakes()[0].is_wakeable);
+    assert!(cluster.ledger().unanswered_wakes()[0].is_wakeable);
 }

@@ -1,10 +1,10 @@
 //! From an agent's reading of a sleeping engine to the GPU that a pod gets, through the verbs.
 
 use crate::ids::ModelId;
-use crate::placing::pack::{Wake, wake_on};
+use crate::placing::pack::{WakeEstimate, estimate_wake};
 use crate::placing::rank::{Candidate, ScheduleAttempt, shortlist};
 use crate::policy::{Policy, SleepingRule};
-use crate::testkit::{LedgerCluster, demand_of, gpu_at, in_namespace, node, uid};
+use crate::testkit::{LedgerCluster, demand_of, gpu_at, node, uid, with_namespace};
 use crate::units::{Bytes, Millis};
 use crate::verbs::bind::{BindAnswer, BindAsked};
 use crate::verbs::filter::{FilterAnswer, FilterDecided};
@@ -19,7 +19,7 @@ const ASLEEP: EngineModelState = EngineModelState::Asleep(SleepLevel::WeightsOff
 
 /// Two nodes of four GPUs; by packing alone a pod goes to the first GPU of the first.
 fn cluster(policy: Policy) -> LedgerCluster {
-    LedgerCluster::by(policy, &[("a", 4), ("b", 4)])
+    LedgerCluster::with_policy_and_nodes(policy, &[("a", 4), ("b", 4)])
 }
 
 fn llama(gib: u64) -> Demand {
@@ -27,7 +27,7 @@ fn llama(gib: u64) -> Demand {
         model: ModelId::parse("llama").ok(),
         ..demand_of(gib << 30, 1, Sharing::Shared, 0)
     };
-    in_namespace(demand, "default", &Policy::default())
+    with_namespace(demand, "default", &Policy::default())
 }
 
 /// Of a pod that asks for no GPU, as llm-d's launchers do.
@@ -79,7 +79,12 @@ fn best(cluster: &mut LedgerCluster, demand: &Demand) -> Option<(String, GpuSet)
         names,
         ScheduleAttempt::unreserved(&policy),
     );
-    let place = |best: &Candidate| (snapshot.nodes()[best.node].name.to_string(), best.gpus);
+    let place = |best: &Candidate| {
+        (
+            snapshot.nodes()[best.node_index].name.to_string(),
+            best.gpus,
+        )
+    };
     list.best.first().map(place)
 }
 
@@ -95,7 +100,7 @@ fn offer(cluster: &mut LedgerCluster, pod: &str, on: &str, gpu: u32) {
 }
 
 fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) -> Vec<String> {
-    let asked = BindAsked::of(cluster.ledger(), &uid(pod), &node(on)).unwrap();
+    let asked = BindAsked::for_pod(cluster.ledger(), &uid(pod), &node(on)).unwrap();
     match cluster.apply(asked) {
         Ok(BindAnswer::Write(decision)) => decision
             .placement
@@ -107,8 +112,8 @@ fn bind(cluster: &mut LedgerCluster, pod: &str, on: &str) -> Vec<String> {
     }
 }
 
-fn place(on: &str, gpu: usize) -> Option<(String, GpuSet)> {
-    Some((on.into(), GpuSet::one(gpu)))
+fn best_at(on: &str, gpu: usize) -> Option<(String, GpuSet)> {
+    Some((on.into(), GpuSet::single(gpu)))
 }
 
 #[test]
@@ -116,7 +121,7 @@ fn a_pod_is_offered_and_gets_the_gpu_on_which_an_engine_of_its_model_sleeps() {
     let mut cluster = cluster(Policy::default());
     report(&mut cluster, "a", Vec::new());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
-    assert_eq!(best(&mut cluster, &llama(40)), place("b", 3));
+    assert_eq!(best(&mut cluster, &llama(40)), best_at("b", 3));
     assert_eq!(
         best(
             &mut cluster,
@@ -125,36 +130,36 @@ fn a_pod_is_offered_and_gets_the_gpu_on_which_an_engine_of_its_model_sleeps() {
                 ..llama(40)
             }
         ),
-        place("a", 0),
+        best_at("a", 0),
         "it names no model"
     );
-    let elsewhere = in_namespace(llama(40), "elsewhere", &Policy::default());
+    let elsewhere = with_namespace(llama(40), "elsewhere", &Policy::default());
     assert_eq!(
         best(&mut cluster, &elsewhere),
-        place("a", 0),
+        best_at("a", 0),
         "another namespace's"
     );
-    cluster.wait("p", llama(40));
+    cluster.add_waiting("p", llama(40));
     offer(&mut cluster, "p", "b", 3);
     assert_eq!(bind(&mut cluster, "p", "b"), ["GPU-b-3"]);
 }
 
 #[test]
-fn one_engine_is_promised_to_one_pod() {
+fn an_engine_is_reused_by_one_pod_only() {
     let mut cluster = cluster(Policy::default());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
-    cluster.wait("first", llama(20));
+    cluster.add_waiting("first", llama(20));
     offer(&mut cluster, "first", "b", 3);
     assert_ne!(
         best(&mut cluster, &llama(20)),
-        place("b", 3),
+        best_at("b", 3),
         "it was offered to the first"
     );
     bind(&mut cluster, "first", "b");
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     assert_ne!(
         best(&mut cluster, &llama(20)),
-        place("b", 3),
+        best_at("b", 3),
         "the first has come, and the engine is still asleep"
     );
     // A second one sleeps there.
@@ -169,7 +174,7 @@ fn one_engine_is_promised_to_one_pod() {
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     assert_eq!(
         best(&mut cluster, &llama(20)),
-        place("b", 3),
+        best_at("b", 3),
         "the first has left"
     );
 }
@@ -182,7 +187,7 @@ fn a_gpu_without_room_is_not_chosen_for_its_engine() {
         model: None,
         ..llama(60)
     };
-    cluster.run(
+    cluster.add_running(
         "job",
         ("b", 3),
         job,
@@ -191,9 +196,9 @@ fn a_gpu_without_room_is_not_chosen_for_its_engine() {
     );
     assert_ne!(
         best(&mut cluster, &llama(40)).unwrap(),
-        place("b", 3).unwrap()
+        best_at("b", 3).unwrap()
     );
-    assert_eq!(best(&mut cluster, &llama(10)), place("b", 3));
+    assert_eq!(best(&mut cluster, &llama(10)), best_at("b", 3));
 }
 
 #[test]
@@ -214,7 +219,7 @@ fn a_class_opens_its_engines_and_none_does_by_default() {
     // An engine that lends must ask before it wakes.
     for (policy, is_open) in [(Policy::default(), false), (lends, false), (keeps, true)] {
         let mut cluster = cluster(policy);
-        cluster.run(
+        cluster.add_running(
             "engine",
             ("b", 3),
             llama(20),
@@ -227,13 +232,13 @@ fn a_class_opens_its_engines_and_none_does_by_default() {
             .node("b")
             .unwrap()
             .reusable
-            .suiting(&llama(40))
+            .usable_by(&llama(40))
             .count()
             == 1;
         assert_eq!(is_chosen, is_open);
         assert_eq!(
             best(&mut cluster, &llama(40)),
-            place("b", 3),
+            best_at("b", 3),
             "by packing or by its engine"
         );
         // The agent names a pod that this node does not have.
@@ -243,7 +248,7 @@ fn a_class_opens_its_engines_and_none_does_by_default() {
 }
 
 #[test]
-fn what_is_awake_unknown_or_old_is_not_woken() {
+fn only_recently_seen_sleeping_engines_are_reused() {
     let mut cluster = cluster(Policy::default());
     let states = [EngineModelState::Resident, EngineModelState::Loading];
     for state in states {
@@ -268,17 +273,17 @@ fn what_is_awake_unknown_or_old_is_not_woken() {
     report(&mut cluster, "b", vec![nowhere, elsewhere]);
     assert!(cluster.snapshot().node("b").unwrap().reusable.is_empty());
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
-    assert_eq!(best(&mut cluster, &llama(40)), place("b", 3));
-    cluster.pass(20);
+    assert_eq!(best(&mut cluster, &llama(40)), best_at("b", 3));
+    cluster.advance(20);
     assert_eq!(
         best(&mut cluster, &llama(40)),
-        place("b", 3),
+        best_at("b", 3),
         "stale figures are still a hint"
     );
-    cluster.pass(20);
+    cluster.advance(20);
     assert_ne!(
         best(&mut cluster, &llama(40)).unwrap(),
-        place("b", 3).unwrap(),
+        best_at("b", 3).unwrap(),
         "the agent is silent"
     );
 }
@@ -289,7 +294,7 @@ fn reports_that_say_the_same_change_no_node() {
     report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     let generation = cluster.snapshot().node("b").unwrap().generation;
     for _ in 0..5 {
-        cluster.pass(1);
+        cluster.advance(1);
         report(&mut cluster, "b", vec![engine("launcher", "b", 3)]);
     }
     assert_eq!(cluster.snapshot().node("b").unwrap().generation, generation);
@@ -312,20 +317,28 @@ fn a_wake_is_priced_by_the_weights_and_the_depth_of_the_sleep() {
     );
     let (snapshot, policy) = (cluster.snapshot(), cluster.ledger().policy().clone());
     let (node, starts) = (snapshot.node("b").unwrap(), snapshot.start_model());
-    let wake = |gpu| wake_on(node, GpuSet::one(gpu), &llama(40), starts, &policy.loading);
+    let wake = |gpu| {
+        estimate_wake(
+            node,
+            GpuSet::single(gpu),
+            &llama(40),
+            starts,
+            &policy.loading,
+        )
+    };
     // 40 GiB from the network take 43 s, from disk 14.3 s, from host memory 2.1 s; a start takes 20 s, a wake 0.1 s.
     assert_eq!(
         wake(3),
-        Some(Wake {
-            woken: Millis(2_248),
-            loaded: Millis(77_267)
+        Some(WakeEstimate {
+            wake_time: Millis(2_248),
+            start_time: Millis(77_267)
         })
     );
     assert_eq!(
         wake(1),
-        Some(Wake {
-            woken: Millis(57_367),
-            loaded: Millis(77_267)
+        Some(WakeEstimate {
+            wake_time: Millis(57_367),
+            start_time: Millis(77_267)
         })
     );
     assert_eq!(wake(0), None);

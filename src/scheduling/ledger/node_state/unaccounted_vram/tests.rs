@@ -12,7 +12,7 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::placing::fit::{Misfit, fit};
 use crate::policy::{ExpiredRule, Policy};
-use crate::testkit::{self, LedgerCluster, START, gpu, gpu_pair, key, placed, uid, whole_gpu};
+use crate::testkit::{self, LedgerCluster, START, apply_plan, gpu, gpu_pair, key, uid, whole_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use crate::vocabulary::demand::{ContainerRequest, Demand, PodRequest};
 use crate::vocabulary::model_tier::NodeModelSet;
@@ -41,7 +41,7 @@ impl MeasurementFixture {
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
         self.ledger.ledger_mut().set_now(self.now);
         let demand = demand(gib, priority, self.ledger.ledger().policy());
-        self.ledger.wait(name, demand.clone());
+        self.ledger.add_waiting(name, demand.clone());
         demand
     }
 
@@ -113,7 +113,9 @@ impl MeasurementFixture {
             over_grant: Vec::new(),
             unread: Vec::new(),
         };
-        self.ledger.ledger_mut().read(&node(), reading.into());
+        self.ledger
+            .ledger_mut()
+            .take_reading(&node(), reading.into());
     }
 
     fn pass(&mut self, seconds: u64) {
@@ -163,5 +165,5 @@ fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
         grace: Millis::seconds(1),
         ..PodRequest::plain("default", &containers)
     };
-    Demand::of(&request, policy).unwrap()
+    Demand::from_pod(&request, policy).unwrap()
 }

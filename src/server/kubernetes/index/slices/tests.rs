@@ -1,7 +1,7 @@
 //! Slices as the watch brings them: relists, and what pods are told.
 
 use crate::kubernetes::index::ClusterIndex;
-use crate::service::Service;
+use crate::service::ServerState;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::json;
@@ -39,16 +39,16 @@ fn slice(name: &str, node: &str) -> ResourceSlice {
     .unwrap()
 }
 
-fn kind(service: &Service, name: &str) -> NodeKind {
+fn kind(service: &ServerState, name: &str) -> NodeKind {
     let name = stowage_scheduling::ids::NodeName::parse(name).unwrap();
     service.cluster().ledger().node(&name).unwrap().kind
 }
 
 #[test]
-fn pods_on_a_node_that_a_driver_takes_are_told_once() {
-    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
-    index.reset_nodes(&service, &[node("a"), node("b")]);
-    index.reset_pods(&service, &[pod("engine", "a")]);
+fn pods_on_a_node_whose_gpus_a_driver_publishes_get_one_event() {
+    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&service, &[node("a"), node("b")]);
+    index.replace_pods(&service, &[pod("engine", "a")]);
     let events = index.apply_slice(&service, &slice("s", "a"));
     let told: Vec<_> = events
         .iter()
@@ -60,7 +60,7 @@ fn pods_on_a_node_that_a_driver_takes_are_told_once() {
     );
     assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
     assert_eq!(
-        index.standing(&service).len(),
+        index.current_warning_events(&service).len(),
         1,
         "another leader tells it again"
     );
@@ -76,17 +76,17 @@ fn pods_on_a_node_that_a_driver_takes_are_told_once() {
 
 #[test]
 fn slices_that_a_new_list_does_not_show_are_gone() {
-    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
-    index.reset_nodes(&service, &[node("a"), node("b")]);
+    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&service, &[node("a"), node("b")]);
     index.apply_slice(&service, &slice("s", "a"));
-    index.begin_slices(&service);
+    index.begin_slice_list(&service);
     index.apply_slice(&service, &slice("t", "b"));
     assert_eq!(
         kind(&service, "a"),
         NodeKind::Dra,
         "the list is not at its end"
     );
-    index.end_slices(&service);
+    index.end_slice_list(&service);
     assert_eq!(
         [kind(&service, "a"), kind(&service, "b")],
         [NodeKind::Stowage, NodeKind::Dra]
@@ -95,27 +95,27 @@ fn slices_that_a_new_list_does_not_show_are_gone() {
 
 #[test]
 fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
-    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
-    index.reset_nodes(&service, &[node("a")]);
-    index.reset_pods(&service, &[]);
-    index.begin_budgets(&service);
-    index.end_budgets(&service);
+    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&service, &[node("a")]);
+    index.replace_pods(&service, &[]);
+    index.begin_budget_list(&service);
+    index.end_budget_list(&service);
     assert_eq!(
-        index.complete_since(),
+        index.synced_term(),
         None,
         "a GPU is not promised before slices are known"
     );
-    index.lack_slices();
-    assert_eq!(index.complete_since(), Some(0));
-    index.expect_slices(1);
-    assert_eq!(index.complete_since(), None, "another term asks again");
+    index.mark_slices_not_served();
+    assert_eq!(index.synced_term(), Some(0));
+    index.expect_slice_list(1);
+    assert_eq!(index.synced_term(), None, "another term asks again");
 }
 
 /// kube-scheduler looks at the slices of one node at a time: a generation on another node makes none of them out of date.
 #[test]
 fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
-    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
-    index.reset_nodes(&service, &[node("a"), node("b")]);
+    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&service, &[node("a"), node("b")]);
     let of_pool = |name: &str, node: &str, generation: i64| {
         let mut slice = slice(name, node);
         slice.spec.pool.name = "gpus".into();
@@ -140,8 +140,8 @@ fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
 /// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
 #[test]
 fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() {
-    let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
-    index.reset_nodes(&service, &[node("a")]);
+    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&service, &[node("a")]);
     index.apply_slice(&service, &slice("s", "a"));
     let container =
         json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });

@@ -54,7 +54,7 @@ fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
 fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&without_gpu("web", "Running"));
-    bench.index.reset_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.service, &[]);
     assert!(takes_one_more(&bench));
     assert_eq!(bench.service.cluster().kube_filters().pods().count(), 0);
 }
@@ -68,7 +68,7 @@ fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
             .service
             .cluster()
             .kube_filters()
-            .wants(&uid_of("1"))
+            .requirements_of(&uid_of("1"))
             .is_some()
     );
     bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
@@ -77,7 +77,7 @@ fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
             .service
             .cluster()
             .kube_filters()
-            .wants(&uid_of("1"))
+            .requirements_of(&uid_of("1"))
             .is_none()
     );
     assert!(!takes_one_more(&bench));

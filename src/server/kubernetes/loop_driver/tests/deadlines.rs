@@ -38,8 +38,8 @@ async fn late() -> PlannerFixture {
     leaving["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
     bench.show(leaving);
     let early = left(&bench, "serving").0 / 1000 - 5;
-    bench.pass(early);
-    bench.gone("job");
+    bench.advance_seconds(early);
+    bench.delete("job");
     bench
 }
 
@@ -50,9 +50,9 @@ async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() 
         bench.tick().await,
         ["serving: hold n, nominate n, placed", "serving: lift"]
     );
-    bench.pass(14);
+    bench.advance_seconds(14);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
-    bench.pass(2);
+    bench.advance_seconds(2);
     assert_eq!(
         bench.service.cluster().ledger().totals().reservations,
         0,
@@ -66,7 +66,7 @@ async fn a_pod_that_is_nominated_again_gets_no_more_time() {
     bench.tick().await;
     let deadline = reservation_for(&bench, "serving").deadline;
     for _ in 0..3 {
-        bench.pass(4);
+        bench.advance_seconds(4);
         bench.tick().await;
     }
     assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
@@ -99,7 +99,7 @@ async fn a_reservation_that_ends_while_it_is_being_written_is_cleared_after_that
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
     let lasts = left(&bench, "serving").0 / 1000 + 1;
-    bench.pass(lasts);
+    bench.advance_seconds(lasts);
     tokio::task::yield_now().await;
     assert_eq!(bench.recorder.written(), Vec::<String>::new());
     answer.send(()).unwrap();
@@ -115,7 +115,7 @@ async fn a_reservation_whose_write_breaks_off_is_given_up() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     let (answer, stalled) = oneshot::channel();
-    *bench.recorder.stall.lock() = Some(stalled);
+    *bench.recorder.stalled_status_write.lock() = Some(stalled);
     drop(answer);
     assert_eq!(
         bench.tick().await,
@@ -130,9 +130,9 @@ async fn no_pod_is_evicted_for_the_preempt_verbs_reservation_before_the_api_serv
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     // The verb writes the condition, too; its write takes long.
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     for _ in 0..5 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
     show_unanswered(&mut bench, "serving");
@@ -151,7 +151,7 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
     bench.show(gated("serving", 70, 100));
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("two".into(), EvictionOutcome::TryLater { after: None });
     bench.tick().await;
@@ -159,9 +159,9 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
         bench.tick().await,
         ["one: evict Preempted", "two: evict Preempted"]
     );
-    bench.gone("one");
-    bench.index.reset_nodes(&bench.service, &[]);
-    bench.pass(1);
+    bench.delete("one");
+    bench.index.replace_nodes(&bench.service, &[]);
+    bench.advance_seconds(1);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(
@@ -169,7 +169,7 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
         "{written:?}"
     );
     for _ in 0..10 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         written.extend(bench.tick().await);
     }
     assert!(
@@ -195,7 +195,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     let reservation = reservation_for(&bench, "serving");
     let nomination = |reservation| {
         let change = StatusChange::nominate(NodeName::parse("n").unwrap());
@@ -210,7 +210,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     };
     let lift = |reservation| {
         let (key, uid) = (PodKey::parse("default", "serving").unwrap(), uid("serving"));
-        PodWrite::LiftGate {
+        PodWrite::RemoveGate {
             key,
             uid,
             reservation,
@@ -219,7 +219,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
         let writes = [nomination(reservation.clone()), lift(reservation.clone())];
         let [nominates, lifts] =
-            writes.map(|write| write.begin(bench.service.cluster().ledger()).is_some());
+            writes.map(|write| write.revalidate(bench.service.cluster().ledger()).is_some());
         assert_eq!(nominates, lifts);
         nominates
     };
@@ -236,7 +236,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
             ..reservation.clone()
         }
     ));
-    bench.pass(61);
+    bench.advance_seconds(61);
     assert!(!is_sent(&bench, &reservation));
 }
 
@@ -258,11 +258,11 @@ async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
     assert!(
         release
             .clone()
-            .begin(bench.service.cluster().ledger())
+            .revalidate(bench.service.cluster().ledger())
             .is_some()
     );
-    hold_as_the_verb_does(&bench, "serving", "job");
-    assert_eq!(release.begin(bench.service.cluster().ledger()), None);
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
+    assert_eq!(release.revalidate(bench.service.cluster().ledger()), None);
 }
 
 #[tokio::test]
@@ -271,26 +271,26 @@ async fn a_nomination_that_is_not_sent_is_followed_by_that_to_the_pods_present_r
     bench.show(gated("a", 40, 0));
     bench.begin_tick();
     // The plan is in force, and its nomination waits to be sent.
-    bench.run_ends().await;
+    bench.finish_planning_run().await;
     let planned = reservation_for(&bench, "a");
     let other = if planned.node.as_str() == "n" {
         "m"
     } else {
         "n"
     };
-    let mut ledger = bench.service.cluster();
-    ledger.apply(ReleaseReservation(uid("a")));
+    let mut cluster = bench.service.cluster();
+    cluster.apply(ReleaseReservation(uid("a")));
     let reservation = Reservation {
         node: NodeName::parse(other).unwrap(),
         ..planned
     };
-    ledger
+    cluster
         .apply(Reserve {
             uid: uid("a"),
             reservation,
         })
         .unwrap();
-    drop(ledger);
+    drop(cluster);
     assert_eq!(bench.settle().await, Vec::<String>::new());
     let nominated = format!("a: nominate {other}, placed");
     assert_eq!(bench.tick().await, [nominated.as_str(), "a: lift"]);
@@ -330,11 +330,12 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
         bench.show(waiting("serving", 50, 100));
         let end = write("serving", change, purpose);
         assert_eq!(
-            end.clone().begin(bench.service.cluster().ledger()),
+            end.clone().revalidate(bench.service.cluster().ledger()),
             Some(end.clone())
         );
-        hold_as_the_verb_does(&bench, "serving", "job");
-        let Some(PodWrite::Status { change, .. }) = end.begin(bench.service.cluster().ledger())
+        reserve_as_the_preempt_verb(&bench, "serving", "job");
+        let Some(PodWrite::Status { change, .. }) =
+            end.revalidate(bench.service.cluster().ledger())
         else {
             panic!("it is written");
         };
@@ -351,16 +352,16 @@ async fn held_again_while_the_end_is_written() -> (PlannerFixture, oneshot::Send
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     let (answer, stalled) = oneshot::channel();
-    *bench.recorder.stall.lock() = Some(stalled);
-    bench.pass(61);
+    *bench.recorder.stalled_status_write.lock() = Some(stalled);
+    bench.advance_seconds(61);
     tokio::task::yield_now().await;
     assert!(
-        bench.recorder.stall.lock().is_none(),
+        bench.recorder.stalled_status_write.lock().is_none(),
         "its end is being written"
     );
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     (bench, answer)
 }
 
@@ -377,9 +378,9 @@ async fn a_reservation_made_while_the_end_of_another_is_being_written_is_shown_a
 #[tokio::test]
 async fn a_reservation_is_shown_after_the_end_of_another_although_a_third_write_waits() {
     let (mut bench, answer) = held_again_while_the_end_is_written().await;
-    bench.planner.control_loop.add(write(
+    bench.planner.control_loop.add_write(write(
         "serving",
-        StatusChange::touch(),
+        StatusChange::requeue(),
         StatusPurpose::Requeue,
     ));
     answer.send(()).unwrap();
@@ -394,7 +395,7 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     let show = || {
         write(
             "serving",
@@ -402,29 +403,29 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
             StatusPurpose::ShowReservation,
         )
     };
-    *bench.recorder.deaf.lock() = true;
-    bench.planner.control_loop.add(show());
+    *bench.recorder.is_unreachable.lock() = true;
+    bench.planner.control_loop.add_write(show());
     assert_eq!(
         bench.settle().await,
         ["serving: hold n"],
         "and nobody answers"
     );
     assert_eq!(bench.tick().await, Vec::<String>::new(), "not at once");
-    *bench.recorder.deaf.lock() = false;
-    bench.pass(1);
+    *bench.recorder.is_unreachable.lock() = false;
+    bench.advance_seconds(1);
     assert_eq!(bench.tick().await, ["serving: hold n"]);
-    bench.pass(20);
+    bench.advance_seconds(20);
     assert_eq!(bench.tick().await, ["job: evict Preempted"], "it is shown");
 
-    *bench.recorder.deaf.lock() = true;
-    bench.planner.control_loop.add(show());
+    *bench.recorder.is_unreachable.lock() = true;
+    bench.planner.control_loop.add_write(show());
     bench.settle().await;
-    *bench.recorder.deaf.lock() = false;
+    *bench.recorder.is_unreachable.lock() = false;
     bench
         .service
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
-    bench.pass(1);
+    bench.advance_seconds(1);
     assert_eq!(bench.tick().await, Vec::<String>::new(), "it has ended");
 }
 
@@ -433,10 +434,10 @@ fn shown_reservation() -> PlannerFixture {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), EvictionOutcome::TryLater { after: None });
     let mut shown = bench.pod("serving");
@@ -503,7 +504,7 @@ async fn bind_fails_after(bench: &mut PlannerFixture, seconds: u64) {
     };
     bench.service.cluster().apply(asked).unwrap();
     for _ in 0..seconds {
-        bench.pass(1);
+        bench.advance_seconds(1);
         bench.tick().await;
     }
     bench.service.cluster().apply(BindingFailed(uid("serving")));
@@ -516,7 +517,7 @@ async fn a_bind_that_fails_slowly_gives_a_reservation_no_more_time() {
     let deadline = reservation_for(&bench, "serving").deadline;
     bind_fails_after(&mut bench, 3).await;
     for _ in 0..3 {
-        bench.pass(3);
+        bench.advance_seconds(3);
         bench.tick().await;
     }
     assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
@@ -529,10 +530,10 @@ async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_ans
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
     show_unanswered(&mut bench, "serving");
-    *bench.recorder.deaf.lock() = true;
+    *bench.recorder.is_unreachable.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
-    *bench.recorder.deaf.lock() = false;
+    *bench.recorder.is_unreachable.lock() = false;
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
 }
@@ -544,7 +545,7 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
-    bench.pass(5);
+    bench.advance_seconds(5);
     let answer = stall_write(&mut bench).await;
     bench
         .index
@@ -561,7 +562,7 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     bench.service.cluster().apply(BindingFailed(uid));
     let mut written = bench.written_within(4).await;
     assert_eq!(written, ["job: evict Preempted"]);
-    bench.gone("job");
+    bench.delete("job");
     written = bench.written_within(1).await;
     assert!(
         written.iter().any(|write| write.contains("nominate n")),
@@ -591,9 +592,9 @@ async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_
     let mut late = bench.pod("serving");
     late["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
     bench.show(late);
-    *bench.recorder.deaf.lock() = true;
+    *bench.recorder.is_unreachable.lock() = true;
     bench.written_within(12).await;
-    *bench.recorder.deaf.lock() = false;
+    *bench.recorder.is_unreachable.lock() = false;
     let written = bench.written_within(25).await;
     assert!(
         written.iter().any(|write| write.contains("hold m")),

@@ -51,7 +51,7 @@ async fn held_again_while_its_nomination_is_written() -> (PlannerFixture, onesho
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     bench.show(bound("job", "n", 60, -10));
-    hold_as_the_verb_does(&bench, "serving", "job");
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
     (bench, answer)
 }
 
@@ -62,12 +62,15 @@ async fn no_pod_is_evicted_because_an_earlier_reservation_of_the_pod_was_written
     // Its write takes long.
     reserve_as_the_verb_does(&bench, first);
     bench.begin_tick();
-    bench.pass(4);
+    bench.advance_seconds(4);
     answer.send(()).unwrap();
-    assert_eq!(bench.tick_unseen().await, ["serving: hold n, making room"]);
-    bench.pass(1);
     assert_eq!(
-        bench.tick_unseen().await,
+        bench.tick_without_watch().await,
+        ["serving: hold n, making room"]
+    );
+    bench.advance_seconds(1);
+    assert_eq!(
+        bench.tick_without_watch().await,
         Vec::<String>::new(),
         "nothing shows the present one"
     );
@@ -101,7 +104,7 @@ async fn a_gate_is_not_lifted_for_an_earlier_reservation_although_the_watch_show
 async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_failed() {
     let (mut bench, first, answer) = released_while_it_is_written().await;
     reserve_as_the_verb_does(&bench, first);
-    *bench.recorder.deaf.lock() = true;
+    *bench.recorder.is_unreachable.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);

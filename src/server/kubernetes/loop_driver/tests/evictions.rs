@@ -20,7 +20,7 @@ use stowage_scheduling::vocabulary::node_reading::{
 fn refuse_for_now(bench: &PlannerFixture, name: &str) {
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert(name.into(), EvictionOutcome::TryLater { after: None });
 }
@@ -38,7 +38,7 @@ async fn a_cordoned_node_gets_no_more_evictions_and_the_reservation_there_ends()
     bench
         .index
         .apply_node(&bench.service, &serde_json::from_value(cordoned).unwrap());
-    bench.pass(1);
+    bench.advance_seconds(1);
     let written = bench.tick().await;
     assert_eq!(written[..1], ["serving: end hold, clear nomination"]);
     let later = bench.written_within(15).await;
@@ -87,7 +87,7 @@ async fn no_more_than_some_conditions_are_corrected_at_once() {
         bench.show(job);
     }
     bench.tick().await;
-    bench.pass(10);
+    bench.advance_seconds(10);
     assert_eq!(bench.tick().await.len(), 32);
     assert_eq!(
         bench.tick().await.len(),
@@ -108,7 +108,7 @@ async fn a_pod_whose_eviction_is_tried_again_is_not_told_that_it_stays_until_its
         written.extend(bench.written_within(1).await);
         assert!(!written.contains(&"job: stays".to_owned()), "{written:?}");
     }
-    bench.recorder.evictions.lock().clear();
+    bench.recorder.eviction_outcomes.lock().clear();
     let later = bench.written_within(12).await;
     assert!(
         later.contains(&"job: stays".to_owned()),
@@ -144,7 +144,7 @@ async fn a_pod_whose_eviction_was_not_requested_gets_no_condition_that_it_stays(
 async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_conflict_is_over() {
     let mut policy = Policy::default();
     policy.conflicts = ConflictRule::EvictUnstarted;
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     let granted = |name: &str, phase: &str| {
         let mut pod = bound(name, "n", 60, -10);
         pod["metadata"]["annotations"]["stowage.dev/gpu-memory-fraction"] = json!("0.75");
@@ -168,13 +168,13 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
     for seconds in 0..20 {
         bench
             .service
-            .conflicts()
-            .look(&nodes, now + Millis::seconds(seconds));
+            .over_allocations()
+            .check_nodes(&nodes, now + Millis::seconds(seconds));
     }
     assert_eq!(
         bench
             .service
-            .conflicts()
+            .over_allocations()
             .victims(now + Millis::seconds(20))
             .len(),
         1
@@ -186,11 +186,11 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
             .contains(&"second: stays".to_owned()),
         "it is to leave"
     );
-    bench.gone("first");
+    bench.delete("first");
     bench
         .service
-        .conflicts()
-        .look(&nodes, now + Millis::seconds(21));
+        .over_allocations()
+        .check_nodes(&nodes, now + Millis::seconds(21));
     assert!(
         bench
             .written_within(15)
@@ -225,7 +225,7 @@ async fn a_late_refusal_of_an_eviction_ends_no_reservation_that_evicts_nobody() 
         preemptor: uid("serving"),
     };
     let now = bench.planner.now();
-    bench.planner.control_loop.written(
+    bench.planner.control_loop.handle_write_outcome(
         WriteOutcome::Evicted {
             key,
             uid: victim,
@@ -246,7 +246,7 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
-    bench.pass(5);
+    bench.advance_seconds(5);
     bench.tick().await;
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     // As if its answer were still to come.
@@ -274,7 +274,7 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
         message: "forbidden".into(),
     };
     let now = bench.planner.now();
-    bench.planner.control_loop.written(
+    bench.planner.control_loop.handle_write_outcome(
         WriteOutcome::Evicted {
             key,
             uid: uid("job"),
@@ -297,7 +297,7 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
 
 /// The only GPU of the node is under lasting pressure, from an engine beside two jobs.
 fn pressed(policy: Policy) -> PlannerFixture {
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     bench.show(bound("engine", "n", 30, 100));
     bench.show(bound("small", "n", 10, -10));
     bench.show(bound("large", "n", 20, -10));
@@ -310,7 +310,7 @@ fn report_pressure(bench: &PlannerFixture) {
 
 /// So much of the engine's KV cache is in use.
 fn report_load(bench: &PlannerFixture, kv_cache: u8) {
-    let load = EngineLoad::of(Percent::new(kv_cache), Some(0));
+    let load = EngineLoad::new(Percent::new(kv_cache), Some(0));
     let uuid = GpuUuid::from_index(0);
     let gpu = GpuReading {
         uuid,
@@ -318,9 +318,9 @@ fn report_load(bench: &PlannerFixture, kv_cache: u8) {
         attributed: Vec::new(),
         engine_load: load,
     };
-    let mut ledger = bench.service.cluster();
-    let sampled = ledger.ledger().now();
-    ledger.apply(ReadingReported {
+    let mut cluster = bench.service.cluster();
+    let sampled = cluster.ledger().now();
+    cluster.apply(ReadingReported {
         node: NodeName::parse("n").unwrap(),
         reading: NodeReading {
             sampled,
@@ -335,7 +335,7 @@ fn report_load(bench: &PlannerFixture, kv_cache: u8) {
 async fn press(bench: &mut PlannerFixture) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..5 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         report_pressure(bench);
         written.extend(bench.tick().await);
     }
@@ -410,7 +410,13 @@ async fn an_eviction_that_is_not_allowed_at_the_moment_does_not_count_towards_th
         report_use(&mut bench, 150, 12).await,
         ["job: evict Overuse"]
     );
-    assert!(bench.service.cluster().ledger().may_order(&[uid("job")]));
+    assert!(
+        bench
+            .service
+            .cluster()
+            .ledger()
+            .is_within_eviction_rates(&[uid("job")])
+    );
 }
 
 fn of_a_pair(name: &str, pod: Value) -> Value {
@@ -430,7 +436,7 @@ async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.planning.groups.when_incomplete = WhenIncomplete::Evict;
     policy.preemption.evictions_per_minute = rates;
-    let mut bench = PlannerFixture::by(policy, &["n", "m"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
     bench.tick().await;
@@ -452,12 +458,12 @@ fn evictions_of(name: &str, written: &[String]) -> usize {
 async fn the_eviction_of_an_orphaned_member_is_retried_for_a_limited_time() {
     let mut bench = broken_pair(EvictionRates::default()).await;
     refuse_for_now(&bench, "a");
-    bench.pass(31);
+    bench.advance_seconds(31);
     assert_eq!(evictions_of("a", &bench.tick().await), 1);
     assert_eq!(evictions_of("a", &bench.tick().await), 0, "not at once");
     let mut written = Vec::new();
     for _ in 0..65 {
-        bench.pass(10);
+        bench.advance_seconds(10);
         written.extend(bench.tick().await);
     }
     assert!(
@@ -468,7 +474,7 @@ async fn the_eviction_of_an_orphaned_member_is_retried_for_a_limited_time() {
         written.iter().filter(|write| *write == "a: stays").count(),
         1
     );
-    bench.pass(20);
+    bench.advance_seconds(20);
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
 }
 
@@ -481,13 +487,13 @@ async fn the_eviction_of_an_orphaned_member_waits_for_the_eviction_limits() {
     })
     .await;
     bench.show(bound("other", "n", 10, -10));
-    bench.pass(31);
+    bench.advance_seconds(31);
     bench
         .service
         .cluster()
         .apply(EvictionsOrdered(vec![uid("other")]));
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
-    bench.pass(61);
+    bench.advance_seconds(61);
     assert_eq!(evictions_of("a", &bench.tick().await), 1);
 }
 
@@ -495,10 +501,10 @@ async fn the_eviction_of_an_orphaned_member_waits_for_the_eviction_limits() {
 async fn a_group_that_is_complete_after_all_keeps_its_members() {
     let mut bench = broken_pair(EvictionRates::default()).await;
     refuse_for_now(&bench, "a");
-    bench.pass(31);
+    bench.advance_seconds(31);
     bench.tick().await;
     bench.show(of_a_pair("b", bound("b", "n", 50, 100)));
-    bench.pass(20);
+    bench.advance_seconds(20);
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
 }
 
@@ -526,7 +532,7 @@ fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
 async fn report_use(bench: &mut PlannerFixture, seconds: u64, used_gib: u64) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..seconds {
-        bench.pass(1);
+        bench.advance_seconds(1);
         report_overuse(bench, used_gib);
         written.extend(bench.tick().await);
     }
@@ -534,7 +540,7 @@ async fn report_use(bench: &mut PlannerFixture, seconds: u64, used_gib: u64) -> 
 }
 
 fn overusing(policy: Policy) -> PlannerFixture {
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     bench.show(bound("job", "n", 10, -10));
     bench
 }
@@ -549,7 +555,7 @@ fn evicting_overuse() -> Policy {
 async fn a_pod_over_its_grant_gets_an_event_and_is_evicted_later() {
     let mut bench = overusing(evicting_overuse());
     assert_eq!(report_use(&mut bench, 100, 12).await, Vec::<String>::new());
-    assert_eq!(bench.recorder.told(), ["StowageOveruse"]);
+    assert_eq!(bench.recorder.event_reasons(), ["StowageOveruse"]);
     assert_eq!(report_use(&mut bench, 30, 12).await, ["job: evict Overuse"]);
     let evictions = &bench.service.metrics.planner.overuse_evictions;
     assert_eq!(evictions.with_label_values(&["written"]).get(), 1);
@@ -569,7 +575,7 @@ async fn report_ungranted(
     };
     let mut written = Vec::new();
     for _ in 0..seconds {
-        bench.pass(1);
+        bench.advance_seconds(1);
         let over_grant = pods.iter().map(ungranted).collect();
         let sampled = bench.service.cluster().ledger().now();
         let reading = NodeReading {
@@ -589,7 +595,7 @@ async fn report_ungranted(
 
 /// Node `n`, where nobody but Stowage gives GPUs, and another one.
 fn with_ungranted(policy: Policy, pods: Vec<Value>) -> PlannerFixture {
-    let mut bench = PlannerFixture::by(policy, &["n", "other"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n", "other"]);
     let labels = |label: &str| Arc::new([(label.to_owned(), String::new())].into());
     let namespaces = [
         ("default", "any"),
@@ -597,7 +603,7 @@ fn with_ungranted(policy: Policy, pods: Vec<Value>) -> PlannerFixture {
         ("monitoring", "stowage.dev/all-gpus"),
     ];
     let namespaces = namespaces.map(|(name, label)| (name.to_owned(), labels(label)));
-    bench.service.list_namespaces(namespaces.into());
+    bench.service.record_namespaces(namespaces.into());
     pods.into_iter().for_each(|pod| bench.show(pod));
     bench
 }
@@ -647,7 +653,7 @@ async fn pods_that_were_given_no_gpu_are_evicted_if_the_policy_says_so() {
         "they may be leaving"
     );
     assert_eq!(
-        bench.recorder.told(),
+        bench.recorder.event_reasons(),
         Vec::<String>::new(),
         "agents' reports have told it already"
     );
@@ -735,7 +741,7 @@ async fn an_eviction_for_overuse_that_waits_to_be_sent_is_dropped_if_the_policy_
         let mut bench = overusing(evicting_overuse());
         assert_eq!(report_use(&mut bench, 119, 12).await, Vec::<String>::new());
         for _ in 0..5 {
-            bench.pass(1);
+            bench.advance_seconds(1);
             report_overuse(&bench, 12);
             bench.begin_tick();
             if bench.planner.control_loop.is_writing() {
@@ -771,8 +777,8 @@ async fn waiting_to_evict() -> PlannerFixture {
 #[tokio::test]
 async fn an_eviction_that_waits_to_be_sent_is_dropped_once_its_reservation_has_ended() {
     let ends: [fn(&mut PlannerFixture); 3] = [
-        |bench| bench.gone("serving"),
-        |bench| bench.pass(300),
+        |bench| bench.delete("serving"),
+        |bench| bench.advance_seconds(300),
         |bench| {
             bench
                 .service
@@ -821,10 +827,10 @@ async fn an_eviction_that_waits_to_be_sent_is_dropped_if_the_policy_protects_the
 async fn the_eviction_of_a_neighbor_that_waits_to_be_sent_is_dropped_once_the_pressure_is_over() {
     let mut bench = pressed(Policy::default());
     for _ in 0..6 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         report_pressure(&bench);
         bench.begin_tick();
-        bench.look_ends().await;
+        bench.finish_pressure_check().await;
         if bench.planner.control_loop.is_writing() {
             break;
         }
@@ -833,7 +839,7 @@ async fn the_eviction_of_a_neighbor_that_waits_to_be_sent_is_dropped_once_the_pr
         bench.planner.control_loop.is_writing(),
         "a neighbor is to be evicted now"
     );
-    bench.pass(1);
+    bench.advance_seconds(1);
     report_load(&bench, 10);
     assert_eq!(bench.settle().await, Vec::<String>::new());
     assert_eq!(
@@ -844,7 +850,7 @@ async fn the_eviction_of_a_neighbor_that_waits_to_be_sent_is_dropped_once_the_pr
 }
 
 #[tokio::test]
-async fn no_neighbor_leaves_for_what_a_stale_reading_says() {
+async fn no_neighbor_is_evicted_for_a_stale_pressure_reading() {
     let mut bench = pressed(Policy::default());
     report_pressure(&bench);
     let is_due = |bench: &PlannerFixture| {
@@ -855,7 +861,7 @@ async fn no_neighbor_leaves_for_what_a_stale_reading_says() {
         )
     };
     assert!(is_due(&bench));
-    bench.pass(300);
+    bench.advance_seconds(300);
     assert!(!is_due(&bench));
     report_pressure(&bench);
     assert!(is_due(&bench));
@@ -865,7 +871,7 @@ async fn no_neighbor_leaves_for_what_a_stale_reading_says() {
 async fn the_eviction_of_an_orphaned_member_that_waits_to_be_sent_is_dropped_once_its_group_is_whole()
  {
     let mut bench = broken_pair(EvictionRates::default()).await;
-    bench.pass(31);
+    bench.advance_seconds(31);
     bench.begin_tick();
     bench.show(of_a_pair("b", bound("b", "n", 50, 100)));
     assert_eq!(evictions_of("a", &bench.settle().await), 0);

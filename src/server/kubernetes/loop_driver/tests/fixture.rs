@@ -6,7 +6,7 @@ use stowage_scheduling::verbs::wait::Reserve;
 use tokio::sync::oneshot;
 
 pub(crate) struct PlannerFixture {
-    pub service: Arc<Service>,
+    pub service: Arc<ServerState>,
     pub recorder: Arc<Recorder>,
     pub index: ClusterIndex,
     pub planner: LoopDriver,
@@ -17,22 +17,22 @@ pub(crate) struct PlannerFixture {
 impl PlannerFixture {
     /// Nodes with one 80 GiB GPU each, of which 72 GiB are allocatable.
     pub fn new(nodes: &[&str]) -> Self {
-        Self::by(Policy::default(), nodes)
+        Self::with_policy(Policy::default(), nodes)
     }
 
-    pub fn by(policy: Policy, nodes: &[&str]) -> Self {
-        let service = Service::with_stopped_clock(policy);
+    pub fn with_policy(policy: Policy, nodes: &[&str]) -> Self {
+        let service = ServerState::with_stopped_clock(policy);
         let recorder = Arc::new(Recorder::default());
         let mut index = ClusterIndex::default();
         let nodes = nodes
             .iter()
             .map(|name| serde_json::from_value(node(name)).unwrap());
-        index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
-        index.reset_pods(&service, &[]);
+        index.replace_nodes(&service, &nodes.collect::<Vec<_>>());
+        index.replace_pods(&service, &[]);
         service.lead_from_the_start();
         let mut planner = LoopDriver::new(service.clone(), recorder.clone());
         // What a new leader supposes of pods that it finds has other tests.
-        planner.control_loop = ControlLoop::going_on(SharedBooks(service.clone()));
+        planner.control_loop = ControlLoop::with_known_refusals(SharedCluster(service.clone()));
         Self {
             service,
             recorder,
@@ -83,31 +83,31 @@ impl PlannerFixture {
         let mut cluster = self.service.cluster();
         cluster.apply(FilterAsked(request));
         let snapshot = cluster.snapshot();
-        let asked = Some(snapshot.set_of(0..snapshot.nodes().len()));
+        let asked = Some(snapshot.node_set(0..snapshot.nodes().len()));
         cluster.apply(FilterDecided {
             uid,
             answer: FilterAnswer::Refused { asked },
         });
     }
 
-    pub fn gone(&mut self, name: &str) {
+    pub fn delete(&mut self, name: &str) {
         let pod = serde_json::from_value(self.pod(name)).unwrap();
         self.index.delete_pod(&self.service, &pod);
     }
 
     /// Advances the clock, which does not advance by itself.
-    pub fn pass(&mut self, seconds: u64) {
+    pub fn advance_seconds(&mut self, seconds: u64) {
         let later = self.planner.now() + Millis::seconds(seconds);
         self.planner.control_loop.expire(later, true);
-        self.planner.act();
+        self.planner.carry_out_acts();
     }
 
     /// Passes the next unplannable pods to the next tick.
-    pub fn released(&mut self) {
+    pub fn collect_unplannable_pods(&mut self) {
         let after = self.planner.control_loop.unplannable_pods_after().cloned();
         self.unplannable_pods = self
             .index
-            .unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+            .unplannable_pods_after(after.as_ref(), UNPLANNABLE_PER_TICK);
     }
 
     /// One tick, without waiting for its writes.
@@ -120,17 +120,17 @@ impl PlannerFixture {
 
     /// Runs one tick, shows its writes in the watch at once, and returns them as text.
     pub async fn tick(&mut self) -> Vec<String> {
-        let mut written = self.tick_unseen().await;
+        let mut written = self.tick_without_watch().await;
         for line in &written {
             if let Some((name, node)) = nomination(line) {
                 self.show_nominated(name, node);
             }
-            if !*self.recorder.deaf.lock() {
+            if !*self.recorder.is_unreachable.lock() {
                 self.show_condition(line);
             }
         }
-        self.planner.control_loop.lift_gates(self.planner.now());
-        self.planner.act();
+        self.planner.control_loop.remove_gates(self.planner.now());
+        self.planner.carry_out_acts();
         written.extend(self.settle().await);
         written
     }
@@ -139,29 +139,29 @@ impl PlannerFixture {
     pub(crate) async fn written_within(&mut self, seconds: u64) -> Vec<String> {
         let mut written = Vec::new();
         for _ in 0..seconds {
-            self.pass(1);
+            self.advance_seconds(1);
             written.extend(self.tick().await);
         }
         written
     }
 
     /// Runs one tick whose writes the watch does not show yet, and returns them as text.
-    pub(crate) async fn tick_unseen(&mut self) -> Vec<String> {
+    pub(crate) async fn tick_without_watch(&mut self) -> Vec<String> {
         self.begin_tick();
         self.settle().await
     }
 
     /// Waits until the planning run has ended.
-    pub(crate) async fn run_ends(&mut self) {
+    pub(crate) async fn finish_planning_run(&mut self) {
         while self.planner.control_loop.is_planning() {
-            self.planner.go_on().await;
+            self.planner.handle_next_result().await;
         }
     }
 
     /// Waits until the pressure check has ended. The evictions that it orders are not sent yet.
-    pub(crate) async fn look_ends(&mut self) {
-        while self.planner.control_loop.is_looking() {
-            self.planner.go_on().await;
+    pub(crate) async fn finish_pressure_check(&mut self) {
+        while self.planner.control_loop.is_checking_pressure() {
+            self.planner.handle_next_result().await;
         }
     }
 
@@ -311,20 +311,20 @@ pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
         .service
         .cluster()
         .ledger()
-        .reservation_of(&uid(name))
+        .reservation_status_of(&uid(name))
         .unwrap()
         .reservation
 }
 
-pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
-    let mut ledger = bench.service.cluster();
+pub(crate) fn reserve_as_the_preempt_verb(bench: &PlannerFixture, name: &str, victim: &str) {
+    let mut cluster = bench.service.cluster();
     let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
-        deadline: ledger.ledger().now() + Millis::seconds(60),
+        deadline: cluster.ledger().now() + Millis::seconds(60),
     };
-    ledger
+    cluster
         .apply(Reserve {
             uid: uid(name),
             reservation,
@@ -335,10 +335,10 @@ pub(crate) fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: 
 /// The pod's next write is under way, and answered when the test answers.
 pub(crate) async fn stall_write(bench: &mut PlannerFixture) -> oneshot::Sender<()> {
     let (answer, stalled) = oneshot::channel();
-    *bench.recorder.stall.lock() = Some(stalled);
+    *bench.recorder.stalled_status_write.lock() = Some(stalled);
     bench.begin_tick();
-    bench.run_ends().await;
-    while bench.recorder.stall.lock().is_some() {
+    bench.finish_planning_run().await;
+    while bench.recorder.stalled_status_write.lock().is_some() {
         tokio::task::yield_now().await;
     }
     answer

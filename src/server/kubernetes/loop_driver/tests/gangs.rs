@@ -17,7 +17,7 @@ fn policy_of(text: &str) -> Policy {
 }
 
 /// A replica of a Job that Kueue has admitted, on the only GPU of a node.
-fn of_job(name: &str, node: &str, job: &str) -> Value {
+fn in_admitted_job(name: &str, node: &str, job: &str) -> Value {
     let mut pod = bound(name, node, 60, -10);
     pod["metadata"]["labels"] =
         json!({ "kueue.x-k8s.io/podset": "main", "batch.kubernetes.io/job-name": job });
@@ -26,7 +26,7 @@ fn of_job(name: &str, node: &str, job: &str) -> Value {
 }
 
 fn evicting_kueues_pods(nodes: &[&str]) -> PlannerFixture {
-    PlannerFixture::by(policy_of("preemption: {kueue: evict-pods}"), nodes)
+    PlannerFixture::with_policy(policy_of("preemption: {kueue: evict-pods}"), nodes)
 }
 
 /// Evictions that were written, in order of name.
@@ -41,9 +41,9 @@ fn evicted(written: &[String]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn finding_5_a_pod_of_an_admitted_workload_is_evicted_where_the_policy_says_so() {
+async fn a_pod_of_an_admitted_workload_is_evicted_where_the_policy_says_so() {
     let mut bench = evicting_kueues_pods(&["n"]);
-    bench.show(of_job("train-0", "n", "train"));
+    bench.show(in_admitted_job("train-0", "n", "train"));
     bench.show(gated("serving", 50, 100));
     assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
     assert_eq!(bench.tick().await, ["train-0: evict Preempted"]);
@@ -52,7 +52,7 @@ async fn finding_5_a_pod_of_an_admitted_workload_is_evicted_where_the_policy_say
 #[tokio::test]
 async fn by_default_no_pod_that_kueue_manages_is_evicted() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.show(of_job("train-0", "n", "train"));
+    bench.show(in_admitted_job("train-0", "n", "train"));
     bench.show(gated("serving", 50, 100));
     assert!(bench.tick().await.is_empty());
 }
@@ -60,9 +60,9 @@ async fn by_default_no_pod_that_kueue_manages_is_evicted() {
 #[tokio::test]
 async fn a_workload_of_kueue_is_evicted_whole_or_not_at_all() {
     let mut bench = evicting_kueues_pods(&["n", "m", "o"]);
-    bench.show(of_job("train-0", "n", "train"));
-    bench.show(of_job("train-1", "m", "train"));
-    bench.show(of_job("other-0", "o", "other"));
+    bench.show(in_admitted_job("train-0", "n", "train"));
+    bench.show(in_admitted_job("train-1", "m", "train"));
+    bench.show(in_admitted_job("other-0", "o", "other"));
     bench.show(gated("serving", 50, 100));
     assert_eq!(
         bench.tick().await,
@@ -70,7 +70,7 @@ async fn a_workload_of_kueue_is_evicted_whole_or_not_at_all() {
         "one pod restarts, not two"
     );
     assert_eq!(bench.tick().await, ["other-0: evict Preempted"]);
-    bench.gone("other-0");
+    bench.delete("other-0");
     bench.tick().await;
     bench.show(gated("second", 50, 100));
     bench.tick().await;
@@ -80,7 +80,7 @@ async fn a_workload_of_kueue_is_evicted_whole_or_not_at_all() {
 #[tokio::test]
 async fn an_ended_pod_that_kueues_finalizer_keeps_is_neither_waited_for_nor_evicted_again() {
     let mut bench = evicting_kueues_pods(&["n"]);
-    bench.show(of_job("train-0", "n", "train"));
+    bench.show(in_admitted_job("train-0", "n", "train"));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
     assert_eq!(evicted(&bench.tick().await), ["train-0"]);
@@ -98,7 +98,7 @@ async fn an_ended_pod_that_kueues_finalizer_keeps_is_neither_waited_for_nor_evic
     bench.show(ended);
     bench.show(gated("second", 50, 200));
     for _ in 0..3 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         assert_eq!(evicted(&bench.tick().await), Vec::<&str>::new());
     }
 }
@@ -151,7 +151,7 @@ async fn no_pod_is_evicted_for_a_part_of_a_leader_worker_set_group() {
     refused_worker(&mut bench, "leader", 2);
     refused_worker(&mut bench, "worker", 2);
     for _ in 0..5 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
 }
@@ -161,7 +161,7 @@ async fn a_leader_worker_set_group_without_the_gate_is_placed_as_a_whole() {
     let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(bound("job", "n", 60, -10));
     refused_worker(&mut bench, "leader", 2);
-    bench.pass(2);
+    bench.advance_seconds(2);
     assert_eq!(
         bench.tick().await,
         Vec::<String>::new(),
@@ -170,7 +170,7 @@ async fn a_leader_worker_set_group_without_the_gate_is_placed_as_a_whole() {
     refused_worker(&mut bench, "worker", 2);
     let mut written = Vec::new();
     for _ in 0..4 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         written.extend(bench.tick().await);
     }
     assert_eq!(evicted(&written), ["job"]);
@@ -182,11 +182,11 @@ async fn a_leader_without_workers_is_placed_alone_after_the_longest_gated_time()
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     refused_worker(&mut bench, "leader", 2);
-    bench.pass(2);
+    bench.advance_seconds(2);
     assert_eq!(bench.tick().await, Vec::<String>::new());
     let mut written = Vec::new();
     for _ in 0..20 {
-        bench.pass(2);
+        bench.advance_seconds(2);
         written.extend(bench.tick().await);
     }
     assert_eq!(evicted(&written), ["job"]);
@@ -238,7 +238,7 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
 
 #[tokio::test]
 async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bound() {
-    let mut bench = PlannerFixture::by(
+    let mut bench = PlannerFixture::with_policy(
         policy_of("planning: {groups: {whenIncomplete: evict}}"),
         &["n", "m"],
     );
@@ -249,7 +249,7 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
         .service
         .cluster()
         .ledger()
-        .reservation_of(&uid("a"))
+        .reservation_status_of(&uid("a"))
         .unwrap()
         .reservation
         .node;
@@ -260,9 +260,14 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
     };
     let node = asked.node.clone();
     bench.service.cluster().apply(asked).unwrap();
-    bench.pass(120);
+    bench.advance_seconds(120);
     bench.tick().await;
-    assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
+    assert!(
+        bench
+            .recorder
+            .event_reasons()
+            .contains(&"StowageGroupFailed")
+    );
     bench.show(bound("a", node.as_str(), 50, 100));
     let mut late = bench.pod("a");
     late["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
@@ -273,7 +278,7 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
 
 #[tokio::test]
 async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back() {
-    let mut bench = PlannerFixture::by(
+    let mut bench = PlannerFixture::with_policy(
         policy_of("planning: {groups: {whenIncomplete: evict}}"),
         &["n", "m"],
     );
@@ -285,11 +290,11 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
     };
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), refused);
     bench.tick().await;
-    let free = bench.service.cluster().ledger().reservation_status();
+    let free = bench.service.cluster().ledger().reservation_statuses();
     let free = free
         .into_iter()
         .find(|one| one.reservation.victims.is_empty())
@@ -301,7 +306,12 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
     };
     bench.service.cluster().apply(asked).unwrap();
     bench.tick().await;
-    assert!(bench.recorder.told().contains(&"StowageGroupFailed"));
+    assert!(
+        bench
+            .recorder
+            .event_reasons()
+            .contains(&"StowageGroupFailed")
+    );
     bench.service.cluster().apply(BindingFailed(free.uid));
     assert_eq!(
         bench.service.cluster().ledger().totals().reservations,

@@ -11,7 +11,7 @@ fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
         cluster: 1,
         ..EvictionRates::default()
     };
-    let mut bench = PlannerFixture::by(policy, nodes);
+    let mut bench = PlannerFixture::with_policy(policy, nodes);
     nodes
         .iter()
         .for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
@@ -19,7 +19,7 @@ fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
 }
 
 #[tokio::test]
-async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_does_not_wake_it() {
+async fn a_pod_kept_pending_by_eviction_limits_gets_an_event_that_does_not_requeue_it() {
     let mut bench = one_a_minute(&["m", "n"]);
     for name in ["y", "z"] {
         bench.show(waiting(name, 50, 100));
@@ -28,14 +28,14 @@ async fn b1_a_refused_pod_that_eviction_limits_keep_pending_gets_an_event_that_d
             answer: FilterAnswer::Refused { asked: None },
         });
     }
-    bench.pass(2);
+    bench.advance_seconds(2);
     assert_eq!(bench.tick().await, ["y: hold m"]);
     assert_eq!(
-        bench.recorder.told(),
+        bench.recorder.event_reasons(),
         ["StowageReserved", "StowageEvictionLimit"]
     );
     assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
-    bench.pass(65);
+    bench.advance_seconds(65);
     let written = bench.tick().await;
     assert!(
         written.iter().any(|write| write.starts_with("z: hold ")),
@@ -70,12 +70,12 @@ async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_the
 }
 
 #[tokio::test]
-async fn b1_the_condition_of_a_gated_pod_names_the_eviction_limit_that_keeps_it_pending() {
+async fn the_condition_of_a_gated_pod_names_the_eviction_limit_that_keeps_it_pending() {
     let mut bench = one_a_minute(&["m", "n"]);
     bench.show(gated("y", 50, 100));
     bench.show(gated("z", 50, 100));
     assert_eq!(bench.tick().await, ["y: hold m, making room"]);
-    bench.pass(3);
+    bench.advance_seconds(3);
     let written = bench.tick().await;
     let told = written.iter().find(|write| write.starts_with("z: waits: "));
     let told = told.unwrap_or_else(|| panic!("{written:?}"));
@@ -88,13 +88,13 @@ async fn b1_the_condition_of_a_gated_pod_names_the_eviction_limit_that_keeps_it_
 }
 
 #[tokio::test]
-async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() {
+async fn reasons_beyond_the_write_limit_are_postponed_and_counted() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     (0..1100).for_each(|n| bench.show(gated(&format!("pod-{n:04}"), 50, 0)));
-    bench.pass(3);
+    bench.advance_seconds(3);
     bench.begin_tick();
-    bench.run_ends().await;
+    bench.finish_planning_run().await;
     let postponed = || {
         bench
             .service
@@ -107,7 +107,7 @@ async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() 
     assert_eq!(postponed(), 1100 - 1024);
     let mut told = bench.tick().await;
     for _ in 0..4 {
-        bench.pass(5);
+        bench.advance_seconds(5);
         told.extend(bench.tick().await);
     }
     assert_eq!(told.len(), 1100, "each is told in the end");

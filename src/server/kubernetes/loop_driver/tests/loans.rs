@@ -2,7 +2,7 @@
 
 use super::*;
 use stowage_scheduling::policy::EvictionRates;
-use stowage_scheduling::testkit::{gpu_at, h100, lending, node as node_named};
+use stowage_scheduling::testkit::{gpu_at, h100, lending_policy, node as node_named};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::verbs::observe::{DevicesReported, ReadingReported};
 use stowage_scheduling::vocabulary::node_reading::{
@@ -11,11 +11,11 @@ use stowage_scheduling::vocabulary::node_reading::{
 
 /// An engine that was granted 60 GiB sleeps, and a job borrows 30 of them.
 fn lent() -> PlannerFixture {
-    lent_by(lending())
+    lent_by(lending_policy())
 }
 
 fn lent_by(policy: Policy) -> PlannerFixture {
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     let devices = vec![h100("n", 0)].into();
     let reported = DevicesReported {
         node: node_named("n"),
@@ -38,7 +38,7 @@ fn lent_by(policy: Policy) -> PlannerFixture {
 
 /// A second later, the agent reports that the engine sleeps.
 fn report_asleep(bench: &mut PlannerFixture) {
-    bench.pass(1);
+    bench.advance_seconds(1);
     let attributed = vec![(uid("engine"), Bytes::gib(4)), (uid("job"), Bytes::gib(30))];
     let gpu = GpuReading {
         uuid: gpu_at("n", 0),
@@ -46,15 +46,15 @@ fn report_asleep(bench: &mut PlannerFixture) {
         attributed,
         engine_load: EngineLoad::NONE,
     };
-    let mut ledger = bench.service.cluster();
+    let mut cluster = bench.service.cluster();
     let sleep = [(uid("engine"), SleepState::Asleep)].into();
     let reading = NodeReading {
-        sampled: ledger.ledger().now(),
+        sampled: cluster.ledger().now(),
         gpus: vec![gpu],
         sleep,
         ..NodeReading::default()
     };
-    ledger.apply(ReadingReported {
+    cluster.apply(ReadingReported {
         node: node_named("n"),
         reading: reading.into(),
     });
@@ -82,7 +82,7 @@ async fn a_borrower_whose_eviction_is_tried_again_is_told_that_it_stays_once_its
     let mut bench = lent();
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), EvictionOutcome::TryLater { after: None });
     assert_eq!(
@@ -145,7 +145,7 @@ async fn a_borrower_deleted_with_a_grace_of_a_year_is_told_to_end_sooner_when_it
 #[tokio::test]
 async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_the_eviction_rates()
 {
-    let mut policy = lending();
+    let mut policy = lending_policy();
     policy.preemption.evictions_per_minute = EvictionRates {
         cluster: 1,
         node: 1,
@@ -154,7 +154,7 @@ async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_
     let mut bench = lent_by(policy);
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), EvictionOutcome::TryLater { after: None });
     ask_to_wake(&mut bench);
@@ -164,11 +164,21 @@ async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_
         .filter(|write| *write == "job: evict LoanEnded")
         .count();
     assert!(tried > 2, "{written:?}");
-    assert!(bench.service.cluster().ledger().may_order(&[uid("engine")]));
-    bench.recorder.evictions.lock().clear();
+    assert!(
+        bench
+            .service
+            .cluster()
+            .ledger()
+            .is_within_eviction_rates(&[uid("engine")])
+    );
+    bench.recorder.eviction_outcomes.lock().clear();
     written_while_asleep(&mut bench, 15).await;
     assert!(
-        !bench.service.cluster().ledger().may_order(&[uid("engine")]),
+        !bench
+            .service
+            .cluster()
+            .ledger()
+            .is_within_eviction_rates(&[uid("engine")]),
         "it was evicted"
     );
 }

@@ -18,9 +18,9 @@ async fn a_new_leader_continues_where_the_previous_one_stopped() {
         bench.tick().await.is_empty(),
         "the maker of the reservation may still be evicting"
     );
-    bench.pass(4);
+    bench.advance_seconds(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
-    bench.gone("job");
+    bench.delete("job");
     assert_eq!(
         bench.tick().await,
         ["serving: nominate n, placed", "serving: lift"]
@@ -34,9 +34,9 @@ async fn a_forged_reservation_with_a_protected_victim_is_ended_and_evicts_no_pod
     let mut pod = waiting("greedy", 50, 0);
     pod["status"]["conditions"] = reservation_until(&["uid-chat"], "2999-01-01T00:00:00Z");
     bench.take_over(pod);
-    bench.pass(0);
+    bench.advance_seconds(0);
     assert_eq!(bench.tick().await, ["greedy: end hold"]);
-    bench.pass(10);
+    bench.advance_seconds(10);
     assert!(
         bench
             .tick()
@@ -54,12 +54,12 @@ fn shows_hold(name: &str, priority: i32) -> Value {
 }
 
 #[tokio::test]
-async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
+async fn of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     bench.show(shows_hold("meek", 0));
     bench.take_over(shows_hold("urgent", 100));
-    bench.pass(0);
+    bench.advance_seconds(0);
     assert_eq!(
         bench
             .tick()
@@ -69,12 +69,18 @@ async fn b5_of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_
             .collect::<Vec<_>>(),
         ["meek: end hold"]
     );
-    let preemptor = |name: &str| bench.service.cluster().ledger().reservation_of(&uid(name));
+    let preemptor = |name: &str| {
+        bench
+            .service
+            .cluster()
+            .ledger()
+            .reservation_status_of(&uid(name))
+    };
     assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
 }
 
 #[tokio::test]
-async fn b5_a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_write() {
+async fn a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_write() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
@@ -97,7 +103,7 @@ async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
     pod["status"]["conditions"] = reservation_until(&[], "2999-01-01T00:00:00Z");
     bench.take_over(pod);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
-    bench.pass(2 * 3600);
+    bench.advance_seconds(2 * 3600);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
 
@@ -107,7 +113,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.cluster().ledger().reservation_status()[0]
+    let reservation = bench.service.cluster().ledger().reservation_statuses()[0]
         .reservation
         .clone();
     let refused = EvictionOutcome::Refused {
@@ -115,7 +121,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     };
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("job".into(), refused);
     bench.tick().await;
@@ -126,7 +132,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     bench.show(late);
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
     for _ in 0..3 {
-        bench.pass(5);
+        bench.advance_seconds(5);
         let written = bench.tick().await;
         let is_harmless = |write: &String| {
             write.starts_with("serving: waits")
@@ -140,16 +146,16 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
 #[tokio::test]
 async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_reservation() {
     let is_ended = |bench: &PlannerFixture| {
-        let ledger = bench.service.cluster();
+        let cluster = bench.service.cluster();
         assert!(
-            ledger
+            cluster
                 .ledger()
                 .pod_state(&uid("serving"))
                 .unwrap()
                 .reservation()
                 .is_some()
         );
-        ledger.ledger().may_show_reservation(&uid("serving"))
+        cluster.ledger().may_show_reservation(&uid("serving"))
     };
     let mut planned = PlannerFixture::new(&["n"]);
     planned.show(gated("serving", 50, 100));
@@ -196,7 +202,7 @@ fn filter(bench: &PlannerFixture, name: &str) {
 async fn ticks(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..seconds {
-        bench.pass(1);
+        bench.advance_seconds(1);
         filter(bench, "late");
         written.extend(bench.tick().await);
     }
@@ -207,10 +213,10 @@ async fn ticks(bench: &mut PlannerFixture, seconds: u64) -> Vec<String> {
 async fn a_reservation_whose_end_was_not_written_is_ended_again_while_the_pod_shows_it() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.take_over(shows_hold("late", 100));
-    *bench.recorder.deaf.lock() = true;
-    bench.pass(61);
+    *bench.recorder.is_unreachable.lock() = true;
+    bench.advance_seconds(61);
     assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
-    *bench.recorder.deaf.lock() = false;
+    *bench.recorder.is_unreachable.lock() = false;
     assert_eq!(
         ticks(&mut bench, 15).await,
         ["late: end hold"],
@@ -224,7 +230,7 @@ async fn a_reservation_whose_end_was_not_written_is_ended_again_while_the_pod_sh
 async fn a_reservation_that_this_leader_wrote_lands_after_its_end_and_is_ended_again() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.take_over(shows_hold("late", 100));
-    bench.pass(61);
+    bench.advance_seconds(61);
     assert!(bench.tick().await.contains(&"late: end hold".to_owned()));
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
@@ -287,12 +293,16 @@ async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that
         ),
     ] {
         let mut bench = PlannerFixture::new(&["n", "m"]);
-        bench.recorder.gone.lock().extend(["a".into(), "b".into()]);
+        bench
+            .recorder
+            .missing_pods
+            .lock()
+            .extend(["a".into(), "b".into()]);
         pods.into_iter().for_each(|pod| bench.refuse(pod));
         let mut written = Vec::new();
         for _ in 0..4 {
-            bench.pass(2);
-            written.extend(bench.tick_unseen().await);
+            bench.advance_seconds(2);
+            written.extend(bench.tick_without_watch().await);
         }
         assert_eq!(written, expected);
         let totals = bench.service.cluster().ledger().totals();

@@ -24,7 +24,7 @@ fn a_planning_run_delays_no_deadline() {
             bench.planner.control_loop.is_planning(),
             "the run waits for the thread"
         );
-        bench.pass(31);
+        bench.advance_seconds(31);
         bench.begin_tick();
         go_on.send(()).unwrap();
         occupied.await.unwrap().unwrap();
@@ -63,7 +63,7 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     // The planner has not been notified yet.
     bench.begin_tick();
     bench.service.set_tenure(Tenure::Standby);
-    bench.run_ends().await;
+    bench.finish_planning_run().await;
     assert!(bench.settle().await.is_empty());
     assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
 }
@@ -90,7 +90,7 @@ async fn no_more_gated_pods_are_placed_than_the_scheduler_can_bind() {
     );
     let names: Vec<String> = (0..300).map(|n| format!("pod-{n:03}")).collect();
     for name in names {
-        bench.gone(&name);
+        bench.delete(&name);
     }
     assert!(
         !bench.tick().await.is_empty(),
@@ -103,13 +103,13 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
     for priority in [1000, 0, -10] {
         let mut bench =
             PlannerFixture::new(&["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]);
-        bench.planner.poison = Some("poison");
+        bench.planner.panics_on = Some("poison");
         bench.show(gated("poison", 1, priority));
         (0..10).for_each(|n| bench.show(gated(&format!("pod-{n:02}"), 1, 0)));
         let mut written = Vec::new();
         for _ in 0..20 {
             written.extend(bench.tick().await);
-            bench.pass(1);
+            bench.advance_seconds(1);
         }
         let lifted: BTreeSet<&String> = written
             .iter()
@@ -136,7 +136,7 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
         // It waits as a pod without a place does, and no longer than one.
         let mut poisons: Vec<String> = Vec::new();
         for _ in 0..15 {
-            bench.pass(1);
+            bench.advance_seconds(1);
             poisons.extend(bench.tick().await);
         }
         poisons.retain(|write| write.starts_with("poison: "));
@@ -159,14 +159,14 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
 #[tokio::test]
 async fn a_pod_on_which_planning_failed_is_tried_again_alone() {
     let mut bench = PlannerFixture::new(&["a"]);
-    bench.planner.poison = Some("poison");
+    bench.planner.panics_on = Some("poison");
     for name in ["poison", "other"] {
         bench.refuse(waiting(name, 1, 0));
     }
     let mut written = Vec::new();
     for _ in 0..10 {
-        bench.pass(1);
-        written.extend(bench.tick_unseen().await);
+        bench.advance_seconds(1);
+        written.extend(bench.tick_without_watch().await);
     }
     assert!(
         written
@@ -178,11 +178,11 @@ async fn a_pod_on_which_planning_failed_is_tried_again_alone() {
         !written.iter().any(|write| write.starts_with("poison")),
         "{written:?}"
     );
-    bench.planner.poison = None;
+    bench.planner.panics_on = None;
     written.clear();
     for _ in 0..30 {
-        bench.pass(10);
-        written.extend(bench.tick_unseen().await);
+        bench.advance_seconds(10);
+        written.extend(bench.tick_without_watch().await);
     }
     assert!(
         written

@@ -1,7 +1,7 @@
 //! The conditions and Events that show pods the planner's progress.
 
 use super::*;
-use stowage_scheduling::control_loop::PodOnRecord;
+use stowage_scheduling::control_loop::FreshPod;
 
 #[tokio::test]
 async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once() {
@@ -13,7 +13,7 @@ async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once()
         Vec::<String>::new(),
         "most have a place a moment later"
     );
-    bench.pass(3);
+    bench.advance_seconds(3);
     let told = bench.tick().await;
     assert!(
         told.len() == 1
@@ -22,7 +22,7 @@ async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once()
         "{told:?}"
     );
     for _ in 0..4 {
-        bench.pass(5);
+        bench.advance_seconds(5);
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
 }
@@ -31,18 +31,18 @@ async fn the_condition_of_a_gated_pod_without_a_placement_gets_the_reason_once()
 async fn the_condition_of_a_group_changes_with_the_reason_and_at_most_twice_a_minute() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(member("a", 50, "pair", 2));
-    bench.pass(3);
+    bench.advance_seconds(3);
     assert_eq!(
         bench.tick().await,
         ["a: waits: not all pods of its group exist"]
     );
     bench.show(member("b", 50, "pair", 2));
-    bench.pass(5);
+    bench.advance_seconds(5);
     assert_eq!(
         bench.tick().await,
         ["b: waits: not all pods of its group can be placed"]
     );
-    bench.pass(26);
+    bench.advance_seconds(26);
     assert_eq!(
         bench.tick().await,
         ["a: waits: not all pods of its group can be placed"]
@@ -52,7 +52,7 @@ async fn the_condition_of_a_group_changes_with_the_reason_and_at_most_twice_a_mi
 #[tokio::test]
 async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
     let said = "0/1 nodes are available: 1 Insufficient cpu.";
-    let record = |node: Option<&str>| PodOnRecord {
+    let record = |node: Option<&str>| FreshPod {
         uid: uid("a"),
         node: node.map(|node| stowage_scheduling::ids::NodeName::parse(node).unwrap()),
         devices: None,
@@ -67,7 +67,7 @@ async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
             format!("a: end hold, refused on n: {said}"),
         ),
         (
-            Some(PodOnRecord {
+            Some(FreshPod {
                 refusal: None,
                 ..record(None)
             }),
@@ -82,10 +82,10 @@ async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
         bench.show(waiting("a", 40, 0));
         bench
             .recorder
-            .records
+            .pods_on_record
             .lock()
             .extend(record.map(|record| ("a".to_owned(), record)));
-        bench.pass(31);
+        bench.advance_seconds(31);
         let written = bench.tick().await;
         assert!(written.contains(&expected), "{expected}: {written:?}");
     }

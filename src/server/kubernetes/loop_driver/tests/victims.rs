@@ -290,10 +290,10 @@ async fn a_budget_that_protects_a_pod_is_named_with_the_disruptions_that_it_allo
         .apply_budget(&bench.service, &budget(None, 1, 1));
     bench.show(in_state("victim", "Running", "True"));
     bench.refuse(waiting("asks", 50, 100));
-    let ledger = bench.service.cluster();
-    let demand = &ledger.ledger().pod_state(&uid("asks")).unwrap().demand;
-    let kept = ledger.ledger().keep_reason_of(
-        &ledger.ledger().preemptor(&uid("asks")),
+    let cluster = bench.service.cluster();
+    let demand = &cluster.ledger().pod_state(&uid("asks")).unwrap().demand;
+    let kept = cluster.ledger().keep_reason_of(
+        &cluster.ledger().preemptor(&uid("asks")),
         demand,
         &uid("victim"),
     );
@@ -316,7 +316,11 @@ fn refuse_for_good(bench: &PlannerFixture, name: &str) {
     let refused = EvictionOutcome::Refused {
         message: "admission webhook \"keeper\" denied it".into(),
     };
-    bench.recorder.evictions.lock().insert(name.into(), refused);
+    bench
+        .recorder
+        .eviction_outcomes
+        .lock()
+        .insert(name.into(), refused);
 }
 
 fn evictions_in(written: &[String]) -> Vec<&str> {
@@ -328,7 +332,7 @@ fn evictions_in(written: &[String]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_victim_whose_eviction_is_refused_is_gone_round_at_once() {
+async fn a_victim_whose_eviction_is_refused_is_replaced_at_once() {
     let mut bench = PlannerFixture::new(&["a", "b", "c"]);
     ["a", "b", "c"]
         .into_iter()
@@ -345,14 +349,14 @@ async fn a_victim_whose_eviction_is_refused_is_gone_round_at_once() {
     ];
     assert_eq!(evictions_in(&written), tried, "{written:?}");
     let key = stowage_scheduling::ids::PodKey::parse("default", "serving").unwrap();
-    let ledger = bench.service.cluster();
-    let demand = &ledger
+    let cluster = bench.service.cluster();
+    let demand = &cluster
         .ledger()
-        .pod_state(&ledger.ledger().uid_of(&key).unwrap())
+        .pod_state(&cluster.ledger().uid_of(&key).unwrap())
         .unwrap()
         .demand;
-    let kept = ledger.ledger().keep_reason_of(
-        &ledger.ledger().preemptor(&uid("serving")),
+    let kept = cluster.ledger().keep_reason_of(
+        &cluster.ledger().preemptor(&uid("serving")),
         demand,
         &uid("on-a"),
     );
@@ -371,7 +375,7 @@ async fn refused_evictions_do_not_use_up_the_eviction_rates() {
         node: 1,
         tenant: 1,
     };
-    let mut bench = PlannerFixture::by(policy, &["n"]);
+    let mut bench = PlannerFixture::with_policy(policy, &["n"]);
     ["a", "b", "c"]
         .into_iter()
         .for_each(|name| bench.show(bound(name, "n", 24, -10)));
@@ -398,7 +402,7 @@ async fn a_refused_victim_is_tried_again_with_growing_pauses_if_no_other_would_d
     written.extend(bench.written_within(600).await);
     let times = evictions_in(&written).len();
     assert!((4..=7).contains(&times), "{times} within ten minutes");
-    bench.recorder.evictions.lock().clear();
+    bench.recorder.eviction_outcomes.lock().clear();
     let later = bench.written_within(600).await;
     assert_eq!(
         evictions_in(&later)[..1],
@@ -408,7 +412,7 @@ async fn a_refused_victim_is_tried_again_with_growing_pauses_if_no_other_would_d
 }
 
 #[tokio::test]
-async fn a_victim_whose_eviction_gets_no_answer_in_time_is_gone_round() {
+async fn a_victim_whose_eviction_gets_no_answer_in_time_is_replaced() {
     let mut bench = PlannerFixture::new(&["a", "b"]);
     ["a", "b"]
         .into_iter()
@@ -419,7 +423,7 @@ async fn a_victim_whose_eviction_gets_no_answer_in_time_is_gone_round() {
     };
     bench
         .recorder
-        .evictions
+        .eviction_outcomes
         .lock()
         .insert("on-a".into(), unanswered);
     let mut written = bench.tick().await;
@@ -451,7 +455,7 @@ async fn a_pod_deleted_with_a_longer_grace_than_its_class_may_have_is_a_victim_l
             evicted(&mut bench).await.is_empty(),
             "it leaves in time now"
         );
-        bench.gone("job");
+        bench.delete("job");
         assert!(
             bench
                 .tick()
@@ -511,10 +515,10 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     bench.show(year(job("job", "n")));
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
-    let ledger = bench.service.cluster();
-    let until = ledger.ledger().now() + Millis::seconds(630);
-    drop(ledger);
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
+    let cluster = bench.service.cluster();
+    let until = cluster.ledger().now() + Millis::seconds(630);
+    drop(cluster);
     bench.service.cluster().apply(ExtendReservation {
         uid: uid("serving"),
         until,
@@ -529,10 +533,10 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
 
 /// Why the pod is kept from `serving`, and for how many seconds more.
 fn refusal_of(bench: &PlannerFixture, name: &str) -> Option<(String, u64)> {
-    let ledger = bench.service.cluster();
-    let demand = &ledger.ledger().pod_state(&uid("serving")).unwrap().demand;
-    match ledger.ledger().keep_reason_of(
-        &ledger.ledger().preemptor(&uid("serving")),
+    let cluster = bench.service.cluster();
+    let demand = &cluster.ledger().pod_state(&uid("serving")).unwrap().demand;
+    match cluster.ledger().keep_reason_of(
+        &cluster.ledger().preemptor(&uid("serving")),
         demand,
         &uid(name),
     )? {
@@ -551,7 +555,7 @@ async fn a_refusal_that_another_eviction_met_is_counted_once() {
         bench.show(gated("serving", 50, 100));
         bench
             .recorder
-            .evictions
+            .eviction_outcomes
             .lock()
             .insert("on-a".into(), EvictionOutcome::TryLater { after: None });
         bench.tick().await;
@@ -601,14 +605,14 @@ async fn an_eviction_that_was_asked_for_counts_whatever_its_victim_shows_after_i
             node: 1,
             tenant: 1,
         };
-        let mut bench = PlannerFixture::by(policy, &["a", "b"]);
+        let mut bench = PlannerFixture::with_policy(policy, &["a", "b"]);
         ["a", "b"]
             .into_iter()
             .for_each(|node| bench.show(job(&format!("on-{node}"), node)));
         bench.show(gated("serving", 50, 100));
         bench
             .recorder
-            .evictions
+            .eviction_outcomes
             .lock()
             .insert("on-a".into(), outcome.clone());
         let mut written = bench.tick().await;
@@ -629,13 +633,13 @@ async fn an_eviction_that_was_asked_for_counts_whatever_its_victim_shows_after_i
 }
 
 #[tokio::test]
-async fn a_victim_that_was_never_asked_to_leave_in_time_is_not_blamed() {
+async fn a_victim_whose_eviction_was_never_sent_is_not_recorded_as_refused() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(job("job", "n"));
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
-    hold_as_the_verb_does(&bench, "serving", "job");
-    *bench.recorder.deaf.lock() = true;
+    reserve_as_the_preempt_verb(&bench, "serving", "job");
+    *bench.recorder.is_unreachable.lock() = true;
     let written = bench.written_within(45).await;
     assert_eq!(
         (evictions_in(&written), refusal_of(&bench, "job")),

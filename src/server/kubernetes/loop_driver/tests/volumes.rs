@@ -37,7 +37,7 @@ async fn a_pod_whose_claim_is_not_shown_yet_keeps_its_gate_and_is_placed_when_it
         "the watch of claims may be behind"
     );
     show_claim(&mut bench);
-    bench.pass(5);
+    bench.advance_seconds(5);
     assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
 }
 
@@ -48,7 +48,7 @@ async fn a_pod_whose_claim_is_never_shown_is_left_to_the_scheduler_in_the_end() 
     let mut written = Vec::new();
     for _ in 0..7 {
         written.extend(bench.tick().await);
-        bench.pass(5);
+        bench.advance_seconds(5);
     }
     assert_eq!(written.len(), 3, "{written:?}");
     assert!(
@@ -64,7 +64,7 @@ async fn a_pod_with_a_claim_does_not_wait_for_volumes_that_may_not_be_read() {
     bench
         .service
         .refused_reads
-        .note("persistentvolumes", Some(403), bench.service.now());
+        .record_failure("persistentvolumes", Some(403), bench.service.now());
     bench.show(with_claim("a"));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }

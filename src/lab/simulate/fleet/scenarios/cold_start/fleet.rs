@@ -1,6 +1,6 @@
 //! The fleet of the cold starts: nodes that have something, or nothing, of each model, and the models.
 
-use crate::simulate::fleet::machines::{MachineSpec, Machines, Sleeper};
+use crate::simulate::fleet::machines::{MachineSpec, Machines, SleepingEngine};
 use crate::simulate::fleet::pods::{Image, PodSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ids::{GpuModel, ModelId, NodeName, PodUid};
@@ -10,19 +10,19 @@ use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 const NODES: usize = 40;
 const DRAWN_NODES: usize = 100;
-const GPUS: u32 = 8;
-const GPU: Bytes = Bytes(80_000_000_000);
+const GPUS_PER_NODE: u32 = 8;
+const GPU_VRAM: Bytes = Bytes(80_000_000_000);
 /// Gigabytes of the weights of models, the most popular first; then the same sizes again.
-const SIZES: [u64; 12] = [16, 16, 28, 140, 16, 64, 24, 16, 140, 56, 32, 64];
+const WEIGHTS_GB: [u64; 12] = [16, 16, 28, 140, 16, 64, 24, 16, 140, 56, 32, 64];
 const MODELS: usize = 36;
-const IMAGE: Bytes = Bytes(20_000_000_000);
+const IMAGE_BYTES: Bytes = Bytes(20_000_000_000);
 
 /// A fleet of which each node has something else of one model, and of which the GPUs that are busy are left out.
-pub fn drawn(index: usize, draws: &mut Random) -> Machines {
+pub fn drawn_fleet(index: usize, draws: &mut Random) -> Machines {
     let states: Vec<(u32, usize)> = (0..DRAWN_NODES)
         .map(|_| {
             (
-                (0..GPUS).filter(|_| draws.below(5) >= 3).count() as u32,
+                (0..GPUS_PER_NODE).filter(|_| draws.below(5) >= 3).count() as u32,
                 draws.below(5),
             )
         })
@@ -38,9 +38,9 @@ pub fn drawn(index: usize, draws: &mut Random) -> Machines {
         let machine = machines
             .get_mut(&spec(n, free).name)
             .expect("it was just made");
-        machine.images.insert(pause());
+        machine.images.insert(pause_image());
         if state > 0 {
-            machine.images.insert(image());
+            machine.images.insert(engine_image());
         }
         if state > 1 {
             machine.disk.insert(model(index), weights(index));
@@ -54,15 +54,15 @@ pub fn drawn(index: usize, draws: &mut Random) -> Machines {
         if state > 3 && are_free && free >= wanted {
             let first = draws.below((free - wanted + 1) as usize);
             machine
-                .sleepers
+                .sleeping_engines
                 .push(sleeper(&format!("asleep-{n}"), index, first));
         }
     }
     machines
 }
 
-fn sleeper(pod: &str, index: usize, first: usize) -> Sleeper {
-    Sleeper {
+fn sleeper(pod: &str, index: usize, first: usize) -> SleepingEngine {
+    SleepingEngine {
         pod: PodUid::parse(pod).expect("digits and letters are a name"),
         model: model(index),
         weights: weights(index),
@@ -77,7 +77,7 @@ fn spec(n: usize, gpus: u32) -> MachineSpec {
         labels: BTreeMap::new(),
         gpu: GpuModel::parse("H100-80GB").expect("it is a plain word"),
         gpus,
-        vram: GPU,
+        vram: GPU_VRAM,
         page_cache: Bytes(400_000_000_000),
     }
 }
@@ -91,7 +91,7 @@ fn speeds() -> LoadingSpeeds {
 }
 
 /// A kubelet lists what it has, and every node has something.
-fn pause() -> Image {
+fn pause_image() -> Image {
     Image {
         name: "pause:3.10".into(),
         size: Bytes(700_000),
@@ -101,31 +101,33 @@ fn pause() -> Image {
 /// The fleet at the beginning of the six hours.
 pub fn machines(seed: u64) -> Machines {
     let mut draws = Random::seeded(seed, 3);
-    let mut machines = Machines::new((0..NODES).map(|n| spec(n, GPUS)), speeds());
+    let mut machines = Machines::new((0..NODES).map(|n| spec(n, GPUS_PER_NODE)), speeds());
     for n in 0..NODES {
         let machine = machines
-            .get_mut(&spec(n, GPUS).name)
+            .get_mut(&spec(n, GPUS_PER_NODE).name)
             .expect("it was just made");
         for index in 0..MODELS {
             if draws.below(4) == 0 {
                 machine.disk.insert(model(index), weights(index));
             }
         }
-        machine.images.insert(pause());
+        machine.images.insert(pause_image());
         // An engine that sleeps was pulled once.
         if draws.below(2) == 0 {
             continue;
         }
-        machine.images.insert(image());
+        machine.images.insert(engine_image());
         let mut gpu = 0;
-        for index in (0..6).map(|_| by_popularity(&mut draws)) {
+        for index in (0..6).map(|_| draw_by_popularity(&mut draws)) {
             let first = gpu;
             gpu += gpus_of(index) as usize;
-            if gpu <= GPUS as usize {
+            if gpu <= GPUS_PER_NODE as usize {
                 machine.disk.insert(model(index), weights(index));
-                machine
-                    .sleepers
-                    .push(sleeper(&format!("asleep-{n}-{first}"), index, first));
+                machine.sleeping_engines.push(sleeper(
+                    &format!("asleep-{n}-{first}"),
+                    index,
+                    first,
+                ));
             }
         }
     }
@@ -137,16 +139,16 @@ pub fn pod(index: usize) -> PodSpec {
     let vram = Bytes(70_000_000_000).times(u64::from(gpus));
     PodSpec {
         gpus,
-        exclusive: true,
-        image: Some(image()),
+        is_exclusive: true,
+        image: Some(engine_image()),
         ..PodSpec::serving("models", model(index), weights(index), vram)
     }
 }
 
-fn image() -> Image {
+fn engine_image() -> Image {
     Image {
         name: "engine:v1".into(),
-        size: IMAGE,
+        size: IMAGE_BYTES,
     }
 }
 
@@ -155,12 +157,12 @@ fn model(index: usize) -> ModelId {
 }
 
 fn weights(index: usize) -> Bytes {
-    Bytes(SIZES[index % SIZES.len()] * 1_000_000_000)
+    Bytes(WEIGHTS_GB[index % WEIGHTS_GB.len()] * 1_000_000_000)
 }
 
 /// How many GPUs the weights need with KV cache beside them.
 fn gpus_of(index: usize) -> u32 {
-    match SIZES[index % SIZES.len()] {
+    match WEIGHTS_GB[index % WEIGHTS_GB.len()] {
         ..=40 => 1,
         41..=80 => 2,
         _ => 4,
@@ -168,9 +170,9 @@ fn gpus_of(index: usize) -> u32 {
 }
 
 /// Draws a model's index by popularity: Zipf's law with exponent 1.
-pub(crate) fn by_popularity(draws: &mut Random) -> usize {
+pub(crate) fn draw_by_popularity(draws: &mut Random) -> usize {
     let weight = |index: usize| 1.0 / (index + 1) as f64;
-    let mut left = draws.share() * (0..MODELS).map(weight).sum::<f64>();
+    let mut left = draws.unit_interval() * (0..MODELS).map(weight).sum::<f64>();
     (0..MODELS)
         .find(|index| {
             left -= weight(*index);
@@ -181,14 +183,16 @@ pub(crate) fn by_popularity(draws: &mut Random) -> usize {
 
 /// The most that placement can gain without pulls and without engines that sleep, by the price of loading: a node that has
 /// nothing of the model against one that has it in memory.
-pub fn limits() -> Vec<String> {
+pub fn placement_limits() -> Vec<String> {
     let speeds = LoadingSpeeds::default();
-    let sizes: BTreeSet<u64> = SIZES.into_iter().collect();
+    let sizes: BTreeSet<u64> = WEIGHTS_GB.into_iter().collect();
     let limit = |gigabytes: u64| {
         let weights = Bytes(gigabytes * 1_000_000_000);
         let init = speeds.init.0 as f64;
-        let cold = (weights.over(speeds.network) + weights.over(speeds.disk)).0 as f64 + init;
-        let warm = weights.over(speeds.page_cache).0 as f64 + init;
+        let cold = (weights.transfer_time(speeds.network) + weights.transfer_time(speeds.disk)).0
+            as f64
+            + init;
+        let warm = weights.transfer_time(speeds.page_cache).0 as f64 + init;
         format!("{gigabytes} GB {:.1}", cold / warm)
     };
     let sizes: Vec<String> = sizes.into_iter().map(limit).collect();

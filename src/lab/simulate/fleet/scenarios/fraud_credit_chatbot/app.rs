@@ -31,7 +31,7 @@ impl App {
         }
     }
 
-    pub fn of(spec: &PodSpec) -> Self {
+    pub fn from_pod(spec: &PodSpec) -> Self {
         let label = spec.labels.get("app").map_or("", String::as_str);
         let all = [Self::Chatbot, Self::Credit, Self::Fraud];
         let app = all

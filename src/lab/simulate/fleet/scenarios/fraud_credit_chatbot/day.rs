@@ -1,7 +1,7 @@
 //! A day of the three models: what of the GPUs' VRAM is asked for, and what company fraud detection has.
 
 use super::app::App;
-use super::{FRAUD, GPU, machines};
+use super::{FRAUD_VRAM, GPU_VRAM, machines};
 use crate::simulate::fleet::engines::ModelShape;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::Curve;
@@ -9,127 +9,147 @@ use crate::simulate::fleet::schedulers::FleetScheduler;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{ModelId, PodUid};
-use stowage_scheduling::testkit::oracle::BrokenPromise;
+use stowage_scheduling::testkit::oracle::BrokenInvariant;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
 const MINUTE: Millis = Millis::seconds(60);
 /// Hours in which credit scoring goes through the whole portfolio, and in which people chat.
-const NIGHTLY: std::ops::Range<u64> = 1..5;
-const CHATTING: std::ops::Range<u64> = 7..23;
+const NIGHT_HOURS: std::ops::Range<u64> = 1..5;
+const CHAT_HOURS: std::ops::Range<u64> = 7..23;
 /// Periods in which credit scoring needs a second replica, and how long each takes.
-const BUSY: usize = 6;
-const BUSY_FOR: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800));
+const BUSY_PERIODS: usize = 6;
+const BUSY_PERIOD_LENGTH: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800));
 
 pub(crate) struct Day {
     /// Requested VRAM, in percent of all VRAM.
     pub utilization: f64,
     /// Time for which a replica of each app runs, in percent of the day.
-    pub up: [f64; 3],
+    pub availability: [f64; 3],
     /// Hours, by the number of pods beside fraud detection.
-    pub company: BTreeMap<usize, f64>,
+    pub hours_by_neighbors: BTreeMap<usize, f64>,
     pub curves: Vec<Curve>,
-    pub broken: Vec<BrokenPromise>,
+    pub broken: Vec<BrokenInvariant>,
 }
 
-pub fn played(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetScheduler>) -> Day {
+pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetScheduler>) -> Day {
     let mut draws = Random::seeded(seed, 8);
-    let busy: Vec<(Moment, Moment)> = (0..BUSY).map(|_| busy(&mut draws)).collect();
+    let busy: Vec<(Moment, Moment)> = (0..BUSY_PERIODS)
+        .map(|_| draw_busy_period(&mut draws))
+        .collect();
     let mut stage: Stage<'_, ()> = Stage::new(machines(), scheduler, seed);
     let mut day = Day {
         utilization: 0.0,
-        up: [0.0; 3],
-        company: BTreeMap::new(),
+        availability: [0.0; 3],
+        hours_by_neighbors: BTreeMap::new(),
         curves: Vec::new(),
         broken: Vec::new(),
     };
     let (mut since, mut points) = (START, Vec::new());
-    let mut standing = Standing::default();
+    let mut standing = UsageSnapshot::default();
     let end = START + Millis::seconds(hours * 3600);
-    stage.submit(App::Fraud.pod(FRAUD));
-    stage.at(START, ());
+    stage.submit(App::Fraud.pod(FRAUD_VRAM));
+    stage.schedule_timer(START, ());
     while let Some(happened) = stage.next(end) {
         let now = stage.now();
-        day.count(&standing, now.since(since));
+        day.record(&standing, now.since(since));
         since = now;
         if let ScenarioEvent::Timer(()) = happened {
-            reconcile(&mut stage, App::Credit, credit(now, &busy), replica);
-            reconcile(&mut stage, App::Chatbot, chatbot(now), replica);
-            stage.at(now + MINUTE, ());
+            reconcile(
+                &mut stage,
+                App::Credit,
+                credit_replicas(now, &busy),
+                replica,
+            );
+            reconcile(&mut stage, App::Chatbot, chatbot_replicas(now), replica);
+            stage.schedule_timer(now + MINUTE, ());
             points.push((now.since(START).0 as f64 / 3.6e6, standing.utilization()));
         }
-        standing = Standing::of(&stage);
+        standing = UsageSnapshot::from_stage(&stage);
     }
-    day.count(&standing, end.since(since));
+    day.record(&standing, end.since(since));
     let all = hours as f64 / 100.0;
     day.utilization /= hours as f64;
-    day.up.iter_mut().for_each(|up| *up /= all);
+    day.availability.iter_mut().for_each(|up| *up /= all);
     day.curves.push(Curve {
         name: "VRAM in use, %",
-        x: "hours",
+        x_label: "hours",
         points,
     });
-    day.broken.append(&mut stage.broken);
+    day.broken.append(&mut stage.violations);
     day
 }
 
 /// The GPUs' usage between two events.
 #[derive(Debug, Clone, Copy, Default)]
-struct Standing {
-    asked: Bytes,
-    up: [bool; 3],
+struct UsageSnapshot {
+    requested: Bytes,
+    is_up: [bool; 3],
     /// Pods beside fraud detection.
-    company: usize,
+    pods_beside_fraud: usize,
 }
 
-impl Standing {
-    fn of(stage: &Stage<'_, ()>) -> Self {
+impl UsageSnapshot {
+    fn from_stage(stage: &Stage<'_, ()>) -> Self {
         let mut standing = Self::default();
         for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus) {
-            standing.asked += gpu.charged();
+            standing.requested += gpu.granted_bytes();
             let pods = gpu.pods.keys().filter_map(|uid| stage.pod(uid));
-            let has_fraud = pods.clone().any(|pod| App::of(&pod.spec) == App::Fraud);
-            standing.company += if has_fraud { gpu.pods.len() - 1 } else { 0 };
-            for pod in pods.filter(|pod| pod.ready.is_some() && pod.leaving.is_none()) {
-                standing.up[App::of(&pod.spec) as usize] = true;
+            let has_fraud = pods
+                .clone()
+                .any(|pod| App::from_pod(&pod.spec) == App::Fraud);
+            standing.pods_beside_fraud += if has_fraud { gpu.pods.len() - 1 } else { 0 };
+            for pod in pods.filter(|pod| pod.ready_at.is_some() && pod.terminating_since.is_none())
+            {
+                standing.is_up[App::from_pod(&pod.spec) as usize] = true;
             }
         }
         standing
     }
 
     fn utilization(&self) -> f64 {
-        100.0 * self.asked.0 as f64 / (2 * GPU.0) as f64
+        100.0 * self.requested.0 as f64 / (2 * GPU_VRAM.0) as f64
     }
 }
 
 impl Day {
-    fn count(&mut self, standing: &Standing, time: Millis) {
+    fn record(&mut self, standing: &UsageSnapshot, time: Millis) {
         let hours = time.0 as f64 / 3.6e6;
         self.utilization += hours * standing.utilization();
-        for (sum, up) in self.up.iter_mut().zip(standing.up) {
+        for (sum, up) in self.availability.iter_mut().zip(standing.is_up) {
             *sum += if up { hours } else { 0.0 };
         }
-        *self.company.entry(standing.company).or_default() += hours;
+        *self
+            .hours_by_neighbors
+            .entry(standing.pods_beside_fraud)
+            .or_default() += hours;
     }
 }
 
-fn busy(draws: &mut Random) -> (Moment, Moment) {
+fn draw_busy_period(draws: &mut Random) -> (Moment, Moment) {
     let begins = START + Millis(draws.below(86_400_000) as u64);
-    (begins, begins + draws.log_uniform(BUSY_FOR.0, BUSY_FOR.1))
+    (
+        begins,
+        begins + draws.log_uniform(BUSY_PERIOD_LENGTH.0, BUSY_PERIOD_LENGTH.1),
+    )
 }
 
 /// Replicas of credit scoring that are wanted.
-fn credit(now: Moment, busy: &[(Moment, Moment)]) -> usize {
+fn credit_replicas(now: Moment, busy: &[(Moment, Moment)]) -> usize {
     let is_busy = busy.iter().any(|(from, to)| (*from..*to).contains(&now));
-    if is_busy || NIGHTLY.contains(&hour(now)) {
+    if is_busy || NIGHT_HOURS.contains(&hour(now)) {
         2
     } else {
         1
     }
 }
 
-fn chatbot(now: Moment) -> usize {
-    if CHATTING.contains(&hour(now)) { 2 } else { 1 }
+fn chatbot_replicas(now: Moment) -> usize {
+    if CHAT_HOURS.contains(&hour(now)) {
+        2
+    } else {
+        1
+    }
 }
 
 fn hour(now: Moment) -> u64 {
@@ -140,9 +160,9 @@ fn hour(now: Moment) -> u64 {
 fn reconcile(stage: &mut Stage<'_, ()>, app: App, wanted: usize, vram: Bytes) {
     let there = stage
         .pods()
-        .filter(|(_, pod)| App::of(&pod.spec) == app && pod.leaving.is_none());
+        .filter(|(_, pod)| App::from_pod(&pod.spec) == app && pod.terminating_since.is_none());
     let mut there: Vec<(bool, Moment, PodUid)> = there
-        .map(|(uid, pod)| (pod.bound.is_some(), pod.submitted, uid.clone()))
+        .map(|(uid, pod)| (pod.binding.is_some(), pod.submitted_at, uid.clone()))
         .collect();
     there.sort_unstable();
     for (.., uid) in there.iter().take(there.len().saturating_sub(wanted)) {

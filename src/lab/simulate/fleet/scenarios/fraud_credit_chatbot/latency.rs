@@ -20,19 +20,23 @@ use std::collections::{BTreeMap, VecDeque};
 use stowage_scheduling::testkit::random::Random;
 
 /// Fraud detection: mean milliseconds between two inferences, and the range of one that has the GPU to itself.
-const INFERENCE_EVERY: f64 = 1000.0 / 15.0;
-const INFERENCE: (f64, f64) = (10.0, 15.0);
+const MEAN_INFERENCE_GAP_MS: f64 = 1000.0 / 15.0;
+const INFERENCE_MS: (f64, f64) = (10.0, 15.0);
 /// Milliseconds between two requests of an engine, on average.
-const REQUEST_EVERY: f64 = 1000.0;
-const SIZE: RequestSize = RequestSize::CONVERSATION;
+const MEAN_REQUEST_GAP_MS: f64 = 1000.0;
+const REQUEST_SIZE: RequestSize = RequestSize::CONVERSATION;
 
 /// The median and the 99th percentile in milliseconds. `company` are hours by the number of engines beside.
-pub(crate) fn quantiles(company: &BTreeMap<usize, f64>, inferences: usize, seed: u64) -> [f64; 2] {
+pub(crate) fn quantiles(
+    hours_by_neighbors: &BTreeMap<usize, f64>,
+    inferences: usize,
+    seed: u64,
+) -> [f64; 2] {
     let mut draws = Random::seeded(seed, 9);
-    let hours: f64 = company.values().sum();
+    let hours: f64 = hours_by_neighbors.values().sum();
     let mut took = Vec::new();
-    for (engines, time) in company {
-        took.extend(answered(
+    for (engines, time) in hours_by_neighbors {
+        took.extend(inference_latencies(
             *engines,
             (inferences as f64 * time / hours) as usize,
             &mut draws,
@@ -42,9 +46,9 @@ pub(crate) fn quantiles(company: &BTreeMap<usize, f64>, inferences: usize, seed:
 }
 
 /// Milliseconds that each of so many inferences took beside so many engines.
-fn answered(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
+fn inference_latencies(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
     let mut engines: Vec<Engine> = (0..engines).map(|_| Engine::new(draws)).collect();
-    let (mut now, mut next) = (0.0, exponential(INFERENCE_EVERY, draws));
+    let (mut now, mut next) = (0.0, exponential(MEAN_INFERENCE_GAP_MS, draws));
     let mut waiting: VecDeque<f64> = VecDeque::new();
     let mut took = Vec::with_capacity(inferences);
     // Whose turn it is: 0 is fraud detection's.
@@ -52,31 +56,31 @@ fn answered(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
     while took.len() < inferences {
         while next <= now {
             waiting.push_back(next);
-            next += exponential(INFERENCE_EVERY, draws);
+            next += exponential(MEAN_INFERENCE_GAP_MS, draws);
         }
         engines
             .iter_mut()
             .for_each(|engine| engine.arrive(now, draws));
-        let places = engines.len() + 1;
+        let participants = engines.len() + 1;
         let has_work = |place: &usize| match place.checked_sub(1) {
             None => !waiting.is_empty(),
             Some(engine) => engines[engine].has_work(),
         };
-        let Some(place) = (turn..turn + places)
-            .map(|place| place % places)
+        let Some(place) = (turn..turn + participants)
+            .map(|place| place % participants)
             .find(has_work)
         else {
             now = engines
                 .iter()
-                .map(|engine| engine.next)
+                .map(|engine| engine.next_request)
                 .fold(next, f64::min);
             continue;
         };
-        turn = (place + 1) % places;
+        turn = (place + 1) % participants;
         match place.checked_sub(1) {
             Some(engine) => now += engines[engine].step(),
             None => {
-                now += INFERENCE.0 + (INFERENCE.1 - INFERENCE.0) * draws.share();
+                now += INFERENCE_MS.0 + (INFERENCE_MS.1 - INFERENCE_MS.0) * draws.unit_interval();
                 took.extend(waiting.pop_front().map(|came| now - came));
             }
         }
@@ -87,7 +91,7 @@ fn answered(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
 struct Engine {
     cost: StepCost,
     /// When its next request comes.
-    next: f64,
+    next_request: f64,
     /// Tokens of prompts that are not read yet, by request.
     prompts: VecDeque<f64>,
     /// Tokens that each request still gets.
@@ -97,17 +101,17 @@ struct Engine {
 impl Engine {
     fn new(draws: &mut Random) -> Self {
         Self {
-            cost: StepCost::of(&ModelShape::LLAMA_8B, &GpuSpeed::A100, 1),
-            next: exponential(REQUEST_EVERY, draws),
+            cost: StepCost::new(&ModelShape::LLAMA_8B, &GpuSpeed::A100, 1),
+            next_request: exponential(MEAN_REQUEST_GAP_MS, draws),
             prompts: VecDeque::new(),
             decoding: Vec::new(),
         }
     }
 
     fn arrive(&mut self, now: f64, draws: &mut Random) {
-        while self.next <= now {
-            self.prompts.push_back(SIZE.prompt);
-            self.next += exponential(REQUEST_EVERY, draws);
+        while self.next_request <= now {
+            self.prompts.push_back(REQUEST_SIZE.prompt);
+            self.next_request += exponential(MEAN_REQUEST_GAP_MS, draws);
         }
     }
 
@@ -118,17 +122,17 @@ impl Engine {
     /// Does a step, and answers how many milliseconds it took.
     fn step(&mut self) -> f64 {
         let decoding = self.decoding.len() as f64;
-        let kv_tokens = decoding * (SIZE.prompt + SIZE.output / 2.0);
+        let kv_tokens = decoding * (REQUEST_SIZE.prompt + REQUEST_SIZE.output / 2.0);
         self.decoding.iter_mut().for_each(|left| *left -= 1.0);
         self.decoding.retain(|left| *left > 0.0);
-        let mut room = GpuSpeed::A100.batching.tokens - decoding;
+        let mut free_tokens = GpuSpeed::A100.batching.tokens - decoding;
         let mut tokens = 0.0;
-        while let Some(prompt) = self.prompts.front_mut().filter(|_| room > 0.0) {
-            let read = prompt.min(room);
-            (*prompt, room, tokens) = (*prompt - read, room - read, tokens + read);
+        while let Some(prompt) = self.prompts.front_mut().filter(|_| free_tokens > 0.0) {
+            let read = prompt.min(free_tokens);
+            (*prompt, free_tokens, tokens) = (*prompt - read, free_tokens - read, tokens + read);
             if *prompt <= 0.0 {
                 self.prompts.pop_front();
-                self.decoding.push(SIZE.output);
+                self.decoding.push(REQUEST_SIZE.output);
             }
         }
         1000.0 * (self.cost.step_s(decoding, kv_tokens) + tokens / self.cost.prefill_rate)
@@ -136,7 +140,7 @@ impl Engine {
 }
 
 fn exponential(mean: f64, draws: &mut Random) -> f64 {
-    -(1.0 - draws.share()).ln() * mean
+    -(1.0 - draws.unit_interval()).ln() * mean
 }
 
 #[cfg(test)]
@@ -157,7 +161,7 @@ mod tests {
     #[test]
     fn a_step_of_prompts_is_as_long_as_their_compute() {
         let mut engine = Engine::new(&mut Random::seeded(1, 1));
-        engine.prompts = VecDeque::from([SIZE.prompt, SIZE.prompt]);
+        engine.prompts = VecDeque::from([REQUEST_SIZE.prompt, REQUEST_SIZE.prompt]);
         let first = engine.step();
         assert!((185.0..200.0).contains(&first), "{first}");
         assert_eq!((engine.prompts.len(), engine.decoding.len()), (1, 1));

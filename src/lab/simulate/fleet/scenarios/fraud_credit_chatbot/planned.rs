@@ -1,7 +1,7 @@
 //! How many GPUs hold one pod of each model, as `stowage plan capacity` finds it; and the MIG geometries that would do.
 
 use super::app::App;
-use super::{FRAUD, GPU};
+use super::{FRAUD_VRAM, GPU_VRAM};
 use crate::simulate::fleet::pods::PodSpec;
 use std::sync::Arc;
 use stowage_scheduling::ids::PodKey;
@@ -16,20 +16,20 @@ use stowage_sizing::capacity_plan::question::{
 };
 
 /// GPUs that suffice, and what the plan says of them.
-pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
+pub fn gpus_needed(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
     let policy = if variant == 0 {
         bank.clone()
     } else {
         Policy::default()
     };
     let pods = [
-        (App::Fraud, FRAUD),
+        (App::Fraud, FRAUD_VRAM),
         (App::Credit, replica),
         (App::Chatbot, replica),
     ];
     // Without Stowage, a pod that asks for a GPU has all of it, unless GPUs are sliced.
     let pod = |(app, vram): (App, Bytes)| PodSpec {
-        exclusive: variant == 1,
+        is_exclusive: variant == 1,
         ..app.pod(vram)
     };
     let pods = pods
@@ -60,7 +60,7 @@ pub fn gpus(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
 }
 
 /// Whether the shared GPU can be cut instead.
-pub fn mig() -> [String; 2] {
+pub fn mig_geometries() -> [String; 2] {
     ["3g.40gb,3g.40gb", "2g.20gb,2g.20gb,2g.20gb,2g.20gb"].map(|wanted| {
         match Geometry::parse(wanted, a100()) {
             Ok(geometry) => format!("an A100 can be cut into {geometry}"),
@@ -88,15 +88,15 @@ fn to_place(workload: usize, pod: &PodSpec, policy: &Policy) -> PodToPlace {
 }
 
 fn node() -> NodeTemplate {
-    let known = a100();
+    let gpu_type = a100();
     NodeTemplate {
         name: "bank".into(),
         gpus: 4,
         gpu: TemplateGpu {
-            name: known.name.into(),
-            model: known.model(),
-            total: GPU,
-            known: Some(known),
+            name: gpu_type.name.into(),
+            model: gpu_type.model(),
+            total: GPU_VRAM,
+            gpu_type: Some(gpu_type),
         },
         geometry: None,
         plugin_devices: None,
@@ -106,20 +106,20 @@ fn node() -> NodeTemplate {
             cpu: None,
             memory: None,
         },
-        at_most: None,
+        max_nodes: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{REPLICA, policy};
+    use super::super::{REPLICA_VRAM, policy};
     use super::*;
 
     #[test]
     fn two_gpus_suffice_and_a_geometry_that_the_gpu_does_not_have_is_refused() {
-        assert_eq!(gpus(0, REPLICA, &policy()).0, 2);
-        assert_eq!(gpus(1, REPLICA, &policy()).0, 3, "whole GPUs");
-        let [accepted, refused] = mig();
+        assert_eq!(gpus_needed(0, REPLICA_VRAM, &policy()).0, 2);
+        assert_eq!(gpus_needed(1, REPLICA_VRAM, &policy()).0, 3, "whole GPUs");
+        let [accepted, refused] = mig_geometries();
         assert!(
             accepted.contains("can be cut into") && refused.contains("cannot be cut into"),
             "{refused}"

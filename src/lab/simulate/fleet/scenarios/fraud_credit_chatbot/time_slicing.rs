@@ -2,7 +2,7 @@
 //! favor: a real one lets pods run out of it.
 
 use crate::simulate::fleet::machines::{Machine, Machines, PhysicalGpu};
-use crate::simulate::fleet::messages::{Act, Message};
+use crate::simulate::fleet::messages::{Message, SchedulerAction};
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) struct TimeSlicing {
     /// In the order in which they came.
     pending: Vec<(PodUid, Arc<PodSpec>)>,
     draws: Random,
-    is_due: bool,
+    has_changed: bool,
 }
 
 impl TimeSlicing {
@@ -22,48 +22,48 @@ impl TimeSlicing {
         Self {
             pending: Vec::new(),
             draws: Random::seeded(seed, 10),
-            is_due: false,
+            has_changed: false,
         }
     }
 }
 
 impl FleetScheduler for TimeSlicing {
-    fn meet(&mut self, _: Moment, _: &Machines) {}
+    fn initialize(&mut self, _: Moment, _: &Machines) {}
 
     fn observe(&mut self, _: Moment, message: &Message) {
         match message {
-            Message::Pod(shown) if shown.bound.is_some() || shown.leaving.is_some() => {
+            Message::Pod(shown) if shown.bound.is_some() || shown.terminating_since.is_some() => {
                 self.pending.retain(|(uid, _)| *uid != shown.uid);
             }
             Message::Pod(shown) if self.pending.iter().all(|(uid, _)| *uid != shown.uid) => {
                 self.pending.push((shown.uid.clone(), shown.spec.clone()));
             }
-            Message::PodGone(gone) => self.pending.retain(|(uid, _)| uid != gone),
+            Message::PodDeleted(gone) => self.pending.retain(|(uid, _)| uid != gone),
             _ => return,
         }
-        self.is_due = true;
+        self.has_changed = true;
     }
 
-    fn round(&mut self, _: Moment, machines: &Machines) -> Vec<Act> {
-        self.is_due = false;
+    fn round(&mut self, _: Moment, machines: &Machines) -> Vec<SchedulerAction> {
+        self.has_changed = false;
         let gpus = machines
             .iter()
             .flat_map(|machine| machine.gpus.iter().map(move |gpu| (machine, gpu)));
-        let mut left: Vec<(&Machine, &PhysicalGpu, Bytes)> = gpus
-            .map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.charged())))
+        let mut free_gpus: Vec<(&Machine, &PhysicalGpu, Bytes)> = gpus
+            .map(|(machine, gpu)| (machine, gpu, machine.spec.vram.minus(gpu.granted_bytes())))
             .collect();
         let mut acts = Vec::new();
         for (uid, spec) in &self.pending {
-            let fitting: Vec<usize> = (0..left.len())
-                .filter(|place| spec.vram <= left[*place].2)
+            let fitting: Vec<usize> = (0..free_gpus.len())
+                .filter(|index| spec.vram <= free_gpus[*index].2)
                 .collect();
-            let Some(place) = fitting.get(self.draws.below(fitting.len())) else {
+            let Some(index) = fitting.get(self.draws.below(fitting.len())) else {
                 continue;
             };
-            let (machine, gpu, free) = &mut left[*place];
+            let (machine, gpu, free) = &mut free_gpus[*index];
             *free = free.minus(spec.vram);
             let (node, devices) = (machine.spec.name.clone(), [gpu.uuid.clone()].into());
-            acts.push(Act::Bind {
+            acts.push(SchedulerAction::Bind {
                 uid: uid.clone(),
                 node,
                 devices,
@@ -77,6 +77,6 @@ impl FleetScheduler for TimeSlicing {
     }
 
     fn has_pending(&self) -> bool {
-        self.is_due && !self.pending.is_empty()
+        self.has_changed && !self.pending.is_empty()
     }
 }

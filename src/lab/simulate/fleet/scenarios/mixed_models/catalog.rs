@@ -1,6 +1,6 @@
 //! What is served: models with their engines, grants and traffic; and nodes to serve them on.
 
-use super::{MODELS, NODE_GPUS, PER_S, VRAM};
+use super::{GPU_VRAM, MODELS, NODE_GPUS, REQUESTS_PER_S};
 use crate::simulate::fleet::engines::requests::kv_tokens;
 use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
@@ -12,16 +12,16 @@ use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
 /// A model in a busy stretch is asked for so many times its mean, and in a quiet one so much of it. A sixth of the time is busy.
-const BUSY: f64 = 4.0;
-const QUIET: f64 = 0.4;
+const BUSY_FACTOR: f64 = 4.0;
+const QUIET_FACTOR: f64 = 0.4;
 /// Mean lengths of stretches, in minutes.
 const BUSY_MINUTES: f64 = 6.0;
 const QUIET_MINUTES: f64 = 30.0;
 /// What a team sizes an engine for: its busy stretches, with so much of the GPUs' compute, and KV cache to spare.
-const COMPUTE: f64 = 0.5;
-const SPARE_KV: f64 = 1.25;
+const SIZING_COMPUTE_SHARE: f64 = 0.5;
+const KV_HEADROOM_FACTOR: f64 = 1.25;
 /// Tokens that the KV cache holds at least: the longest request that engines are told to take.
-const LONGEST: f64 = 8192.0;
+const MIN_KV_TOKENS: f64 = 8192.0;
 
 /// A model as it is served.
 #[derive(Debug, Clone)]
@@ -39,19 +39,19 @@ pub(crate) struct ServedModel {
 
 /// Whether engines share GPUs or have them to themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grants {
+pub(crate) enum GrantSizing {
     RightSized,
     WholeGpus,
 }
 
-pub fn catalog(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<ServedModel> {
-    let per_s = PER_S * models as f64 / MODELS as f64;
+pub fn catalog(seed: u64, models: usize, minutes: usize, grants: GrantSizing) -> Vec<ServedModel> {
+    let per_s = REQUESTS_PER_S * models as f64 / MODELS as f64;
     let models = ZipfCatalog::generate(seed, models, per_s, 1.0).models;
     let served = |(rank, model): (usize, &CatalogModel)| {
         let gpus = gpus_of(model);
         let (engines, grant) = match grants {
-            Grants::WholeGpus => (sized(model, gpus, 1.0).0, most()),
-            Grants::RightSized => right_sized(model, gpus),
+            GrantSizing::WholeGpus => (engines_needed(model, gpus, 1.0).0, allocatable_vram()),
+            GrantSizing::RightSized => right_sized(model, gpus),
         };
         let mut draws = Random::seeded(seed, 1000 + rank as u64);
         ServedModel {
@@ -61,7 +61,7 @@ pub fn catalog(seed: u64, models: usize, minutes: usize, grants: Grants) -> Vec<
             grant,
             engines,
             engine: engine(model, gpus, grant),
-            traffic: stretches(&mut draws, model, minutes),
+            traffic: draw_traffic(&mut draws, model, minutes),
         }
     };
     models.iter().enumerate().map(served).collect()
@@ -77,8 +77,8 @@ fn gpus_of(model: &CatalogModel) -> u32 {
 }
 
 /// What the policy's headroom leaves of a GPU.
-pub fn most() -> Bytes {
-    Bytes(VRAM.0 / 10 * 9)
+pub fn allocatable_vram() -> Bytes {
+    Bytes(GPU_VRAM.0 / 10 * 9)
 }
 
 fn engine(model: &CatalogModel, gpus: u32, grant: Bytes) -> EngineSpec {
@@ -87,10 +87,10 @@ fn engine(model: &CatalogModel, gpus: u32, grant: Bytes) -> EngineSpec {
 
 /// The fewest engines that keep up with the model's busy stretches, each with so much of its GPUs' compute; and the requests
 /// inside of each.
-fn sized(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
-    let whole = engine(model, gpus, most());
+fn engines_needed(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
+    let whole = engine(model, gpus, allocatable_vram());
     let (prompt, output) = (model.size.prompt, model.size.output);
-    let per_s = SPARE_KV * BUSY * model.per_s / compute;
+    let per_s = KV_HEADROOM_FACTOR * BUSY_FACTOR * model.per_s / compute;
     let running = |engines: u32| steady_state(&whole, per_s / f64::from(engines), prompt, output);
     let fewest = (1..).find_map(|engines| Some((engines, running(engines)?.running)));
     fewest.expect("some number keeps up")
@@ -98,22 +98,22 @@ fn sized(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
 
 /// The engines, and the grant of each: weights, the profile run, and a KV cache for its part of the busy stretches, in whole GiB.
 fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
-    let (engines, running) = sized(model, gpus, COMPUTE);
-    let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(LONGEST);
+    let (engines, running) = engines_needed(model, gpus, SIZING_COMPUTE_SHARE);
+    let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(MIN_KV_TOKENS);
     let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
-    let profile_run = engine(model, gpus, most()).profile_run;
+    let profile_run = engine(model, gpus, allocatable_vram()).profile_run_bytes;
     let gib = ((model.shape.weights + kv).split(gpus) + profile_run)
         .0
         .div_ceil(Bytes::gib(1).0);
-    (engines, Bytes::gib(gib).min(most()))
+    (engines, Bytes::gib(gib).min(allocatable_vram()))
 }
 
 /// Busy stretches and quiet ones, each of a random length.
-fn stretches(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfTraffic {
-    let mut is_busy = draws.share() < BUSY_MINUTES / (BUSY_MINUTES + QUIET_MINUTES);
+fn draw_traffic(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfTraffic {
+    let mut is_busy = draws.unit_interval() < BUSY_MINUTES / (BUSY_MINUTES + QUIET_MINUTES);
     let length = |is_busy, draws: &mut Random| {
         draws
-            .gap(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES })
+            .exponential(60_000.0 * if is_busy { BUSY_MINUTES } else { QUIET_MINUTES })
             .0
             / 60_000
     };
@@ -124,7 +124,7 @@ fn stretches(draws: &mut Random, model: &CatalogModel, minutes: usize) -> DayOfT
             left = length(is_busy, draws).max(1);
         }
         left -= 1;
-        let requests = 60.0 * model.per_s * if is_busy { BUSY } else { QUIET };
+        let requests = 60.0 * model.per_s * if is_busy { BUSY_FACTOR } else { QUIET_FACTOR };
         Minute {
             requests,
             prompt: model.size.prompt,
@@ -141,7 +141,7 @@ pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
         labels: BTreeMap::new(),
         gpu: GpuModel::parse("H100-80GB").expect("it is a plain word"),
         gpus: (gpus - n * NODE_GPUS).min(NODE_GPUS) as u32,
-        vram: VRAM,
+        vram: GPU_VRAM,
         page_cache: Bytes::gib(1000),
     };
     let nodes = gpus.div_ceil(NODE_GPUS);

@@ -2,7 +2,7 @@
 
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::endless_jobs::JobKind;
-use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
+use crate::simulate::fleet::scenarios::running_jobs::{Checkpointing, Job};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
@@ -18,7 +18,11 @@ const GRACE: Millis = Millis::seconds(10);
 const WORK: (Millis, Millis) = (Millis::seconds(300), Millis::seconds(1800));
 
 fn draw(draws: &mut Random) -> Job {
-    Job::new(1, draws.log_uniform(WORK.0, WORK.1), Saving::AndWhenAsked)
+    Job::new(
+        1,
+        draws.log_uniform(WORK.0, WORK.1),
+        Checkpointing::RegularlyAndOnEviction,
+    )
 }
 
 fn pod(_: &Job) -> PodSpec {

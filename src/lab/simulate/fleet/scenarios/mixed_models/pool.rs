@@ -1,8 +1,8 @@
 //! The pool that serves a catalog: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
 
-use super::served::Served;
-use super::sums::{GpuUse, Sums};
-use super::{COMES_EVERY, STEP, Timer, WARM_UP};
+use super::served::PooledModel;
+use super::sums::{GpuUse, PoolStatistics};
+use super::{ENGINE_STEP, MODEL_ARRIVAL_INTERVAL, Timer, WARM_UP_TIME};
 use crate::simulate::fleet::engines::LatencyHistogram;
 use crate::simulate::fleet::replicas::devices;
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
@@ -22,36 +22,36 @@ pub enum Compute {
 
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
-    pub served: Vec<Served<'m>>,
+    pub served: Vec<PooledModel<'m>>,
     pub jobs: EndlessJobs,
     /// By preemptor: the KV occupancy of the fullest engine on its GPUs when its placement was decided.
-    decided: BTreeMap<PodUid, f64>,
+    fullest_when_decided: BTreeMap<PodUid, f64>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
     compute: Compute,
     /// When traffic begins: after the last model has come, and had time to start.
-    begins: Moment,
-    pub sums: Sums,
+    traffic_start: Moment,
+    pub sums: PoolStatistics,
 }
 
 impl<'m> Pool<'m> {
     pub fn new(
         stage: Stage<'static, Timer>,
-        served: Vec<Served<'m>>,
+        served: Vec<PooledModel<'m>>,
         jobs: EndlessJobs,
-        sums: Sums,
+        sums: PoolStatistics,
         reports_load: bool,
         compute: Compute,
     ) -> Self {
-        let begins = START + COMES_EVERY.times(served.len() as u64) + WARM_UP;
+        let begins = START + MODEL_ARRIVAL_INTERVAL.times(served.len() as u64) + WARM_UP_TIME;
         Self {
             stage,
             served,
             jobs,
-            decided: BTreeMap::new(),
+            fullest_when_decided: BTreeMap::new(),
             reports_load,
             compute,
-            begins,
+            traffic_start: begins,
             sums,
         }
     }
@@ -60,60 +60,64 @@ impl<'m> Pool<'m> {
     /// traffic began and no more than `most_late` requests were late; where there is a bound, it ends as soon as they are not.
     pub fn play(&mut self, minutes: usize, rollouts: &[usize], most_late: Option<f64>) -> bool {
         for model in 0..self.served.len() {
-            self.stage
-                .at(START + COMES_EVERY.times(model as u64), Timer::Comes(model));
+            self.stage.schedule_timer(
+                START + MODEL_ARRIVAL_INTERVAL.times(model as u64),
+                Timer::ModelArrives(model),
+            );
         }
-        let begins = self.begins;
-        self.stage.at(begins, Timer::Step);
+        let begins = self.traffic_start;
+        self.stage.schedule_timer(begins, Timer::Step);
         let length = Millis::seconds(60 * minutes as u64);
         for (n, model) in rollouts.iter().enumerate() {
             let at = length.0 * (n as u64 + 1) / (rollouts.len() as u64 + 1);
-            self.stage.at(begins + Millis(at), Timer::Rollout(*model));
+            self.stage
+                .schedule_timer(begins + Millis(at), Timer::Rollout(*model));
         }
-        let fails =
-            |pool: &Self, late| most_late.is_some_and(|most| late > most || !pool.has_all_models());
+        let is_too_late = |pool: &Self, late| {
+            most_late.is_some_and(|most| late > most || !pool.are_all_models_placed())
+        };
         while let Some(happened) = self.stage.next(begins + length) {
             let now = self.stage.now();
             match happened {
                 ScenarioEvent::Timer(Timer::Step) => {
                     self.step(now);
-                    if fails(self, self.late()) {
+                    if is_too_late(self, self.late()) {
                         return false;
                     }
                 }
-                ScenarioEvent::Timer(Timer::Comes(model)) => {
+                ScenarioEvent::Timer(Timer::ModelArrives(model)) => {
                     self.served[model].create(&mut self.stage)
                 }
                 ScenarioEvent::Timer(Timer::Rollout(model)) => {
-                    self.served[model].replicas.roll_out()
+                    self.served[model].replicas.start_rollout()
                 }
                 ScenarioEvent::Timer(Timer::Job(timer)) => {
-                    drop(self.jobs.running.tell(timer, &mut self.stage))
+                    drop(self.jobs.running.handle_timer(timer, &mut self.stage))
                 }
-                ScenarioEvent::Bound(uid) if now >= begins => self.note_bound(&uid),
+                ScenarioEvent::Bound(uid) if now >= begins => self.record_placement(&uid),
                 ScenarioEvent::Ready(uid) => {
                     self.served
                         .iter_mut()
-                        .for_each(|served| served.replicas.replace(&uid, now));
-                    self.jobs.begin(&uid, &mut self.stage);
+                        .for_each(|served| served.replicas.handle_ready(&uid, now));
+                    self.jobs.start_job(&uid, &mut self.stage);
                 }
-                ScenarioEvent::Leaving(uid) => {
-                    self.note_decided(&uid);
-                    self.jobs.evict(&uid, now);
+                ScenarioEvent::Terminating(uid) => {
+                    self.record_decision(&uid);
+                    self.jobs.handle_eviction(&uid, now);
                 }
-                ScenarioEvent::Bound(_) | ScenarioEvent::Gone(_) => {}
+                ScenarioEvent::Bound(_) | ScenarioEvent::Deleted(_) => {}
             }
             // They come once all models have a place.
             if now >= begins {
                 self.jobs.fill(&mut self.stage);
             }
         }
-        !fails(self, self.late() + self.waiting())
+        !is_too_late(self, self.late() + self.waiting())
     }
 
     /// Requests that broke a bound, or are too long for their engine.
     pub fn late(&self) -> f64 {
-        self.served.iter().map(Served::late).sum()
+        self.served.iter().map(PooledModel::late).sum()
     }
 
     /// Requests that have no first token yet.
@@ -130,59 +134,58 @@ impl<'m> Pool<'m> {
         all
     }
 
-    fn has_all_models(&self) -> bool {
-        self.sums.placed == self.served.len()
+    fn are_all_models_placed(&self) -> bool {
+        self.sums.placed_models == self.served.len()
     }
 
     fn step(&mut self, now: Moment) {
         let used = self.use_by_gpu();
-        self.sums.count(now.since(self.begins), &self.stage, &used);
+        self.sums
+            .record(now.since(self.traffic_start), &self.stage, &used);
         let neighbors = if self.compute == Compute::Shared {
             used
         } else {
             BTreeMap::new()
         };
-        let at = Moment(now.since(self.begins).0);
+        let at = Moment(now.since(self.traffic_start).0);
         self.served
             .iter_mut()
-            .for_each(|served| served.step(&mut self.stage, at, &neighbors));
+            .for_each(|served| served.follow_traffic(&mut self.stage, at, &neighbors));
         if self.reports_load {
             self.served
                 .iter()
-                .for_each(|served| served.report(&mut self.stage));
+                .for_each(|served| served.report_load(&mut self.stage));
         }
-        if now == self.begins {
-            self.sums.placed = self
+        if now == self.traffic_start {
+            self.sums.placed_models = self
                 .served
                 .iter()
-                .filter(|served| served.has_place(&self.stage))
+                .filter(|served| served.is_placed(&self.stage))
                 .count();
         }
-        self.stage.at(now + STEP, Timer::Step);
+        self.stage.schedule_timer(now + ENGINE_STEP, Timer::Step);
     }
 
     /// What the engines on each GPU do.
     fn use_by_gpu(&self) -> BTreeMap<GpuUuid, GpuUse> {
         let mut sums: BTreeMap<GpuUuid, GpuUse> = BTreeMap::new();
-        for (uid, engine) in self.served.iter().flat_map(Served::engines) {
+        for (uid, engine) in self.served.iter().flat_map(PooledModel::engines) {
             for device in devices(&self.stage, uid) {
                 sums.entry(device.clone())
                     .or_default()
-                    .add(GpuUse::of(engine));
+                    .add(GpuUse::from_engine(engine));
             }
         }
         for uid in self.jobs.running.uids() {
             for device in devices(&self.stage, uid) {
-                sums.entry(device.clone())
-                    .or_default()
-                    .add(GpuUse::OF_A_JOB);
+                sums.entry(device.clone()).or_default().add(GpuUse::JOB);
             }
         }
         sums
     }
 
     /// The pod leaves for another: where that goes was decided now.
-    fn note_decided(&mut self, victim: &PodUid) {
+    fn record_decision(&mut self, victim: &PodUid) {
         let Some(preemptor) = self
             .stage
             .pod(victim)
@@ -191,16 +194,16 @@ impl<'m> Pool<'m> {
             return;
         };
         let fullest = self.fullest_beside(victim);
-        let decided = self.decided.entry(preemptor).or_insert(0.0);
+        let decided = self.fullest_when_decided.entry(preemptor).or_insert(0.0);
         *decided = decided.max(fullest);
     }
 
-    fn note_bound(&mut self, uid: &PodUid) {
+    fn record_placement(&mut self, uid: &PodUid) {
         let fullest = self
-            .decided
+            .fullest_when_decided
             .remove(uid)
             .unwrap_or_else(|| self.fullest_beside(uid));
-        self.sums.note_placement(fullest);
+        self.sums.record_placement(fullest);
     }
 
     /// How full the fullest engine of other pods is on the GPUs of this one.
@@ -215,7 +218,7 @@ impl<'m> Pool<'m> {
         let there = self
             .served
             .iter()
-            .flat_map(Served::engines)
+            .flat_map(PooledModel::engines)
             .filter(|(other, _)| is_there(other));
         there
             .map(|(_, engine)| engine.kv_occupancy())

@@ -2,7 +2,7 @@
 
 use super::catalog::ServedModel;
 use super::sums::GpuUse;
-use super::{SLO, TIMING, Timer};
+use super::{REPLICA_TIMING, SLO, Timer};
 use crate::simulate::fleet::engines::Engine;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::replicas::{ReplicaSet, ServingDay, ShippedScaler, devices};
@@ -13,13 +13,13 @@ use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::{Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
-pub struct Served<'m> {
+pub struct PooledModel<'m> {
     model: &'m ServedModel,
     pub day: ServingDay<ShippedScaler>,
     pub replicas: ReplicaSet,
 }
 
-impl<'m> Served<'m> {
+impl<'m> PooledModel<'m> {
     pub fn new(model: &'m ServedModel, rules: AutoscalingRules, exclusive: bool) -> Self {
         let day = ServingDay::new(
             model.engine,
@@ -40,10 +40,10 @@ impl<'m> Served<'m> {
         let replicas = ReplicaSet::new(
             PodSpec {
                 gpus: *gpus,
-                exclusive,
+                is_exclusive: exclusive,
                 ..pod
             },
-            TIMING,
+            REPLICA_TIMING,
         );
         Self {
             model,
@@ -58,7 +58,7 @@ impl<'m> Served<'m> {
     }
 
     /// Traffic goes on to `at`, and then the autoscaler has as many pods as it wants.
-    pub fn step(
+    pub fn follow_traffic(
         &mut self,
         stage: &mut Stage<'_, Timer>,
         at: Moment,
@@ -66,20 +66,20 @@ impl<'m> Served<'m> {
     ) {
         // Those with something to do take turns.
         let share = |stage: &Stage<'_, Timer>, uid: &PodUid, engine: Option<&Engine>| {
-            let own = engine.map_or(0.0, |engine| GpuUse::of(engine).busy);
+            let own = engine.map_or(0.0, |engine| GpuUse::from_engine(engine).busy);
             let others = |device| (used.get(device).map_or(0.0, |used| used.busy) - own).max(0.0);
             1.0 / (1.0 + devices(stage, uid).iter().map(others).fold(0.0, f64::max))
         };
-        self.replicas.follow(stage, &mut self.day, at, share);
+        self.replicas.reconcile(stage, &mut self.day, at, share);
     }
 
     /// What its engines' metrics pages say is in the agents' next reports.
-    pub fn report(&self, stage: &mut Stage<'_, Timer>) {
+    pub fn report_load(&self, stage: &mut Stage<'_, Timer>) {
         for (uid, engine) in self.engines() {
             let kv_cache = Percent::from_share(engine.kv_occupancy());
             stage.set_load(
                 uid,
-                EngineLoad::of(kv_cache, Some(engine.waiting().round() as u32)),
+                EngineLoad::new(kv_cache, Some(engine.waiting().round() as u32)),
             );
         }
     }
@@ -90,7 +90,7 @@ impl<'m> Served<'m> {
             .filter_map(|(uid, id)| Some((uid, self.day.engine(id)?)))
     }
 
-    pub fn has_place(&self, stage: &Stage<'_, Timer>) -> bool {
+    pub fn is_placed(&self, stage: &Stage<'_, Timer>) -> bool {
         self.replicas
             .pods()
             .any(|(uid, _)| !devices(stage, uid).is_empty())

@@ -1,15 +1,15 @@
 //! A workload and the scheduler that places it: pools of any size, and the smallest that suffices.
 
-use super::catalog::{Grants, ServedModel, catalog, machines, most};
+use super::catalog::{GrantSizing, ServedModel, allocatable_vram, catalog, machines};
 use super::jobs::JOBS;
 use super::pool::{Compute, Pool};
-use super::served::Served;
-use super::sums::Sums;
-use super::{MORE_REPLICAS, MOST_LATE};
+use super::served::PooledModel;
+use super::sums::PoolStatistics;
+use super::{MAX_EXTRA_REPLICAS, MAX_LATE_SHARE};
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::simulate::fleet::scenarios::shipped;
+use crate::simulate::fleet::scenarios::shipped_policy;
 use crate::simulate::fleet::schedulers::{
-    FleetScheduler, Placing, Preempting, StockScheduler, Stowage,
+    FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
 use stowage_scheduling::policy::AutoscalingRules;
@@ -33,19 +33,19 @@ pub(crate) struct Sizing {
     models: Vec<ServedModel>,
     rollouts: Vec<usize>,
     /// GPUs whose VRAM all models' engines take with right-sized grants, less the headroom.
-    pub least: usize,
+    pub min_gpus: usize,
 }
 
 impl Sizing {
     pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
-        let shared = catalog(seed, models, minutes, Grants::RightSized);
+        let shared = catalog(seed, models, minutes, GrantSizing::RightSized);
         let granted: Bytes = shared
             .iter()
             .map(|model| model.grant.times((model.gpus * model.engines).into()))
             .sum();
-        let least = granted.0.div_ceil(most().0) as usize;
+        let least = granted.0.div_ceil(allocatable_vram().0) as usize;
         let models = match placer {
-            Placer::WholeGpus => catalog(seed, models, minutes, Grants::WholeGpus),
+            Placer::WholeGpus => catalog(seed, models, minutes, GrantSizing::WholeGpus),
             Placer::Stowage | Placer::KvBlind => shared,
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();
@@ -56,7 +56,7 @@ impl Sizing {
             minutes,
             models,
             rollouts,
-            least,
+            min_gpus: least,
         }
     }
 
@@ -68,8 +68,8 @@ impl Sizing {
     }
 
     /// A pool of so many GPUs, played to the end, with jobs in what the engines leave of it.
-    pub fn played(&self, gpus: usize, compute: Compute) -> Pool<'_> {
-        let mut pool = self.pool(gpus, compute, EndlessJobs::new(Some(JOBS), self.seed));
+    pub fn play_pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {
+        let mut pool = self.new_pool(gpus, compute, EndlessJobs::new(Some(JOBS), self.seed));
         pool.play(self.minutes, &self.rollouts, None);
         pool
     }
@@ -77,10 +77,10 @@ impl Sizing {
     /// The fewest GPUs on which all models have a place and enough requests are in time; the most that were tried, as an error, if
     /// they do not suffice.
     pub(crate) fn gpus_needed(&self) -> Result<usize, usize> {
-        let most_late = MOST_LATE * self.requests();
+        let most_late = MAX_LATE_SHARE * self.requests();
         let suffices = |gpus| {
             let no_jobs = EndlessJobs::new(None, self.seed);
-            self.pool(gpus, Compute::Shared, no_jobs).play(
+            self.new_pool(gpus, Compute::Shared, no_jobs).play(
                 self.minutes,
                 &self.rollouts,
                 Some(most_late),
@@ -89,7 +89,7 @@ impl Sizing {
         let gpus = |model: &ServedModel| (model.gpus * model.engines) as usize;
         let least = match self.placer {
             Placer::WholeGpus => self.models.iter().map(gpus).sum(),
-            Placer::Stowage | Placer::KvBlind => self.least,
+            Placer::Stowage | Placer::KvBlind => self.min_gpus,
         };
         let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
         // Pools that are too small show it when traffic begins, and cost little.
@@ -110,30 +110,30 @@ impl Sizing {
         Ok(enough)
     }
 
-    fn pool(&self, gpus: usize, compute: Compute, jobs: EndlessJobs) -> Pool<'_> {
-        let policy = shipped(
+    fn new_pool(&self, gpus: usize, compute: Compute, jobs: EndlessJobs) -> Pool<'_> {
+        let policy = shipped_policy(
             "mixed-models",
             include_str!("../../../../../../policies/mixed-models/policy.yaml"),
         );
         let rules = |model: &ServedModel| AutoscalingRules {
             min_replicas: model.engines,
-            max_replicas: model.engines + MORE_REPLICAS,
-            ..policy.autoscaling.of(&model.id)
+            max_replicas: model.engines + MAX_EXTRA_REPLICAS,
+            ..policy.autoscaling.for_model(&model.id)
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
             Placer::Stowage | Placer::KvBlind => Box::new(Stowage::new(policy.clone())),
-            Placer::WholeGpus => Box::new(StockScheduler::new(
-                Placing::MostAllocated,
-                Preempting::Never,
+            Placer::WholeGpus => Box::new(KubeSchedulerBaseline::new(
+                ScoringStrategy::MostAllocated,
+                PreemptionMode::Never,
                 self.seed,
             )),
         };
         let stage = Stage::new(machines(gpus, &self.models), scheduler, self.seed);
         let served = self.models.iter().map(|model| {
             let is_alone = self.placer == Placer::WholeGpus;
-            Served::new(model, rules(model), is_alone)
+            PooledModel::new(model, rules(model), is_alone)
         });
-        let sums = Sums::of(&self.models);
+        let sums = PoolStatistics::for_models(&self.models);
         Pool::new(
             stage,
             served.collect(),

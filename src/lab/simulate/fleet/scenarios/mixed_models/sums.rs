@@ -1,7 +1,7 @@
 //! What is counted over a run of the pool.
 
 use super::Timer;
-use super::catalog::{ServedModel, most};
+use super::catalog::{ServedModel, allocatable_vram};
 use crate::simulate::fleet::engines::Engine;
 use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
@@ -9,14 +9,14 @@ use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::{Bytes, Millis};
 
 /// Time between two points of the picture.
-const CURVE_EVERY: Millis = Millis::seconds(60);
+const CURVE_INTERVAL: Millis = Millis::seconds(60);
 /// No class may join an engine that is fuller: the policy's limit.
-const FULL: f64 = 0.9;
+const FULL_KV_SHARE: f64 = 0.9;
 
 #[derive(Debug, Default)]
-pub struct Sums {
+pub struct PoolStatistics {
     /// Models with a place when traffic began.
-    pub placed: usize,
+    pub placed_models: usize,
     pub placements: f64,
     onto_full: f64,
     /// Over time, on GPUs with a pod: GPUs, how busy they are, and the free VRAM that no model fits.
@@ -39,14 +39,14 @@ pub(crate) struct GpuUse {
 
 impl GpuUse {
     /// What a job does on its GPU: it is always busy, and has no requests.
-    pub(crate) const OF_A_JOB: Self = Self {
+    pub(crate) const JOB: Self = Self {
         busy: 1.0,
         running: 0.0,
     };
 
-    pub fn of(engine: &Engine) -> Self {
+    pub fn from_engine(engine: &Engine) -> Self {
         Self {
-            busy: busy(engine.running()),
+            busy: busy_share(engine.running()),
             running: engine.running(),
         }
     }
@@ -57,12 +57,12 @@ impl GpuUse {
 }
 
 /// The share of its time for which an engine has something to do: in which a Poisson number of requests is not zero.
-fn busy(running: f64) -> f64 {
+fn busy_share(running: f64) -> f64 {
     1.0 - (-running).exp()
 }
 
-impl Sums {
-    pub fn of(models: &[ServedModel]) -> Self {
+impl PoolStatistics {
+    pub fn for_models(models: &[ServedModel]) -> Self {
         let least_grant = models
             .iter()
             .map(|model| model.grant)
@@ -74,7 +74,7 @@ impl Sums {
         }
     }
 
-    pub fn count(
+    pub fn record(
         &mut self,
         at: Millis,
         stage: &Stage<'_, Timer>,
@@ -87,9 +87,11 @@ impl Sums {
             .flat_map(|machine| &machine.gpus)
             .filter(|gpu| !gpu.pods.is_empty())
         {
-            let free = most().minus(gpu.charged());
+            let free = allocatable_vram().minus(gpu.granted_bytes());
             in_use += 1.0;
-            self.busy += used.get(&gpu.uuid).map_or(0.0, |used| busy(used.running));
+            self.busy += used
+                .get(&gpu.uuid)
+                .map_or(0.0, |used| busy_share(used.running));
             self.stranded += if free < self.least_grant {
                 free
             } else {
@@ -97,14 +99,14 @@ impl Sums {
             };
         }
         self.in_use += in_use;
-        if at.0.is_multiple_of(CURVE_EVERY.0) {
+        if at.0.is_multiple_of(CURVE_INTERVAL.0) {
             self.curve.push((at.0 as f64 / 3.6e6, in_use));
         }
     }
 
-    pub fn note_placement(&mut self, fullest: f64) {
+    pub fn record_placement(&mut self, fullest: f64) {
         self.placements += 1.0;
-        self.onto_full += if fullest > FULL { 1.0 } else { 0.0 };
+        self.onto_full += if fullest > FULL_KV_SHARE { 1.0 } else { 0.0 };
     }
 
     /// Placements onto a GPU with a full engine, in hundredths.
@@ -119,6 +121,6 @@ impl Sums {
 
     /// Free VRAM that no model fits, in percent of the allocatable VRAM of GPUs with a pod.
     pub fn stranded(&self) -> f64 {
-        100.0 * self.stranded.0 as f64 / (most().0 as f64 * self.in_use.max(1.0))
+        100.0 * self.stranded.0 as f64 / (allocatable_vram().0 as f64 * self.in_use.max(1.0))
     }
 }

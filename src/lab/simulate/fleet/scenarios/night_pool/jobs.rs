@@ -2,7 +2,7 @@
 
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::endless_jobs::JobKind;
-use crate::simulate::fleet::scenarios::running_jobs::{Job, Saving};
+use crate::simulate::fleet::scenarios::running_jobs::{Checkpointing, Job};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 
@@ -12,19 +12,19 @@ pub(crate) const JOBS: JobKind = JobKind {
     pod,
 };
 
-const LEAST_WORK: Millis = Millis::seconds(600);
-const MOST_WORK: Millis = Millis::seconds(7200);
+const MIN_WORK: Millis = Millis::seconds(600);
+const MAX_WORK: Millis = Millis::seconds(7200);
 
 fn draw(draws: &mut Random) -> Job {
     let gpus = [1, 1, 1, 1, 1, 1, 1, 2, 2, 4][draws.below(10)];
-    let work = draws.log_uniform(LEAST_WORK, MOST_WORK);
+    let work = draws.log_uniform(MIN_WORK, MAX_WORK);
     Job::new(
         gpus,
         work,
         if draws.below(5) > 0 {
-            Saving::AndWhenAsked
+            Checkpointing::RegularlyAndOnEviction
         } else {
-            Saving::Never
+            Checkpointing::Never
         },
     )
 }
@@ -34,11 +34,11 @@ fn pod(job: &Job) -> PodSpec {
     PodSpec {
         labels: checkpoints
             .into_iter()
-            .filter(|_| job.saving != Saving::Never)
+            .filter(|_| job.checkpointing != Checkpointing::Never)
             .collect(),
         priority: -10,
         gpus: job.gpus,
-        exclusive: true,
+        is_exclusive: true,
         ..PodSpec::plain("harvest", Bytes::gib(70).times(u64::from(job.gpus)))
     }
 }

@@ -1,17 +1,17 @@
 //! The pool of the night: replicas by the autoscaler's word, jobs in what is left, and the sums.
 
-use super::{DRAIN, GPUS, HEADROOM, NODES, STEP, Timer};
+use super::{DRAIN_TIME, ENGINE_STEP, GPUS_PER_NODE, HEADROOM_SHARE, NODES, Timer};
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::replicas::{ReplicaSet, ReplicaTiming, Scaler, ServingDay, devices};
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
-use crate::simulate::fleet::scenarios::{Curve, Played, quantile};
+use crate::simulate::fleet::scenarios::{Curve, VariantRun, quantile};
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
-const TIMING: ReplicaTiming = ReplicaTiming {
+const REPLICA_TIMING: ReplicaTiming = ReplicaTiming {
     ready_in: Millis::seconds(90),
-    drain: DRAIN,
+    drain_time: DRAIN_TIME,
 };
 const FIRST_REPLICAS: u32 = 6;
 
@@ -20,12 +20,12 @@ pub struct Pool<S> {
     pub jobs: EndlessJobs,
     pub day: ServingDay<S>,
     /// The time of day at the beginning.
-    pub begins: Moment,
+    pub time_of_day: Moment,
     replicas: ReplicaSet,
-    waits: Vec<f64>,
+    waits_s: Vec<f64>,
     /// GPU-hours without a replica, and with one.
-    idle: f64,
-    serving: f64,
+    idle_gpu_hours: f64,
+    serving_gpu_hours: f64,
     curves: [Vec<(f64, f64)>; 2],
 }
 
@@ -37,71 +37,71 @@ impl<S: Scaler> Pool<S> {
         begins: Moment,
     ) -> Self {
         let (waits, curves) = (Vec::new(), Default::default());
-        let replicas = ReplicaSet::new(template(), TIMING);
+        let replicas = ReplicaSet::new(template(), REPLICA_TIMING);
         Self {
             stage,
             jobs,
             day,
-            begins,
+            time_of_day: begins,
             replicas,
-            waits,
-            idle: 0.0,
-            serving: 0.0,
+            waits_s: waits,
+            idle_gpu_hours: 0.0,
+            serving_gpu_hours: 0.0,
             curves,
         }
     }
 
-    pub fn play(mut self, hours: u64) -> Played {
+    pub fn play(mut self, hours: u64) -> VariantRun {
         self.replicas.create(&mut self.stage, FIRST_REPLICAS);
         self.jobs.fill(&mut self.stage);
-        self.stage.at(START, Timer::Step);
+        self.stage.schedule_timer(START, Timer::Step);
         let end = START + Millis::seconds(hours * 3600);
         while let Some(happened) = self.stage.next(end) {
             let now = self.stage.now();
             match happened {
                 ScenarioEvent::Timer(Timer::Step) => self.step(now),
                 ScenarioEvent::Timer(Timer::Job(timer)) => {
-                    self.jobs.running.tell(timer, &mut self.stage);
+                    self.jobs.running.handle_timer(timer, &mut self.stage);
                 }
-                ScenarioEvent::Bound(uid) if self.replicas.contains(&uid) => self.note_bound(&uid),
-                ScenarioEvent::Ready(uid) => self.jobs.begin(&uid, &mut self.stage),
-                ScenarioEvent::Leaving(uid) => self.jobs.evict(&uid, now),
-                ScenarioEvent::Bound(_) | ScenarioEvent::Gone(_) => {}
+                ScenarioEvent::Bound(uid) if self.replicas.contains(&uid) => self.record_wait(&uid),
+                ScenarioEvent::Ready(uid) => self.jobs.start_job(&uid, &mut self.stage),
+                ScenarioEvent::Terminating(uid) => self.jobs.handle_eviction(&uid, now),
+                ScenarioEvent::Bound(_) | ScenarioEvent::Deleted(_) => {}
             }
             self.jobs.fill(&mut self.stage);
         }
-        self.jobs.running.close(end);
-        self.played(hours as f64)
+        self.jobs.running.count_unfinished(end);
+        self.into_run(hours as f64)
     }
 
     fn step(&mut self, now: Moment) {
-        self.count(now);
-        let at = self.begins + now.since(START);
+        self.record_usage(now);
+        let at = self.time_of_day + now.since(START);
         self.replicas
-            .follow(&mut self.stage, &mut self.day, at, |_, _, _| 1.0);
-        self.stage.at(now + STEP, Timer::Step);
+            .reconcile(&mut self.stage, &mut self.day, at, |_, _, _| 1.0);
+        self.stage.schedule_timer(now + ENGINE_STEP, Timer::Step);
     }
 
-    fn note_bound(&mut self, uid: &PodUid) {
+    fn record_wait(&mut self, uid: &PodUid) {
         let pod = self.stage.pod(uid).expect("it was just bound");
-        self.waits
-            .push(self.stage.now().since(pod.submitted).0 as f64 / 1000.0);
+        self.waits_s
+            .push(self.stage.now().since(pod.submitted_at).0 as f64 / 1000.0);
     }
 
     /// The time since the last step, by what had the GPUs.
-    fn count(&mut self, now: Moment) {
-        let all = (NODES as u32 * GPUS) as f64;
+    fn record_usage(&mut self, now: Moment) {
+        let all = (NODES as u32 * GPUS_PER_NODE) as f64;
         let held: usize = self
             .replicas
             .pods()
             .map(|(uid, _)| devices(&self.stage, uid).len())
             .sum();
         let held = held as f64;
-        let hours = STEP.0 as f64 / 3.6e6;
-        self.serving += held * hours;
-        self.idle += (all - held) * hours;
+        let hours = ENGINE_STEP.0 as f64 / 3.6e6;
+        self.serving_gpu_hours += held * hours;
+        self.idle_gpu_hours += (all - held) * hours;
         let at = now.since(START).0 as f64 / 3.6e6;
-        if (now.since(START).0 / STEP.0).is_multiple_of(24) {
+        if (now.since(START).0 / ENGINE_STEP.0).is_multiple_of(24) {
             let free: usize = self
                 .stage
                 .machines
@@ -113,27 +113,27 @@ impl<S: Scaler> Pool<S> {
         }
     }
 
-    fn played(self, hours: f64) -> Played {
+    fn into_run(self, hours: f64) -> VariantRun {
         let Self {
             stage,
             jobs,
             day,
-            mut waits,
-            idle,
-            serving,
+            waits_s: mut waits,
+            idle_gpu_hours: idle,
+            serving_gpu_hours: serving,
             curves,
             ..
         } = self;
-        let headroom = HEADROOM * (NODES as u32 * GPUS) as f64 * hours;
+        let headroom = HEADROOM_SHARE * (NODES as u32 * GPUS_PER_NODE) as f64 * hours;
         let jobs = jobs.running;
         let latencies = &day.tally.latencies;
         let names = ["GPUs of replicas", "GPUs of jobs"];
-        Played {
+        VariantRun {
             figures: vec![
                 idle,
-                jobs.kept,
-                100.0 * jobs.kept / (idle - headroom),
-                100.0 * jobs.lost / jobs.kept.max(f64::MIN_POSITIVE),
+                jobs.saved_gpu_hours,
+                100.0 * jobs.saved_gpu_hours / (idle - headroom),
+                100.0 * jobs.lost_gpu_hours / jobs.saved_gpu_hours.max(f64::MIN_POSITIVE),
                 jobs.evictions as f64,
                 quantile(&mut waits, 0.5),
                 quantile(&mut waits, 0.99),
@@ -145,11 +145,11 @@ impl<S: Scaler> Pool<S> {
                 .zip(curves)
                 .map(|(name, points)| Curve {
                     name,
-                    x: "hours",
+                    x_label: "hours",
                     points,
                 })
                 .collect(),
-            broken: stage.broken,
+            violations: stage.violations,
             notes: Vec::new(),
         }
     }
@@ -157,11 +157,11 @@ impl<S: Scaler> Pool<S> {
 
 fn template() -> PodSpec {
     let model = ModelId::parse(super::MODEL).expect("it is a name");
-    let vram = Bytes::gib(72).times(u64::from(GPUS));
+    let vram = Bytes::gib(72).times(u64::from(GPUS_PER_NODE));
     let pod = PodSpec::serving("serving", model, super::weights(), vram);
     PodSpec {
-        gpus: GPUS,
-        exclusive: true,
+        gpus: GPUS_PER_NODE,
+        is_exclusive: true,
         ..pod
     }
 }

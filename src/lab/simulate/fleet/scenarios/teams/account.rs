@@ -14,14 +14,14 @@ pub(crate) struct Quota {
 
 /// The pool's usage between two events.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Standing {
+pub struct PoolSnapshot {
     pub free: u32,
     /// GPUs of each team's pods.
     pub used: [u32; 3],
     /// GPUs of pods that were bound while no two teams competed: no borrower is evicted for another.
-    pub settled: [u32; 3],
+    pub uncontested: [u32; 3],
     /// A pod waits that its team's limit allows.
-    pub waits: bool,
+    pub has_waiting_pod: bool,
     /// Teams with a pod that waits to borrow.
     pub competing: [bool; 3],
     /// Those whose pod asks for one GPU: what becomes free GPU by GPU is of no use to others.
@@ -37,49 +37,49 @@ pub(crate) struct Competition {
 /// GPU-hours over weight, of each team.
 #[derive(Debug, Default)]
 struct Borrowed {
-    had: [f64; 3],
+    gpu_hours: [f64; 3],
     /// GPU-hours over weight if those GPUs were split as evenly as whole ones can be, but for uncontested ones.
     most_even: [f64; 3],
 }
 
-pub(crate) struct Account {
+pub(crate) struct UsageAccount {
     quotas: [Quota; 3],
     since: Moment,
-    standing: Standing,
+    snapshot: PoolSnapshot,
     pub for_any: Competition,
     pub for_one: Competition,
     /// GPU time, all and idle, while a pod waits.
-    all: f64,
-    idle: f64,
+    waiting_gpu_hours: f64,
+    idle_gpu_hours: f64,
     pub gpus: u32,
 }
 
-impl Account {
+impl UsageAccount {
     pub fn new(quotas: [Quota; 3], gpus: u32, now: Moment) -> Self {
-        let standing = Standing {
+        let standing = PoolSnapshot {
             free: gpus,
-            ..Standing::default()
+            ..PoolSnapshot::default()
         };
         Self {
             quotas,
             since: now,
-            standing,
+            snapshot: standing,
             for_any: Competition::default(),
             for_one: Competition::default(),
-            all: 0.0,
-            idle: 0.0,
+            waiting_gpu_hours: 0.0,
+            idle_gpu_hours: 0.0,
             gpus,
         }
     }
 
     /// Counts the time until now by the last snapshot, and takes the new one.
-    pub fn stands(&mut self, now: Moment, standing: Standing) {
+    pub fn advance(&mut self, now: Moment, standing: PoolSnapshot) {
         let hours = now.since(self.since).0 as f64 / 3.6e6;
-        let before = std::mem::replace(&mut self.standing, standing);
+        let before = std::mem::replace(&mut self.snapshot, standing);
         self.since = now;
-        if before.waits {
-            self.all += hours * f64::from(self.gpus);
-            self.idle += hours * f64::from(before.free);
+        if before.has_waiting_pod {
+            self.waiting_gpu_hours += hours * f64::from(self.gpus);
+            self.idle_gpu_hours += hours * f64::from(before.free);
         }
         let beyond = |gpus: [u32; 3]| {
             Team::ALL.map(|team| {
@@ -89,7 +89,7 @@ impl Account {
         let weights = self.quotas.map(|quota| quota.weight);
         let loans = Loans {
             borrowed: beyond(before.used),
-            settled: beyond(before.settled),
+            settled: beyond(before.uncontested),
             weights,
         };
         self.for_any.count(before.competing, hours, &loans);
@@ -98,30 +98,30 @@ impl Account {
 
     /// Whether teams compete for one GPU.
     pub(crate) fn is_contested(&self) -> bool {
-        compete(self.standing.competing_for_one)
+        are_competing(self.snapshot.competing_for_one)
     }
 
     /// GPU time that is idle while a pod waits, in percent.
     pub fn idle(&self) -> f64 {
-        100.0 * self.idle / self.all.max(f64::MIN_POSITIVE)
+        100.0 * self.idle_gpu_hours / self.waiting_gpu_hours.max(f64::MIN_POSITIVE)
     }
 }
 
 impl Competition {
     fn count(&mut self, teams: [bool; 3], hours: f64, loans: &Loans) {
-        if !compete(teams) {
+        if !are_competing(teams) {
             return;
         }
         let sums = self.by_teams.entry(teams).or_default();
         add(
-            &mut sums.had,
+            &mut sums.gpu_hours,
             hours,
-            over(of_those(teams, loans.borrowed), loans.weights),
+            per_weight(only_of_teams(teams, loans.borrowed), loans.weights),
         );
         add(
             &mut sums.most_even,
             hours,
-            over(loans.most_even(teams), loans.weights),
+            per_weight(loans.most_even(teams), loans.weights),
         );
     }
 
@@ -129,17 +129,17 @@ impl Competition {
     pub fn borrowed(&self) -> f64 {
         self.by_teams
             .values()
-            .map(|borrowed| borrowed.had.iter().sum::<f64>())
+            .map(|borrowed| borrowed.gpu_hours.iter().sum::<f64>())
             .sum()
     }
 
     /// GPU-hours that are borrowed evenly: for each set of competing teams, times its Jain's index.
-    pub(crate) fn evenly(&self) -> f64 {
-        self.times_jain(|borrowed| &borrowed.had)
+    pub(crate) fn evenly_borrowed(&self) -> f64 {
+        self.times_jain(|borrowed| &borrowed.gpu_hours)
     }
 
     /// GPU-hours borrowed evenly if contested whole GPUs were split as evenly as can be at each moment.
-    pub(crate) fn most_evenly(&self) -> f64 {
+    pub(crate) fn most_evenly_borrowed(&self) -> f64 {
         self.times_jain(|borrowed| &borrowed.most_even)
     }
 
@@ -150,7 +150,7 @@ impl Competition {
                 .zip(teams)
                 .filter(|(_, competes)| **competes);
             let shares: Vec<f64> = shares.map(|(sum, _)| *sum).collect();
-            borrowed.had.iter().sum::<f64>() * jain(&shares)
+            borrowed.gpu_hours.iter().sum::<f64>() * jain(&shares)
         };
         self.by_teams.iter().map(of).sum()
     }
@@ -160,18 +160,18 @@ impl Competition {
     pub(crate) fn jain(&self) -> f64 {
         let borrowed = self.borrowed();
         if borrowed > 0.0 {
-            self.evenly() / borrowed
+            self.evenly_borrowed() / borrowed
         } else {
             1.0
         }
     }
 }
 
-fn of_those(teams: [bool; 3], borrowed: [u32; 3]) -> [u32; 3] {
+fn only_of_teams(teams: [bool; 3], borrowed: [u32; 3]) -> [u32; 3] {
     std::array::from_fn(|team| if teams[team] { borrowed[team] } else { 0 })
 }
 
-fn over(gpus: [u32; 3], weights: [u32; 3]) -> [f64; 3] {
+fn per_weight(gpus: [u32; 3], weights: [u32; 3]) -> [f64; 3] {
     std::array::from_fn(|team| f64::from(gpus[team]) / f64::from(weights[team]))
 }
 
@@ -191,9 +191,9 @@ struct Loans {
 impl Loans {
     /// What these teams borrow, split so that Jain's index is the highest. What is settled stays.
     fn most_even(&self, teams: [bool; 3]) -> [u32; 3] {
-        let gpus: u32 = of_those(teams, self.borrowed).iter().sum();
+        let gpus: u32 = only_of_teams(teams, self.borrowed).iter().sum();
         let index = |split: &[u32; 3]| {
-            let shares = over(*split, self.weights);
+            let shares = per_weight(*split, self.weights);
             let shares: Vec<f64> = (0..3)
                 .filter(|team| teams[*team])
                 .map(|team| shares[team])
@@ -213,11 +213,11 @@ impl Loans {
         let among = splits.filter(|split| (0..3).all(|team| may_have(team, split[team])));
         among
             .max_by(|a, b| index(a).total_cmp(&index(b)))
-            .unwrap_or(of_those(teams, self.borrowed))
+            .unwrap_or(only_of_teams(teams, self.borrowed))
     }
 }
 
-fn compete(teams: [bool; 3]) -> bool {
+fn are_competing(teams: [bool; 3]) -> bool {
     teams.iter().filter(|competes| **competes).count() >= 2
 }
 
@@ -269,26 +269,26 @@ mod tests {
             limit: 8,
             weight: 2,
         };
-        let mut account = Account::new([quota; 3], 8, Moment(0));
+        let mut account = UsageAccount::new([quota; 3], 8, Moment(0));
         let hour = |n: u64| Moment(0) + Millis::seconds(n * 3600);
-        let competes = Standing {
+        let competes = PoolSnapshot {
             free: 0,
             used: [4, 4, 0],
-            waits: true,
+            has_waiting_pod: true,
             competing: [true, true, false],
-            ..Standing::default()
+            ..PoolSnapshot::default()
         };
-        account.stands(hour(1), competes);
-        account.stands(
+        account.advance(hour(1), competes);
+        account.advance(
             hour(2),
-            Standing {
+            PoolSnapshot {
                 free: 4,
                 used: [4, 0, 0],
-                waits: true,
-                ..Standing::default()
+                has_waiting_pod: true,
+                ..PoolSnapshot::default()
             },
         );
-        account.stands(hour(3), Standing::default());
+        account.advance(hour(3), PoolSnapshot::default());
         assert_eq!(
             (
                 account.idle(),

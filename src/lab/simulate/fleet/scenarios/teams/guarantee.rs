@@ -11,9 +11,9 @@ use stowage_scheduling::policy::{Policy, Preemptibility};
 use stowage_scheduling::units::{Millis, Moment};
 
 /// The longest that the stage lets pass between two rounds of a scheduler.
-const CYCLE: Millis = Millis::seconds(5);
+const MAX_ROUND_INTERVAL: Millis = Millis::seconds(5);
 /// How often it is checked what keeps a pod waiting.
-pub const LOOK: Millis = Millis::seconds(1);
+pub const CHECK_INTERVAL: Millis = Millis::seconds(1);
 
 /// What is between a pod and GPUs of one node, the least of all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,25 +36,25 @@ pub(crate) struct Guarantees {
     /// GPUs whose pods were evicted: when they were asked to leave, and when they are gone.
     vacated: BTreeMap<GpuUuid, (Moment, Moment)>,
     /// For how long each that waits had no GPUs to be had.
-    excused: BTreeMap<PodUid, Millis>,
-    seconds: Vec<f64>,
+    excused_time: BTreeMap<PodUid, Millis>,
+    wait_seconds: Vec<f64>,
     /// Time in which pods waited, by what was between.
     obstacles: BTreeMap<Obstacle, Millis>,
 }
 
 impl Guarantees {
-    pub fn opens(&mut self, uid: &PodUid, now: Moment) {
+    pub fn start_waiting(&mut self, uid: &PodUid, now: Moment) {
         self.waiting.insert(uid.clone(), now);
     }
 
     /// A pod is asked to leave these GPUs.
-    pub(crate) fn vacates(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
+    pub(crate) fn record_vacating(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
         self.vacated
             .extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
     }
 
     /// The pod is bound: it waited until the GPUs' pods were asked to leave, or until now if they were free.
-    pub fn binds(&mut self, uid: &PodUid, devices: &[GpuUuid], now: Moment) {
+    pub fn record_bound(&mut self, uid: &PodUid, devices: &[GpuUuid], now: Moment) {
         let Some(created) = self.waiting.remove(uid) else {
             return;
         };
@@ -63,58 +63,58 @@ impl Guarantees {
             .filter(|(_, gone)| *gone > created)
             .map(|(asked, _)| *asked)
             .max();
-        self.note(uid, asked.unwrap_or(now).since(created).0);
+        self.record_wait(uid, asked.unwrap_or(now).since(created).0);
     }
 
     /// The pod is not wanted any more, or the day ends.
-    pub fn ends(&mut self, uid: &PodUid, now: Moment) {
+    pub fn stop_waiting(&mut self, uid: &PodUid, now: Moment) {
         if let Some(created) = self.waiting.remove(uid) {
-            self.note(uid, now.since(created).0);
+            self.record_wait(uid, now.since(created).0);
         }
     }
 
-    fn note(&mut self, uid: &PodUid, millis: u64) {
-        let excused = self.excused.remove(uid).unwrap_or_default();
-        self.seconds
+    fn record_wait(&mut self, uid: &PodUid, millis: u64) {
+        let excused = self.excused_time.remove(uid).unwrap_or_default();
+        self.wait_seconds
             .push(millis.saturating_sub(excused.0) as f64 / 1000.0);
     }
 
-    pub fn waits(&self, uid: &PodUid) -> bool {
+    pub fn is_waiting(&self, uid: &PodUid) -> bool {
         self.waiting.contains_key(uid)
     }
 
     /// The pod has waited for so long, with this between it and its GPUs.
-    pub fn has_waited(&mut self, uid: &PodUid, time: Millis, obstacle: Obstacle) {
+    pub fn record_obstacle(&mut self, uid: &PodUid, time: Millis, obstacle: Obstacle) {
         let of = self.obstacles.entry(obstacle).or_default();
         *of = *of + time;
         if !matches!(obstacle, Obstacle::None | Obstacle::Borrowers) {
-            let excused = self.excused.entry(uid.clone()).or_default();
+            let excused = self.excused_time.entry(uid.clone()).or_default();
             *excused = *excused + time;
         }
     }
 
-    pub fn close(&mut self, now: Moment) {
+    pub fn finish(&mut self, now: Moment) {
         let waiting: Vec<PodUid> = self.waiting.keys().cloned().collect();
-        waiting.iter().for_each(|uid| self.ends(uid, now));
+        waiting.iter().for_each(|uid| self.stop_waiting(uid, now));
     }
 
     /// Those that were met within a cycle, in hundredths; the 99th percentile and the longest, in seconds.
     pub fn figures(&mut self) -> [f64; 3] {
         let met = self
-            .seconds
+            .wait_seconds
             .iter()
-            .filter(|seconds| **seconds * 1000.0 <= CYCLE.0 as f64)
+            .filter(|seconds| **seconds * 1000.0 <= MAX_ROUND_INTERVAL.0 as f64)
             .count() as f64;
-        let share = 100.0 * met / self.seconds.len().max(1) as f64;
+        let share = 100.0 * met / self.wait_seconds.len().max(1) as f64;
         [
             share,
-            quantile(&mut self.seconds, 0.99),
-            quantile(&mut self.seconds, 1.0),
+            quantile(&mut self.wait_seconds, 0.99),
+            quantile(&mut self.wait_seconds, 1.0),
         ]
     }
 
-    pub fn said(&self) -> String {
-        let of = |obstacle| {
+    pub fn summary(&self) -> String {
+        let minutes_of = |obstacle| {
             self.obstacles
                 .get(&obstacle)
                 .map_or(0, |time| time.0 / 60_000)
@@ -123,12 +123,12 @@ impl Guarantees {
             "{} pods within a guarantee waited, in minutes: {} for borrowers younger than minRuntime, {} for borrowers that are \
              never evicted, {} because what was free or borrowed was not on one node, {} although there was room, {} although \
              borrowers could have been evicted",
-            self.seconds.len(),
-            of(Obstacle::TooYoung),
-            of(Obstacle::NeverEvicted),
-            of(Obstacle::Scattered),
-            of(Obstacle::None),
-            of(Obstacle::Borrowers),
+            self.wait_seconds.len(),
+            minutes_of(Obstacle::TooYoung),
+            minutes_of(Obstacle::NeverEvicted),
+            minutes_of(Obstacle::Scattered),
+            minutes_of(Obstacle::None),
+            minutes_of(Obstacle::Borrowers),
         )
     }
 }
@@ -143,7 +143,7 @@ pub fn obstacle(
     let Some(pod) = stage.pod(uid) else {
         return Obstacle::None;
     };
-    let of = |other: &PodUid| {
+    let obstacle_of = |other: &PodUid| {
         let Some(resident) = stage.pod(other) else {
             return Obstacle::None;
         };
@@ -152,21 +152,25 @@ pub fn obstacle(
             .demand(policy)
             .ok()
             .map(|demand| policy.class(demand.class));
-        let is_never = class.is_none_or(|class| class.eviction == Preemptibility::Never);
-        let least = class.map(|class| class.min_runtime).unwrap_or_default();
+        let is_never_evicted = class.is_none_or(|class| class.eviction == Preemptibility::Never);
+        let min_runtime = class.map(|class| class.min_runtime).unwrap_or_default();
         let ran = resident
-            .bound
+            .binding
             .as_ref()
             .map(|bound| stage.now().since(bound.since))
             .unwrap_or_default();
         match () {
-            () if resident.leaving.is_some() && resident.evicted_for.as_ref() == Some(uid) => {
+            () if resident.terminating_since.is_some()
+                && resident.evicted_for.as_ref() == Some(uid) =>
+            {
                 Obstacle::None
             }
-            () if resident.leaving.is_some() => Obstacle::Scattered,
+            () if resident.terminating_since.is_some() => Obstacle::Scattered,
             () if !borrowing.contains(other) => Obstacle::Scattered,
-            () if is_never || resident.spec.priority >= pod.spec.priority => Obstacle::NeverEvicted,
-            () if ran < least => Obstacle::TooYoung,
+            () if is_never_evicted || resident.spec.priority >= pod.spec.priority => {
+                Obstacle::NeverEvicted
+            }
+            () if ran < min_runtime => Obstacle::TooYoung,
             () => Obstacle::Borrowers,
         }
     };
@@ -174,14 +178,20 @@ pub fn obstacle(
         let mut gpus: Vec<Obstacle> = machine
             .gpus
             .iter()
-            .map(|gpu| gpu.pods.keys().map(of).max().unwrap_or(Obstacle::None))
+            .map(|gpu| {
+                gpu.pods
+                    .keys()
+                    .map(obstacle_of)
+                    .max()
+                    .unwrap_or(Obstacle::None)
+            })
             .collect();
         let free = machine
             .gpus
             .iter()
             .zip(&mut gpus)
             .filter(|(gpu, _)| gpu.pods.is_empty());
-        free.take(kept(machine, uid, stage))
+        free.take(reserved_free_gpus(machine, uid, stage))
             .for_each(|(_, obstacle)| *obstacle = Obstacle::Scattered);
         gpus.sort_unstable();
         gpus.get(pod.spec.gpus as usize - 1)
@@ -192,7 +202,7 @@ pub fn obstacle(
 }
 
 /// Free GPUs that pods with several keep while others leave for them here.
-fn kept(machine: &Machine, uid: &PodUid, stage: &Stage<'_, Timer>) -> usize {
+fn reserved_free_gpus(machine: &Machine, uid: &PodUid, stage: &Stage<'_, Timer>) -> usize {
     let mut cleared: BTreeMap<&PodUid, usize> = BTreeMap::new();
     for gpu in &machine.gpus {
         let leaves_for = |pod: &PodUid| stage.pod(pod)?.evicted_for.as_ref();
@@ -206,7 +216,7 @@ fn kept(machine: &Machine, uid: &PodUid, stage: &Stage<'_, Timer>) -> usize {
             .for_each(|pod| *cleared.entry(pod).or_default() += 1);
     }
     let left = |(pod, cleared): (&PodUid, usize)| {
-        let waiting = stage.pod(pod).filter(|pod| pod.bound.is_none())?;
+        let waiting = stage.pod(pod).filter(|pod| pod.binding.is_none())?;
         Some((waiting.spec.gpus as usize).saturating_sub(cleared))
     };
     cleared.into_iter().filter_map(left).sum()

@@ -1,7 +1,7 @@
 //! The teams' pods: what they use of quotas, which wait and which borrow.
 
-use super::account::{Quota, Standing};
-use super::{GRANT, Team, Timer};
+use super::account::{PoolSnapshot, Quota};
+use super::{POD_VRAM, Team, Timer};
 use crate::simulate::fleet::engines::ModelShape;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::running_jobs::Job;
@@ -13,23 +13,23 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::Moment;
 
 /// The two PriorityClasses.
-const GUARANTEED: i32 = 100;
-const BORROWING: i32 = 0;
+const GUARANTEED_PRIORITY: i32 = 100;
+const BORROWING_PRIORITY: i32 = 0;
 /// Priorities of the teams, where each has one for all that it does.
-const OF_TEAMS: [i32; 3] = [100, 50, 0];
+const TEAM_PRIORITIES: [i32; 3] = [100, 50, 0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Priorities {
-    OfGuarantees,
-    OfTeams,
+pub(crate) enum PriorityScheme {
+    ByGuarantee,
+    ByTeam,
 }
 
-impl Priorities {
-    pub fn of(self, team: Team, is_within: bool) -> i32 {
+impl PriorityScheme {
+    pub fn priority_of(self, team: Team, is_within: bool) -> i32 {
         match self {
-            Self::OfTeams => OF_TEAMS[team as usize],
-            Self::OfGuarantees if is_within => GUARANTEED,
-            Self::OfGuarantees => BORROWING,
+            Self::ByTeam => TEAM_PRIORITIES[team as usize],
+            Self::ByGuarantee if is_within => GUARANTEED_PRIORITY,
+            Self::ByGuarantee => BORROWING_PRIORITY,
         }
     }
 }
@@ -39,28 +39,28 @@ pub(crate) struct TeamPod {
     pub team: Team,
     pub gpus: u32,
     /// Whether it fitted into its team's guarantee when it was created.
-    pub is_within: bool,
+    pub is_guaranteed: bool,
     /// In order of creation.
-    pub number: u64,
+    pub sequence: u64,
     /// When its job came, until it runs; `None` for a job that has run before.
-    pub came: Option<Moment>,
+    pub waiting_since: Option<Moment>,
     /// `None` for an engine.
     pub job: Option<Job>,
-    pub bound: Option<Moment>,
+    pub bound_at: Option<Moment>,
     /// It was bound while no two teams competed.
-    pub is_settled: bool,
-    pub ready: Option<Moment>,
-    pub is_leaving: bool,
+    pub is_uncontested: bool,
+    pub ready_at: Option<Moment>,
+    pub is_terminating: bool,
 }
 
 impl TeamPod {
-    pub fn waits(&self) -> bool {
-        self.bound.is_none() && !self.is_leaving
+    pub fn is_waiting(&self) -> bool {
+        self.bound_at.is_none() && !self.is_terminating
     }
 
     /// GPU-hours of an engine that answers.
-    pub fn served(&self, now: Moment) -> f64 {
-        let since = self.ready.filter(|_| self.job.is_none());
+    pub fn served_gpu_hours(&self, now: Moment) -> f64 {
+        let since = self.ready_at.filter(|_| self.job.is_none());
         since.map_or(0.0, |since| {
             f64::from(self.gpus) * now.since(since).0 as f64 / 3.6e6
         })
@@ -80,51 +80,51 @@ impl TeamPods {
         }
     }
 
-    fn of(&self, team: Team) -> impl Iterator<Item = (&PodUid, &TeamPod)> {
+    fn pods_of(&self, team: Team) -> impl Iterator<Item = (&PodUid, &TeamPod)> {
         self.all.iter().filter(move |(_, pod)| pod.team == team)
     }
 
     /// GPUs of the team's pods that have some.
-    pub fn used(&self, team: Team) -> u32 {
-        self.of(team)
-            .filter(|(_, pod)| pod.bound.is_some())
+    pub fn used_gpus(&self, team: Team) -> u32 {
+        self.pods_of(team)
+            .filter(|(_, pod)| pod.bound_at.is_some())
             .map(|(_, pod)| pod.gpus)
             .sum()
     }
 
-    fn settled(&self, team: Team) -> u32 {
-        self.of(team)
-            .filter(|(_, pod)| pod.bound.is_some() && pod.is_settled)
+    fn uncontested_gpus(&self, team: Team) -> u32 {
+        self.pods_of(team)
+            .filter(|(_, pod)| pod.bound_at.is_some() && pod.is_uncontested)
             .map(|(_, pod)| pod.gpus)
             .sum()
     }
 
     pub(crate) fn pending_jobs(&self, team: Team) -> usize {
-        self.of(team)
-            .filter(|(_, pod)| pod.job.is_some() && pod.waits())
+        self.pods_of(team)
+            .filter(|(_, pod)| pod.job.is_some() && pod.is_waiting())
             .count()
     }
 
     /// GPUs of the team's guarantee that neither its bound pods nor its waiting guaranteed pods use.
     pub(crate) fn guarantee_left(&self, team: Team) -> u32 {
         let waiting = self
-            .of(team)
-            .filter(|(_, pod)| pod.waits() && pod.is_within);
+            .pods_of(team)
+            .filter(|(_, pod)| pod.is_waiting() && pod.is_guaranteed);
         let promised: u32 = waiting.map(|(_, pod)| pod.gpus).sum();
         self.quotas[team as usize]
             .guarantee
-            .saturating_sub(self.used(team) + promised)
+            .saturating_sub(self.used_gpus(team) + promised)
     }
 
     /// The oldest pod that waits to borrow although it fits into the guarantee by now.
-    pub(crate) fn to_promote(&self, team: Team) -> Option<PodUid> {
+    pub(crate) fn next_to_promote(&self, team: Team) -> Option<PodUid> {
         let left = self.guarantee_left(team);
         let waiting = self
-            .of(team)
-            .filter(|(_, pod)| pod.waits() && !pod.is_within);
+            .pods_of(team)
+            .filter(|(_, pod)| pod.is_waiting() && !pod.is_guaranteed);
         let fitting = waiting.filter(|(_, pod)| pod.gpus <= left);
         fitting
-            .min_by_key(|(_, pod)| pod.number)
+            .min_by_key(|(_, pod)| pod.sequence)
             .map(|(uid, _)| uid.clone())
     }
 
@@ -133,9 +133,15 @@ impl TeamPods {
         let engines = self
             .all
             .iter()
-            .filter(|(_, pod)| pod.job.is_none() && !pod.is_leaving);
+            .filter(|(_, pod)| pod.job.is_none() && !pod.is_terminating);
         let mut engines: Vec<(&PodUid, &TeamPod)> = engines.collect();
-        engines.sort_by_key(|(_, pod)| (pod.bound.is_some(), pod.is_within, Reverse(pod.number)));
+        engines.sort_by_key(|(_, pod)| {
+            (
+                pod.bound_at.is_some(),
+                pod.is_guaranteed,
+                Reverse(pod.sequence),
+            )
+        });
         engines.into_iter().map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -144,10 +150,10 @@ impl TeamPods {
     pub fn borrowing(&self, stage: &Stage<'_, Timer>) -> BTreeSet<PodUid> {
         let mut left = self.quotas.map(|quota| quota.guarantee);
         let mut bound: Vec<(Reverse<i32>, Moment, PodUid)> = Vec::new();
-        for (uid, pod) in self.all.iter().filter(|(_, pod)| !pod.is_leaving) {
+        for (uid, pod) in self.all.iter().filter(|(_, pod)| !pod.is_terminating) {
             let priority = stage.pod(uid).map_or(0, |pod| pod.spec.priority);
             bound.extend(
-                pod.bound
+                pod.bound_at
                     .map(|since| (Reverse(priority), since, uid.clone())),
             );
         }
@@ -155,9 +161,9 @@ impl TeamPods {
         let mut borrows = |uid: &PodUid| {
             let pod = &self.all[uid];
             let left = &mut left[pod.team as usize];
-            let rest = left.checked_sub(pod.gpus);
-            *left = rest.unwrap_or(*left);
-            rest.is_none()
+            let remaining = left.checked_sub(pod.gpus);
+            *left = remaining.unwrap_or(*left);
+            remaining.is_none()
         };
         bound
             .into_iter()
@@ -166,27 +172,27 @@ impl TeamPods {
             .collect()
     }
 
-    pub fn standing(&self, stage: &Stage<'_, Timer>) -> Standing {
+    pub fn snapshot(&self, stage: &Stage<'_, Timer>) -> PoolSnapshot {
         let free = stage
             .machines
             .iter()
             .map(|machine| machine.free_gpus().count() as u32)
             .sum();
-        let used = Team::ALL.map(|team| self.used(team));
-        let settled = Team::ALL.map(|team| self.settled(team));
-        let mut standing = Standing {
+        let used = Team::ALL.map(|team| self.used_gpus(team));
+        let settled = Team::ALL.map(|team| self.uncontested_gpus(team));
+        let mut standing = PoolSnapshot {
             free,
             used,
-            settled,
-            ..Standing::default()
+            uncontested: settled,
+            ..PoolSnapshot::default()
         };
-        for pod in self.all.values().filter(|pod| pod.waits()) {
+        for pod in self.all.values().filter(|pod| pod.is_waiting()) {
             let (quota, with) = (
                 self.quotas[pod.team as usize],
                 used[pod.team as usize] + pod.gpus,
             );
             if with <= quota.limit {
-                standing.waits = true;
+                standing.has_waiting_pod = true;
                 let borrows = with > quota.guarantee;
                 standing.competing[pod.team as usize] |= borrows;
                 standing.competing_for_one[pod.team as usize] |= borrows && pod.gpus == 1;
@@ -211,7 +217,7 @@ fn quota(policy: &Policy, team: Team) -> Quota {
 }
 
 pub fn manifest(team: Team, gpus: u32, priority: i32, is_job: bool) -> PodSpec {
-    let vram = GRANT.times(u64::from(gpus));
+    let vram = POD_VRAM.times(u64::from(gpus));
     let model = || ModelId::parse(ModelShape::QWEN_32B.name).expect("it is a name");
     let plain = match is_job {
         true => PodSpec::plain(team.name(), vram),

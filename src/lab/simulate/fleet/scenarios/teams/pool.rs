@@ -1,12 +1,12 @@
 //! The pool over a day: the teams' queues, their pods, and the sums.
 
-use super::account::Standing;
-use super::demand::Demand;
-use super::guarantee::{LOOK, obstacle};
-use super::pods::{Priorities, TeamPod, TeamPods, manifest};
-use super::sums::Sums;
+use super::account::PoolSnapshot;
+use super::demand::TeamDemand;
+use super::guarantee::{CHECK_INTERVAL, obstacle};
+use super::pods::{PriorityScheme, TeamPod, TeamPods, manifest};
+use super::sums::DayTotals;
 use super::{Team, Timer};
-use crate::simulate::fleet::scenarios::Played;
+use crate::simulate::fleet::scenarios::VariantRun;
 use crate::simulate::fleet::scenarios::running_jobs::Job;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::VecDeque;
@@ -15,188 +15,200 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// Jobs that a team's queue keeps pending.
-const PENDING: usize = 8;
+const PENDING_JOBS_PER_TEAM: usize = 8;
 const MINUTE: Millis = Millis::seconds(60);
 
 pub struct Pool {
     stage: Stage<'static, Timer>,
     policy: Policy,
-    priorities: Priorities,
-    demand: Demand,
+    priorities: PriorityScheme,
+    demand: TeamDemand,
     /// The time of day at the beginning.
-    begins: Moment,
+    time_of_day: Moment,
     queues: [VecDeque<QueuedJob>; 3],
     pods: TeamPods,
-    created: u64,
-    sums: Sums,
+    pods_created: u64,
+    totals: DayTotals,
 }
 
 struct QueuedJob {
     job: Job,
     /// `None` once it has run: what counts is its first start.
-    came: Option<Moment>,
+    waiting_since: Option<Moment>,
 }
 
 impl Pool {
     pub fn new(
         stage: Stage<'static, Timer>,
         policy: Policy,
-        priorities: Priorities,
+        priorities: PriorityScheme,
         seed: u64,
     ) -> Self {
         let pods = TeamPods::new(&policy);
         Self {
-            sums: Sums::new(pods.quotas, stage.machines.gpus()),
+            totals: DayTotals::new(pods.quotas, stage.machines.gpus()),
             stage,
             policy,
             priorities,
-            demand: Demand::drawn(seed),
-            begins: Moment::default(),
+            demand: TeamDemand::draw(seed),
+            time_of_day: Moment::default(),
             queues: Default::default(),
             pods,
-            created: 0,
+            pods_created: 0,
         }
     }
 
-    pub fn play(mut self, begins: u64, hours: u64) -> Played {
-        self.begins = Moment(begins * 3_600_000);
+    pub fn play(mut self, begins: u64, hours: u64) -> VariantRun {
+        self.time_of_day = Moment(begins * 3_600_000);
         let end = START + Millis::seconds(hours * 3600);
-        for (place, arrival) in self.demand.arrivals.iter().enumerate() {
-            if arrival.at >= self.begins {
-                self.stage
-                    .at(START + arrival.at.since(self.begins), Timer::Comes(place));
+        for (index, arrival) in self.demand.arrivals.iter().enumerate() {
+            if arrival.at >= self.time_of_day {
+                self.stage.schedule_timer(
+                    START + arrival.at.since(self.time_of_day),
+                    Timer::JobArrives(index),
+                );
             }
         }
-        self.stage.at(START, Timer::Minute);
+        self.stage.schedule_timer(START, Timer::Minute);
         while let Some(happened) = self.stage.next(end) {
-            self.tell(happened);
-            self.submit();
-            let standing = self.pods.standing(&self.stage);
-            self.sums.account.stands(self.stage.now(), standing);
+            self.handle_event(happened);
+            self.submit_queued();
+            let standing = self.pods.snapshot(&self.stage);
+            self.totals.account.advance(self.stage.now(), standing);
         }
-        self.close(end);
-        self.played()
+        self.finish(end);
+        self.into_run()
     }
 
-    fn tell(&mut self, happened: ScenarioEvent<Timer>) {
+    fn handle_event(&mut self, happened: ScenarioEvent<Timer>) {
         let now = self.stage.now();
         match happened {
-            ScenarioEvent::Timer(Timer::Minute) => self.minute(now),
-            ScenarioEvent::Timer(Timer::Comes(place)) => {
+            ScenarioEvent::Timer(Timer::Minute) => self.run_minute(now),
+            ScenarioEvent::Timer(Timer::JobArrives(place)) => {
                 let arrival = self.demand.arrivals[place];
                 let queued = QueuedJob {
                     job: arrival.job,
-                    came: Some(now),
+                    waiting_since: Some(now),
                 };
                 self.queues[arrival.team as usize].push_back(queued);
             }
             ScenarioEvent::Timer(Timer::Job(timer)) => {
-                if let Some(uid) = self.sums.running.tell(timer, &mut self.stage) {
+                if let Some(uid) = self.totals.running.handle_timer(timer, &mut self.stage) {
                     self.pods.all.remove(&uid);
                 }
             }
-            ScenarioEvent::Timer(Timer::Waits(uid)) if self.sums.guarantees.waits(&uid) => {
+            ScenarioEvent::Timer(Timer::RecheckWaiting(uid))
+                if self.totals.guarantees.is_waiting(&uid) =>
+            {
                 let borrowing = self.pods.borrowing(&self.stage);
                 let obstacle = obstacle(&uid, &self.stage, &self.policy, &borrowing);
-                self.sums.guarantees.has_waited(&uid, LOOK, obstacle);
-                self.stage.at(now + LOOK, Timer::Waits(uid));
+                self.totals
+                    .guarantees
+                    .record_obstacle(&uid, CHECK_INTERVAL, obstacle);
+                self.stage
+                    .schedule_timer(now + CHECK_INTERVAL, Timer::RecheckWaiting(uid));
             }
-            ScenarioEvent::Timer(Timer::Waits(_)) => {}
-            ScenarioEvent::Bound(uid) => self.bound(&uid, now),
+            ScenarioEvent::Timer(Timer::RecheckWaiting(_)) => {}
+            ScenarioEvent::Bound(uid) => self.record_bound(&uid, now),
             ScenarioEvent::Ready(uid) => {
                 let Some(pod) = self.pods.all.get_mut(&uid) else {
                     return;
                 };
-                pod.ready = Some(now);
+                pod.ready_at = Some(now);
                 if let Some(job) = pod.job {
-                    self.sums.running.begin(&uid, job, &mut self.stage);
+                    self.totals.running.start_job(&uid, job, &mut self.stage);
                 }
             }
-            ScenarioEvent::Leaving(uid) => self.leaving(&uid, now),
-            ScenarioEvent::Gone(uid) => drop(self.pods.all.remove(&uid)),
+            ScenarioEvent::Terminating(uid) => self.record_terminating(&uid, now),
+            ScenarioEvent::Deleted(uid) => drop(self.pods.all.remove(&uid)),
         }
     }
 
-    fn bound(&mut self, uid: &PodUid, now: Moment) {
+    fn record_bound(&mut self, uid: &PodUid, now: Moment) {
         let devices = self
             .stage
             .pod(uid)
-            .and_then(|pod| pod.bound.as_ref())
+            .and_then(|pod| pod.binding.as_ref())
             .map(|bound| bound.devices.clone());
         let Some(pod) = self.pods.all.get_mut(uid) else {
             return;
         };
-        pod.bound = Some(now);
-        pod.is_settled = !self.sums.account.is_contested();
-        if let Some(came) = pod.came.take() {
-            self.sums.waited(pod.team, came, now);
+        pod.bound_at = Some(now);
+        pod.is_uncontested = !self.totals.account.is_contested();
+        if let Some(came) = pod.waiting_since.take() {
+            self.totals.record_wait(pod.team, came, now);
         }
-        self.sums
+        self.totals
             .guarantees
-            .binds(uid, &devices.unwrap_or_default(), now);
+            .record_bound(uid, &devices.unwrap_or_default(), now);
     }
 
     /// Its job comes first again; an engine is created again by the next minute.
-    fn leaving(&mut self, uid: &PodUid, now: Moment) {
+    fn record_terminating(&mut self, uid: &PodUid, now: Moment) {
         if let Some(pod) = self.stage.pod(uid)
-            && let Some(bound) = &pod.bound
+            && let Some(bound) = &pod.binding
         {
-            self.sums
+            self.totals
                 .guarantees
-                .vacates(&bound.devices, now, now + pod.spec.grace);
+                .record_vacating(&bound.devices, now, now + pod.spec.grace);
         }
         let Some(pod) = self.pods.all.get_mut(uid) else {
             return;
         };
-        pod.is_leaving = true;
-        if let Some(job) = self.sums.running.evict(uid, now).or(pod.job) {
+        pod.is_terminating = true;
+        if let Some(job) = self.totals.running.handle_eviction(uid, now).or(pod.job) {
             self.queues[pod.team as usize].push_front(QueuedJob {
                 job,
-                came: pod.came,
+                waiting_since: pod.waiting_since,
             });
         }
-        self.sums.served += pod.served(now);
-        pod.ready = None;
+        self.totals.served_gpu_hours += pod.served_gpu_hours(now);
+        pod.ready_at = None;
     }
 
-    fn minute(&mut self, now: Moment) {
-        let wanted = self.demand.engines(self.begins + now.since(START)) as usize;
+    fn run_minute(&mut self, now: Moment) {
+        let wanted = self.demand.engines(self.time_of_day + now.since(START)) as usize;
         let engines = self.pods.engines();
         for uid in engines.iter().take(engines.len().saturating_sub(wanted)) {
             self.remove(uid, now);
         }
         let missing = wanted.saturating_sub(engines.len());
         (0..missing).for_each(|_| self.create(Team::Inference, None, Some(now)));
-        let hour = self.begins.0 as f64 / 3.6e6 + now.since(START).0 as f64 / 3.6e6;
+        let hour = self.time_of_day.0 as f64 / 3.6e6 + now.since(START).0 as f64 / 3.6e6;
         for team in Team::ALL {
-            self.sums.draw(team, hour, self.pods.used(team));
+            self.totals
+                .record_usage(team, hour, self.pods.used_gpus(team));
         }
-        self.stage.at(now + MINUTE, Timer::Minute);
+        self.stage.schedule_timer(now + MINUTE, Timer::Minute);
     }
 
     /// Its owner deletes it.
     fn remove(&mut self, uid: &PodUid, now: Moment) -> Option<TeamPod> {
         let pod = self.pods.all.remove(uid)?;
-        self.sums.served += pod.served(now);
-        self.sums.guarantees.ends(uid, now);
+        self.totals.served_gpu_hours += pod.served_gpu_hours(now);
+        self.totals.guarantees.stop_waiting(uid, now);
         self.stage.finish(uid);
         Some(pod)
     }
 
     /// What waits is created, as far as queues keep it pending; and created again once its guarantee has room for it.
-    fn submit(&mut self) {
+    fn submit_queued(&mut self) {
         for team in Team::ALL {
-            for _ in self.pods.pending_jobs(team)..PENDING {
-                let Some(QueuedJob { job, came }) = self.queues[team as usize].pop_front() else {
+            for _ in self.pods.pending_jobs(team)..PENDING_JOBS_PER_TEAM {
+                let Some(QueuedJob {
+                    job,
+                    waiting_since: came,
+                }) = self.queues[team as usize].pop_front()
+                else {
                     break;
                 };
                 self.create(team, Some(job), came);
             }
-            while self.priorities == Priorities::OfGuarantees
-                && let Some(uid) = self.pods.to_promote(team)
+            while self.priorities == PriorityScheme::ByGuarantee
+                && let Some(uid) = self.pods.next_to_promote(team)
             {
                 let pod = self.remove(&uid, self.stage.now()).expect("it waits");
-                self.create(team, pod.job, pod.came);
+                self.create(team, pod.job, pod.waiting_since);
             }
         }
     }
@@ -205,60 +217,65 @@ impl Pool {
         let now = self.stage.now();
         let gpus = job.map_or(1, |job| job.gpus);
         let is_within = gpus <= self.pods.guarantee_left(team);
-        let priority = self.priorities.of(team, is_within);
+        let priority = self.priorities.priority_of(team, is_within);
         let uid = self
             .stage
             .submit(manifest(team, gpus, priority, job.is_some()));
         if is_within {
-            self.sums.guarantees.opens(&uid, now);
-            self.stage.at(now + LOOK, Timer::Waits(uid.clone()));
+            self.totals.guarantees.start_waiting(&uid, now);
+            self.stage
+                .schedule_timer(now + CHECK_INTERVAL, Timer::RecheckWaiting(uid.clone()));
         }
-        self.created += 1;
-        let number = self.created;
+        self.pods_created += 1;
+        let number = self.pods_created;
         let pod = TeamPod {
             team,
             gpus,
-            is_within,
-            number,
-            came,
+            is_guaranteed: is_within,
+            sequence: number,
+            waiting_since: came,
             job,
-            bound: None,
-            is_settled: false,
-            ready: None,
-            is_leaving: false,
+            bound_at: None,
+            is_uncontested: false,
+            ready_at: None,
+            is_terminating: false,
         };
         self.pods.all.insert(uid, pod);
     }
 
-    fn close(&mut self, end: Moment) {
-        self.sums.account.stands(end, Standing::default());
-        self.sums.running.close(end);
-        self.sums.guarantees.close(end);
-        self.sums.served += self
+    fn finish(&mut self, end: Moment) {
+        self.totals.account.advance(end, PoolSnapshot::default());
+        self.totals.running.count_unfinished(end);
+        self.totals.guarantees.finish(end);
+        self.totals.served_gpu_hours += self
             .pods
             .all
             .values()
-            .map(|pod| pod.served(end))
+            .map(|pod| pod.served_gpu_hours(end))
             .sum::<f64>();
         // What has not run by the end has waited until then.
         let queued = Team::ALL.into_iter().zip(&self.queues);
-        let queued =
-            queued.flat_map(|(team, queue)| queue.iter().map(move |queued| (team, queued.came)));
-        let pending = self.pods.all.values().map(|pod| (pod.team, pod.came));
+        let queued = queued
+            .flat_map(|(team, queue)| queue.iter().map(move |queued| (team, queued.waiting_since)));
+        let pending = self
+            .pods
+            .all
+            .values()
+            .map(|pod| (pod.team, pod.waiting_since));
         for (team, came) in queued.chain(pending) {
             came.into_iter()
-                .for_each(|came| self.sums.waited(team, came, end));
+                .for_each(|came| self.totals.record_wait(team, came, end));
         }
     }
 
-    fn played(mut self) -> Played {
-        let figures = self.sums.figures(self.stage.evictions);
-        let notes = vec![self.sums.guarantees.said()];
-        Played {
+    fn into_run(mut self) -> VariantRun {
+        let figures = self.totals.figures(self.stage.evictions);
+        let notes = vec![self.totals.guarantees.summary()];
+        VariantRun {
             figures,
             notes,
-            curves: self.sums.curves(),
-            broken: self.stage.broken,
+            curves: self.totals.curves(),
+            violations: self.stage.violations,
         }
     }
 }

@@ -12,7 +12,7 @@ fn a_pod_above_its_grant_takes_from_what_is_free_and_one_below_gives_nothing() {
 }
 
 #[test]
-fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
+fn unaccounted_vram_counts_after_three_reports_in_a_row() {
     let mut bench = MeasurementFixture::new();
     bench.read([(12, &[]), (0, &[])]);
     bench.read([(12, &[]), (0, &[])]);
@@ -24,7 +24,7 @@ fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
 }
 
 #[test]
-fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
+fn a_pods_unused_grant_accounts_for_unattributed_use() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
     (0..4).for_each(|_| bench.read([(25, &[]), (0, &[])]));
@@ -42,7 +42,7 @@ fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
 }
 
 #[test]
-fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_it_runs() {
+fn an_unrecorded_pod_is_charged_on_every_gpu_until_an_agent_locates_it() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("unrecorded", 30, None, false);
     assert_eq!(bench.free(), [60, 60]);
@@ -61,7 +61,7 @@ fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
 }
 
 #[test]
-fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() {
+fn recorded_indices_mean_the_gpus_of_the_first_report() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     let device = |index, uuid: &str| whole_gpu(gpu(uuid), index, Bytes::gib(100));
     ledger.set_node(
@@ -77,7 +77,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
         starting: false,
         ran: None,
     };
-    ledger.see(PodObservation {
+    ledger.observe_pod(PodObservation {
         uid: uid("early"),
         key: key("early"),
         demand,
@@ -103,7 +103,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
 }
 
 #[test]
-fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
+fn a_missing_figure_does_not_reset_unaccounted_vram() {
     let mut bench = MeasurementFixture::new();
     (0..3).for_each(|_| bench.read([(60, &[]), (0, &[])]));
     assert_eq!(bench.free(), [30, 90]);
@@ -124,7 +124,10 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         over_grant: Vec::new(),
         unread: Vec::new(),
     };
-    bench.ledger.ledger_mut().read(&node(), reading.into());
+    bench
+        .ledger
+        .ledger_mut()
+        .take_reading(&node(), reading.into());
     assert_eq!(
         bench.free(),
         [30, 85],

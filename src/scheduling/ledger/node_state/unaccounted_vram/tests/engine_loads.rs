@@ -4,7 +4,7 @@ use super::*;
 use crate::policy::UnknownLoadRule;
 
 fn load(kv: u8, queue: u32) -> EngineLoad {
-    EngineLoad::of(Percent::new(kv), Some(queue))
+    EngineLoad::new(Percent::new(kv), Some(queue))
 }
 
 fn read(bench: &mut MeasurementFixture, on_a: EngineLoad) {
@@ -135,7 +135,10 @@ fn beside_unread(
             unread: vec![unread],
             ..NodeReading::default()
         };
-        bench.ledger.ledger_mut().read(&node(), reading.into());
+        bench
+            .ledger
+            .ledger_mut()
+            .take_reading(&node(), reading.into());
     }
     let snapshot = bench.ledger.snapshot();
     let gpus = &snapshot.node("n").unwrap().gpus;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
+fn a_victim_has_left_when_a_reading_shows_no_process_of_it() {
     let mut bench = MeasurementFixture::new();
     bench.bind("job", 80, -1);
     bench.bind("other", 80, -1);
@@ -29,14 +29,14 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
         Err(Misfit::VictimsLeaving { remaining: 1 }),
         "its memory is not given back yet"
     );
-    assert!(!bench.ledger.ledger().reservation_status()[0].is_free);
+    assert!(!bench.ledger.ledger().reservation_statuses()[0].is_free);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     assert!(verdict(&bench).is_ok());
-    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_statuses()[0].is_free);
 }
 
 #[test]
-fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_nothing_of_it() {
+fn an_unobserved_victim_has_left_when_a_reading_shows_nothing_of_it() {
     let mut bench = MeasurementFixture::new();
     bench.wait("urgent", 60, 5);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
@@ -57,7 +57,7 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
         key("urgent"),
         ObservedPhase::Waiting(waiting),
     );
-    bench.ledger.ledger_mut().see(PodObservation {
+    bench.ledger.ledger_mut().observe_pod(PodObservation {
         uid,
         key,
         demand,
@@ -65,15 +65,15 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
         observed: None,
     });
     assert!(
-        !bench.ledger.ledger().reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_statuses()[0].is_free,
         "its process lives on"
     );
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_statuses()[0].is_free);
 }
 
 #[test]
-fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_have_spoken() {
+fn an_unobserved_victim_is_waited_for_until_the_first_report_timeout() {
     let mut bench = MeasurementFixture::new();
     let demand = bench.wait("urgent", 60, 5);
     let reservation = bench.reservation_on_a([uid("job")], 60);
@@ -81,7 +81,7 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         reservation: Some(reservation),
         ..ObservedWaiting::default()
     });
-    bench.ledger.ledger_mut().see(PodObservation {
+    bench.ledger.ledger_mut().observe_pod(PodObservation {
         uid: uid("urgent"),
         key: key("urgent"),
         demand,
@@ -89,14 +89,14 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
         observed: None,
     });
     assert!(
-        !bench.ledger.ledger().reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_statuses()[0].is_free,
         "no reading yet"
     );
     bench.pass(9);
-    assert!(!bench.ledger.ledger().reservation_status()[0].is_free);
+    assert!(!bench.ledger.ledger().reservation_statuses()[0].is_free);
     bench.pass(2);
     assert!(
-        bench.ledger.ledger().reservation_status()[0].is_free,
+        bench.ledger.ledger().reservation_statuses()[0].is_free,
         "there is no agent"
     );
 }
@@ -121,15 +121,15 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     bench.ledger.ledger_mut().release(&uid("job"));
     bench.pass(60);
     assert!(
-        !bench.ledger.ledger().reservation_status()[0].is_free,
+        !bench.ledger.ledger().reservation_statuses()[0].is_free,
         "no reading since it ended"
     );
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.ledger().reservation_status()[0].is_free);
+    assert!(bench.ledger.ledger().reservation_statuses()[0].is_free);
 }
 
 #[test]
-fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
+fn a_victim_without_memory_has_left_after_the_next_reading() {
     let mut bench = MeasurementFixture::new();
     bench.bind("job", 80, -1);
     bench.bind("other", 80, -1);
@@ -166,7 +166,7 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
 }
 
 #[test]
-fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
+fn a_victims_use_beyond_its_grant_is_freed_with_it() {
     let mut bench = MeasurementFixture::new();
     bench.bind("greedy", 20, -1);
     bench.bind("other", 85, -1);
@@ -215,7 +215,7 @@ fn a_reserved_gpu_is_not_free_while_a_pod_that_has_ended_has_what_the_reservatio
         bench.read([(left, &[("ended", left)]), (0, &[])]);
         assert_eq!(verdict(&bench).is_ok(), has_room, "{left}");
         assert_eq!(
-            bench.ledger.ledger().reservation_status()[0].is_free,
+            bench.ledger.ledger().reservation_statuses()[0].is_free,
             has_room,
             "{left}"
         );

@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
+fn a_silent_agent_costs_a_margin_and_then_the_expired_rule_applies() {
     let mut bench = MeasurementFixture::new();
     let pod = demand(10, 0, &Policy::default());
     bench.read_with(
         [(0, &[]), (0, &[])],
-        EngineLoad::of(Percent::new(99), Some(0)),
+        EngineLoad::new(Percent::new(99), Some(0)),
     );
     assert_eq!(
         (bench.freshness(), bench.free()),
@@ -37,7 +37,7 @@ fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
 }
 
 #[test]
-fn a_policy_may_refuse_a_node_that_nobody_sees() {
+fn a_policy_may_close_a_node_without_fresh_reports() {
     let mut policy = Policy::default();
     policy.telemetry.expired = ExpiredRule::Refuse;
     let mut bench = MeasurementFixture::with(policy);
@@ -60,7 +60,7 @@ fn an_old_report_is_as_old_as_its_sender_says() {
     let mut bench = MeasurementFixture::new();
     let sampled = bench.now.before(Millis::seconds(12));
     bench.ledger.ledger_mut().set_now(bench.now);
-    bench.ledger.ledger_mut().read(
+    bench.ledger.ledger_mut().take_reading(
         &node(),
         NodeReading {
             sampled,

@@ -66,13 +66,13 @@ fn a_start_gate_opens_when_the_pod_is_released_or_its_binding_fails() {
 }
 
 #[test]
-fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
+fn a_gpu_with_full_engines_takes_no_pod_of_a_class_that_limits_load() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
     bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
     let job = bench.wait("job", 20, -1);
-    let full = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
+    let full = |kv, queue| EngineLoad::new(Percent::new(kv), Some(queue));
     let at = |bench: &mut MeasurementFixture, engine_load| {
         // Until the average has come there.
         for _ in 0..60 {
@@ -102,7 +102,7 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
 }
 
 #[test]
-fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
+fn a_soft_reservation_of_an_engine_keeps_the_next_engine_off_its_gpu() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("tenant", 30, Some(&["GPU-a"]), false);
     let first = bench.wait("first", 20, 0);
@@ -118,7 +118,7 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     bench
         .ledger
         .ledger_mut()
-        .offer(&uid("first"), &view.name, &view.uuids(gpu_candidate));
+        .reserve_softly(&uid("first"), &view.name, &view.uuids(gpu_candidate));
     let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
     assert_eq!(
         next.iter().collect::<Vec<_>>(),
@@ -128,7 +128,7 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
 }
 
 #[test]
-fn no_engine_starts_where_room_is_held_for_one() {
+fn no_engine_starts_on_a_gpu_reserved_for_an_engine() {
     let mut bench = MeasurementFixture::new();
     bench.bind("job", 60, -1);
     bench.bind("other", 85, -1);

@@ -4,7 +4,7 @@ use super::*;
 use crate::ledger::SchedulingGate;
 
 #[test]
-fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
+fn as_many_refused_pods_are_requeued_as_would_fit() {
     let mut bench = MeasurementFixture::new();
     bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     bench.read([(70, &[]), (85, &[("other", 85)])]);
@@ -19,9 +19,9 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         bench
             .ledger
             .ledger_mut()
-            .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+            .record_refusal(&uid(name), Some(snapshot.node_set([0].into_iter())));
     }
-    let woken = |bench: &mut MeasurementFixture| placed(bench.ledger.ledger_mut());
+    let woken = |bench: &mut MeasurementFixture| apply_plan(bench.ledger.ledger_mut());
     bench.pass(2);
     assert!(woken(&mut bench).is_empty(), "nothing has changed");
     bench.read([(0, &[]), (85, &[("other", 85)])]);
@@ -52,7 +52,7 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
 }
 
 #[test]
-fn refused_pods_are_looked_at_in_turn() {
+fn refused_pods_take_turns() {
     let mut bench = MeasurementFixture::new();
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
@@ -61,7 +61,7 @@ fn refused_pods_are_looked_at_in_turn() {
         bench
             .ledger
             .ledger_mut()
-            .note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+            .record_refusal(&uid(name), Some(snapshot.node_set([0].into_iter())));
     }
     bench.pass(2);
     let mut look = || {
@@ -93,13 +93,13 @@ fn refused_pods_are_looked_at_in_turn() {
 fn a_pod_that_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
     let mut bench = MeasurementFixture::new();
     bench.wait("old", 20, 0);
-    bench.ledger.ledger_mut().suppose_all_refused();
+    bench.ledger.ledger_mut().presume_all_refused();
     bench.pass(2);
-    assert_eq!(placed(bench.ledger.ledger_mut()), [uid("old")]);
+    assert_eq!(apply_plan(bench.ledger.ledger_mut()), [uid("old")]);
 }
 
 #[test]
-fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
+fn gated_pods_that_are_not_placed_leave_their_turn_to_those_behind_them() {
     let mut bench = MeasurementFixture::new();
     let names: Vec<String> = (0..60).map(|n| format!("gated-{n:02}")).collect();
     for name in &names {
@@ -108,7 +108,7 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
             gate: SchedulingGate::Planned,
             ..ObservedWaiting::default()
         };
-        bench.ledger.ledger_mut().see(PodObservation {
+        bench.ledger.ledger_mut().observe_pod(PodObservation {
             uid: uid(name),
             key: key(name),
             demand,
@@ -124,7 +124,7 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
             bench
                 .ledger
                 .ledger_mut()
-                .note_no_placement(&pod.uid, generation);
+                .record_no_placement(&pod.uid, generation);
             observation.insert(pod.uid);
         }
     }

@@ -15,7 +15,7 @@ use crate::testkit::demand_of;
 use crate::testkit::oracle::{Granted, Oracle, VictimFacts};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
-use crate::vocabulary::device_plugin::{Ask, PluginDevices};
+use crate::vocabulary::device_plugin::{GpuRequest, PluginDevices};
 use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
 };
@@ -70,7 +70,7 @@ impl LedgerHistory {
             // 88 = 100 − the driver's 2 − 10 % headroom.
             let gpus = devices(node, 3).into_iter();
             let gpus = gpus.map(|device| (device.uuid, Bytes(88)));
-            bench.oracle.show_node(&node_name(node), gpus);
+            bench.oracle.set_node(&node_name(node), gpus);
         }
         bench
     }
@@ -87,7 +87,7 @@ impl LedgerHistory {
                 self.arrive(
                     pod,
                     Demand {
-                        ask: Ask::Plugin {
+                        ask: GpuRequest::Plugin {
                             resource: gpu(),
                             count,
                         },
@@ -105,7 +105,7 @@ impl LedgerHistory {
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
-                    ledger.offer(&uid(pod), &view.name, &view.uuids(gpus));
+                    ledger.reserve_softly(&uid(pod), &view.name, &view.uuids(gpus));
                 }
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
@@ -128,7 +128,7 @@ impl LedgerHistory {
                 self.ledger.forget(&uid(pod));
             }
             LedgerStep::Release(pod) => {
-                self.note_departed(pod);
+                self.record_departure(pod);
                 self.ledger.release(&uid(pod));
                 self.forget(pod);
             }
@@ -140,7 +140,7 @@ impl LedgerHistory {
                     .filter(|e| waiting(e))
                     .map(|e| e.demand.clone())
                 {
-                    if let Ask::Plugin { count, .. } = demand.ask {
+                    if let GpuRequest::Plugin { count, .. } = demand.ask {
                         self.on_devices.insert(uid(pod), (node, count));
                     }
                     let state = ObservedPhase::Bound {
@@ -149,7 +149,7 @@ impl LedgerHistory {
                         starting: false,
                         ran: None,
                     };
-                    ledger.see(PodObservation {
+                    ledger.observe_pod(PodObservation {
                         uid: uid(pod),
                         key: key(pod),
                         demand,
@@ -219,8 +219,9 @@ impl LedgerHistory {
                 let mut demand_history = DemandHistory::clone(ledger.demand_history());
                 // Enough to learn from.
                 (1..=10).for_each(|size| {
-                    demand_history.arrive(
-                        DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap(),
+                    demand_history.record_arrival(
+                        DemandShape::from_demand(&demand_of(size * 7, 1, Sharing::Shared, 0))
+                            .unwrap(),
                     )
                 });
                 let packing_model = PackingModel::learn(
@@ -231,8 +232,8 @@ impl LedgerHistory {
                 let present = Snapshot::clone(&ledger.snapshot());
                 let summarized = std::mem::replace(&mut self.at_last_learning, present)
                     .with_packing_model(Arc::new(packing_model));
-                summarized.sum_up();
-                drop(ledger.take_packing_model(summarized));
+                summarized.summarize_nodes();
+                drop(ledger.install_packing_model(summarized));
             }
         }
         // A node that is gone, with all its pods, is another when it comes back.
@@ -242,7 +243,7 @@ impl LedgerHistory {
     }
 
     /// The pod ends where it is. As long as a reading shows it there, it keeps what it was granted.
-    fn note_departed(&mut self, pod: u8) {
+    fn record_departure(&mut self, pod: u8) {
         let Some(entry) = self.ledger.pod_state(&uid(pod)) else {
             return;
         };
@@ -281,7 +282,7 @@ impl LedgerHistory {
                 starting: false,
                 ran: None,
             };
-            self.ledger.see(PodObservation {
+            self.ledger.observe_pod(PodObservation {
                 uid: uid(pod),
                 key,
                 demand,
@@ -294,7 +295,7 @@ impl LedgerHistory {
     fn arrive(&mut self, pod: u8, demand: Demand) {
         if self.ledger.pod_state(&uid(pod)).is_none() {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
-            self.ledger.see(PodObservation {
+            self.ledger.observe_pod(PodObservation {
                 uid: uid(pod),
                 key: key(pod),
                 demand,
@@ -307,7 +308,7 @@ impl LedgerHistory {
     fn assume(&mut self, pod: u8, node: u8) {
         if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &node_name(node)) {
             let demand = &self.ledger.pod_state(&uid(pod)).unwrap().demand;
-            if let Ask::Plugin { count, .. } = demand.ask {
+            if let GpuRequest::Plugin { count, .. } = demand.ask {
                 assert_eq!(
                     placement.devices.len(),
                     0,
@@ -350,7 +351,7 @@ impl LedgerHistory {
             .iter()
             .filter(|(_, closed_until)| **closed_until > self.now)
         {
-            let (_, its) = self.oracle.place_of(other).unwrap();
+            let (_, its) = self.oracle.placement_of(other).unwrap();
             let beside = devices.iter().find(|gpu| its.contains(gpu));
             assert_eq!(beside, None, "{other} starts there");
         }
@@ -366,7 +367,7 @@ impl LedgerHistory {
     /// Takes in a reading, and computes the unaccounted VRAM from its definition.
     fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&node_name(node)) {
-            self.ledger.read(&node_name(node), reading.into());
+            self.ledger.take_reading(&node_name(node), reading.into());
             return;
         }
         let known: Vec<GpuUuid> = self
@@ -416,12 +417,12 @@ impl LedgerHistory {
         self.departed.retain(|(of, pod), (at, ..)| {
             *of != node_name(node) || reading.sampled < *at || shows(pod)
         });
-        self.ledger.read(&node_name(node), reading.into());
+        self.ledger.take_reading(&node_name(node), reading.into());
     }
 
     /// What a pod was allocated on one GPU: nothing, its share, or the whole of it.
     fn reserved(&self, entry: &PodState, gpu: &GpuUuid) -> u64 {
-        if entry.demand.asks_plugin() {
+        if entry.demand.is_allocated_externally() {
             return 0;
         }
         let Some(node) = entry.node().and_then(|node| self.ledger.node(node)) else {
@@ -596,7 +597,7 @@ impl LedgerHistory {
                     ..ObservedWaiting::default()
                 }),
             };
-            ledger.see(PodObservation {
+            ledger.observe_pod(PodObservation {
                 uid,
                 key,
                 demand,
@@ -606,7 +607,7 @@ impl LedgerHistory {
         }
         let published = self
             .ledger
-            .node_states()
+            .node_views()
             .filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {
             ledger.set_node(name, node.kind, None);

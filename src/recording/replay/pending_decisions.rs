@@ -1,6 +1,6 @@
 //! Verbs that were asked and whose answers come later in the recording: other inputs stand in between.
 
-use crate::answer::{Answer, Asked, Decision, KeptAnswer, KeptRanking};
+use crate::answer::{Answer, AnsweredInput, Decision, KeptAnswer, KeptRanking};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::placing::rank::UNKNOWN_PLACE;
@@ -15,52 +15,52 @@ use stowage_scheduling::verbs::request::DecisionView;
 
 /// Maximum number of pending decisions, more than requests are ever in progress at once. The oldest is dropped beyond it: its
 /// client may have gone.
-const KEPT: usize = 4096;
+const MAX_PENDING: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(crate) struct OpenQuestions {
+pub(crate) struct PendingDecisions {
     /// Pending decisions by the number of their input.
-    open: BTreeMap<u64, Unanswered>,
+    pending: BTreeMap<u64, PendingDecision>,
     scores: ScoreCache,
 }
 
 #[derive(Debug)]
-struct Unanswered {
+struct PendingDecision {
     pod: PodKey,
     generation: u64,
-    question: OpenQuestion,
+    input: DecisionInput,
 }
 
 /// What a decision is made on, or the decision if the core made it at once.
 #[derive(Debug)]
-enum OpenQuestion {
+enum DecisionInput {
     Filter(Box<DecisionView>),
     Prioritize(Box<DecisionView>),
     Preempt(Box<PreemptView>),
     Decided(Box<Decision>),
 }
 
-impl OpenQuestions {
+impl PendingDecisions {
     pub fn filter(&mut self, number: u64, view: DecisionView) {
         let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
-        self.open(
+        self.add(
             number,
-            Unanswered {
+            PendingDecision {
                 pod,
                 generation,
-                question: OpenQuestion::Filter(Box::new(view)),
+                input: DecisionInput::Filter(Box::new(view)),
             },
         );
     }
 
     pub fn prioritize(&mut self, number: u64, view: DecisionView) {
         let (pod, generation) = (view.request.key.clone(), view.snapshot.generation());
-        self.open(
+        self.add(
             number,
-            Unanswered {
+            PendingDecision {
                 pod,
                 generation,
-                question: OpenQuestion::Prioritize(Box::new(view)),
+                input: DecisionInput::Prioritize(Box::new(view)),
             },
         );
     }
@@ -73,15 +73,15 @@ impl OpenQuestions {
         view: Option<PreemptView>,
     ) {
         let question = match view {
-            Some(view) => OpenQuestion::Preempt(Box::new(view)),
-            None => OpenQuestion::Decided(Box::new(Decision::Preempt(None))),
+            Some(view) => DecisionInput::Preempt(Box::new(view)),
+            None => DecisionInput::Decided(Box::new(Decision::Preempt(None))),
         };
-        self.open(
+        self.add(
             number,
-            Unanswered {
+            PendingDecision {
                 pod,
                 generation,
-                question,
+                input: question,
             },
         );
     }
@@ -93,13 +93,13 @@ impl OpenQuestions {
         generation: u64,
         narrowed: NarrowedCandidates,
     ) {
-        let question = OpenQuestion::Decided(Box::new(Decision::Narrow(narrowed)));
-        self.open(
+        let question = DecisionInput::Decided(Box::new(Decision::Narrow(narrowed)));
+        self.add(
             number,
-            Unanswered {
+            PendingDecision {
                 pod,
                 generation,
-                question,
+                input: question,
             },
         );
     }
@@ -111,74 +111,74 @@ impl OpenQuestions {
         generation: u64,
         answer: Result<BindAnswer, AssumeConflict>,
     ) {
-        let question = OpenQuestion::Decided(Box::new(Decision::Bind(answer)));
-        self.open(
+        let question = DecisionInput::Decided(Box::new(Decision::Bind(answer)));
+        self.add(
             number,
-            Unanswered {
+            PendingDecision {
                 pod,
                 generation,
-                question,
+                input: question,
             },
         );
     }
 
-    fn open(&mut self, number: u64, unanswered: Unanswered) {
-        self.open.insert(number, unanswered);
-        if self.open.len() > KEPT {
-            self.open.pop_first();
+    fn add(&mut self, number: u64, decision: PendingDecision) {
+        self.pending.insert(number, decision);
+        if self.pending.len() > MAX_PENDING {
+            self.pending.pop_first();
         }
     }
 
     /// Pod that a pending decision is about.
     pub fn pod(&self, number: u64) -> Option<&PodKey> {
-        Some(&self.open.get(&number)?.pod)
+        Some(&self.pending.get(&number)?.pod)
     }
 
     /// Answer to the same input as it is decided now; `None` if that input is not pending.
-    pub fn answer(&mut self, recorded: &Answer) -> Option<Answer> {
-        let number = recorded.asked.number;
-        let Unanswered {
+    pub fn decide(&mut self, recorded: &Answer) -> Option<Answer> {
+        let number = recorded.input.number;
+        let PendingDecision {
             generation,
-            question,
+            input: question,
             ..
-        } = self.open.remove(&number)?;
+        } = self.pending.remove(&number)?;
         let decision = match (question, &recorded.answer) {
-            (OpenQuestion::Filter(view), KeptAnswer::Filter(kept)) => {
+            (DecisionInput::Filter(view), KeptAnswer::Filter(kept)) => {
                 let mut scores =
                     self.scores
                         .take(&view.snapshot, &view.request.demand, &view.policy);
-                let list = filter(&view, names(&view, kept).into_iter(), &mut scores);
+                let list = filter(&view, node_names(&view, kept).into_iter(), &mut scores);
                 self.scores.put(scores);
                 Decision::Filter(list)
             }
-            (OpenQuestion::Prioritize(view), KeptAnswer::Prioritize(kept)) => {
-                Decision::Prioritize(prioritize(&view, names(&view, kept).into_iter()))
+            (DecisionInput::Prioritize(view), KeptAnswer::Prioritize(kept)) => {
+                Decision::Prioritize(prioritize(&view, node_names(&view, kept).into_iter()))
             }
-            (OpenQuestion::Preempt(view), _) => Decision::Preempt(Some(preempt(*view))),
-            (OpenQuestion::Decided(decision), _) => *decision,
+            (DecisionInput::Preempt(view), _) => Decision::Preempt(Some(preempt(*view))),
+            (DecisionInput::Decided(decision), _) => *decision,
             // Another verb's answer: it shows as one.
-            (OpenQuestion::Filter(view), _) => Decision::Filter(filter(
+            (DecisionInput::Filter(view), _) => Decision::Filter(filter(
                 &view,
                 std::iter::empty(),
                 &mut ScoreCache::default().take(&view.snapshot, &view.request.demand, &view.policy),
             )),
-            (OpenQuestion::Prioritize(view), _) => {
+            (DecisionInput::Prioritize(view), _) => {
                 Decision::Prioritize(prioritize(&view, std::iter::empty()))
             }
         };
         Some(Answer {
-            asked: Asked { number, generation },
-            answer: KeptAnswer::of(decision),
+            input: AnsweredInput { number, generation },
+            answer: KeptAnswer::from_decision(decision),
         })
     }
 }
 
 /// Names of the nodes that were asked about. An index that the snapshot does not have, because the state differs, has no name.
-fn names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
+fn node_names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
     let nodes = view.snapshot.nodes();
     // A corrupt count would take all memory.
-    let places = kept.places().take(MOST_NAMES);
-    places
+    let indices = kept.indices().take(MAX_NAMES);
+    indices
         .map(|place| match place {
             UNKNOWN_PLACE => "",
             place => nodes
@@ -189,4 +189,4 @@ fn names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
 }
 
 /// Maximum number of names of a request: far more than the nodes of any cluster.
-const MOST_NAMES: usize = 1 << 20;
+const MAX_NAMES: usize = 1 << 20;

@@ -3,16 +3,16 @@
 //! A figure at a load is a mean over events and seeds. The maximum of a linear program is concave in its right-hand sides, so
 //! the bound of the mean counts is above the mean of the bounds, and one program serves all seeds.
 
-use super::Until;
+use super::ArrivalsUntilRefusal;
 use crate::simulate::packing::arrivals::Arrivals;
 use crate::simulate::packing::curve;
 use crate::simulate::packing::placer::PodArrival;
-use crate::simulate::packing::trace::PlayedTrace;
+use crate::simulate::packing::trace::WorkloadTrace;
 
 /// Pods by kind, as indices of the setting's kinds: means, so fractions too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandAtLoad {
-    pub came: Vec<f64>,
+    pub arrived: Vec<f64>,
     /// Pods of each kind that were placed, whatever arrived later.
     pub placed: Vec<f64>,
 }
@@ -20,50 +20,50 @@ pub struct DemandAtLoad {
 impl DemandAtLoad {
     /// Means over the events at which the requested share rounds to this percentage of the GPUs; `None` if there are none. By
     /// seed: the arrivals, and until when each kind's pods were all placed.
-    pub fn at(
-        setting: &PlayedTrace,
+    pub fn mean_at(
+        setting: &WorkloadTrace,
         arrivals: &[Arrivals],
-        until: &[Until],
+        until: &[ArrivalsUntilRefusal],
         load: u64,
     ) -> Option<Self> {
         let runs = arrivals.iter().zip(until);
-        let of: Vec<Self> = runs
-            .filter_map(|(arrivals, until)| Self::of_one(setting, arrivals, until, load))
+        let per_seed: Vec<Self> = runs
+            .filter_map(|(arrivals, until)| Self::for_seed(setting, arrivals, until, load))
             .collect();
         let mean = |counts: fn(&Self) -> &[f64]| -> Vec<f64> {
-            let sum = |kind: usize| of.iter().map(|one| counts(one)[kind]).sum::<f64>();
+            let sum = |kind: usize| per_seed.iter().map(|one| counts(one)[kind]).sum::<f64>();
             (0..setting.kinds.len())
-                .map(|kind| sum(kind) / of.len() as f64)
+                .map(|kind| sum(kind) / per_seed.len() as f64)
                 .collect()
         };
-        (!of.is_empty()).then(|| Self {
-            came: mean(|one| &one.came),
+        (!per_seed.is_empty()).then(|| Self {
+            arrived: mean(|one| &one.arrived),
             placed: mean(|one| &one.placed),
         })
     }
 
-    fn of_one(
-        setting: &PlayedTrace,
+    fn for_seed(
+        setting: &WorkloadTrace,
         arrivals: &Arrivals,
-        until: &Until,
+        until: &ArrivalsUntilRefusal,
         load: u64,
     ) -> Option<Self> {
-        let mut asked = 0;
+        let mut requested = 0;
         let at_load = |arrival: PodArrival| {
-            asked += setting.kinds[arrival.kind].milli_gpus();
-            curve::load(asked, setting.capacity()) == load
+            requested += setting.kinds[arrival.kind].milli_gpus();
+            curve::load_percent(requested, setting.capacity()) == load
         };
         let is_at: Vec<bool> = arrivals.iter(setting).map(at_load).collect();
         let events = is_at.iter().filter(|is_at| **is_at).count() as f64;
         let mut left = events;
         let none = vec![0.0; setting.kinds.len()];
         let mut counts = Self {
-            came: none.clone(),
+            arrived: none.clone(),
             placed: none,
         };
         for (PodArrival { number, kind, .. }, is_at) in arrivals.iter(setting).zip(is_at) {
             // A pod has arrived at every event from its own on.
-            counts.came[kind] += left / events;
+            counts.arrived[kind] += left / events;
             if number < until[kind] {
                 counts.placed[kind] += left / events;
             }
@@ -91,7 +91,7 @@ mod tests {
             ranks: vec![0],
         };
         let at = |load, until| {
-            DemandAtLoad::at(
+            DemandAtLoad::mean_at(
                 &setting,
                 std::slice::from_ref(&arrivals),
                 &[vec![until; 3]],
@@ -100,9 +100,9 @@ mod tests {
         };
         // 50 rounds up to 1 %, as do 100 and 100.
         let first = at(1, 2).unwrap();
-        assert_eq!(first.came, [1.0 + 2.0 / 3.0, 0.0, 1.0 / 3.0]);
+        assert_eq!(first.arrived, [1.0 + 2.0 / 3.0, 0.0, 1.0 / 3.0]);
         assert_eq!(first.placed, [1.0 + 2.0 / 3.0, 0.0, 0.0]);
-        assert_eq!(at(6, 5).unwrap().came, [2.0, 1.0, 1.0]);
+        assert_eq!(at(6, 5).unwrap().arrived, [2.0, 1.0, 1.0]);
         assert_eq!(at(3, 5), None);
     }
 
@@ -116,7 +116,10 @@ mod tests {
         };
         let arrivals = [of(&[0]), of(&[1, 1]), of(&[1])];
         let until = [vec![1, 1], vec![0, 1], vec![1, 1]];
-        let asked = DemandAtLoad::at(&setting, &arrivals, &until, 100).unwrap();
-        assert_eq!((asked.came, asked.placed), (vec![0.5, 1.0], vec![0.5, 0.5]));
+        let asked = DemandAtLoad::mean_at(&setting, &arrivals, &until, 100).unwrap();
+        assert_eq!(
+            (asked.arrived, asked.placed),
+            (vec![0.5, 1.0], vec![0.5, 0.5])
+        );
     }
 }

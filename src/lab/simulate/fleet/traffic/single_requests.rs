@@ -8,8 +8,8 @@ use crate::simulate::table::Table;
 use stowage_scheduling::units::Moment;
 
 /// The latest offset that a trace may have, in milliseconds: a year.
-const MOST_OFFSET: u64 = 365 * 86_400_000;
-const MOST_TOKENS: u64 = 1_000_000_000;
+const MAX_OFFSET_MS: u64 = 365 * 86_400_000;
+const MAX_TOKENS: u64 = 1_000_000_000;
 
 /// One request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,8 +36,10 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
     let mut latest = [0u64; 3];
     let mut requests = Vec::with_capacity(table.rows().len());
     for row in table.rows() {
-        let at = row.whole(offset, MOST_OFFSET)?;
-        let service = service.map(|column| Service::of(row, column)).transpose()?;
+        let at = row.whole(offset, MAX_OFFSET_MS)?;
+        let service = service
+            .map(|column| Service::from_row(row, column))
+            .transpose()?;
         let before = &mut latest[service.map_or(2, |service| service as usize)];
         if at < *before {
             let (file, line, before) = (table.file.to_owned(), row.line, *before);
@@ -51,7 +53,7 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
         *before = at;
         let cached = match blocks {
             Some((all, cached)) => {
-                let all = row.number(all, MOST_TOKENS as f64)?;
+                let all = row.number(all, MAX_TOKENS as f64)?;
                 row.number(cached, all)? / all.max(1.0)
             }
             None => 0.0,
@@ -59,8 +61,8 @@ pub fn read(source: TrafficText<'_>) -> Result<Vec<TracedRequest>, TrafficError>
         requests.push(TracedRequest {
             at: Moment(at),
             service,
-            prompt: row.whole(prompt, MOST_TOKENS)?,
-            output: row.whole(output, MOST_TOKENS)?,
+            prompt: row.whole(prompt, MAX_TOKENS)?,
+            output: row.whole(output, MAX_TOKENS)?,
             cached,
         });
     }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 pub struct HeldRequests {
     waiting: Mutex<Vec<HeldRequest>>,
     /// How many have been held up so far.
-    arrived: watch::Sender<u64>,
+    held_so_far: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -19,14 +19,14 @@ struct HeldRequest {
     operation: Operation,
     /// The name of what the request is about; empty for a list.
     object: String,
-    go_on: oneshot::Sender<()>,
+    release_sender: oneshot::Sender<()>,
 }
 
 impl HeldRequests {
     /// Names of the objects of a client's held requests: one for each request.
-    pub fn objects(&self, client: &str, operation: Operation) -> Vec<String> {
+    pub fn object_names(&self, client: &str, operation: Operation) -> Vec<String> {
         let mut waiting = self.waiting.lock();
-        waiting.retain(|one| !one.go_on.is_closed());
+        waiting.retain(|one| !one.release_sender.is_closed());
         let of_client = waiting
             .iter()
             .filter(|one| one.client == client && one.operation == operation);
@@ -34,10 +34,10 @@ impl HeldRequests {
     }
 
     /// Waits until a request of the client about this object is held up.
-    pub async fn until(&self, client: &str, operation: Operation, object: &str) {
-        let mut arrived = self.arrived.subscribe();
+    pub async fn until_held(&self, client: &str, operation: Operation, object: &str) {
+        let mut arrived = self.held_so_far.subscribe();
         while !self
-            .objects(client, operation)
+            .object_names(client, operation)
             .iter()
             .any(|held| held == object)
         {
@@ -57,27 +57,28 @@ impl HeldRequests {
         self.release_where(|_| true)
     }
 
-    fn release_where(&self, goes_on: impl Fn(&HeldRequest) -> bool) -> usize {
+    fn release_where(&self, is_released: impl Fn(&HeldRequest) -> bool) -> usize {
         let mut waiting = self.waiting.lock();
-        let (released, still): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut *waiting).into_iter().partition(goes_on);
-        *waiting = still;
+        let (released, remaining): (Vec<_>, Vec<_>) = std::mem::take(&mut *waiting)
+            .into_iter()
+            .partition(is_released);
+        *waiting = remaining;
         released
             .into_iter()
-            .filter_map(|one| one.go_on.send(()).ok())
+            .filter_map(|one| one.release_sender.send(()).ok())
             .count()
     }
 
-    pub(super) async fn reservation(&self, client: &str, operation: Operation, object: &str) {
+    pub(super) async fn hold(&self, client: &str, operation: Operation, object: &str) {
         let (go_on, released) = oneshot::channel();
         let (client, object) = (client.to_owned(), object.to_owned());
         self.waiting.lock().push(HeldRequest {
             client,
             operation,
             object,
-            go_on,
+            release_sender: go_on,
         });
-        self.arrived.send_modify(|arrived| *arrived += 1);
+        self.held_so_far.send_modify(|arrived| *arrived += 1);
         // An error means that the server is dropped: then nothing is held up any more.
         let _ = released.await;
     }

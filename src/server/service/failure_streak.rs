@@ -4,9 +4,9 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// The start of the streak, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct Trouble(Option<Moment>);
+pub(crate) struct FailureStreak(Option<Moment>);
 
-impl Trouble {
+impl FailureStreak {
     /// Records a failure. Returns whether the streak begins with it.
     pub fn begin(&mut self, now: Moment) -> bool {
         let begins = self.0.is_none();

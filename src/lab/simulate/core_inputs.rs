@@ -15,7 +15,7 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 
 /// The model and VRAM of all GPUs of a node.
 #[derive(Debug, Clone, Copy)]
-pub struct GpuKind<'a> {
+pub struct NodeGpuKind<'a> {
     pub model: &'a GpuModel,
     pub vram: Bytes,
 }
@@ -30,9 +30,9 @@ pub(crate) fn empty_cluster(policy: Arc<Policy>) -> Cluster {
 /// The node is there, and its agent has reported its GPUs: healthy, and all theirs is the pods'.
 pub fn add_node(
     cluster: &mut Cluster,
-    shown: NodeObserved,
+    observed_node: NodeObserved,
     gpus: impl IntoIterator<Item = GpuUuid>,
-    kind: GpuKind<'_>,
+    kind: NodeGpuKind<'_>,
 ) {
     let device = |(index, uuid)| Device {
         uuid,
@@ -45,8 +45,8 @@ pub fn add_node(
         exclusive_process: false,
         island: None,
     };
-    let node = shown.name.clone();
-    cluster.apply(shown);
+    let node = observed_node.name.clone();
+    cluster.apply(observed_node);
     let devices = (0..).zip(gpus).map(device).collect();
     let reported = cluster.apply(DevicesReported {
         node,
@@ -60,7 +60,7 @@ pub fn add_node(
 }
 
 /// A pod as the API server shows it, under its UID as its name.
-pub fn pod(
+pub fn pod_observation(
     uid: &PodUid,
     namespace: &str,
     demand: Demand,
