@@ -12,7 +12,8 @@ use stowage_scheduling::evicting::VictimSet;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::ledger::AssumeConflict;
 use stowage_scheduling::placing::fit::Misfit;
-use stowage_scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
+use stowage_scheduling::placing::rank::Shortlist;
+use stowage_scheduling::placing::snapshot::NO_INDEX;
 use stowage_scheduling::verbs::bind::BindAnswer;
 use stowage_scheduling::verbs::preempt::PreemptDecision;
 use stowage_scheduling::verbs::preempt_device_plugin::NarrowedCandidates;
@@ -206,7 +207,7 @@ impl KeptRanking {
         places.sort();
         let mut digest = FxHasher::default();
         refused.hash(&mut digest);
-        let known_count = places.partition_point(|place| *place != UNKNOWN_PLACE);
+        let known_count = places.partition_point(|place| *place != NO_INDEX);
         Self {
             asked: runs(&places[..known_count]),
             unknown: (places.len() - known_count) as u32,
@@ -219,13 +220,13 @@ impl KeptRanking {
         }
     }
 
-    /// The indices of the nodes that were asked about, and [`UNKNOWN_NODE`] for each name of no node.
+    /// The indices of the nodes that were asked about, and [`NO_INDEX`] for each name of no node.
     pub fn indices(&self) -> impl Iterator<Item = u32> {
         let known = self
             .asked
             .iter()
             .flat_map(|(first, length)| *first..first.saturating_add(*length));
-        known.chain(std::iter::repeat_n(UNKNOWN_PLACE, self.unknown as usize))
+        known.chain(std::iter::repeat_n(NO_INDEX, self.unknown as usize))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! It is spoken to in its DevTools protocol over a pipe, as JSON that a zero byte ends, so that no port is open and no websocket
 //! is needed. Everything that the page should not do (an error, a warning, a blocked request, a dialog) is kept for the test:
-//! [`Browser::complaints`].
+//! [`Browser::take_errors`].
 
 use crate::client::TEST_TIMEOUT;
 use crate::needs::skip_not_installed;

@@ -145,7 +145,7 @@ fn compare(recording: &Path, other: LoopPolicy) -> Result<PolicyComparison> {
         .context("the recording was changed while it was read: run it again")
 }
 
-/// Each part, as long as `take` goes on.
+/// Each part, as long as `visit` goes on.
 fn each_part(
     recording: &Path,
     mut visit: impl FnMut(&RecordingPart) -> Result<bool>,

@@ -24,7 +24,7 @@ pub struct CampaignResult {
     pub elapsed: Duration,
 }
 
-/// Plays the histories until one fails. `seen` is told how many have been played.
+/// Plays the histories until one fails. `on_progress` is told how many have been played.
 pub fn play_all(
     histories: impl Iterator<Item = History> + Send,
     rules: &CampaignRules<'_>,

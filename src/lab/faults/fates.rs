@@ -86,7 +86,7 @@ impl RequestFaults {
         })
     }
 
-    /// `buffered` of a hundred writes are delayed by a proxy.
+    /// `delayed_percent` of a hundred writes are delayed by a proxy.
     fn draw_write_outcome(
         &self,
         dice: &mut Random,

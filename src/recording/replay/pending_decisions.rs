@@ -3,8 +3,8 @@
 use crate::answer::{Answer, AnsweredInput, Decision, KeptAnswer, KeptRanking};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::PodKey;
-use stowage_scheduling::placing::rank::UNKNOWN_PLACE;
 use stowage_scheduling::placing::score_cache::ScoreCache;
+use stowage_scheduling::placing::snapshot::NO_INDEX;
 use stowage_scheduling::reasons::AssumeConflict;
 use stowage_scheduling::verbs::bind::BindAnswer;
 use stowage_scheduling::verbs::filter::filter;
@@ -180,7 +180,7 @@ fn node_names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
     let indices = kept.indices().take(MAX_NAMES);
     indices
         .map(|place| match place {
-            UNKNOWN_PLACE => "",
+            NO_INDEX => "",
             place => nodes
                 .get(place as usize)
                 .map_or("", |node| node.name.as_str()),

@@ -291,7 +291,7 @@ impl<B: ClusterAccess> ControlLoop<B> {
         }
     }
 
-    /// Abandons the pod's reservation, if it still has the one whose progress is known; `because` is the text for its owner.
+    /// Abandons the pod's reservation, if it still has the one whose progress is known; `reason_for` is the text for its owner.
     fn abandon_if_current(
         &mut self,
         uid: &PodUid,

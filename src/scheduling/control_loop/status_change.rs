@@ -73,7 +73,7 @@ impl EvictionReason {
         self.entry().0
     }
 
-    /// The message for the victim's owner, [without names](PodKey::named_to) of other namespaces.
+    /// The message for the victim's owner, [without names](crate::ids::PodKey::name_shown_to) of other namespaces.
     pub fn text_for(&self, victim: &PodKey) -> String {
         let (text, (_, named)) = (self.to_string(), self.entry());
         match named {

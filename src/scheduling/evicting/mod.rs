@@ -106,7 +106,7 @@ impl VictimSet {
     }
 }
 
-/// The cheapest set of one candidate; see [`cheapest`]. It is empty if no pod has to be evicted.
+/// The cheapest set of one candidate; see [`cheapest_victims`]. It is empty if no pod has to be evicted.
 pub fn cheapest_victims(
     candidate: &PreemptionCandidate,
     demand: &Demand,

@@ -254,7 +254,7 @@ impl NodeStarts {
         &self.factors
     }
 
-    /// An engine has started here; `known` is what the cluster knows of that kind.
+    /// An engine has started here; `cluster_factors` is what the cluster knows of that kind.
     pub(crate) fn learn(
         &mut self,
         kind: StartKind,

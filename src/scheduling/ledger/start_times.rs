@@ -413,7 +413,7 @@ impl StartSamples {
         self.0.len()
     }
 
-    /// The factors that fit best, near `known` where that is open; `None` with fewer than `least` samples.
+    /// The factors that fit best, near `prior` where that is open; `None` with fewer than `min_samples` samples.
     pub(crate) fn fit(&self, prior: StartFactors, min_samples: usize) -> Option<StartFactors> {
         if self.0.len() < min_samples {
             return None;

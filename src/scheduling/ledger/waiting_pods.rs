@@ -153,7 +153,7 @@ impl Ledger {
         waiting.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The pod counts as refused from now on, if it still may be and this process has not refused it since `then`.
+    /// The pod counts as refused from now on, if it still may be and this process has not refused it since `since`.
     pub(crate) fn presume_refused(&mut self, uid: &PodUid, since: Moment) {
         let is_known = |pod_state: &PodState| {
             pod_state

@@ -7,7 +7,7 @@ use super::fit::{Misfit, fit_by, is_allowed};
 use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
 /// The index of a node that the snapshot does not have.
-pub use super::snapshot::NO_INDEX as UNKNOWN_PLACE;
+use super::snapshot::NO_INDEX;
 use super::snapshot::Snapshot;
 use super::start_model::StartModel;
 pub use super::start_model::estimate_start;
@@ -81,7 +81,7 @@ pub struct Shortlist {
     pub best: Vec<Candidate>,
     /// Why each other node does not fit, by the index of its name in the request.
     pub rejected: Vec<(usize, Misfit)>,
-    /// The index in the snapshot of each requested name, in the order of the names; [`UNKNOWN_NODE`] if it has none.
+    /// The index in the snapshot of each requested name, in the order of the names; [`NO_INDEX`] if it has none.
     pub node_indices: Vec<u32>,
 }
 
@@ -90,7 +90,7 @@ impl Shortlist {
     pub(crate) fn known_node_indices(&self) -> impl Iterator<Item = usize> {
         self.node_indices
             .iter()
-            .filter(|index| **index != UNKNOWN_PLACE)
+            .filter(|index| **index != NO_INDEX)
             .map(|index| *index as usize)
     }
 
@@ -204,7 +204,7 @@ pub(crate) fn shortlist_with<'a>(
     }
     let attempt_nodes = AttemptNodes::new(snapshot, attempt);
     for (query_index, index) in list.node_indices.iter().enumerate() {
-        let index = (*index != UNKNOWN_PLACE).then_some(*index as usize);
+        let index = (*index != NO_INDEX).then_some(*index as usize);
         match evaluate_candidate(
             snapshot,
             demand,
@@ -313,7 +313,7 @@ fn evaluate_candidate(
     })
 }
 
-/// The GPUs that a demand would get on the node at `place`, and their score.
+/// The GPUs that a demand would get on the node at `index`, and their score.
 pub fn score_node(
     snapshot: &Snapshot,
     index: usize,

@@ -11,7 +11,7 @@ use crate::vocabulary::device_plugin::{GpuRequest, PluginResource};
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
 
-/// Whether a node has `asked` devices left, if `leaving` of those in use were released.
+/// Whether a node has `asked` devices left, if `released` of those in use were released.
 pub fn check_devices(
     node: &Node,
     resource: &PluginResource,

@@ -22,7 +22,7 @@ pub struct LoanEviction {
     pub is_early: bool,
 }
 
-/// The borrowers to evict now, those first that an engine waits for. Those in `leaving` are being evicted, those in `not_now`
+/// The borrowers to evict now, those first that an engine waits for. Those in `leaving` are being evicted, those in `deferred`
 /// could not be, a moment ago.
 pub fn loans_to_end(
     ledger: &Ledger,

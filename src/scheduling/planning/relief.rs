@@ -31,7 +31,7 @@ pub struct ReliefEviction {
 }
 
 impl PressureWatch {
-    /// The pods to evict now, except `not_now`. The caller is expected to evict every pod that is named: the next pod of a GPU is
+    /// The pods to evict now, except `deferred`. The caller is expected to evict every pod that is named: the next pod of a GPU is
     /// named only when the eviction has had time to help.
     pub fn check(&mut self, ledger: &Ledger, deferred: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
         let Some(rules) = ledger.policy().planning.pressure else {
@@ -165,7 +165,7 @@ fn engine_on(ledger: &Ledger, residents: &[PodUid]) -> Option<PodUid> {
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
-/// The cheapest evictable neighbor of the most important engine on a GPU, of the pods `there`. `leaving` are those that this look
+/// The cheapest evictable neighbor of the most important engine on a GPU, of the pods `residents`. `leaving` are those that this look
 /// has named already.
 fn cheapest_neighbor(
     ledger: &Ledger,

@@ -53,7 +53,7 @@ pub struct SimulatedThreads {
 }
 
 impl SimulatedThreads {
-    /// `lasts` says for each computation how long it lasts.
+    /// `duration_of` says for each computation how long it lasts.
     pub fn new(duration_of: impl Fn(WorkKind) -> Duration + Send + Sync + 'static) -> Self {
         Self {
             duration_of: Arc::new(duration_of),

@@ -226,7 +226,8 @@ mod tests {
     use stowage_scheduling::ids::PodKey;
     use stowage_scheduling::kube_filters::Requirements;
     use stowage_scheduling::ledger::ObservedWaiting;
-    use stowage_scheduling::placing::rank::{Shortlist, UNKNOWN_PLACE};
+    use stowage_scheduling::placing::rank::Shortlist;
+    use stowage_scheduling::placing::snapshot::NO_INDEX;
     use stowage_scheduling::policy::Policy;
     use stowage_scheduling::testkit::{demand_of, uid};
     use stowage_scheduling::verbs::Cluster;
@@ -302,7 +303,7 @@ mod tests {
         // Of ten million names that are no node's.
         let answer = || {
             let list = Shortlist {
-                node_indices: vec![UNKNOWN_PLACE; 10_000_000],
+                node_indices: vec![NO_INDEX; 10_000_000],
                 ..Shortlist::default()
             };
             tap.record_answer(

@@ -12,7 +12,7 @@ thread_local! {
     static NEXT_TRACE_ID: Cell<TraceId> = const { Cell::new(TraceId::INVALID) };
 }
 
-/// Random IDs, but for roots that begin in [`with_trace_of`].
+/// Random IDs, but for roots that begin in [`with_pod_trace`].
 #[derive(Debug, Default)]
 pub(crate) struct PodTraceIds(RandomIdGenerator);
 

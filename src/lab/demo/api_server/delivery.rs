@@ -78,7 +78,7 @@ fn injected_error(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     }
 }
 
-/// Performs the request when `landing` has passed; the client waits no longer than the server's timeout.
+/// Performs the request when `commit_time` has passed; the client waits no longer than the server's timeout.
 async fn perform_late(
     request: Arc<ApiRequest>,
     stage: DelayStage,

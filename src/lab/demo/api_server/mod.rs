@@ -318,7 +318,7 @@ impl ApiServer {
         self.shared.revisions.subscribe()
     }
 
-    /// Waits until `look` returns a value; it is called after each write.
+    /// Waits until `check` returns a value; it is called after each write.
     pub async fn until<T>(&self, mut check: impl FnMut(&Self) -> Option<T>) -> T {
         let mut revisions = self.subscribe();
         loop {

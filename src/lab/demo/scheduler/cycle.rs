@@ -121,7 +121,7 @@ impl Cycle<'_> {
         self.ask_extender(found).await
     }
 
-    /// Checks nodes in their order until `wanted` are feasible.
+    /// Checks nodes in their order until `max_feasible` are feasible.
     fn pass_own_filters(
         &self,
         nodes: Vec<Arc<SchedulerNode>>,

@@ -117,7 +117,7 @@ impl SchedulerObservations {
         *self.progress.borrow()
     }
 
-    /// Waits until `look` returns a value; it is called after each step of the scheduler.
+    /// Waits until `check` returns a value; it is called after each step of the scheduler.
     pub async fn until<T>(&self, mut check: impl FnMut(&Self) -> Option<T>) -> T {
         let mut progress = self.progress.subscribe();
         loop {

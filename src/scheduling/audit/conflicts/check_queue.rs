@@ -35,7 +35,7 @@ impl CheckQueue {
         }
     }
 
-    /// The nodes that are due, at most `most` of them.
+    /// The nodes that are due, at most `limit` of them.
     pub fn take(&mut self, now: Moment, limit: usize) -> Vec<NodeName> {
         while let Some((at, node)) = self.scheduled.first().cloned().filter(|(at, _)| *at <= now) {
             self.scheduled.remove(&(at, node.clone()));

@@ -253,7 +253,7 @@ impl NodeState {
         is_new
     }
 
-    /// An engine has started here; `known` is what the cluster knows of such starts.
+    /// An engine has started here; `cluster_factors` is what the cluster knows of such starts.
     pub(super) fn learn_start(
         &mut self,
         kind: StartKind,

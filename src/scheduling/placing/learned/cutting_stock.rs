@@ -222,7 +222,7 @@ mod tests {
             .collect()
     }
 
-    /// Every way to cut `room` into these sizes.
+    /// Every way to cut `capacity` into these sizes.
     fn cuts(sizes: &[usize], capacity: usize) -> Vec<Vec<usize>> {
         let Some((&size, rest)) = sizes.split_first() else {
             return vec![vec![]];

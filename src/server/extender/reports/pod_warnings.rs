@@ -14,7 +14,7 @@ use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
-/// Counts missing parts and findings, and records Events on the pods of the findings. `found_before`: the findings of the
+/// Counts missing parts and findings, and records Events on the pods of the findings. `previous_findings`: the findings of the
 /// node's previous report.
 pub(crate) fn record_findings(
     extender: &Extender,

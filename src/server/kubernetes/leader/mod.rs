@@ -3,7 +3,7 @@
 //! Beside a kube-scheduler the Lease of that kube-scheduler decides, because a replica whose scheduler does not schedule would
 //! have no requests to answer. Otherwise Stowage has a Lease of its own. Either way the replica begins no write later than two
 //! thirds of the Lease's duration after its latest renewal, and a successor begins none before the last of those can have
-//! landed ([`WriteTimes::latest_landing`]). The decisions are in `scheduler_lease`, `own_lease` and `tenure`, pure; this file
+//! landed ([`WriteTimes::max_commit_delay`]). The decisions are in `scheduler_lease`, `own_lease` and `tenure`, pure; this file
 //! reads and writes the Lease at intervals, and sets leadership by the result.
 
 mod own_lease;

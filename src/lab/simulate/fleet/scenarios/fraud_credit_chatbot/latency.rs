@@ -26,7 +26,7 @@ const INFERENCE_MS: (f64, f64) = (10.0, 15.0);
 const MEAN_REQUEST_GAP_MS: f64 = 1000.0;
 const REQUEST_SIZE: RequestSize = RequestSize::CONVERSATION;
 
-/// The median and the 99th percentile in milliseconds. `company` are hours by the number of engines beside.
+/// The median and the 99th percentile in milliseconds. `hours_by_neighbors` are hours by the number of engines beside.
 pub(crate) fn quantiles(
     hours_by_neighbors: &BTreeMap<usize, f64>,
     inferences: usize,
