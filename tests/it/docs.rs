@@ -7,6 +7,7 @@ mod excerpts;
 mod links;
 mod markdown;
 mod shown;
+mod time_constants;
 
 use markdown::Page;
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ use crate::ledger::PendingPod;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Pauses before a pod is planned again on which planning failed: each failure costs a whole run.
 const PLANNING_BACKOFF: Backoff = Backoff {
     min: Millis::seconds(60),
     max: Millis::seconds(1800),

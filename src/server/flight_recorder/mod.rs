@@ -113,6 +113,7 @@ impl Drop for FlightRecorder {
 
 /// How long a dropped recorder may take to write the rest, which usually takes a fraction of a second.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the end of the thread is checked: a shutdown is this much late at most.
 const SHUTDOWN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

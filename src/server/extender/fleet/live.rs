@@ -35,6 +35,7 @@ const MAX_CHANGES: usize = 16;
 const UNWATCHED_GRACE: Duration = Duration::from_secs(10);
 /// Sums of an hour, one every ten seconds: more than a plot has pixels for, and some ten kilobytes.
 const HISTORY_LENGTH: usize = 360;
+/// Time between two sums of the history: with its length they make an hour.
 const HISTORY_INTERVAL: Millis = Millis::seconds(10);
 /// Clients that are sent the whole at one time; of a large cluster it is some ten megabytes.
 const MAX_CONCURRENT_WHOLES: usize = 2;

@@ -13,6 +13,7 @@ use stowage_scheduling::units::{Millis, Moment};
 
 /// Kubernetes components' own default: long enough to outlive a busy API server, short enough to wait for.
 const LEASE_DURATION_SECONDS: i32 = 15;
+/// The default of Kubernetes' own components, as a duration.
 const LEASE_DURATION: Millis = Millis::seconds(LEASE_DURATION_SECONDS as u64);
 /// The duration of a Lease that was given up, as client-go writes it.
 const RELEASED_LEASE_SECONDS: i32 = 1;
