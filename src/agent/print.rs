@@ -194,7 +194,7 @@ fn state_text(engine: &EngineReport) -> String {
     match (engine.state, engine.sleep_level) {
         (EngineState::Sleeping, Some(level)) => format!("sleeping, level {level}"),
         (EngineState::Other, _) => UNKNOWN.into(),
-        (state, _) => state.label().into(),
+        (state, _) => state.into_str().into(),
     }
 }
 

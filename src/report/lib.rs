@@ -15,7 +15,6 @@ pub use engine_summary::EngineSummary;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use stowage_scheduling::coded::labels;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
@@ -214,25 +213,35 @@ pub struct UnreadPod {
     pub reason: String,
 }
 
-labels! {
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-    #[serde(rename_all = "kebab-case")]
-    pub enum EngineState: label {
-        /// Its process runs, and its port does not answer yet.
-        "starting" Starting,
-        /// It answers, and its model is not loaded yet.
-        "loading" Loading,
-        "serving" Serving,
-        /// Its KV cache is gone, and its weights are off the GPU.
-        "sleeping" Sleeping,
-        /// Its pod is being deleted; it finishes its requests.
-        "draining" Draining,
-        /// It answered before, and does not now.
-        "unreachable" Unreachable,
-        /// A state of a later version that this one does not know.
-        #[serde(other)]
-        "other" Other,
-    }
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineState {
+    /// Its process runs, and its port does not answer yet.
+    Starting,
+    /// It answers, and its model is not loaded yet.
+    Loading,
+    Serving,
+    /// Its KV cache is gone, and its weights are off the GPU.
+    Sleeping,
+    /// Its pod is being deleted; it finishes its requests.
+    Draining,
+    /// It answered before, and does not now.
+    Unreachable,
+    /// A state of a later version that this one does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// A model of which files are on the node.
@@ -301,22 +310,34 @@ pub struct MissingPart {
     pub reason: String,
 }
 
-labels! {
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-    #[serde(rename_all = "kebab-case")]
-    pub enum ReportPart: label {
-        /// NVML.
-        "gpus" Gpus,
-        /// Which process is on which GPU.
-        "processes" Processes,
-        /// Which pod a process belongs to.
-        "owners" Owners,
-        /// Which pods are on the node.
-        "pods" Pods,
-        "engines" Engines,
-        "models" Models,
-        /// A part that only a later version knows.
-        #[serde(other)]
-        "other" Other,
-    }
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReportPart {
+    /// NVML.
+    Gpus,
+    /// Which process is on which GPU.
+    Processes,
+    /// Which pod a process belongs to.
+    Owners,
+    /// Which pods are on the node.
+    Pods,
+    Engines,
+    Models,
+    /// A part that only a later version knows.
+    #[serde(other)]
+    Other,
 }

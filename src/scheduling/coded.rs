@@ -47,26 +47,4 @@ macro_rules! coded {
     };
 }
 
-/// An enum of labels, with all its values and a function that says the label of one.
-#[macro_export]
-macro_rules! labels {
-    ($(#[$meta:meta])* pub enum $Name:ident: $label_of:ident { $($(#[$vm:meta])* $label:literal $Value:ident,)* }) => {
-        $(#[$meta])*
-        pub enum $Name {
-            $($(#[$vm])* $Value),*
-        }
-
-        impl $Name {
-            /// Every value, in order of declaration.
-            pub const ALL: [Self; [$($label),*].len()] = [$(Self::$Value),*];
-
-            pub fn $label_of(self) -> &'static str {
-                match self {
-                    $(Self::$Value => $label),*
-                }
-            }
-        }
-    };
-}
-
-pub use {coded, labels};
+pub use coded;

@@ -11,6 +11,7 @@ use std::io;
 use stowage_report::{EngineReport, EngineState, GpuReport, NodeReport, ReportPart};
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::vocabulary::gpu::Health;
+use strum::VariantArray;
 
 /// What the sensors of one GPU say, as far as its driver knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,12 +95,18 @@ impl AgentMetrics {
             engines: families.sampled(
                 "stowage_agent_engines",
                 "Inference engines on the node, by state.",
-                [known("state", EngineState::ALL.map(EngineState::label))],
+                [known(
+                    "state",
+                    EngineState::VARIANTS.iter().map(EngineState::into_str),
+                )],
             ),
             missing: families.sampled(
                 "stowage_agent_missing_part",
                 "1 for a part that the latest report lacks, because it could not be sampled.",
-                [known("part", ReportPart::ALL.map(ReportPart::label))],
+                [known(
+                    "part",
+                    ReportPart::VARIANTS.iter().map(ReportPart::into_str),
+                )],
             ),
             families: declared,
         }
@@ -165,12 +172,16 @@ impl AgentMetrics {
         };
         page.write_samples(
             &self.engines,
-            EngineState::ALL.map(|state| ([state.label()], in_state(state) as f64)),
+            EngineState::VARIANTS
+                .iter()
+                .map(|state| ([state.into_str()], in_state(*state) as f64)),
         )?;
         let lacks = |part| report.missing.iter().any(|missing| missing.part == part);
         page.write_samples(
             &self.missing,
-            ReportPart::ALL.map(|part| ([part.label()], f64::from(u8::from(lacks(part))))),
+            ReportPart::VARIANTS
+                .iter()
+                .map(|part| ([part.into_str()], f64::from(u8::from(lacks(*part))))),
         )
     }
 }

@@ -3,6 +3,7 @@
 use super::family::{Families, known, open};
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use stowage_scheduling::control_loop::{EvictionReason, PodEventReason};
+use strum::VariantArray;
 
 /// Resources that are watched.
 const WATCHED_RESOURCES: [&str; 8] = [
@@ -54,7 +55,7 @@ pub fn events(families: &mut Families) -> IntCounterVec {
         "stowage_events_total",
         "Kubernetes Events, by reason and outcome; a repetition is suppressed, one of too many at once is dropped, and a pod that may see all GPUs is exempt from StowageUngranted, for which the API server has to confirm what an agent calls the pod.",
         [
-            known("reason", PodEventReason::ALL.map(PodEventReason::reason)),
+            known("reason", PodEventReason::VARIANTS.iter().map(PodEventReason::into_str)),
             known("outcome", ["published", "suppressed", "dropped", "failed", "exempt", "unconfirmed"]),
         ],
     )

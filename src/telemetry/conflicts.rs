@@ -4,6 +4,7 @@ use super::family::{Families, known};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 use stowage_scheduling::audit::conflicts::{AuditRound, GpuConflictKind, OverAllocationAudit};
 use stowage_scheduling::control_loop::EvictionOutcome;
+use strum::VariantArray;
 
 pub struct ConflictMetrics {
     /// Current conflicts, by kind.
@@ -18,7 +19,14 @@ pub struct ConflictMetrics {
 
 impl ConflictMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
-        let kind = || known("kind", GpuConflictKind::ALL.map(GpuConflictKind::code));
+        let kind = || {
+            known(
+                "kind",
+                GpuConflictKind::VARIANTS
+                    .iter()
+                    .map(GpuConflictKind::into_str),
+            )
+        };
         Self {
             current: families.gauges(
                 "stowage_gpu_conflicts",
@@ -50,14 +58,14 @@ impl ConflictMetrics {
 
     /// Sets the gauges after an audit.
     pub fn set(&self, conflicts: &OverAllocationAudit, round: &AuditRound) {
-        for kind in GpuConflictKind::ALL {
+        for &kind in GpuConflictKind::VARIANTS {
             self.current
-                .with_label_values(&[kind.code()])
+                .with_label_values(&[kind.into_str()])
                 .set(conflicts.count(kind) as i64);
         }
         for conflict in &round.begun {
             self.detected
-                .with_label_values(&[conflict.kind.code()])
+                .with_label_values(&[conflict.kind.into_str()])
                 .inc();
         }
         self.unchecked.set(conflicts.waiting() as i64);

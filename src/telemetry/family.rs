@@ -34,7 +34,8 @@ pub struct Family {
     pub labels: Vec<Label>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", const_into_str)]
 pub enum FamilyKind {
     Counter,
     Gauge,
@@ -248,16 +249,6 @@ impl Family {
                 LabelValues::Open(_) => true,
             })
         })
-    }
-}
-
-impl FamilyKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
     }
 }
 

@@ -66,8 +66,12 @@ fn section(text: &mut String, head: &str, families: &Families) {
         });
         let labels = labels.collect::<Vec<_>>().join("; ");
         let help = escape_cell(help);
-        writeln!(text, "| `{name}` | {} | {labels} | {help} |", kind.name())
-            .expect("a String takes any text");
+        writeln!(
+            text,
+            "| `{name}` | {} | {labels} | {help} |",
+            kind.into_str()
+        )
+        .expect("a String takes any text");
     }
 }
 

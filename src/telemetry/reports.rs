@@ -4,6 +4,7 @@ use super::family::{Families, Label, known, open};
 use prometheus::{IntCounter, IntCounterVec};
 use stowage_kubernetes_objects::port::AuthError;
 use stowage_report::ReportPart;
+use strum::VariantArray;
 
 /// Outcomes of a token's review.
 pub(super) fn review_outcomes() -> Label {
@@ -55,7 +56,10 @@ pub fn missing(families: &mut Families) -> IntCounterVec {
     families.counters(
         "stowage_agent_missing_parts_total",
         help,
-        [known("part", ReportPart::ALL.map(ReportPart::label))],
+        [known(
+            "part",
+            ReportPart::VARIANTS.iter().map(ReportPart::into_str),
+        )],
     )
 }
 

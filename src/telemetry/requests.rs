@@ -5,6 +5,7 @@ use super::work_kind::WorkKind;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 use stowage_scheduling::placing::fit::Misfit;
 use stowage_scheduling::verbs::shadow::ShadowOutcome;
+use strum::VariantArray;
 
 /// The scheduler's verbs, as labels.
 pub const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
@@ -95,13 +96,13 @@ pub fn shadow(families: &mut Families) -> IntCounterVec {
     families.counters(
         "stowage_shadow_decisions_total",
         "Decisions recorded in shadow mode, by verb and how they compare with what kube-scheduler did.",
-        [known("verb", VERBS), known("outcome", ShadowOutcome::ALL.map(ShadowOutcome::code))],
+        [known("verb", VERBS), known("outcome", ShadowOutcome::VARIANTS.iter().map(ShadowOutcome::into_str))],
     )
 }
 
 pub fn panics(families: &mut Families) -> IntCounterVec {
     let help = "Panics that were caught: in a request of the scheduler's (any), in a report of an agent's (reports), and in work beside them.";
-    let kinds = WorkKind::ALL.map(WorkKind::label);
+    let kinds = WorkKind::VARIANTS.iter().map(WorkKind::into_str);
     families.counters(
         "stowage_panics_total",
         help,

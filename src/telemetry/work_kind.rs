@@ -1,20 +1,17 @@
 //! Kinds of long computations beside the requests.
 
-use stowage_scheduling::coded::labels;
-
-labels! {
-    /// What a computation is for; the label in metrics.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum WorkKind: label {
-        "plan" Plan,
-        "preempt" Preempt,
-        "relief" Relief,
-        "packing-model" PackingModel,
-        "capacity" Capacity,
-        "conflict-audit" ConflictAudit,
-        "desired-replicas" DesiredReplicas,
-        "policy" Policy,
-        /// A page for operators.
-        "page" Page,
-    }
+/// What a computation is for; the label in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+pub enum WorkKind {
+    Plan,
+    Preempt,
+    Relief,
+    PackingModel,
+    Capacity,
+    ConflictAudit,
+    DesiredReplicas,
+    Policy,
+    /// A page for operators.
+    Page,
 }

@@ -208,7 +208,7 @@ impl TestReplica {
         self.service
             .metrics
             .events
-            .with_label_values(&[kind.reason(), outcome])
+            .with_label_values(&[kind.into_str(), outcome])
             .get()
     }
 }

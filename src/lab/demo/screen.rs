@@ -274,7 +274,7 @@ fn states(states: &[EngineState]) -> String {
         [Serving, Starting, Loading, Sleeping, Draining, Unreachable];
     let count = |state| states.iter().filter(|one| **one == state).count();
     let present: Vec<_> = IN_ORDER
-        .map(|state| (count(state), state.label()))
+        .map(|state| (count(state), state.into_str()))
         .into_iter()
         .filter(|(n, _)| *n > 0)
         .collect();

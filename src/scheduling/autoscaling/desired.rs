@@ -27,9 +27,11 @@ pub struct DesiredReplicas {
 }
 
 /// The factor that decides a number of replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum DecidingFactor {
     /// The signal that asks for the most replicas.
+    #[strum(transparent)]
     Signal(Signal),
     /// The load is near enough to what the replicas are meant to have.
     Tolerance,
@@ -76,34 +78,6 @@ impl From<&Need> for SignalNeed {
             predicted,
             missing,
             milli_replicas: least,
-        }
-    }
-}
-
-impl DecidingFactor {
-    pub const NAMES: [&str; 10] = [
-        "kv-cache",
-        "waiting",
-        "running",
-        "tolerance",
-        "window",
-        "step",
-        "min",
-        "max",
-        "unknown-load",
-        "no-replicas",
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Signal(signal) => signal.name(),
-            Self::Tolerance => "tolerance",
-            Self::Window => "window",
-            Self::Step => "step",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::UnknownLoad => "unknown-load",
-            Self::NoReplicas => "no-replicas",
         }
     }
 }

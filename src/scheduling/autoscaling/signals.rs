@@ -2,7 +2,6 @@
 
 use super::load::{ModelLoad, ReportedSum};
 use super::trend::{Horizon, LoadTrend};
-use crate::coded::labels;
 use crate::policy::AutoscalingRules;
 use crate::units::{Moment, Percent};
 use serde::{Deserialize, Serialize};
@@ -47,18 +46,29 @@ impl fmt::Display for MilliReplicas {
     }
 }
 
-labels! {
-    /// What replicas are counted by.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    pub enum Signal: name {
-        /// KV cache in use, in thousandths of a replica's.
-        "kv-cache" KvCache,
-        /// Requests that wait.
-        "waiting" Waiting,
-        /// Requests, running and waiting.
-        "running" Running,
-    }
+/// What replicas are counted by.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+#[serde(rename_all = "kebab-case")]
+pub enum Signal {
+    /// KV cache in use, in thousandths of a replica's.
+    KvCache,
+    /// Requests that wait.
+    Waiting,
+    /// Requests, running and waiting.
+    Running,
 }
 
 /// The replicas that one signal asks for.

@@ -24,7 +24,7 @@ pub(super) struct LoadTrend {
     is_settling: bool,
 }
 
-/// The sum of each signal, in the order of [`Signal::ALL`]; `None` if a replica did not report it.
+/// The sum of each signal, in order of declaration; `None` if a replica did not report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct LoadSample {
     at: Moment,
@@ -56,7 +56,7 @@ impl LoadTrend {
         {
             return;
         }
-        let sums = Signal::ALL.map(|signal| {
+        let sums = [Signal::KvCache, Signal::Waiting, Signal::Running].map(|signal| {
             let reported = signal.reported(load);
             (reported.replicas == load.serving).then_some(reported.sum)
         });

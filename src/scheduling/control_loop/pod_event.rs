@@ -1,7 +1,6 @@
 //! What the loop says to the world and hears from it, besides [status changes](super::status_change): Events about pods, a pod as a
 //! fresh read shows it, and how a read or a write fails. Values and their texts; nothing here sends a request or decides.
 
-use crate::coded::labels;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid, comma_separated};
 use crate::units::plural;
 use crate::vocabulary::placement::Reservation;
@@ -46,49 +45,59 @@ pub struct PodEvent {
     pub text: String,
 }
 
-labels! {
-    /// The kind of an Event. For most kinds one Event per pod is published in a while.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub enum PodEventReason: reason {
-        "StowageUnschedulable" Unschedulable,
-        "StowageInvalidRequest" InvalidRequest,
-        "StowageReserved" Reserved,
-        "StowageReservationEnded" ReservationEnded,
-        /// Recorded on the victim.
-        "StowageEvicted" Evicted,
-        /// No placement was found while it was gated.
-        "StowagePlanFailed" PlanFailed,
-        /// Its group could not be placed as a whole.
-        "StowageGroupFailed" GroupFailed,
-        /// Victims exist, but no more may be evicted within the minute.
-        "StowageEvictionLimit" EvictionLimit,
-        "StowageUnplaced" Unplaced,
-        "StowageEditIgnored" EditIgnored,
-        /// Its processes run on other GPUs than recorded.
-        "StowageDrift" Drift,
-        /// Its processes use GPUs of a node of Stowage's, and it was granted none.
-        "StowageUngranted" Ungranted,
-        /// Its processes use more VRAM than it was granted.
-        "StowageOverGrant" OverGrant,
-        /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
-        "StowageUnevenGpus" UnevenGpus,
-        /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.
-        "StowageNoNriAnnotation" NoNriAnnotation,
-        /// It will be evicted because its processes use more VRAM than it was granted.
-        "StowageOveruse" Overuse,
-        /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
-        "StowageGpuLost" GpuLost,
-        /// Its engine woke while other pods had the VRAM that it lent.
-        "StowageWokeUnasked" WokeUnasked,
-        /// VRAM allocated to it on a GPU was also allocated to another pod.
-        "StowageGpuConflict" GpuConflict,
-        /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
-        "StowagePublishedByDra" PublishedByDra,
-        /// Recorded on Stowage's own pod.
-        "StowagePolicyApplied" PolicyApplied,
-        /// Recorded on Stowage's own pod.
-        "StowagePolicyRejected" PolicyRejected,
-    }
+/// The kind of an Event. For most kinds one Event per pod is published in a while.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(prefix = "Stowage", const_into_str)]
+pub enum PodEventReason {
+    Unschedulable,
+    InvalidRequest,
+    Reserved,
+    ReservationEnded,
+    /// Recorded on the victim.
+    Evicted,
+    /// No placement was found while it was gated.
+    PlanFailed,
+    /// Its group could not be placed as a whole.
+    GroupFailed,
+    /// Victims exist, but no more may be evicted within the minute.
+    EvictionLimit,
+    Unplaced,
+    EditIgnored,
+    /// Its processes run on other GPUs than recorded.
+    Drift,
+    /// Its processes use GPUs of a node of Stowage's, and it was granted none.
+    Ungranted,
+    /// Its processes use more VRAM than it was granted.
+    OverGrant,
+    /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
+    UnevenGpus,
+    /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.
+    NoNriAnnotation,
+    /// It will be evicted because its processes use more VRAM than it was granted.
+    Overuse,
+    /// A GPU of the pod is gone, unhealthy, smaller or partitioned.
+    GpuLost,
+    /// Its engine woke while other pods had the VRAM that it lent.
+    WokeUnasked,
+    /// VRAM allocated to it on a GPU was also allocated to another pod.
+    GpuConflict,
+    /// A DRA driver publishes the GPUs of its node, which it got from Stowage.
+    PublishedByDra,
+    /// Recorded on Stowage's own pod.
+    PolicyApplied,
+    /// Recorded on Stowage's own pod.
+    PolicyRejected,
 }
 
 /// The text of the Event [`PodEventReason::Reserved`].

@@ -39,7 +39,8 @@ pub enum PodWrite {
 }
 
 /// What a change of a pod's status is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum StatusPurpose {
     /// Shows a new reservation while it lasts, before any victim is evicted.
     Reserve { reservation: Reservation },
@@ -70,9 +71,11 @@ pub enum StatusPurpose {
 }
 
 /// Why a pod is evicted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum EvictionTask {
     /// For the reservation of this pod.
+    #[strum(serialize = "preemption")]
     Reservation { preemptor: PodUid },
     /// An engine on its GPU is under pressure.
     Relief,
@@ -235,16 +238,6 @@ impl EvictionTask {
             Self::Reservation { .. } | Self::OrphanedMember => false,
         }
     }
-
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Reservation { .. } => "preemption",
-            Self::Relief => "relief",
-            Self::LoanEnd => "loan-end",
-            Self::OrphanedMember => "orphaned-member",
-            Self::Overuse => "overuse",
-        }
-    }
 }
 
 impl StatusPurpose {
@@ -281,21 +274,5 @@ impl StatusPurpose {
             self,
             Self::EndReservation { .. } | Self::EndUnknownReservation | Self::AbandonReservation
         )
-    }
-
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::Reserve { .. } => "reserve",
-            Self::Nominate { .. } => "nominate",
-            Self::EndReservation { .. } => "end-reservation",
-            Self::EndUnknownReservation => "end-unknown-reservation",
-            Self::AbandonReservation => "abandon-reservation",
-            Self::ShowReservation => "show-reservation",
-            Self::CancelEviction => "cancel-eviction",
-            Self::ExplainWait => "explain-wait",
-            Self::AnswerWake(_) => "answer-wake",
-            Self::Requeue => "requeue",
-            Self::Release { .. } => "release",
-        }
     }
 }

@@ -74,21 +74,13 @@ pub struct PlannedPlacement {
 }
 
 /// The right by which pods are evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum EvictionRight {
     /// The pod's own: its priority, and its tenant's quota.
     Preemption,
     /// The policy's: the victims fit on other nodes.
     Moves,
-}
-
-impl EvictionRight {
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Preemption => "preemption",
-            Self::Moves => "moves",
-        }
-    }
 }
 
 impl PlannedPlacement {

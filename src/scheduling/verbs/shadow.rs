@@ -7,7 +7,6 @@ use super::filter::{FilterDecided, offer_of, refusal_of};
 use super::input::changes;
 use super::preempt_device_plugin::NarrowedCandidates;
 use super::request::{DecisionView, VerbRequest};
-use crate::coded::labels;
 use crate::ids::{NodeName, PodUid};
 use crate::ledger::{Ledger, PodPhase};
 use crate::placing::rank::Shortlist;
@@ -15,26 +14,36 @@ use crate::policy::{Digest, Mode};
 use crate::vocabulary::device_plugin::GpuRequest;
 use serde::{Deserialize, Serialize};
 
-labels! {
-    /// How Stowage's decision compares with what was done.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-    #[serde(rename_all = "kebab-case")]
-    pub enum ShadowOutcome: code {
-        "same" Same,
-        /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
-        "different" Different,
-        /// It would have rejected every node.
-        "would-reject" WouldReject,
-        /// It would have ranked the nodes; kube-scheduler ranked them itself.
-        "would-rank" WouldRank,
-        /// Of the nodes to preempt on it would have kept one.
-        "would-narrow" WouldNarrow,
-        "would-not-preempt" WouldNotPreempt,
-        /// Bound without any request to this process.
-        "not-asked" NotAsked,
-        /// The pod requests VRAM, which shadow mode does not provide.
-        "refused" Refused,
-    }
+/// How Stowage's decision compares with what was done.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShadowOutcome {
+    Same,
+    /// filter: it would have rejected some of the nodes. bind: it ranked another node first.
+    Different,
+    /// It would have rejected every node.
+    WouldReject,
+    /// It would have ranked the nodes; kube-scheduler ranked them itself.
+    WouldRank,
+    /// Of the nodes to preempt on it would have kept one.
+    WouldNarrow,
+    WouldNotPreempt,
+    /// Bound without any request to this process.
+    NotAsked,
+    /// The pod requests VRAM, which shadow mode does not provide.
+    Refused,
 }
 
 /// The node that the latest filter decision would have chosen for a pod.

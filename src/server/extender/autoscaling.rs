@@ -200,7 +200,7 @@ fn answer_for(extender: &Extender, model: ModelId) -> Result<Response, DesiredRe
         starting_replicas: desired.starting,
         asleep_replicas: desired.asleep,
         wake_replicas: desired.wake,
-        reason: desired.by.name(),
+        reason: desired.by.into(),
         message: desired.message(),
         signals: &desired.needs,
         evaluated_millis_ago: now.since(evaluation.at),

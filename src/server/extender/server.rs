@@ -176,7 +176,7 @@ pub async fn serve(
     let reports = agents_router(extender.clone());
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::custom(on_panic(
         &extender,
-        WorkKind::Page.label(),
+        WorkKind::Page.into_str(),
     )));
     tokio::try_join!(
         accept::serve(

@@ -337,10 +337,10 @@ fn record(
         .service
         .metrics
         .shadow
-        .with_label_values(&[verb, outcome.code()])
+        .with_label_values(&[verb, outcome.into_str()])
         .inc();
     if outcome.is_difference() {
-        info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
+        info!(pod = %key, verb, outcome = outcome.into_str(), would, did, "shadow");
     }
     let at = extender.service.clock.wall();
     extender.journal.push(ShadowRecord {
@@ -403,6 +403,9 @@ mod tests {
             "outcome": "would-not-preempt", "policy": "0000000000000007", "would": "a", "did": "b",
         });
         assert_eq!(written, expected);
-        assert_eq!(written["outcome"], ShadowOutcome::WouldNotPreempt.code());
+        assert_eq!(
+            written["outcome"],
+            ShadowOutcome::WouldNotPreempt.into_str()
+        );
     }
 }

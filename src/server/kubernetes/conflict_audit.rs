@@ -149,7 +149,8 @@ impl AllocationAudit {
     fn queue_reports(&mut self, begun: Vec<Arc<OverAllocation>>) {
         self.unreported.extend(begun);
         let events = &self.service.metrics.events;
-        let dropped = events.with_label_values(&[PodEventReason::GpuConflict.reason(), "dropped"]);
+        let dropped =
+            events.with_label_values(&[PodEventReason::GpuConflict.into_str(), "dropped"]);
         let too_many = self.unreported.len().saturating_sub(MAX_UNREPORTED);
         dropped.inc_by(
             self.unreported
@@ -365,7 +366,7 @@ fn with_devices(service: &ServerState, nodes: Vec<NodeName>) -> Vec<(NodeName, A
 
 fn log(round: &AuditRound) {
     for conflict in round.begun.iter().take(MAX_REPORTS_PER_ROUND) {
-        tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
+        tracing::error!(kind = conflict.kind.into_str(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
     if let Some(more @ 1..) = round.begun.len().checked_sub(MAX_REPORTS_PER_ROUND) {
         tracing::error!(
@@ -374,7 +375,7 @@ fn log(round: &AuditRound) {
         );
     }
     for conflict in round.ended.iter().take(MAX_REPORTS_PER_ROUND) {
-        tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
+        tracing::info!(kind = conflict.kind.into_str(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
     }
 }
 

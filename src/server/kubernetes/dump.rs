@@ -358,7 +358,7 @@ impl DumpControlPlane {
         }
         // Only after all objects are read: a pod may precede its node in the file.
         for event in index.current_warning_events(service) {
-            info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+            info!(pod = %event.key, reason = event.kind.into_str(), "{}", event.text);
         }
         service.lead_from_the_start();
         Ok(Self {
@@ -467,7 +467,7 @@ impl ControlPlane for DumpControlPlane {
 
     /// There is no API server for Events, so they are logged.
     fn record_event(&self, event: PodEvent) {
-        info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
+        info!(pod = %event.key, reason = event.kind.into_str(), "{}", event.text);
     }
 }
 

@@ -207,7 +207,7 @@ fn event_object(pod_event: &PodEvent, identity: &str, now: jiff::Timestamp) -> E
             ..ObjectReference::default()
         }),
         action: Some("Scheduling".into()),
-        reason: Some(pod_event.kind.reason().into()),
+        reason: Some(pod_event.kind.into_str().into()),
         note: Some(truncated(&pod_event.text, MAX_NOTE_BYTES).into()),
         type_: Some(
             if pod_event.kind.is_warning() {
@@ -233,7 +233,7 @@ fn count(service: &ServerState, kind: PodEventReason, outcome: &str) {
     service
         .metrics
         .events
-        .with_label_values(&[kind.reason(), outcome])
+        .with_label_values(&[kind.into_str(), outcome])
         .inc();
 }
 

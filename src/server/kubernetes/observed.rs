@@ -102,7 +102,7 @@ impl ActivityRecordingControlPlane {
             PodEventReason::Reserved | PodEventReason::Evicted => return,
             _ => ActivityKind::Warning,
         };
-        let (reason, text) = (event.kind.reason(), event.text.clone());
+        let (reason, text) = (event.kind.into_str(), event.text.clone());
         self.record(Activity {
             reason,
             text,

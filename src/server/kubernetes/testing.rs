@@ -45,7 +45,7 @@ impl Recorder {
     pub fn event_reasons(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.events.lock())
             .into_iter()
-            .map(|event| event.kind.reason())
+            .map(|event| event.kind.into_str())
             .collect()
     }
 

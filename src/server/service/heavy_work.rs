@@ -181,7 +181,7 @@ struct PanicCounter {
 impl Drop for PanicCounter {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let kind = self.kind.label();
+            let kind = self.kind.into_str();
             self.panics.with_label_values(&[kind]).inc();
             tracing::error!(
                 kind,

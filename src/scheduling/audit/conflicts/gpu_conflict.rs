@@ -1,6 +1,5 @@
 //! A conflict as it is reported: by kind in metrics, in words on the pods, in logs and in an explanation.
 
-use crate::coded::labels;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Bytes, plural};
 use serde::{Deserialize, Serialize};
@@ -20,21 +19,32 @@ pub struct OverAllocation {
     pub capacity: Option<Bytes>,
 }
 
-labels! {
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    pub enum GpuConflictKind: code {
-        /// Bound pods were granted more than the GPU has.
-        "overcommitted" Overcommitted,
-        /// A pod that has the GPU exclusively is not alone on it.
-        "exclusive-shared" ExclusiveShared,
-        /// Reservations keep more than the GPU has, or one of several keeps it whole.
-        "reservations-overlap" ReservationsOverlap,
-        /// A reservation keeps VRAM of a bound pod that is not its victim.
-        "reservation-over-bound" ReservationOverBound,
-        /// A bound pod records a GPU that its node does not have.
-        "unknown-gpu" UnknownGpu,
-    }
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuConflictKind {
+    /// Bound pods were granted more than the GPU has.
+    Overcommitted,
+    /// A pod that has the GPU exclusively is not alone on it.
+    ExclusiveShared,
+    /// Reservations keep more than the GPU has, or one of several keeps it whole.
+    ReservationsOverlap,
+    /// A reservation keeps VRAM of a bound pod that is not its victim.
+    ReservationOverBound,
+    /// A bound pod records a GPU that its node does not have.
+    UnknownGpu,
 }
 
 /// A pod's part in a conflict.

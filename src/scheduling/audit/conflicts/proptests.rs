@@ -9,6 +9,7 @@ use crate::vocabulary::gpu::Health;
 use crate::vocabulary::memory_fraction::MemoryFraction;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use strum::VariantArray;
 
 #[derive(Debug, Clone)]
 enum ConflictStep {
@@ -437,7 +438,7 @@ proptest! {
         for step in steps {
             if let Some(expected) = both.step(step) {
                 prop_assert_eq!(both.counted(), expected);
-                for kind in GpuConflictKind::ALL {
+                for &kind in GpuConflictKind::VARIANTS {
                     let counted = both.counted().iter().filter(|row| row.0 == kind).count();
                     prop_assert_eq!(both.conflicts.count(kind), counted);
                 }

@@ -25,7 +25,7 @@ pub(crate) fn record_findings(
     for missing in &report.missing {
         metrics
             .report_missing
-            .with_label_values(&[missing.part.label()])
+            .with_label_values(&[missing.part.into_str()])
             .inc();
     }
     for finding in &report.findings {

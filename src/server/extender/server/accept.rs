@@ -27,6 +27,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use stowage_telemetry::listening;
 use stowage_telemetry::{EdgeMetrics, Metrics};
+use strum::VariantArray;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -84,9 +85,10 @@ pub async fn serve(
     }
     let listener = TcpListener::from_std(listener)?;
     let router = listening::with_browser_guard(router, listener.local_addr()?.ip());
-    address
-        .metrics
-        .export_drop_reasons(address.name, CloseCause::ALL.map(CloseCause::label));
+    address.metrics.export_drop_reasons(
+        address.name,
+        CloseCause::VARIANTS.iter().map(CloseCause::into_str),
+    );
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
     let _cut_on_drop = cut.clone().drop_guard();
     let accepting = accept_all(&listener, &address, router, &connections, &stop, &cut);
@@ -127,7 +129,7 @@ async fn accept_all(
             Err(error) => {
                 address
                     .metrics
-                    .count_dropped(address.name, CloseCause::AcceptFailed.label());
+                    .count_dropped(address.name, CloseCause::AcceptFailed.into_str());
                 tracing::error!(
                     address = address.name,
                     "no connection can be accepted: {error}"
@@ -141,7 +143,9 @@ async fn accept_all(
         let slot = match admission.admit(canonical(source)) {
             Ok(slot) => slot,
             Err(cause) => {
-                address.metrics.count_dropped(address.name, cause.label());
+                address
+                    .metrics
+                    .count_dropped(address.name, cause.into_str());
                 continue;
             }
         };
@@ -196,7 +200,7 @@ impl ServedConnection {
             Err(cause) => Some(cause),
         };
         if let Some(cause) = ended {
-            metrics.count_dropped(name, cause.label());
+            metrics.count_dropped(name, cause.into_str());
         }
     }
 

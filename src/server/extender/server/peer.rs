@@ -18,40 +18,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use stowage_scheduling::coded::labels;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-labels! {
-    /// Why this side rejected or ended a connection; the label in metrics.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum CloseCause: label {
-        /// The address has as many connections as it may have, and each is in the middle of a request.
-        "address-full" AddressFull,
-        /// The same of one source.
-        "source-full" SourceFull,
-        /// It was displaced by a newer connection.
-        "displaced" Displaced,
-        /// The kernel could not accept a connection, such as for lack of descriptors.
-        "accept-failed" AcceptFailed,
-        "handshake-timeout" HandshakeTimeout,
-        "handshake-failed" HandshakeFailed,
-        /// No byte of a request arrived.
-        "no-request" NoRequest,
-        /// The head of a request came too slowly.
-        "slow-head" SlowHead,
-        /// The received bytes are no HTTP/1 request.
-        "bad-http" BadHttp,
-        /// Idle between two requests for too long.
-        "idle" Idle,
-        /// The client does not read its answer.
-        "not-reading" NotReading,
-        /// A request and its answer took too long as a whole.
-        "slow-request" SlowRequest,
-    }
+/// Why this side rejected or ended a connection; the label in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case", const_into_str)]
+pub enum CloseCause {
+    /// The address has as many connections as it may have, and each is in the middle of a request.
+    AddressFull,
+    /// The same of one source.
+    SourceFull,
+    /// It was displaced by a newer connection.
+    Displaced,
+    /// The kernel could not accept a connection, such as for lack of descriptors.
+    AcceptFailed,
+    HandshakeTimeout,
+    HandshakeFailed,
+    /// No byte of a request arrived.
+    NoRequest,
+    /// The head of a request came too slowly.
+    SlowHead,
+    /// The received bytes are no HTTP/1 request.
+    BadHttp,
+    /// Idle between two requests for too long.
+    Idle,
+    /// The client does not read its answer.
+    NotReading,
+    /// A request and its answer took too long as a whole.
+    SlowRequest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

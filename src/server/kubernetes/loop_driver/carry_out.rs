@@ -26,7 +26,7 @@ pub(super) async fn carry_out(
             task,
         } => {
             let span = service.traces().write("evict pod", &uid, &key);
-            span.set("stowage.eviction.reason", task.code());
+            span.set("stowage.eviction.reason", task.into_str());
             if let EvictionTask::Reservation { preemptor } = &task
                 && span.is_recorded()
             {
@@ -70,7 +70,7 @@ pub(super) async fn carry_out(
             purpose,
         } => {
             let span = service.traces().write("write pod status", &uid, &key);
-            span.set("stowage.purpose", purpose.code());
+            span.set("stowage.purpose", purpose.into_str());
             let mut written = span
                 .instrument(control_plane.write_status(&key, &uid, &change))
                 .await;

@@ -81,7 +81,7 @@ impl LoopDriver {
             &reservation.node,
             comma_separated(reservation.victims.iter()),
         );
-        let (lost_gpu_ms, by) = (eviction_cost.cost, by.code());
+        let (lost_gpu_ms, by) = (eviction_cost.cost, by.into_str());
         info!(pod = %key, %node, %victims, lost_gpu_ms, exact, by, "place planned");
         let took = Duration::from_millis(took.0);
         let span = self.service.traces().plan(uid, key, took);
