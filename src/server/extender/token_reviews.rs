@@ -27,7 +27,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 pub(crate) const ACCEPTED_TTL: Millis = Millis::seconds(60);
 /// How long a rejection is cached: an agent tries every second, and the cause may be fixed meanwhile.
 pub(crate) const REJECTED_TTL: Millis = Millis::seconds(5);
-/// How long after an acceptance expired its token is reviewed before new ones, and [counts as accepted](Reviews::last_accepted).
+/// How long after an acceptance expired its token is reviewed before new ones, and counts as accepted.
 const FORMERLY_ACCEPTED_FOR: Millis = Millis::seconds(15 * 60);
 
 /// The limits of one address.
