@@ -83,7 +83,7 @@ pub struct Cli {
     command: Command,
 }
 
-/// Of every command; what a command adds is in its own help.
+/// Exit codes of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if standard output \
                           is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy` and `replay`, 1 is a \
                           negative answer and 2 means that there is no answer.";

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use stowage_scheduling::evicting::VictimSet;
 use stowage_scheduling::ids::NodeName;
-use stowage_scheduling::ledger::AssumeConflict;
+use stowage_scheduling::ledger::AllocationFailure;
 use stowage_scheduling::placing::fit::Misfit;
 use stowage_scheduling::placing::rank::Shortlist;
 use stowage_scheduling::placing::snapshot::NO_INDEX;
@@ -39,7 +39,7 @@ pub enum Decision {
     /// `None` if the pod has a reservation already.
     Preempt(Option<PreemptDecision>),
     Narrow(NarrowedCandidates),
-    Bind(Result<BindAnswer, AssumeConflict>),
+    Bind(Result<BindAnswer, AllocationFailure>),
 }
 
 impl Decision {
@@ -134,8 +134,8 @@ impl Serialize for Answer {
 }
 
 impl KeptBind {
-    fn from_assume_failure(conflict: &AssumeConflict) -> Self {
-        use AssumeConflict::{AlreadyReserved, BoundElsewhere, Unsettled};
+    fn from_assume_failure(conflict: &AllocationFailure) -> Self {
+        use AllocationFailure::{AlreadyReserved, BoundElsewhere, Unsettled};
         let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict
         else {
             return Self::Refused {

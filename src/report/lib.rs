@@ -100,7 +100,7 @@ pub struct GpuReport {
     /// Processes with memory on it; `null` or missing if they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessReport>>,
-    /// Of the agent alone: by these numbers others name it.
+    /// Numbers by which others name the GPU; the agent alone needs them.
     #[serde(skip)]
     pub numbers: DeviceNumbers,
 }

@@ -2,7 +2,7 @@
 
 use super::family::{Families, known};
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
-use stowage_scheduling::audit::conflicts::{AuditRound, GpuConflictKind, OverAllocationAudit};
+use stowage_scheduling::audit::conflicts::{AuditRound, OverAllocationAudit, OverAllocationKind};
 use stowage_scheduling::control_loop::EvictionOutcome;
 use strum::VariantArray;
 
@@ -22,9 +22,9 @@ impl ConflictMetrics {
         let kind = || {
             known(
                 "kind",
-                GpuConflictKind::VARIANTS
+                OverAllocationKind::VARIANTS
                     .iter()
-                    .map(GpuConflictKind::into_str),
+                    .map(OverAllocationKind::into_str),
             )
         };
         Self {
@@ -58,7 +58,7 @@ impl ConflictMetrics {
 
     /// Sets the gauges after an audit.
     pub fn set(&self, conflicts: &OverAllocationAudit, round: &AuditRound) {
-        for &kind in GpuConflictKind::VARIANTS {
+        for &kind in OverAllocationKind::VARIANTS {
             self.current
                 .with_label_values(&[kind.into_str()])
                 .set(conflicts.count(kind) as i64);

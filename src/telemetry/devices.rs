@@ -169,7 +169,7 @@ impl DeviceMetrics {
             (&self.healthy, |_, one| {
                 f64::from(u8::from(one.device.health == Health::Healthy))
             }),
-            (&self.pods, |_, one| f64::from(one.gpu.tenants)),
+            (&self.pods, |_, one| f64::from(one.gpu.residents)),
         ];
         for (family, figure) in figures {
             let samples = all().map(|(node, one)| {

@@ -17,7 +17,7 @@ pub struct UsageSample<'l> {
     pub totals: Totals,
     pub usage: ClusterUsage,
     pub fragmented: Bytes,
-    /// Of each rule of `planning.spare` its free GPUs, or `None` if it does not hold now.
+    /// The free GPUs of each rule of `planning.spare`, or `None` if it does not hold now.
     pub spare: Vec<(&'l SpareRule, Option<u32>)>,
 }
 

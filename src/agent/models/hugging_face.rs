@@ -242,7 +242,7 @@ mod tests {
             symlink(format!("../../blobs/of-{commit}"), link).unwrap();
         }
 
-        /// Of each model its name, its extent and its bytes; and the reasons.
+        /// Each model's name, extent and bytes; and the reasons.
         fn scan_at(&mut self, now: SystemTime) -> (Vec<(String, WeightExtent, u64)>, Vec<String>) {
             let mut walk = Walk::start(Instant::now());
             let found = self.source.scan(&mut walk, now);

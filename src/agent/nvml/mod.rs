@@ -39,7 +39,7 @@ pub trait GpuSource: Send {
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuSample {
     pub gpus: Vec<GpuReport>,
-    /// Of each GPU, what its sensors say. Not part of a report: no decision depends on it.
+    /// What each GPU's sensors say. Not part of a report: no decision depends on it.
     pub sensors: GpuSensors,
     /// Figures that could not be read.
     pub missing: Vec<MissingPart>,

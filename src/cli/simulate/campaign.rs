@@ -46,7 +46,7 @@ pub struct SeedOrigin {
 #[serde(rename_all = "camelCase")]
 pub struct Reproduction {
     pub reproduce: String,
-    /// The same after it was made smaller.
+    /// The command after the history was made smaller.
     pub smallest: String,
 }
 

@@ -698,7 +698,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of a budget everything is kept but parts of its metadata.
+        /// A budget is kept whole but parts of its metadata.
         #[test]
         fn any_value_that_is_kept_comes_out_as_it_was(spec in json_value(), size in 1usize..40) {
             let budget = json!({ "metadata": { "managedFields": spec, "name": "b" }, "spec": spec });

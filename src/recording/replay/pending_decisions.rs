@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::placing::score_cache::ScoreCache;
 use stowage_scheduling::placing::snapshot::NO_INDEX;
-use stowage_scheduling::reasons::AssumeConflict;
+use stowage_scheduling::reasons::AllocationFailure;
 use stowage_scheduling::verbs::bind::BindAnswer;
 use stowage_scheduling::verbs::filter::filter;
 use stowage_scheduling::verbs::preempt::{PreemptView, preempt};
@@ -109,7 +109,7 @@ impl PendingDecisions {
         number: u64,
         pod: PodKey,
         generation: u64,
-        answer: Result<BindAnswer, AssumeConflict>,
+        answer: Result<BindAnswer, AllocationFailure>,
     ) {
         let question = DecisionInput::Decided(Box::new(Decision::Bind(answer)));
         self.add(

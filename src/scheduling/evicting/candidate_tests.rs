@@ -6,7 +6,7 @@ use crate::evicting::{BudgetRules, SearchEffort, VictimSet, cheapest};
 use crate::ids::{ModelId, OwnerUid};
 use crate::ledger::ObservedWaiting;
 use crate::ledger::PodEvictionCost;
-use crate::ledger::{AssumeConflict, KeepReason, ObservedPhase};
+use crate::ledger::{AllocationFailure, KeepReason, ObservedPhase};
 use crate::policy::{Class, Policy, Preemptibility, Protection, built_in_classes};
 use crate::testkit::{LedgerCluster, START, demand_of, gpu_at, node, uid};
 use crate::units::{Bytes, MilliCpu, Millis};
@@ -111,7 +111,7 @@ impl CandidateFixture {
         ])
     }
 
-    fn reserve(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AssumeConflict> {
+    fn reserve(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AllocationFailure> {
         let devices = self
             .ledger
             .ledger()
@@ -202,7 +202,7 @@ fn no_pod_is_evicted_where_vram_becomes_free_anyway() {
     assert_eq!(bench.group_victims(), three("cheap", "", ""));
     assert_eq!(
         bench.reserve(&set, vec![uid("leaves")]),
-        Err(AssumeConflict::VictimProtected)
+        Err(AllocationFailure::VictimProtected)
     );
 }
 
@@ -262,7 +262,7 @@ fn a_pod_that_terminates_for_hours_is_evicted_and_not_awaited() {
         (
             stuck,
             Some(KeepReason::Deleting),
-            Err(AssumeConflict::VictimProtected),
+            Err(AllocationFailure::VictimProtected),
         ),
     ] {
         let mut bench = CandidateFixture::new(Policy::default());
@@ -336,7 +336,7 @@ fn a_protected_pod_is_no_victim_and_the_reason_is_known() {
     );
     assert_eq!(
         bench.reserve(&set, set.all_victims()),
-        Err(AssumeConflict::VictimProtected),
+        Err(AllocationFailure::VictimProtected),
         "the hold looks again"
     );
 }
@@ -375,7 +375,7 @@ fn a_pod_that_may_not_preempt_gets_no_victims() {
     };
     assert_eq!(
         bench.ledger.ledger_mut().reserve(&uid("meek"), reservation),
-        Err(AssumeConflict::VictimProtected)
+        Err(AllocationFailure::VictimProtected)
     );
 }
 
@@ -395,7 +395,7 @@ fn a_group_is_evicted_whole_or_not_at_all() {
     assert_eq!(set.eviction_cost.victims, 2);
     assert_eq!(
         bench.reserve(&set, vec![uid("g-1")]),
-        Err(AssumeConflict::VictimProtected),
+        Err(AllocationFailure::VictimProtected),
         "half of it"
     );
     assert_eq!(bench.reserve(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));

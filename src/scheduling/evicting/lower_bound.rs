@@ -242,7 +242,7 @@ pub(crate) fn sum_need(sum: &GpuShortfall, freed: &Shortfall) -> u64 {
 /// The amount that must be freed on a GPU: bytes, or the number of residents for a pod that wants the GPU exclusively.
 pub(crate) fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
-        Sharing::Exclusive => gpu.tenants.into(),
+        Sharing::Exclusive => gpu.residents.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
         Sharing::Shared => {
             (gpu.charged + gpu.unaccounted_vram + demand.per_gpu)

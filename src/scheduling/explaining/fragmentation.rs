@@ -45,7 +45,7 @@ fn usable_vram(node: &Node, shape: &DemandShape) -> Bytes {
     for (gpu, device) in node.gpus.iter().zip(&*node.devices) {
         let may_run = shape.models.is_empty() || shape.models.contains(&device.model);
         let fits = free_vram(gpu) >= shape.per_gpu
-            && (shape.sharing == Sharing::Shared || gpu.tenants == 0);
+            && (shape.sharing == Sharing::Shared || gpu.residents == 0);
         if may_run && fits {
             fitting += 1;
             free += free_vram(gpu);

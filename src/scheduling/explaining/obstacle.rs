@@ -62,7 +62,8 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
 }
 
 fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
-    let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
+    let is_wanted_empty =
+        demand.sharing == Sharing::Exclusive && gpu.residents > 0 && !gpu.exclusive;
     let names = || {
         gpu_occupants
             .names_where(|gpu_occupant| gpu_occupant.phase != OccupantPhase::SoftlyReserved)

@@ -95,7 +95,7 @@ fn waiting_stage(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         ago_millis: facts.now.since(refused.at),
         asked_about: facts.queried_indices().count() as u32,
         woken: refused.requeues,
-        unanswered_wakes: waiting.unanswered_wakes,
+        unanswered_wakes: waiting.failed_requeues,
         supposed: refused.is_supposed,
     };
     PodStage::Waiting {

@@ -2,7 +2,7 @@
 
 use super::explanation::{GpuPart, PodVerdict};
 use super::obstacle::Obstacle;
-use super::remedy::{GpuCandidate, PreemptionNeeds, RemedyChange};
+use super::remedy::{PreemptionNeeds, RemedyChange, RemedyPlacement};
 use super::testkit::{ExplainedCluster, TestPod, name, pod};
 use super::{Explanation, PodAccess, ShownNodes, explain, explain_for};
 use crate::ids::PodUid;
@@ -137,7 +137,7 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
 }
 
 /// Whether the pod fits on the candidate's node, by the core itself.
-fn fits(world: &mut ExplainedCluster, pod: &TestPod, gpu_candidate: &GpuCandidate) -> bool {
+fn fits(world: &mut ExplainedCluster, pod: &TestPod, gpu_candidate: &RemedyPlacement) -> bool {
     let demand = pod.demand(&Policy::default());
     let snapshot = world.cluster.snapshot();
     fit(snapshot.node(gpu_candidate.node.as_str()).unwrap(), &demand).is_ok()

@@ -96,33 +96,33 @@ pub struct FilterQuery<'a> {
 impl ClusterFilters {
     /// Sets a node as it is now.
     pub fn set_node(&mut self, mut machine: FilterNode) {
-        let page = self
+        let node_state = self
             .current
             .node_states
             .get_or_insert_with(machine.name.clone(), Arc::default);
-        if page.node.as_deref() == Some(&machine) {
+        if node_state.node.as_deref() == Some(&machine) {
             return;
         }
         // The ledger shares the same labels: they seldom change, and are most of a node.
-        if let Some(known) = page
+        if let Some(known) = node_state
             .node
             .as_ref()
             .filter(|known| known.labels == machine.labels)
         {
             machine.labels = known.labels.clone();
         }
-        Arc::make_mut(page).node = Some(Arc::new(machine));
+        Arc::make_mut(node_state).node = Some(Arc::new(machine));
     }
 
     /// Removes the node; its pods stay until they are observed to go.
     pub(crate) fn remove_node(&mut self, name: &NodeName) {
-        if let Some(page) = self
+        if let Some(node_state) = self
             .current
             .node_states
             .get_mut(name)
-            .filter(|page| page.node.is_some())
+            .filter(|node_state| node_state.node.is_some())
         {
-            Arc::make_mut(page).node = None;
+            Arc::make_mut(node_state).node = None;
             self.remove_node_state_if_empty(name);
         }
     }
@@ -156,11 +156,11 @@ impl ClusterFilters {
             ..footprint.amounts
         };
         self.node_by_pod.insert(uid.clone(), node.clone());
-        let page = self
+        let node_state = self
             .current
             .node_states
             .get_or_insert_with(node.clone(), Arc::default);
-        Arc::make_mut(page).insert(
+        Arc::make_mut(node_state).insert(
             uid,
             NodeFootprint {
                 node,
@@ -205,10 +205,10 @@ impl ClusterFilters {
         let Some(node) = self.node_by_pod.remove(uid) else {
             return;
         };
-        let Some(page) = self.current.node_states.get_mut(&node) else {
+        let Some(node_state) = self.current.node_states.get_mut(&node) else {
             return;
         };
-        let removed = Arc::make_mut(page).remove(uid);
+        let removed = Arc::make_mut(node_state).remove(uid);
         if let Some(footprint) = removed.filter(|footprint| !footprint.repels.is_empty()) {
             Arc::make_mut(&mut self.current.anti_affinities).remove(&node, &footprint.repels);
         }
@@ -262,10 +262,10 @@ impl ClusterFilters {
 
     /// CPU and memory of a node that bound pods leave free; `None` if the node is not known.
     pub fn free_host(&self, node: &NodeName) -> Option<HostResources> {
-        let page = self.current.node_states.get(node)?;
+        let node_state = self.current.node_states.get(node)?;
         let (offered, taken) = (
-            &page.node.as_ref()?.allocatable,
-            page.requested_after(&[], &[]),
+            &node_state.node.as_ref()?.allocatable,
+            node_state.requested_after(&[], &[]),
         );
         let left = |resource: &str| offered.get(resource).saturating_sub(taken.get(resource));
         Some(HostResources {
@@ -279,7 +279,7 @@ impl ClusterFilters {
         self.current
             .node_states
             .get(node)
-            .is_some_and(|page| page.claims_devices())
+            .is_some_and(|node_state| node_state.claims_devices())
     }
 
     /// See [`FilterSnapshot::requirements_of`].
@@ -301,7 +301,7 @@ impl ClusterFilters {
             .current
             .node_states
             .get(name)
-            .is_some_and(|page| page.is_empty())
+            .is_some_and(|node_state| node_state.is_empty())
         {
             self.current.node_states.remove(name);
         }
@@ -315,10 +315,16 @@ impl FilterSnapshot {
 
     /// Exports the whole state of the filters, to be stored.
     pub fn export(&self) -> ClusterFiltersState {
-        let pages = || self.node_states.iter_unordered().map(|(_, page)| page);
-        let mut machines: Vec<_> = pages().filter_map(|page| page.node.clone()).collect();
+        let states = || {
+            self.node_states
+                .iter_unordered()
+                .map(|(_, node_state)| node_state)
+        };
+        let mut machines: Vec<_> = states()
+            .filter_map(|node_state| node_state.node.clone())
+            .collect();
         machines.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let pods = pages().flat_map(|page| page.pods());
+        let pods = states().flat_map(|node_state| node_state.pods());
         ClusterFiltersState {
             machines,
             bound: pods
@@ -353,7 +359,7 @@ impl FilterSnapshot {
         let bound = self
             .node_states
             .iter_unordered()
-            .flat_map(|(_, page)| page.pods());
+            .flat_map(|(_, node_state)| node_state.pods());
         bound
             .map(|(uid, _)| uid)
             .chain(self.waiting.iter_unordered().map(|(uid, _)| uid))
@@ -397,22 +403,23 @@ impl FilterSnapshot {
 
 impl<'a> FilterQuery<'a> {
     pub fn verdict(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> FilterVerdict {
-        let page = self.snapshot.node_states.get(node);
-        let Some((page, machine)) = page.and_then(|page| Some((page, page.node.as_deref()?)))
+        let node_state = self.snapshot.node_states.get(node);
+        let Some((node_state, machine)) =
+            node_state.and_then(|node_state| Some((node_state, node_state.node.as_deref()?)))
         else {
             return FilterVerdict::Rejects(FilterReason::UnknownNode);
         };
-        let (coming, unobserved) = self.observed_arrivals(page, beside.coming);
+        let (coming, unobserved) = self.observed_arrivals(node_state, beside.coming);
         let is_excluded = self.is_excluded_by_bound_pods(machine)
             || coming.iter().any(|other| self.is_excluded_by(other));
         let unsupported = is_excluded
             .then_some(UnsupportedRule::AntiAffinityOfAnotherPod)
             .or(unobserved);
         let (taken, ports) = (
-            page.requested_after(beside.leaving, &coming),
-            page.ports_after(beside.leaving, &coming),
+            node_state.requested_after(beside.leaving, &coming),
+            node_state.ports_after(beside.leaving, &coming),
         );
-        let attached = page.volumes_after(beside.leaving, &coming);
+        let attached = node_state.volumes_after(beside.leaving, &coming);
         let volumes = &self.volumes;
         run_filters(
             self.requirements,
@@ -429,14 +436,14 @@ impl<'a> FilterQuery<'a> {
 
     /// How much the node lacks of the CPU and memory that the pod requests.
     pub fn shortfall(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> HostResources {
-        let Some(page) = self.snapshot.node_states.get(node) else {
+        let Some(node_state) = self.snapshot.node_states.get(node) else {
             return HostResources::default();
         };
-        let Some(machine) = &page.node else {
+        let Some(machine) = &node_state.node else {
             return HostResources::default();
         };
-        let (coming, _) = self.observed_arrivals(page, beside.coming);
-        let taken = page.requested_after(beside.leaving, &coming);
+        let (coming, _) = self.observed_arrivals(node_state, beside.coming);
+        let taken = node_state.requested_after(beside.leaving, &coming);
         let shortfall = |resource: &str, asked: u64| {
             let left = machine
                 .allocatable
@@ -454,13 +461,13 @@ impl<'a> FilterQuery<'a> {
     /// The requirements of coming pods that are not on the node yet, and a rule if one of them was never observed.
     fn observed_arrivals(
         &self,
-        page: &FilterNodeState,
+        node_state: &FilterNodeState,
         coming: &[PodUid],
     ) -> (Vec<&'a Requirements>, Option<UnsupportedRule>) {
         let absent = || {
             coming
                 .iter()
-                .filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none())
+                .filter(|uid| Some(*uid) != self.pod && node_state.pod(uid).is_none())
         };
         let observed: Vec<_> = absent()
             .filter_map(|uid| self.snapshot.requirements_of(uid))

@@ -10,7 +10,7 @@ use crate::placing::fit::is_allowed;
 use crate::placing::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::placing::learned::NodeGpus;
 use crate::placing::pack;
-pub use crate::reasons::AssumeConflict;
+pub use crate::reasons::AllocationFailure;
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::cluster_share::TenantLimit;
 use crate::vocabulary::demand::{Demand, Sharing};
@@ -252,12 +252,15 @@ impl Ledger {
         &mut self,
         uid: &PodUid,
         node: &NodeName,
-    ) -> Result<AssumeResult, AssumeConflict> {
-        let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
+    ) -> Result<AssumeResult, AllocationFailure> {
+        let pod_state = self
+            .pod_states
+            .get(uid)
+            .ok_or(AllocationFailure::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
             PodPhase::Bound(bound) => {
-                return Err(AssumeConflict::BoundElsewhere {
+                return Err(AllocationFailure::BoundElsewhere {
                     node: bound.node.clone(),
                 });
             }
@@ -267,7 +270,7 @@ impl Ledger {
                 return Ok(AssumeResult::InFlight(assumed.placement.clone()));
             }
             PodPhase::Assumed(assumed) => {
-                return Err(AssumeConflict::Unsettled {
+                return Err(AllocationFailure::Unsettled {
                     node: assumed.placement.node.clone(),
                 });
             }
@@ -399,14 +402,17 @@ impl Ledger {
         self.edit_pod(uid, PodState::forget);
     }
 
-    pub(super) fn waiting_pod(&self, uid: &PodUid) -> Result<&PodState, AssumeConflict> {
-        let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
+    pub(super) fn waiting_pod(&self, uid: &PodUid) -> Result<&PodState, AllocationFailure> {
+        let pod_state = self
+            .pod_states
+            .get(uid)
+            .ok_or(AllocationFailure::UnknownPod)?;
         match &pod_state.phase {
             PodPhase::Waiting(_) => Ok(pod_state),
-            PodPhase::Assumed(assumed) => Err(AssumeConflict::Unsettled {
+            PodPhase::Assumed(assumed) => Err(AllocationFailure::Unsettled {
                 node: assumed.placement.node.clone(),
             }),
-            PodPhase::Bound(bound) => Err(AssumeConflict::BoundElsewhere {
+            PodPhase::Bound(bound) => Err(AllocationFailure::BoundElsewhere {
                 node: bound.node.clone(),
             }),
         }

@@ -55,7 +55,7 @@ mod waiting_pods;
 mod waiting_queue;
 
 pub(crate) use assume::AssumeResult;
-pub use assume::{AssumeConflict, ExpiryResult};
+pub use assume::{AllocationFailure, ExpiryResult};
 pub use node_devices::DeviceReportError;
 pub use node_state::{LoanStage, WakeStatus};
 pub(crate) use node_state::{NodeState, PodLoan, ResidentPod};

@@ -412,7 +412,8 @@ pub struct WaitingPod {
     pub reservation: Option<Reservation>,
     pub refused: Option<FilterRefusal>,
     /// How often in a row it was requeued, tried again, and was refused again.
-    pub unanswered_wakes: u32,
+    #[serde(rename = "unanswered_wakes")]
+    pub failed_requeues: u32,
     /// On how many nodes the scheduler last asked for victims for it.
     pub offered_to_preempt: Option<u32>,
     /// The victims last named to kube-scheduler, for a pod that requests devices of a plugin. This reserves no GPU.
@@ -491,7 +492,7 @@ impl WaitingPod {
             .take()
             .is_some_and(|refused| refused.requeues > 0)
         {
-            self.unanswered_wakes = self.unanswered_wakes.saturating_add(1);
+            self.failed_requeues = self.failed_requeues.saturating_add(1);
         }
         let failed_node = self.offered.take();
         self.tries += u32::from(failed_node.is_some());
@@ -500,7 +501,7 @@ impl WaitingPod {
 
     pub(super) fn record_offer(&mut self, node: &NodeName) {
         self.offered = Some(node.clone());
-        self.unanswered_wakes = 0;
+        self.failed_requeues = 0;
     }
 
     pub(super) fn record_preempt_query(&mut self, nodes: usize) {

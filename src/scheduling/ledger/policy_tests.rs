@@ -518,7 +518,7 @@ fn of_tenant(policy: &Policy, gib: u64, priority: i32) -> Demand {
     )
 }
 
-fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
+fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AllocationFailure> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [h100("n", 0).uuid].into();
     ledger.reserve(
@@ -550,7 +550,7 @@ fn a_reservation_is_used_by_the_rules_of_the_policy_in_force() {
             .ledger_mut()
             .assume(&uid("pod"), &node("n"))
             .map(drop);
-        assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
+        assert_eq!(own.map_err(AllocationFailure::NoLongerFits), assumed);
         own.err()
     };
     let pool = |pool: Pool| Policy::default().with_pools(vec![pool]).unwrap();
@@ -608,7 +608,7 @@ fn a_pod_edited_after_its_reservation_stays_within_its_tenants_limit() {
             ..shared
         },
     );
-    let refused = AssumeConflict::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
+    let refused = AllocationFailure::NoLongerFits(Misfit::TenantLimitOnNode { left: limit });
     assert_eq!(
         ledger.ledger_mut().assume(&uid("pod"), &node("n")),
         Err(refused)
@@ -626,7 +626,7 @@ fn nothing_is_reserved_on_a_node_that_does_not_admit_the_pods_class() {
     ledger.add_waiting("pod", of_tenant(&policy, 20, 0));
     assert_eq!(
         reserve(ledger.ledger_mut(), "pod"),
-        Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted))
+        Err(AllocationFailure::NoLongerFits(Misfit::ClassNotAdmitted))
     );
 }
 
@@ -655,7 +655,7 @@ fn nothing_is_reserved_by_evicting_a_pod_that_has_become_protected() {
     };
     assert_eq!(
         ledger.ledger_mut().reserve(&uid("urgent"), reservation),
-        Err(AssumeConflict::VictimProtected)
+        Err(AllocationFailure::VictimProtected)
     );
 }
 

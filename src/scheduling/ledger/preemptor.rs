@@ -561,7 +561,7 @@ pub fn discharge(gpus: &mut [Gpu], victim: &PotentialVictim) {
             gpu.discharge(victim.per_gpu, victim.sharing);
         }
         gpu.unaccounted_vram = gpu.unaccounted_vram.minus(victim.used_beyond_grant);
-        if gpu.tenants == 0 {
+        if gpu.residents == 0 {
             gpu.engine_load = EngineLoad::NONE;
             gpu.starting = false;
         }

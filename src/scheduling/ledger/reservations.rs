@@ -5,7 +5,7 @@
 //! of a new reservation, and from then on knows every reservation before its condition is written: one that it does not know landed
 //! late, and only a write that ends it settles that.
 
-use super::assume::{AssumeConflict, clear_measurements};
+use super::assume::{AllocationFailure, clear_measurements};
 use super::node_state::NodeState;
 use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
 use super::preemptor::{CLOCK_SKEW_ALLOWANCE, Departure, KeepReason, Preemptor, returned_quota};
@@ -30,7 +30,7 @@ impl Ledger {
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
-    ) -> Result<(), AssumeConflict> {
+    ) -> Result<(), AllocationFailure> {
         let preemptor = self.preemptor_without_cost(uid);
         self.reserve_as(&preemptor, uid, reservation)
     }
@@ -40,7 +40,7 @@ impl Ledger {
         &mut self,
         uid: &PodUid,
         reservation: Reservation,
-    ) -> Result<(), AssumeConflict> {
+    ) -> Result<(), AllocationFailure> {
         let preemptor = self.preemptor_without_cost(uid).with_moved_victims();
         self.reserve_as(&preemptor, uid, reservation)
     }
@@ -50,7 +50,7 @@ impl Ledger {
         preemptor: &Preemptor,
         uid: &PodUid,
         reservation: Reservation,
-    ) -> Result<(), AssumeConflict> {
+    ) -> Result<(), AllocationFailure> {
         self.check_reservation(preemptor, uid, &reservation)?;
         self.set_reservation(uid, Some(reservation));
         Ok(())
@@ -62,10 +62,10 @@ impl Ledger {
         preemptor: &Preemptor,
         uid: &PodUid,
         reservation: &Reservation,
-    ) -> Result<(), AssumeConflict> {
+    ) -> Result<(), AllocationFailure> {
         let pod_state = self.waiting_pod(uid)?;
         if let Some(recorded) = pod_state.reservation() {
-            return Err(AssumeConflict::AlreadyReserved {
+            return Err(AllocationFailure::AlreadyReserved {
                 node: recorded.node.clone(),
             });
         }
@@ -124,7 +124,7 @@ impl Ledger {
         demand: &Demand,
         reservation: &Reservation,
         node_state: &NodeState,
-    ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
+    ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AllocationFailure> {
         let requested = node_state.max_usage_of(demand);
         let check_victim = |victim: &PodUid| {
             let Some(victim_state) = self.pod_states.get(victim) else {
@@ -133,26 +133,26 @@ impl Ledger {
             let home_node = victim_state
                 .node()
                 .and_then(|node| self.node_states.get(node))
-                .ok_or(AssumeConflict::VictimGone)?;
+                .ok_or(AllocationFailure::VictimGone)?;
             let is_soon = matches!(self.departure_of(victim_state), Some(Departure::Soon(_)));
             match self.keep_reason(victim, victim_state, demand, requested, preemptor) {
                 Some(KeepReason::VictimOfAnother | KeepReason::Deleting)
                     if preemptor.victims_of_others().contains(victim) =>
                 {
-                    return Err(AssumeConflict::VictimGone);
+                    return Err(AllocationFailure::VictimGone);
                 }
                 Some(KeepReason::Deleting) if is_soon || preemptor.is_adopting() => {}
                 None if (demand.may_preempt || preemptor.is_moving_victims())
                     && (self.departure_of(victim_state).is_some()
                         || !self.would_break_group(victim_state, &reservation.victims)) => {}
-                _ => return Err(AssumeConflict::VictimProtected),
+                _ => return Err(AllocationFailure::VictimProtected),
             }
             let is_here = victim_state.node() == Some(&reservation.node);
             let resident = self
                 .potential_victim(victim, victim_state, home_node)
                 .filter(|_| is_here);
             if resident.is_none() && !self.has_group_victim_on_node(victim_state, reservation) {
-                return Err(AssumeConflict::VictimGone);
+                return Err(AllocationFailure::VictimGone);
             }
             Ok((
                 resident,
@@ -172,14 +172,14 @@ impl Ledger {
         preemptor: &Preemptor,
         victim: &PodUid,
         node_state: &NodeState,
-    ) -> Result<(Option<PotentialVictim>, TenantUsage), AssumeConflict> {
+    ) -> Result<(Option<PotentialVictim>, TenantUsage), AllocationFailure> {
         let is_available = |ended: &PotentialVictim| {
             ended.uid == *victim && !preemptor.victims_of_others().contains(victim)
         };
         let ended = self
             .ended_victims(node_state)
             .find(is_available)
-            .ok_or(AssumeConflict::VictimGone)?;
+            .ok_or(AllocationFailure::VictimGone)?;
         Ok((Some(ended), TenantUsage::default()))
     }
 

@@ -12,7 +12,7 @@
 //! A driver that restarts takes its slices away for a while, and pods keep the devices of their claims. So a node that was
 //! published stays it as long as pods with claims are bound there.
 //!
-//! Of a slice on one node only whether it has a device is kept, so that thousands of devices take no more than one.
+//! What is kept of a slice on one node is whether it has a device, so that thousands of devices take no more than one.
 
 use super::Ledger;
 use super::node_state::NodeState;

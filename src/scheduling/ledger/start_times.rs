@@ -63,7 +63,7 @@ pub struct TimedStart {
     pub engine: Engine,
     /// When the pod was bound.
     pub expected: Millis,
-    /// The same by the policy's speeds alone.
+    /// The start expected by the policy's speeds alone.
     pub prior: Millis,
     pub observed: Millis,
 }
@@ -73,7 +73,7 @@ pub struct TimedStart {
 pub struct StartErrors {
     pub starts: usize,
     pub expected: Percentiles,
-    /// The same by the policy's speeds alone.
+    /// The errors of starts expected by the policy's speeds alone.
     pub prior: Percentiles,
 }
 

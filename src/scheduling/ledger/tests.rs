@@ -92,7 +92,7 @@ fn assuming_twice_charges_once() {
     );
     assert_eq!(
         ledger.ledger_mut().assume(&uid("a"), &node("m")),
-        Err(AssumeConflict::Unsettled { node: node("n") })
+        Err(AllocationFailure::Unsettled { node: node("n") })
     );
     ledger
         .ledger_mut()
@@ -103,7 +103,7 @@ fn assuming_twice_charges_once() {
     );
     assert_eq!(
         ledger.ledger_mut().assume(&uid("a"), &node("m")),
-        Err(AssumeConflict::BoundElsewhere { node: node("n") })
+        Err(AllocationFailure::BoundElsewhere { node: node("n") })
     );
     assert_eq!(ledger.free_gib("n"), [32, 72]);
 }
@@ -190,7 +190,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     ledger.add_waiting("b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
         ledger.ledger_mut().assume(&uid("b"), &node("n")),
-        Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
+        Err(AllocationFailure::NoLongerFits(Misfit::TooLarge { .. }))
     ));
 }
 
@@ -304,7 +304,7 @@ fn a_soft_reservation_does_not_keep_another_pod_from_being_bound() {
     );
 }
 
-fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
+fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AllocationFailure> {
     let reservation = Reservation {
         node: node("n"),
         devices: [gpu("GPU-a")].into(),
@@ -323,7 +323,7 @@ fn a_reservation_keeps_the_vram_of_its_victims_for_its_pod() {
     reserve(ledger.ledger_mut(), "urgent", &["victim"]).unwrap();
     assert_eq!(
         reserve(ledger.ledger_mut(), "urgent", &["victim"]),
-        Err(AssumeConflict::AlreadyReserved { node: node("n") })
+        Err(AllocationFailure::AlreadyReserved { node: node("n") })
     );
     assert_eq!(
         ledger.free_gib("n"),
@@ -403,7 +403,7 @@ fn a_pod_is_the_victim_of_one_reservation_only() {
     reserve(ledger.ledger_mut(), "one", &["victim"]).unwrap();
     assert_eq!(
         reserve(ledger.ledger_mut(), "two", &["victim"]),
-        Err(AssumeConflict::VictimGone)
+        Err(AllocationFailure::VictimGone)
     );
     assert!(
         ledger
@@ -552,7 +552,7 @@ fn nothing_is_allocated_on_gpus_of_a_device_plugin() {
     let refused = ledger.ledger_mut().assume(&uid("a"), &node("n"));
     assert_eq!(
         refused,
-        Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode))
+        Err(AllocationFailure::NoLongerFits(Misfit::DevicePluginNode))
     );
     let snapshot = ledger.snapshot();
     let misfit =

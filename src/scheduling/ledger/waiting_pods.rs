@@ -395,7 +395,7 @@ impl Ledger {
             reservation: None,
             gate,
             refused,
-            unanswered_wakes,
+            failed_requeues,
             failed_attempt,
             ..
         }) = pod_state.waiting()
@@ -405,7 +405,7 @@ impl Ledger {
         let quiet_until = match (gate, refused) {
             (SchedulingGate::Planned, _) => Moment::default(),
             (SchedulingGate::Open, Some(refused)) => {
-                refused.at + requeue_pause(refused.requeues, *unanswered_wakes)
+                refused.at + requeue_pause(refused.requeues, *failed_requeues)
             }
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
@@ -423,7 +423,7 @@ impl Ledger {
         let pod_state = self.pod_states.get(uid)?;
         let Some(WaitingPod {
             refused: Some(refused),
-            unanswered_wakes,
+            failed_requeues,
             reservation: None,
             gate: SchedulingGate::Open,
             failed_attempt,
@@ -432,7 +432,7 @@ impl Ledger {
         else {
             return None;
         };
-        let is_due = refused.at + requeue_pause(refused.requeues, *unanswered_wakes) <= self.now
+        let is_due = refused.at + requeue_pause(refused.requeues, *failed_requeues) <= self.now
             && self.is_retry_due(*failed_attempt);
         let nodes = refused.asked.clone();
         let way = match (is_due, refused.requeues) {

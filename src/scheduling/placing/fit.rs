@@ -134,7 +134,7 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     }
     if demand.sharing == Sharing::Exclusive {
         return Misfit::NoEmptyGpu {
-            empty: count(&|gpu| gpu.tenants == 0),
+            empty: count(&|gpu| gpu.residents == 0),
             asked,
         };
     }

@@ -64,7 +64,7 @@ impl GpuChoice {
                 .map(|gpu| EngineLoadCost::for_gpu(gpu, demand))
                 .max()
                 .unwrap_or_default(),
-            residents: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
+            residents: chosen().map(|gpu| gpu.residents).max().unwrap_or_default(),
             crosses_islands: gpus.len() > 1
                 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
@@ -181,7 +181,7 @@ fn best_one<'a>(
         packing_cost: preference.packing_cost,
         contended: preference.contended,
         engine_load: preference.engine_load,
-        residents: equal.gpu.tenants,
+        residents: equal.gpu.residents,
         crosses_islands: false,
     })
 }

@@ -35,7 +35,7 @@ pub use step_budget::{PlanBounds, steps_of_run};
 
 use super::evicting::EvictionCost;
 use super::kube_filters::FilterSnapshot;
-use super::ledger::{AssumeConflict, Ledger, PendingPod};
+use super::ledger::{AllocationFailure, Ledger, PendingPod};
 use super::placing::snapshot::Snapshot;
 pub use super::reasons::WaitReason;
 use super::vocabulary::placement::Reservation;
@@ -85,7 +85,7 @@ pub enum EvictionRight {
 
 impl PlannedPlacement {
     /// Takes the reservation in a ledger, which checks it again.
-    pub fn reserve_in(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
+    pub fn reserve_in(&self, ledger: &mut Ledger) -> Result<(), AllocationFailure> {
         match self.by {
             EvictionRight::Preemption => ledger.reserve(&self.uid, self.reservation.clone()),
             EvictionRight::Moves => {

@@ -90,7 +90,7 @@ pub struct EvictionRates {
     pub cluster: u32,
     /// On one node.
     pub node: u32,
-    /// Of one tenant's pods. If the policy has tenants, pods without a tenant count as one tenant's.
+    /// One tenant's pods. If the policy has tenants, pods without a tenant count as one tenant's.
     pub tenant: u32,
 }
 

@@ -161,7 +161,7 @@ impl Default for PressureRules {
 }
 
 impl Default for PercentageThreshold {
-    /// Of a KV cache: an engine preempts its own requests when the cache is full; just before that its neighbors are evicted.
+    /// A KV cache's limits: an engine preempts its own requests when the cache is full; just before that its neighbors are evicted.
     fn default() -> Self {
         Self {
             high: const { Percent::new(95).unwrap() },
@@ -171,7 +171,7 @@ impl Default for PercentageThreshold {
 }
 
 impl Default for CountThreshold {
-    /// Of waiting requests.
+    /// Limits of waiting requests.
     fn default() -> Self {
         Self { high: 64, low: 16 }
     }

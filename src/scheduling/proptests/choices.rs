@@ -53,7 +53,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
                 capacity,
                 charged,
                 softly_reserved,
-                tenants,
+                residents,
                 (
                     exclusive,
                     slice,
@@ -66,7 +66,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
                 taken,
             )| Gpu {
                 capacity: Bytes(capacity),
-                charged: Bytes(if tenants == 0 {
+                charged: Bytes(if residents == 0 {
                     0
                 } else {
                     charged.min(capacity)
@@ -78,14 +78,14 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
                 } else {
                     ClassSet::NONE
                 },
-                tenants,
-                exclusive: exclusive && tenants == 1,
+                residents,
+                exclusive: exclusive && residents == 1,
                 starting,
                 unaccounted_vram: Bytes(taken),
                 lendable: Bytes::ZERO,
                 lends_below: 0,
                 engine_load,
-                excluded_classes: if is_barred && tenants > 0 {
+                excluded_classes: if is_barred && residents > 0 {
                     ClassSet::ALL
                 } else {
                     ClassSet::NONE
@@ -118,7 +118,7 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 
 /// Whether a GPU fits, written again from the definition.
 pub(super) fn has_free_vram_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
-    let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
+    let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.residents == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;
     let whole_if_many = demand.gpus == 1 || !gpu.slice;
@@ -222,7 +222,7 @@ proptest! {
             .any(|set| set.iter().all(|g| has_free_vram_by_definition(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
-            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
+            .map(|gpu| Gpu { charged: Bytes::ZERO, residents: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
             .any(|set| set.iter().all(|g| has_free_vram_by_definition(&emptied[*g], &demand)));

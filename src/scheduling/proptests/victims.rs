@@ -265,7 +265,7 @@ impl VictimCluster {
                     EngineLoad::NONE
                 },
                 excluded_classes: ClassSet::NONE,
-                tenants: 0,
+                residents: 0,
                 exclusive: false,
                 starting: card.starting,
                 slice: false,

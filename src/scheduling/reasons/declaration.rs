@@ -6,7 +6,7 @@
 /// - `gpu`: what excludes a pod from one GPU ([`Obstacle`](super::Obstacle)): the sentence, and how far it is from going away;
 /// - `pod`: why the planner has no place for a pod ([`WaitReason`](super::WaitReason)): the sentence, and what a condition has in its
 ///   place, if the sentence has figures that change;
-/// - `bind`: why a placement is not taken ([`AssumeConflict`](super::AssumeConflict)): the sentence, and what `bind` answers;
+/// - `bind`: why a placement is not taken ([`AllocationFailure`](super::AllocationFailure)): the sentence, and what `bind` answers;
 /// - `lift`: the change that would take it away ([`Lift`](super::Lift)).
 macro_rules! reasons {
     ($($Value:ident = $code:literal {
@@ -41,7 +41,7 @@ macro_rules! reasons {
         coded! {
             /// Why a pod gets no GPUs, no reservation or no Binding although a node was chosen. The scheduler retries from filter on.
             #[derive(Debug, Clone, PartialEq, Eq)]
-            pub enum AssumeConflict: &'static str {
+            pub enum AllocationFailure: &'static str {
                 $($($code $([$own])? $Value $({ $($bf: $bt),* })? $(($bn: $bnt))?, $btext $(, $barg)* => $bind;)?)*
             }
         }

@@ -101,7 +101,7 @@ pub(super) fn remove_pods(gpu: &mut Gpu) {
         excluded_by_soft_reservations: ClassSet::NONE,
         engine_load: EngineLoad::NONE,
         excluded_classes: ClassSet::NONE,
-        tenants: 0,
+        residents: 0,
         exclusive: false,
         starting: false,
         ..*gpu

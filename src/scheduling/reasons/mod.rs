@@ -1,6 +1,6 @@
 //! Why a pod is not placed: the one list of reasons, each declared once, with its code, its sentences and what is answered by it.
 //! A reason may concern a node ([`Misfit`]), one GPU ([`Obstacle`]), the pod wherever it goes ([`WaitReason`]) or one attempt to place it
-//! ([`AssumeConflict`]), with other figures on each of these levels and one code on all.
+//! ([`AllocationFailure`]), with other figures on each of these levels and one code on all.
 //!
 //! A new reason is an entry here, and the place where it is decided: [`fit`](super::placing::fit) for a node,
 //! [`obstacles`](super::explaining::obstacle::obstacles) for a GPU. Metrics, answers, explanations and their remedies follow from the entry;
@@ -79,7 +79,7 @@ impl Misfit {
     }
 }
 
-impl AssumeConflict {
+impl AllocationFailure {
     /// What `bind` answers; the same text each time.
     pub fn phrase(&self) -> &'static str {
         self.entry()
@@ -106,7 +106,7 @@ const USE_OTHER_ALLOCATOR: &str =
     "ask for nvidia.com/gpu, or take the allocator out of the policy's node pool";
 const RAISE_LIMIT: &str = "raise the limit of its tenant in the policy, or give more nodes where the limit is a share of the cluster";
 
-impl From<Misfit> for AssumeConflict {
+impl From<Misfit> for AllocationFailure {
     fn from(misfit: Misfit) -> Self {
         Self::NoLongerFits(misfit)
     }

@@ -50,7 +50,7 @@ fn no_two_reasons_of_a_level_have_one_code_and_each_change_takes_away_a_reason_o
 
 #[test]
 fn a_conflict_says_what_the_node_lacks() {
-    let conflict = AssumeConflict::from(Misfit::NoHealthyGpu { gpus: 2 });
+    let conflict = AllocationFailure::from(Misfit::NoHealthyGpu { gpus: 2 });
     assert_eq!(conflict.code(), "no-healthy-gpu");
     assert_eq!(
         conflict.to_string(),

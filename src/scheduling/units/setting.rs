@@ -70,7 +70,7 @@ pub use serde_as_text;
 /// A type of this module, and the quantity that it writes.
 pub(crate) trait QuantityText: Copy {
     type Quantity: Copy;
-    fn of(quantity: Self::Quantity) -> Self;
+    fn from_quantity(quantity: Self::Quantity) -> Self;
     fn quantity(self) -> Self::Quantity;
 }
 
@@ -90,7 +90,7 @@ macro_rules! with_quantity {
 
             impl<$($generics)*> QuantityText for $type {
                 type Quantity = $quantity;
-                fn of(quantity: $quantity) -> Self {
+                fn from_quantity(quantity: $quantity) -> Self {
                     Self(quantity)
                 }
                 fn quantity(self) -> $quantity {
@@ -184,7 +184,7 @@ impl<T: QuantityText> Optional<T> {
     where
         T: Serialize,
     {
-        Serialize::serialize(&quantity.map(T::of), serializer)
+        Serialize::serialize(&quantity.map(T::from_quantity), serializer)
     }
 }
 

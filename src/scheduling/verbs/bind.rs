@@ -3,7 +3,7 @@
 
 use super::{Change, Cluster};
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
-use crate::ledger::{AssumeConflict, AssumeResult, Ledger};
+use crate::ledger::{AllocationFailure, AssumeResult, Ledger};
 use crate::policy::{Digest, Mode};
 use crate::units::Millis;
 use crate::vocabulary::demand::Demand;
@@ -62,20 +62,20 @@ impl BindAsked {
 }
 
 impl Change for BindAsked {
-    type Output = Result<BindAnswer, AssumeConflict>;
+    type Output = Result<BindAnswer, AllocationFailure>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let ledger = &mut cluster.ledger;
         let pod = ledger
             .pod_state(&self.uid)
             .filter(|pod| pod.key == self.key);
-        let pod = pod.ok_or(AssumeConflict::UnknownPod)?;
+        let pod = pod.ok_or(AllocationFailure::UnknownPod)?;
         let policy = ledger.policy();
         if policy.mode == Mode::Shadow
             && pod.node().is_none()
             && !pod.demand.is_allocated_externally()
         {
-            return Err(AssumeConflict::InShadow);
+            return Err(AllocationFailure::InShadow);
         }
         let now = ledger.now();
         let (demand, policy) = (pod.demand.clone(), policy.digest);

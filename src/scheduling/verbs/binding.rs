@@ -25,7 +25,7 @@
 use super::input::changes;
 use super::{Change, Cluster};
 use crate::ids::{GpuUuid, LeaderEpoch, NodeName, PodUid};
-use crate::ledger::{AssumeConflict, AssumedPod, PodPhase, PodState};
+use crate::ledger::{AllocationFailure, AssumedPod, PodPhase, PodState};
 use crate::units::{Millis, Moment};
 use crate::vocabulary::placement::Placement;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub enum BindingStep {
     /// The pod is bound as requested.
     Bound,
     /// The pod is not bound as requested.
-    Failed(AssumeConflict),
+    Failed(AllocationFailure),
     /// The result is unknown: answer so, and start a settling loop.
     Settle,
     /// Nothing is left to settle.
@@ -159,7 +159,7 @@ impl Change for BindingAnswered {
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
                 match is_new && !cluster.forget_if_no_write_may_commit(&uid, now, latest_landing) {
                     true => BindingStep::Settle,
-                    false => BindingStep::Failed(AssumeConflict::Refused),
+                    false => BindingStep::Failed(AllocationFailure::Refused),
                 }
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
@@ -199,7 +199,7 @@ impl Change for BindingRead {
                     &uid,
                     &placement,
                     stage,
-                    BindingStep::Failed(AssumeConflict::PodGone),
+                    BindingStep::Failed(AllocationFailure::PodGone),
                 )
             }
             (
@@ -213,7 +213,7 @@ impl Change for BindingRead {
                 cluster.confirm(&uid, &placement, &node, devices, borrows);
                 let step = match node == placement.node {
                     true => BindingStep::Bound,
-                    false => BindingStep::Failed(AssumeConflict::BoundElsewhere { node }),
+                    false => BindingStep::Failed(AllocationFailure::BoundElsewhere { node }),
                 };
                 cluster.end_loop(&uid, &placement, stage, step)
             }

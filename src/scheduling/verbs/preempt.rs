@@ -22,7 +22,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{
     AssumedNodeChange, FilterQuery, FilterReason, FilterSnapshot, FilterVerdict, Requirements,
 };
-use crate::ledger::{AssumeConflict, Ledger, PodState, PotentialVictim, Preemptor};
+use crate::ledger::{AllocationFailure, Ledger, PodState, PotentialVictim, Preemptor};
 use crate::policy::{Digest, Mode, ViolateBudgets};
 use crate::units::Millis;
 use crate::vocabulary::demand::{Demand, HostResources};
@@ -119,7 +119,7 @@ pub enum NotReserved {
     #[error("the node or a GPU of it is gone")]
     NodeGone,
     #[error("the node changed while victims were chosen: {0}")]
-    AssumeFailed(#[from] AssumeConflict),
+    AssumeFailed(#[from] AllocationFailure),
 }
 
 /// Preemption led to no eviction; the planner tries to place the pod. If the sum of every node is too small kube-scheduler never

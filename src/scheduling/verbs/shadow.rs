@@ -37,7 +37,7 @@ pub enum ShadowOutcome {
     WouldReject,
     /// It would have ranked the nodes; kube-scheduler ranked them itself.
     WouldRank,
-    /// Of the nodes to preempt on it would have kept one.
+    /// It would have kept one of the nodes to preempt on.
     WouldNarrow,
     WouldNotPreempt,
     /// Bound without any request to this process.

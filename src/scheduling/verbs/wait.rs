@@ -5,7 +5,7 @@ use super::input::changes;
 use super::{Change, Cluster};
 use crate::ids::PodUid;
 use crate::ledger::evictions::{EvictionLimit, ScopeKey};
-use crate::ledger::{AssumeConflict, Ledger, PendingPod};
+use crate::ledger::{AllocationFailure, Ledger, PendingPod};
 pub(crate) use crate::planning::LoansRecalled;
 use crate::planning::{EvictionRight, PlannedPlacement};
 use crate::units::Moment;
@@ -51,7 +51,7 @@ pub enum StepRefusal {
     #[error("the policy moves no pods any more")]
     ConsolidationOff,
     #[error("{0}")]
-    AssumeFailed(#[from] AssumeConflict),
+    AssumeFailed(#[from] AllocationFailure),
 }
 
 /// A previous leader or process may have refused every pending pod. Recordings of earlier builds have it in place of
@@ -136,7 +136,7 @@ changes! { cluster,
     NoPlacementFound { uid, generation } -> () { cluster.ledger.record_no_placement(&uid, generation) }
     AllMayBeRefused {} -> () { cluster.ledger.presume_all_refused() }
     MayBeRefused { pods, then } -> () { pods.iter().for_each(|uid| cluster.ledger.presume_refused(uid, then)) }
-    Reserve { uid, reservation } -> Result<(), AssumeConflict> { cluster.ledger.reserve(&uid, reservation) }
+    Reserve { uid, reservation } -> Result<(), AllocationFailure> { cluster.ledger.reserve(&uid, reservation) }
     ReleaseReservation(uid) -> () { cluster.ledger.release_reservation(&uid) }
     ExtendReservation { uid, until } -> () { cluster.ledger.extend_reservation(&uid, until) }
     TakeUnknownReservations {} -> BTreeSet<PodUid> { cluster.ledger.take_unknown_reservations() }

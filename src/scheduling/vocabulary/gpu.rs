@@ -69,7 +69,8 @@ pub struct Gpu {
     /// Classes that its pods do not share it with.
     pub excluded_classes: ClassSet,
     /// Pods and reservations on it.
-    pub tenants: u16,
+    #[serde(rename = "tenants")]
+    pub residents: u16,
     /// Its one pod shares it with no other.
     pub exclusive: bool,
     /// An engine is starting on it.
@@ -102,7 +103,7 @@ impl Gpu {
             lends_below: 0,
             engine_load: EngineLoad::default(),
             excluded_classes: ClassSet::NONE,
-            tenants: 0,
+            residents: 0,
             exclusive: false,
             starting: false,
             slice: device.parent.is_some(),
@@ -117,7 +118,7 @@ impl Gpu {
     /// Whether a pod that comes has all of it: nothing is on it, and of its VRAM at most a `margin` is used by what is no pod.
     pub fn is_wholly_free(&self, margin: Bytes) -> bool {
         let is_empty =
-            self.tenants == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
+            self.residents == 0 && self.charged == Bytes::ZERO && self.unaccounted_vram <= margin;
         is_empty && self.health == Health::Healthy && !self.slice
     }
 
@@ -178,14 +179,14 @@ impl Gpu {
 
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged += self.charge_for(per_gpu, sharing);
-        self.tenants += 1;
+        self.residents += 1;
         self.exclusive |= sharing == Sharing::Exclusive;
     }
 
     /// The reverse of [`Gpu::charge`].
     pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
-        self.tenants -= 1;
+        self.residents -= 1;
         // An exclusive GPU has one pod, so it is exclusive no longer when that one leaves.
         self.exclusive &= sharing == Sharing::Shared;
     }
@@ -209,7 +210,7 @@ impl Gpu {
         self.health == Health::Healthy
             && self.compute_mode_allows(demand.sharing)
             && !self.exclusive
-            && (demand.sharing == Sharing::Shared || self.tenants == 0)
+            && (demand.sharing == Sharing::Shared || self.residents == 0)
             && demand.per_gpu <= self.free_for(demand)
     }
 

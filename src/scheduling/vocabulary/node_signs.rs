@@ -74,7 +74,7 @@ impl NodeSigns {
 }
 
 /// Whether the devices are so many GPUs, one of them with about so much memory: the labels of a node with unlike GPUs are of one.
-/// Of MIG slices, labels are of the cards or of the slices, whatever the strategy.
+/// Labels of MIG slices are of the cards or of the slices, whatever the strategy.
 fn matches_labels(devices: &[Device], gpus: u32, memory: Bytes) -> bool {
     let has_slices = devices.iter().any(|device| device.parent.is_some());
     let is_about = |device: &Device| device.total.0.abs_diff(memory.0) <= memory.0 / 16;

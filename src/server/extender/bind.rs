@@ -15,7 +15,7 @@ use stowage_scheduling::control_loop::{
     ControlPlaneError, FreshPod, PodEvent, PodEventReason, StatusChange,
 };
 use stowage_scheduling::ids::{NodeName, PodKey, PodUid, comma_separated};
-use stowage_scheduling::ledger::AssumeConflict;
+use stowage_scheduling::ledger::AllocationFailure;
 use stowage_scheduling::units::Millis;
 use stowage_scheduling::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use stowage_scheduling::verbs::binding::{
@@ -58,7 +58,7 @@ pub(super) async fn bind_arrived_at(
         .writes
         .spawn(call.instrument(async move { task.run().await }))
         .await;
-    let (outcome, result) = match bound.unwrap_or(Err(AssumeConflict::Unanswered)) {
+    let (outcome, result) = match bound.unwrap_or(Err(AllocationFailure::Unanswered)) {
         Ok(()) => (("bound", NO_CODE), BindingResult { error: "" }),
         Err(unbound) => {
             call.fail(unbound.code());
@@ -85,7 +85,7 @@ struct BindTask {
 }
 
 impl BindTask {
-    async fn run(&self) -> Result<(), AssumeConflict> {
+    async fn run(&self) -> Result<(), AllocationFailure> {
         let BindAsked { uid, key, node } = &self.input;
         let expected = ExpectedBind::for_pod(self.extender.service.cluster().ledger(), uid);
         self.bind().await?;
@@ -95,7 +95,7 @@ impl BindTask {
         Ok(())
     }
 
-    async fn bind(&self) -> Result<(), AssumeConflict> {
+    async fn bind(&self) -> Result<(), AllocationFailure> {
         let step = self.extender.service.traces().step("decide");
         let service = &self.extender.service;
         let (answer, recorded_input) = {
@@ -167,7 +167,7 @@ impl BindTask {
         order: BindOrder,
         mut step: BindingStep,
         stage: BindingStage,
-    ) -> Result<(), AssumeConflict> {
+    ) -> Result<(), AllocationFailure> {
         // A permit covers one read of a settling loop and the write that follows from it.
         let mut permit = None;
         loop {
@@ -179,7 +179,7 @@ impl BindTask {
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
                     permit = self.extender.settling_slots.acquire().await.ok();
                     if self.extender.service.leadership.is_stopping() {
-                        return Err(AssumeConflict::Unanswered);
+                        return Err(AllocationFailure::Unanswered);
                     }
                     self.read(&order, stage).await
                 }
@@ -190,9 +190,9 @@ impl BindTask {
                 BindingStep::Failed(why) => return Err(why),
                 BindingStep::Settle => {
                     self.start_settling_loop(order);
-                    return Err(AssumeConflict::Unanswered);
+                    return Err(AllocationFailure::Unanswered);
                 }
-                BindingStep::Over => return Err(AssumeConflict::Unanswered),
+                BindingStep::Over => return Err(AllocationFailure::Unanswered),
             };
         }
     }

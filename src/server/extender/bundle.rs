@@ -15,7 +15,7 @@ use stowage_kubernetes_objects::port::OperatorPage;
 use tracing::warn;
 
 pub const PATH: &str = "/v1/bundle";
-/// Of a segment that is longer all is given: replay begins at its checkpoint.
+/// Minutes of a bundle by default. A longer segment is given whole: replay begins at its checkpoint.
 const DEFAULT_MINUTES: u32 = 15;
 
 #[derive(Debug, Deserialize)]

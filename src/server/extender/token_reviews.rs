@@ -39,7 +39,7 @@ pub struct ReviewBounds {
     pub max_rejected: usize,
     /// Reviews of tokens that were not good before, waiting or in progress.
     pub max_open: usize,
-    /// Of those, in progress at one time. As many again for the other tokens.
+    /// Reviews of such tokens in progress at one time. As many again for the other tokens.
     pub max_concurrent: usize,
     /// Rate limit of new tokens from one source: the interval, and the burst.
     pub per_source: Rate,

@@ -327,7 +327,7 @@ enum ReloadOutcome {
         warnings: Option<String>,
         before: Arc<Policy>,
     },
-    /// The same policy in other words.
+    /// Other words say the policy that is in force.
     Unchanged {
         warnings: Option<String>,
     },

@@ -48,7 +48,7 @@ pub enum WorkExecutor {
 pub struct SimulatedThreads {
     duration_of: Arc<dyn Fn(WorkKind) -> Duration + Send + Sync>,
     running: Arc<AtomicUsize>,
-    /// Of computations that may be unfinished.
+    /// Handles of computations that may be unfinished.
     handles: Arc<Mutex<Vec<AbortHandle>>>,
 }
 

@@ -2,7 +2,7 @@
 //! the ledger: a mistake there would have to be made twice to pass.
 
 use super::audited_pod::{AuditedPod, Grant, ReservedShare};
-use super::{GpuConflictKind, OverAllocation, Party, PartyRole};
+use super::{OverAllocation, OverAllocationKind, Party, PartyRole};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
@@ -15,7 +15,7 @@ pub(crate) type NodePods = BTreeMap<PodUid, AuditedPod>;
 /// A conflict as one check finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundOverAllocation {
-    pub kind: GpuConflictKind,
+    pub kind: OverAllocationKind,
     pub gpu: GpuUuid,
     /// The pods that were granted or keep a part of the GPU, in order of UID.
     pub parties: Vec<Party>,
@@ -121,7 +121,7 @@ fn is_named(device: &Device, name: &GpuUuid) -> bool {
 fn unknown_gpu(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundOverAllocation> {
     let parties = granted_parties(&gpu.bound);
     (!parties.is_empty()).then(|| FoundOverAllocation {
-        kind: GpuConflictKind::UnknownGpu,
+        kind: OverAllocationKind::UnknownGpu,
         gpu: name.clone(),
         parties,
         capacity: None,
@@ -141,7 +141,7 @@ fn bound_over_allocation(
         .any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)
     {
         // An exclusive pod was granted what was free, not what it requested: the sum says nothing.
-        (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
+        (parties.len() > 1).then_some(OverAllocationKind::ExclusiveShared)
     } else {
         let is_beyond = |borrows: bool| {
             let sum: Bytes = by_borrowing(&gpu.bound, borrows)
@@ -150,7 +150,7 @@ fn bound_over_allocation(
             capacity.is_some_and(|capacity| sum > capacity)
         };
         // How much a sleeping engine may lend shows in no record: neither the grants nor the loans may exceed the GPU.
-        (is_beyond(false) || is_beyond(true)).then_some(GpuConflictKind::Overcommitted)
+        (is_beyond(false) || is_beyond(true)).then_some(OverAllocationKind::Overcommitted)
     };
     Some(FoundOverAllocation {
         kind: kind?,
@@ -176,7 +176,7 @@ fn reservation_over_allocation(
     let is_exclusive = reservations.iter().any(|party| party.role.is_exclusive());
     let kept: Bytes = reservations.iter().map(|party| party.bytes).sum();
     if reservations.len() > 1 && (is_exclusive || kept > capacity) {
-        let kind = GpuConflictKind::ReservationsOverlap;
+        let kind = OverAllocationKind::ReservationsOverlap;
         return Some(FoundOverAllocation {
             kind,
             gpu: name.clone(),
@@ -204,7 +204,7 @@ fn reservation_over_allocation(
     let mut parties = [reservations, stay].concat();
     parties.sort_by(|a, b| a.uid.cmp(&b.uid));
     Some(FoundOverAllocation {
-        kind: GpuConflictKind::ReservationOverBound,
+        kind: OverAllocationKind::ReservationOverBound,
         gpu: name.clone(),
         parties,
         capacity: Some(capacity),

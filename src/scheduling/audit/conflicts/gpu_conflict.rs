@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OverAllocation {
-    pub kind: GpuConflictKind,
+    pub kind: OverAllocationKind,
     pub node: NodeName,
     pub gpu: GpuUuid,
     /// The pods that were granted or keep a part of the GPU, in order of UID.
@@ -34,7 +34,7 @@ pub struct OverAllocation {
 )]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 #[serde(rename_all = "kebab-case")]
-pub enum GpuConflictKind {
+pub enum OverAllocationKind {
     /// Bound pods were granted more than the GPU has.
     Overcommitted,
     /// A pod that has the GPU exclusively is not alone on it.
@@ -107,30 +107,30 @@ impl OverAllocation {
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
         match kind {
-            GpuConflictKind::Overcommitted => {
+            OverAllocationKind::Overcommitted => {
                 write!(
                     f,
                     "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}."
                 )
             }
-            GpuConflictKind::ExclusiveShared => write!(
+            OverAllocationKind::ExclusiveShared => write!(
                 f,
                 "GPU {gpu} of node {node} is exclusive to one pod and has {} pods: {pods}.",
                 parties.len()
             ),
-            GpuConflictKind::ReservationsOverlap => {
+            OverAllocationKind::ReservationsOverlap => {
                 write!(
                     f,
                     "Reservations on GPU {gpu} of node {node} overlap: {pods} reserve {sum}{has}."
                 )
             }
-            GpuConflictKind::ReservationOverBound => {
+            OverAllocationKind::ReservationOverBound => {
                 write!(
                     f,
                     "GPU {gpu} of node {node} is reserved and in use: {pods} add up to {sum}{has}."
                 )
             }
-            GpuConflictKind::UnknownGpu => {
+            OverAllocationKind::UnknownGpu => {
                 write!(
                     f,
                     "Node {node} has no GPU {gpu}, which its Binding granted to {pods}."

@@ -11,7 +11,7 @@
 //! **Cost.** One round checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a
 //! GPU's capacity changes without a pod's event.
 //!
-//! **When a finding counts.** A conflict counts once it has stood for [`GpuConflictKind::confirmation_time`] and a second check has
+//! **When a finding counts.** A conflict counts once it has stood for [`OverAllocationKind::confirmation_time`] and a second check has
 //! found it again; while pods are being listed nothing is checked, because a deleted pod is still known then. It ends with the
 //! first check that does not find it.
 
@@ -22,7 +22,7 @@ mod gpu_conflict;
 mod remedy;
 
 pub use audited_pod::{AuditedPod, BindTimes, GpuShare, Grant, ReservedShare};
-pub use gpu_conflict::{GpuConflictKind, OverAllocation};
+pub use gpu_conflict::{OverAllocation, OverAllocationKind};
 pub(crate) use gpu_conflict::{Party, PartyRole};
 pub use remedy::OverAllocationVictim;
 
@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-impl GpuConflictKind {
+impl OverAllocationKind {
     /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two bound pods
     /// overlap there only if they did in fact; a check between two events of a node's report is ruled out all the same.
     /// Reservations are ended by writes that may have to be repeated.
@@ -78,7 +78,7 @@ pub struct OverAllocationAudit {
     queue: CheckQueue,
     /// The node that was last checked in turn.
     last_in_turn: Option<NodeName>,
-    counts: BTreeMap<GpuConflictKind, usize>,
+    counts: BTreeMap<OverAllocationKind, usize>,
     is_listing: bool,
 }
 
@@ -211,7 +211,7 @@ impl OverAllocationAudit {
     }
 
     /// The number of conflicts of a kind that count.
-    pub fn count(&self, kind: GpuConflictKind) -> usize {
+    pub fn count(&self, kind: OverAllocationKind) -> usize {
         self.counts.get(&kind).copied().unwrap_or_default()
     }
 
@@ -387,7 +387,7 @@ impl TrackedOverAllocation {
         self.party_since.get(index).copied()
     }
 
-    fn key(&self) -> (&GpuUuid, GpuConflictKind) {
+    fn key(&self) -> (&GpuUuid, OverAllocationKind) {
         (&self.over_allocation.gpu, self.over_allocation.kind)
     }
 }

@@ -74,10 +74,10 @@ struct Plain {
     now: u64,
     pods: BTreeMap<u8, AuditedPod>,
     devices: BTreeMap<u8, Vec<Device>>,
-    since: BTreeMap<(GpuConflictKind, String, String), u64>,
+    since: BTreeMap<(OverAllocationKind, String, String), u64>,
 }
 
-type ConflictRow = (GpuConflictKind, String, String, BTreeSet<String>, u64);
+type ConflictRow = (OverAllocationKind, String, String, BTreeSet<String>, u64);
 
 impl Plain {
     fn rows(&self) -> Vec<ConflictRow> {
@@ -144,17 +144,17 @@ impl Plain {
             return if bound.is_empty() {
                 vec![]
             } else {
-                vec![row(GpuConflictKind::UnknownGpu, all_victims(), sum)]
+                vec![row(OverAllocationKind::UnknownGpu, all_victims(), sum)]
             };
         }
         if device.is_some_and(|device| device.health == Health::Lost) {
             return vec![];
         }
         if is_whole && bound.len() >= 2 {
-            let mut rows = vec![row(GpuConflictKind::ExclusiveShared, all_victims(), sum)];
+            let mut rows = vec![row(OverAllocationKind::ExclusiveShared, all_victims(), sum)];
             rows.extend(
                 self.overlap(device, &reservations)
-                    .map(|(pods, sum)| row(GpuConflictKind::ReservationsOverlap, pods, sum)),
+                    .map(|(pods, sum)| row(OverAllocationKind::ReservationsOverlap, pods, sum)),
             );
             return rows;
         }
@@ -163,10 +163,10 @@ impl Plain {
         };
         let overlap = self
             .overlap(device, &reservations)
-            .map(|(pods, sum)| row(GpuConflictKind::ReservationsOverlap, pods, sum));
+            .map(|(pods, sum)| row(OverAllocationKind::ReservationsOverlap, pods, sum));
         if !is_whole && sum > has {
             return [
-                Some(row(GpuConflictKind::Overcommitted, all_victims(), sum)),
+                Some(row(OverAllocationKind::Overcommitted, all_victims(), sum)),
                 overlap,
             ]
             .into_iter()
@@ -202,7 +202,7 @@ impl Plain {
                 .chain(stays.iter().map(|(pod, _)| *pod))
                 .collect();
             return vec![row(
-                GpuConflictKind::ReservationOverBound,
+                OverAllocationKind::ReservationOverBound,
                 pods,
                 kept + stay,
             )];
@@ -438,7 +438,7 @@ proptest! {
         for step in steps {
             if let Some(expected) = both.step(step) {
                 prop_assert_eq!(both.counted(), expected);
-                for &kind in GpuConflictKind::VARIANTS {
+                for &kind in OverAllocationKind::VARIANTS {
                     let counted = both.counted().iter().filter(|row| row.0 == kind).count();
                     prop_assert_eq!(both.conflicts.count(kind), counted);
                 }
@@ -478,7 +478,7 @@ proptest! {
                 let of = both.conflicts.involving(&victim.uid);
                 let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
                 // The GPUs' capacities were not recorded, so only exclusivity proves a conflict.
-                prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
+                prop_assert_eq!(conflict.kind, OverAllocationKind::ExclusiveShared);
                 prop_assert!(conflict.parties.iter().any(|party| party.key == victim.remaining_pod));
             }
         }

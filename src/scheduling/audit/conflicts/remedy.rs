@@ -10,12 +10,12 @@
 //! All else is reported and left to a person: a GPU that is smaller than it was, a GPU that the node does not list, reservations
 //! (a reservation that another contradicts is ended by the leader that adopts it, which needs no eviction).
 //!
-//! Of the pods in conflict that have not started, the one bound last is evicted, and among equals the one created last and then
+//! Among the pods in conflict that have not started, the one bound last is evicted, and among equals the one created last and then
 //! the greater UID; a pod whose eviction ends the conflict goes before one whose eviction does not. Where all have started, none
 //! is evicted. A pod that is being deleted is not counted: its end may end the conflict.
 
 use super::audited_pod::{AuditedPod, BindTimes, Grant};
-use super::{AuditedNode, GpuConflictKind, OverAllocationAudit, TrackedOverAllocation};
+use super::{AuditedNode, OverAllocationAudit, OverAllocationKind, TrackedOverAllocation};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::{Bytes, Moment};
 use crate::vocabulary::demand::Sharing;
@@ -57,7 +57,7 @@ fn find_victim<'a>(
     let kind = tracked.over_allocation.kind;
     if !matches!(
         kind,
-        GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared
+        OverAllocationKind::Overcommitted | OverAllocationKind::ExclusiveShared
     ) {
         return None;
     }
@@ -115,11 +115,11 @@ fn find_victim<'a>(
 
 /// Whether the records of these Bindings alone contradict each other. A record that has been edited since the conflict was found
 /// may name other GPUs: that a pod is exclusive counts only if it did then.
-fn is_proven(kind: GpuConflictKind, pods: &[BoundOnGpu<'_>]) -> bool {
+fn is_proven(kind: OverAllocationKind, pods: &[BoundOnGpu<'_>]) -> bool {
     if pods.len() < 2 {
         return false;
     }
-    if kind == GpuConflictKind::ExclusiveShared
+    if kind == OverAllocationKind::ExclusiveShared
         && pods
             .iter()
             .any(|(_, _, grant)| grant.sharing == Sharing::Exclusive)

@@ -151,7 +151,7 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         role: PartyRole::Holds,
     });
     let conflict = OverAllocation {
-        kind: GpuConflictKind::ReservationsOverlap,
+        kind: OverAllocationKind::ReservationsOverlap,
         node: node("n"),
         gpu: gpu("GPU-0"),
         parties: parties.into(),
@@ -313,13 +313,13 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
     // The victim and the late pod conflict already: that is what is reported.
     assert_eq!(
         bench.check_at(123).begun[0].kind,
-        GpuConflictKind::Overcommitted
+        OverAllocationKind::Overcommitted
     );
     bench.conflicts.remove(&uid("v"));
     bench.check_at(124);
     assert_eq!(
         bench.check_at(134).begun[0].kind,
-        GpuConflictKind::ReservationOverBound
+        OverAllocationKind::ReservationOverBound
     );
 }
 
@@ -331,12 +331,12 @@ fn a_conflict_counts_once_a_later_check_finds_it_again() {
     ]);
     assert_eq!((bench.check_at(0), bench.check_at(1)), Default::default());
     assert_eq!(bench.check_at(2).begun.len(), 1);
-    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 1);
+    assert_eq!(bench.conflicts.count(OverAllocationKind::Overcommitted), 1);
     assert_eq!(bench.conflicts.involving(&uid("b")).len(), 1);
     assert_eq!(bench.check_at(3), AuditRound::default(), "it is news once");
     bench.conflicts.remove(&uid("a"));
     assert_eq!(bench.check_at(4).ended.len(), 1);
-    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 0);
+    assert_eq!(bench.conflicts.count(OverAllocationKind::Overcommitted), 0);
 }
 
 #[test]

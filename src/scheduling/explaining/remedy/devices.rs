@@ -1,7 +1,7 @@
 //! Remedies for a device plugin's pod: fewer devices, devices that are freed, or another node.
 
 use super::request::with_devices;
-use super::{GpuCandidate, RemedyChange, best_placement, candidate_on};
+use super::{RemedyChange, RemedyPlacement, best_placement, candidate_on};
 use crate::explaining::facts::Facts;
 use crate::explaining::nodes::NodeOutline;
 use crate::placing::fit::{Misfit, check_node_admission};
@@ -57,7 +57,7 @@ fn free_devices(
         .refused_and_queried(facts)
         .filter_map(lacking)
         .min()?;
-    let gpu_candidate = GpuCandidate {
+    let gpu_candidate = RemedyPlacement {
         node: facts.snapshot.nodes()[place].name.clone(),
         gpus: Vec::new(),
     };

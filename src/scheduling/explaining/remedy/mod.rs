@@ -51,7 +51,7 @@ pub struct Remedy {
 /// GPUs of one node, by their indices there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GpuCandidate {
+pub struct RemedyPlacement {
     pub node: NodeName,
     pub gpus: Vec<u32>,
 }
@@ -61,7 +61,7 @@ coded! {
     /// the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
-    pub enum RemedyChange: (u8, Option<&GpuCandidate>) {
+    pub enum RemedyChange: (u8, Option<&RemedyPlacement>) {
         /// The pod fits, and the scheduler has not asked about it since this process observed it.
         "not-asked" NotAsked,
             "it fits, and kube-scheduler has not asked: check that spec.schedulerName is the profile with Stowage's extender, and look for \
@@ -90,36 +90,36 @@ coded! {
             "wait: {}; the reservation lasts for {} more", victims_left_text(node, victims, *left), human_duration(*deadline_in_millis)
             => (0, None);
         /// A starting engine is the only obstacle.
-        "wait-for-start-gate" WaitForStartGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
+        "wait-for-start-gate" WaitForStartGate { gpu_candidate: RemedyPlacement, by: Vec<String>, opens_in_millis: Option<Millis> },
             "wait: the engine of {} is starting on {gpu_candidate}; {}", list_names(by), start_gate_wait_text(*opens_in_millis)
             => (2, Some(gpu_candidate));
         /// Other pods are evicted for it: `victims`, and `others` that the reader may not see.
-        "preempt" Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, others: Option<OthersPart>, needs: PreemptionNeeds },
+        "preempt" Preempt { gpu_candidate: RemedyPlacement, victims: Vec<Victim>, others: Option<OthersPart>, needs: PreemptionNeeds },
             "{}", preempt(gpu_candidate, victims, *others, *needs)
             => (if matches!(needs, PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_)) { 3 } else { 8 }, Some(gpu_candidate));
         /// The engines there have less load.
         "wait-for-engines" WaitForEngines {
-            gpu_candidate: GpuCandidate, by: Vec<String>,
+            gpu_candidate: RemedyPlacement, by: Vec<String>,
             kv_cache_percent: Option<Percent>, kv_cache_limit_percent: Option<Percent>, queue: Option<u32>, queue_limit: Option<u32>
         },
             "no VRAM is missing on {gpu_candidate}, but {} (the engine of {}): wait until it has less to do, or give it another replica",
             engine_load_text((*kv_cache_percent, *kv_cache_limit_percent), (*queue, *queue_limit)), list_names(by)
             => (4, Some(gpu_candidate));
         /// The pod asks for less VRAM.
-        "request-less" RequestLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
+        "request-less" RequestLess { gpu_candidate: RemedyPlacement, vram_bytes: Bytes, instead_of_bytes: Bytes },
             "request {} of stowage.dev/vram instead of {}: {} then",
             format_quantity(*vram_bytes), format_quantity(*instead_of_bytes), gpu_candidate.fits()
             => (if vram_bytes.times(2) >= *instead_of_bytes { 5 } else { REQUEST_MUCH_LESS_EFFORT }, Some(gpu_candidate));
         /// The pod is spread over more GPUs, or fewer.
-        "change-gpu-count" ChangeGpuCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
+        "change-gpu-count" ChangeGpuCount { gpu_candidate: RemedyPlacement, gpus: u32, instead_of: u32 },
             "{}: {} then", gpu_count_text(*gpus), gpu_candidate.fits()
             => (6, Some(gpu_candidate));
         /// The pod does not require exclusive GPUs.
-        "share" Share { gpu_candidate: GpuCandidate },
+        "share" Share { gpu_candidate: RemedyPlacement },
             "let it share its GPU (leave the annotation stowage.dev/exclusive out): {} then", gpu_candidate.fits()
             => (7, Some(gpu_candidate));
         /// Its tenant may use more, by so much.
-        "raise-limit" RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
+        "raise-limit" RaiseLimit { gpu_candidate: RemedyPlacement, tenant: String, by: ShareAmount },
             "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have terminated: {} then",
             format_share(*by, "nothing"), gpu_candidate.fits()
             => (10, Some(gpu_candidate));
@@ -133,19 +133,19 @@ coded! {
              reports its GPUs"
             => (11, None);
         /// A reason goes away, as the entry of this code in the list of reasons says; `by` are the pods that the action names.
-        "lift" Lift { reason: String, action: String, gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
+        "lift" Lift { reason: String, action: String, gpu_candidate: RemedyPlacement, by: Vec<String>, nodes: u32 },
             "{action}{}", more_nodes_text(*nodes)
             => (effort_of(reason), Some(gpu_candidate));
         /// This much more VRAM is free there.
-        "free-vram" FreeVram { gpu_candidate: GpuCandidate, short_bytes: Bytes },
+        "free-vram" FreeVram { gpu_candidate: RemedyPlacement, short_bytes: Bytes },
             "free {short_bytes} more on {gpu_candidate}: nothing else is missing there"
             => (9, Some(gpu_candidate));
         /// The pod requests fewer devices.
-        "fewer-devices" FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
+        "fewer-devices" FewerDevices { gpu_candidate: RemedyPlacement, resource: String, devices: u32, instead_of: u32 },
             "request {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
             => (6, Some(gpu_candidate));
         /// This many more devices are free there.
-        "free-devices" FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
+        "free-devices" FreeDevices { gpu_candidate: RemedyPlacement, resource: String, missing: u32 },
             "wait until {missing} more of {resource} is free on {gpu_candidate}; kube-scheduler preempts pods for it as far as priorities and \
              the policy allow"
             => (9, Some(gpu_candidate));
@@ -311,13 +311,13 @@ impl RemedyChange {
     }
 }
 
-fn candidate_on(node: &Node, gpus: GpuSet) -> GpuCandidate {
+fn candidate_on(node: &Node, gpus: GpuSet) -> RemedyPlacement {
     let index = |place: usize| {
         node.devices
             .get(place)
             .map_or(place as u32, |device| device.index)
     };
-    GpuCandidate {
+    RemedyPlacement {
         node: node.name.clone(),
         gpus: gpus.iter().map(index).collect(),
     }

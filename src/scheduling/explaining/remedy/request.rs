@@ -61,7 +61,7 @@ fn max_free_per_gpu(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
         is_usable(gpu, demand)
             && gpu.admits(demand)
             && !gpu.exclusive
-            && (!needs_empty_gpus(demand) || gpu.tenants == 0)
+            && (!needs_empty_gpus(demand) || gpu.residents == 0)
     };
     let mut free: Vec<Bytes> = gpus.iter().filter(is_usable).map(Gpu::free).collect();
     free.sort_unstable_by_key(|free| Reverse(*free));

@@ -1,6 +1,6 @@
 //! A remedy as a sentence for users: what to do, where, and with what figures.
 
-use super::{GpuCandidate, PreemptionNeeds, Victim};
+use super::{PreemptionNeeds, RemedyPlacement, Victim};
 use crate::explaining::explanation::OthersPart;
 use crate::explaining::units::{gpu_list, human_duration};
 use crate::ids::NodeName;
@@ -10,7 +10,7 @@ use crate::units::{Bytes, Millis, Percent, plural};
 use crate::vocabulary::node_reading::Freshness;
 use std::fmt;
 
-impl fmt::Display for GpuCandidate {
+impl fmt::Display for RemedyPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.gpus[..] {
             // The kubelet picks a device plugin's devices.
@@ -20,7 +20,7 @@ impl fmt::Display for GpuCandidate {
     }
 }
 
-impl GpuCandidate {
+impl RemedyPlacement {
     /// `node GPUs 0 and 1 fit`.
     pub(super) fn fits(&self) -> String {
         format!(
@@ -131,7 +131,7 @@ pub(super) fn add_gpu_text(needs: Bytes, total: Bytes, headroom: Percent, gpus: 
 }
 
 pub(super) fn preempt(
-    gpu_candidate: &GpuCandidate,
+    gpu_candidate: &RemedyPlacement,
     victims: &[Victim],
     others: Option<OthersPart>,
     needs: PreemptionNeeds,
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn several_gpus_are_named_and_counted() {
-        let gpu_candidate = GpuCandidate {
+        let gpu_candidate = RemedyPlacement {
             node: NodeName::parse("a").unwrap(),
             gpus: vec![0, 2],
         };

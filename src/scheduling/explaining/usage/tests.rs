@@ -179,7 +179,7 @@ fn each_gpu_shows_what_the_decisions_see() {
     );
     let seen: Vec<_> = nodes(cluster.ledger())
         .flat_map(|(node, _)| {
-            devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.tenants))
+            devices(node).map(|one| (one.device.index, one.gpu.charged, one.gpu.residents))
         })
         .collect();
     assert_eq!(seen, [(0, Bytes::ZERO, 0), (1, Bytes::gib(30), 1)]);

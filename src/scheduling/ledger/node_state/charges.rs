@@ -493,7 +493,7 @@ impl NodeState {
             .sum();
             let needed = gpu.charge_for(preemptor.demand.per_gpu, preemptor.demand.sharing);
             gpu.charged += needed.minus(victims);
-            gpu.tenants += 1;
+            gpu.residents += 1;
             gpu.exclusive |= preemptor.demand.sharing == Sharing::Exclusive;
             gpu.excluded_classes = gpu
                 .excluded_classes

@@ -6,7 +6,7 @@ use crate::audit::ledger::audit;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::kube_filters::node::Taint;
 use crate::kube_filters::{FilterNode, ResourceList};
-use crate::ledger::{AssumeConflict, AssumeResult};
+use crate::ledger::{AllocationFailure, AssumeResult};
 use crate::placing::fit::Misfit;
 use crate::planning::PlanStep;
 use crate::policy::{Policy, Pool};
@@ -331,7 +331,7 @@ impl Bench {
         {
             // What is reserved was taken when it was reserved.
             Ok(AssumeResult::New(_)) if !reserved => self.check(&before, &uid(pod), "a bind"),
-            Err(AssumeConflict::NoLongerFits(Misfit::KeptSpare { .. })) => {
+            Err(AllocationFailure::NoLongerFits(Misfit::KeptSpare { .. })) => {
                 let demand = &self.cluster.ledger().pod_state(&uid(pod)).unwrap().demand;
                 assert!(
                     demand.priority < 0,
@@ -432,7 +432,7 @@ fn the_last_free_gpu_is_for_pods_that_are_not_preemptible() {
         .unwrap_err();
     assert_eq!(
         refused,
-        AssumeConflict::NoLongerFits(Misfit::KeptSpare { kept: 2, asked: 1 })
+        AllocationFailure::NoLongerFits(Misfit::KeptSpare { kept: 2, asked: 1 })
     );
     bench.apply(&Op::Bind {
         pod: 3,

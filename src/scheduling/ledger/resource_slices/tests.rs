@@ -1,7 +1,7 @@
 //! Which nodes slices publish, case by case and, in any order of changes, against an oracle that looks at all slices again.
 
 use super::*;
-use crate::ledger::{AssumeConflict, AssumeResult};
+use crate::ledger::{AllocationFailure, AssumeResult};
 use crate::placing::fit::Misfit;
 use crate::policy::Policy;
 use crate::testkit::{LedgerCluster, demand_of, gpu, gpu_at, h100, node, uid, whole_gpu};
@@ -77,7 +77,10 @@ fn a_node_is_published_while_a_gpu_driver_has_a_slice_for_it() {
     assert_eq!(open(&mut ledger), ["b"]);
     ledger.add_waiting("pod", demand_of(1 << 30, 1, Sharing::Shared, 0));
     let refused = ledger.ledger_mut().assume(&uid("pod"), &node("a"));
-    assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DraNode)));
+    assert_eq!(
+        refused,
+        Err(AllocationFailure::NoLongerFits(Misfit::DraNode))
+    );
     assert!(matches!(
         ledger.ledger_mut().assume(&uid("pod"), &node("b")),
         Ok(AssumeResult::New(_))

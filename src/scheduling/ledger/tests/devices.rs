@@ -242,7 +242,7 @@ fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
         .position(|device| device.uuid.as_str() == "GPU-a")
         .unwrap();
     assert_eq!(
-        (view.gpus[lost].health, view.gpus[lost].tenants),
+        (view.gpus[lost].health, view.gpus[lost].residents),
         (Health::Lost, 1)
     );
     ledger.ledger_mut().release(&uid("a"));
@@ -266,7 +266,7 @@ fn a_removed_node_takes_no_pods_and_its_pods_stay_charged() {
     ledger.add_waiting("b", demand(1, Sharing::Shared, 0));
     assert_eq!(
         ledger.ledger_mut().assume(&uid("b"), &node("n")),
-        Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
+        Err(AllocationFailure::NoLongerFits(Misfit::UnknownNode))
     );
     ledger
         .ledger_mut()

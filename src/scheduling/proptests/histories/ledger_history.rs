@@ -571,7 +571,7 @@ impl LedgerHistory {
         {
             let known = matches!(
                 result,
-                Ok(()) | Err(crate::ledger::AssumeConflict::AlreadyReserved { .. })
+                Ok(()) | Err(crate::ledger::AllocationFailure::AlreadyReserved { .. })
             );
             assert!(known, "what the search found can be held: {result:?}");
         }

@@ -1,7 +1,7 @@
 //! The steps after a bind request, one answer of the API server at a time.
 
 use super::*;
-use crate::ledger::{AssumeConflict, ObservedWaiting};
+use crate::ledger::{AllocationFailure, ObservedWaiting};
 use crate::testkit::{LedgerCluster, demand_of, gpu_at, key, node, uid};
 use crate::verbs::bind::{BindAnswer, BindAsked, BindDecision};
 use crate::verbs::filter::FilterAsked;
@@ -144,7 +144,7 @@ fn a_refused_binding_frees_the_gpus() {
     let step = bench.answered(&decision, REQUEST, BindingAnswer::Refused);
     assert_eq!(
         (step, bench.is_assumed()),
-        (BindingStep::Failed(AssumeConflict::Refused), false)
+        (BindingStep::Failed(AllocationFailure::Refused), false)
     );
 }
 
@@ -157,7 +157,7 @@ fn a_second_requests_refusal_does_not_free_what_the_first_may_still_bind() {
     let stage = BindingStage::Request { is_new: false };
     assert_eq!(
         bench.answered(&second, stage, BindingAnswer::Refused),
-        BindingStep::Failed(AssumeConflict::Refused)
+        BindingStep::Failed(AllocationFailure::Refused)
     );
     assert!(bench.is_assumed());
     assert_eq!(
@@ -184,9 +184,12 @@ fn a_conflict_is_settled_by_a_read() {
                 devices,
                 borrows: false,
             },
-            BindingStep::Failed(AssumeConflict::BoundElsewhere { node: node("b") }),
+            BindingStep::Failed(AllocationFailure::BoundElsewhere { node: node("b") }),
         ),
-        (PodRead::Gone, BindingStep::Failed(AssumeConflict::PodGone)),
+        (
+            PodRead::Gone,
+            BindingStep::Failed(AllocationFailure::PodGone),
+        ),
         (PodRead::Unbound, BindingStep::Settle),
         (PodRead::Failed, BindingStep::Settle),
     ] {
@@ -335,7 +338,7 @@ fn a_refused_binding_is_settled_if_an_earlier_one_of_a_pod_that_is_gone_may_stil
         assert_eq!(going_on, 1, "one loop for {name}: {steps:?}");
         assert_eq!(
             bench.read(&asked, SETTLING, PodRead::Gone),
-            BindingStep::Failed(AssumeConflict::PodGone)
+            BindingStep::Failed(AllocationFailure::PodGone)
         );
         assert!(bench.cluster.ledger().pod_state(&uid("p")).is_none());
         assert_eq!(bench.cluster.unsettled_bindings(), 0);
@@ -380,7 +383,7 @@ fn a_placement_of_an_earlier_term_is_not_written_again_and_is_given_up_once_no_w
         "the earlier write may land: {step:?}"
     );
     let asked = BindAsked::for_pod(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
-    let unsettled = AssumeConflict::Unsettled { node: node("a") };
+    let unsettled = AllocationFailure::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     assert!(bench.is_assumed());
     bench.pass(LANDING + Millis(1));
@@ -504,7 +507,7 @@ fn a_placement_is_written_again_for_ten_seconds_and_given_up_once_no_write_of_it
     let step = bench.read(&decision, SETTLING, PodRead::Unbound);
     assert!(matches!(step, BindingStep::Pause(_)), "{step:?}");
     let asked = BindAsked::for_pod(bench.cluster.ledger(), &uid("p"), &node("a")).unwrap();
-    let unsettled = AssumeConflict::Unsettled { node: node("a") };
+    let unsettled = AllocationFailure::Unsettled { node: node("a") };
     assert_eq!(bench.cluster.apply(asked), Err(unsettled));
     bench.pass(LANDING);
     assert_eq!(

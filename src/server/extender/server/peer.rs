@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 pub enum CloseCause {
     /// The address has as many connections as it may have, and each is in the middle of a request.
     AddressFull,
-    /// The same of one source.
+    /// One source has as many connections as it may have, and each is in the middle of a request.
     SourceFull,
     /// It was displaced by a newer connection.
     Displaced,

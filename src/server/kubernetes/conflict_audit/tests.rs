@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use stowage_scheduling::audit::conflicts::GpuConflictKind;
+use stowage_scheduling::audit::conflicts::OverAllocationKind;
 use stowage_scheduling::policy::Policy;
 
 fn policy_with(rule: ConflictRule) -> Policy {
@@ -336,7 +336,7 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
             .audit
             .service
             .over_allocations()
-            .count(GpuConflictKind::Overcommitted)
+            .count(OverAllocationKind::Overcommitted)
     };
     assert_eq!(count(&bench), 1);
     let panicked = catch_unwind(AssertUnwindSafe(|| {

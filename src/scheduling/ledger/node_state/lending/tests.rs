@@ -2,7 +2,7 @@
 //! histories.
 
 use crate::ids::PodUid;
-use crate::ledger::{AssumeConflict, ObservedPhase, ObservedWaiting};
+use crate::ledger::{AllocationFailure, ObservedPhase, ObservedWaiting};
 use crate::planning::{is_vram_owed, loans_to_end};
 use crate::policy::{Class, Policy};
 use crate::testkit::{
@@ -44,7 +44,7 @@ fn asleep_by(policy: Policy) -> LedgerCluster {
 }
 
 impl LedgerCluster {
-    fn reserve_on_n(&mut self, pod: &str) -> Result<(), AssumeConflict> {
+    fn reserve_on_n(&mut self, pod: &str) -> Result<(), AllocationFailure> {
         let deadline = self.ledger().now() + Millis::seconds(60);
         let (devices, victims) = ([gpu_at("n", 0)].into(), Arc::new([]));
         self.ledger_mut().reserve(
