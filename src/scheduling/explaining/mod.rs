@@ -121,6 +121,8 @@ fn node_parts(
 }
 
 #[cfg(test)]
+mod filter_tests;
+#[cfg(test)]
 mod proptests;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -1,0 +1,220 @@
+//! What kube-scheduler's own filters say of a node, beside what Stowage says.
+
+use super::explanation::PodVerdict;
+use super::testkit::{ExplainedCluster, TestPod, name, pod};
+use super::{Explanation, ShownNodes, explain};
+use crate::kube_filters::node::{Taint, TaintEffect};
+use crate::kube_filters::resources::{ANY_ADDRESS, AmountsByResource, CPU, HostPort};
+use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList};
+use crate::policy::Policy;
+use crate::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
+use crate::vocabulary::node::NodeKind;
+use std::sync::Arc;
+
+fn cpu(amount: u64) -> ResourceList {
+    ResourceList::from_amounts(&AmountsByResource::from([(CPU, amount)]))
+}
+
+fn machine(node: &str) -> FilterNode {
+    FilterNode {
+        name: name(node),
+        labels: Arc::new([("zone".into(), node.into())].into()),
+        taints: [].into(),
+        allocatable: cpu(8000),
+        pods: 110,
+    }
+}
+
+fn tainted(node: &str) -> FilterNode {
+    let taint = Taint {
+        key: "example.com/reserved".into(),
+        value: String::new(),
+        effect: TaintEffect::NoSchedule,
+    };
+    FilterNode {
+        taints: [taint].into(),
+        ..machine(node)
+    }
+}
+
+fn set_machine(world: &mut ExplainedCluster, machine: FilterNode) {
+    world.cluster.apply(NodeObserved {
+        labels: machine.labels.clone(),
+        machine: Some(machine.clone()),
+        ..NodeObserved::new(machine.name, NodeKind::Stowage)
+    });
+}
+
+/// Nodes of one GPU each, as kube-scheduler sees them.
+fn world(machines: &[FilterNode]) -> ExplainedCluster {
+    let mut world = machines.iter().fold(
+        ExplainedCluster::new(Policy::default()),
+        |world, machine| world.with_node(machine.name.as_str(), 1),
+    );
+    machines
+        .iter()
+        .for_each(|machine| set_machine(&mut world, machine.clone()));
+    world
+}
+
+fn bind(
+    world: &mut ExplainedCluster,
+    pod: &TestPod,
+    node: &str,
+    amounts: ResourceList,
+    ports: &[HostPort],
+) {
+    world.add_bound(pod, node, &[0], false);
+    world.report(node, &[], &[]);
+    let footprint = NodeFootprint {
+        node: name(node),
+        amounts,
+        ports: ports.into(),
+        repels: [].into(),
+        volumes: 0,
+        claims_devices: false,
+    };
+    world.cluster.apply(FilterPodObserved {
+        uid: pod.uid(),
+        pod: FilterPod::Bound {
+            footprint,
+            successor: None,
+        },
+    });
+}
+
+fn explained(world: &mut ExplainedCluster, pod: &TestPod, wants: Requirements) -> Explanation {
+    let uid = world.add_waiting(pod);
+    world.cluster.apply(FilterPodObserved {
+        uid: uid.clone(),
+        pod: FilterPod::Waiting(wants),
+    });
+    explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap()
+}
+
+fn remedies(explanation: &Explanation) -> String {
+    let texts = explanation.remedies.iter().map(|remedy| &*remedy.text);
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+fn first_node(explanation: &Explanation) -> String {
+    serde_json::to_string(&explanation.nodes[0]).unwrap()
+}
+
+#[test]
+fn a_pod_does_not_fit_on_a_node_that_kube_scheduler_refuses_and_the_filter_is_named() {
+    let port = |port| HostPort {
+        ip: ANY_ADDRESS.into(),
+        protocol: "TCP".into(),
+        port,
+    };
+    let selecting = Requirements {
+        node_selector: [("zone".into(), "b".into())].into(),
+        ..Requirements::default()
+    };
+    let asking = Requirements {
+        amounts: cpu(9000),
+        ..Requirements::default()
+    };
+    let listening = Requirements {
+        ports: vec![port(8000)],
+        ..Requirements::default()
+    };
+    let cases = [
+        ("tainted", tainted("a"), Requirements::default()),
+        ("not-selected", machine("a"), selecting),
+        ("insufficient-allocatable", machine("a"), asking),
+        ("host-port-in-use", machine("a"), listening),
+        (
+            "too-many-pods",
+            FilterNode {
+                pods: 0,
+                ..machine("a")
+            },
+            Requirements::default(),
+        ),
+    ];
+    for (code, machine, wants) in cases {
+        let mut world = world(&[machine]);
+        if code == "host-port-in-use" {
+            bind(&mut world, &pod("r", "1Gi"), "a", cpu(0), &[port(8000)]);
+        }
+        let explanation = explained(&mut world, &pod("p", "20Gi"), wants);
+        assert_eq!(explanation.verdict, PodVerdict::DoesNotFit, "{code}");
+        assert_eq!(
+            (explanation.counts.fit, explanation.counts.refused),
+            (0, 1),
+            "{code}"
+        );
+        assert_eq!(explanation.nodes[0].score, None, "{code}");
+        assert!(
+            first_node(&explanation).contains(code),
+            "{code}: {}",
+            first_node(&explanation)
+        );
+        assert!(
+            explanation.remedies[0]
+                .text
+                .contains("kube-scheduler refuses"),
+            "{code}: {}",
+            remedies(&explanation)
+        );
+    }
+}
+
+#[test]
+fn only_nodes_that_pass_both_are_ranked_and_advised() {
+    // By Stowage alone the tainted nodes are the best.
+    let mut world = world(&[tainted("a"), machine("b"), tainted("c")]);
+    bind(&mut world, &pod("r", "40Gi"), "b", cpu(0), &[]);
+    let fits = explained(&mut world, &pod("p", "20Gi"), Requirements::default());
+    let ranks: Vec<_> = fits
+        .nodes
+        .iter()
+        .map(|node| {
+            (
+                node.name.as_str(),
+                node.score.as_ref().map(|score| score.rank),
+            )
+        })
+        .collect();
+    assert_eq!(ranks, [("b", Some(1)), ("a", None), ("c", None)]);
+    assert_eq!((fits.verdict, fits.counts.fit), (PodVerdict::Fits, 1));
+
+    let too_large = explained(&mut world, &pod("p", "60Gi"), Requirements::default());
+    let candidates = too_large
+        .remedies
+        .iter()
+        .filter_map(|remedy| Some(remedy.change.entry().1?.node.as_str()));
+    let candidates: Vec<_> = candidates.collect();
+    assert!(
+        !candidates.is_empty() && candidates.iter().all(|node| *node == "b"),
+        "{}",
+        remedies(&too_large)
+    );
+}
+
+#[test]
+fn an_eviction_is_advised_where_it_frees_what_kube_scheduler_lacks_too() {
+    let job = TestPod {
+        priority: -10,
+        ..pod("job", "70Gi")
+    };
+    let asking = |amount| Requirements {
+        amounts: cpu(amount),
+        ..Requirements::default()
+    };
+    let mut world = world(&[machine("a")]);
+    bind(&mut world, &job, "a", cpu(6000), &[]);
+    let advised = |world: &mut ExplainedCluster, wants| {
+        remedies(&explained(world, &pod("p", "60Gi"), wants)).contains("evict")
+    };
+    assert!(advised(&mut world, asking(4000)));
+    // More than the job leaves: two of the node's CPUs are another pod's.
+    let other = TestPod {
+        priority: 10,
+        ..pod("other", "1Gi")
+    };
+    bind(&mut world, &other, "a", cpu(2000), &[]);
+    assert!(!advised(&mut world, asking(7000)));
+}
