@@ -45,7 +45,7 @@ pub struct Explanation {
     /// What the answer of a replica on standby lacks, and which replica leads. The edge adds it; `None` by the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyPart>,
-    /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
+    /// In detail: the nodes that fit, by Stowage and by kube-scheduler, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
@@ -327,8 +327,11 @@ pub struct Counts {
 #[serde(rename_all = "camelCase")]
 pub struct NodePart {
     pub name: NodeName,
-    /// Why it does not fit; `None` if it does.
+    /// Why Stowage refuses it; `None` if it does not.
     pub misfit: Option<Reason>,
+    /// Why kube-scheduler's own filters refuse it; `None` if they do not, or if that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<Reason>,
     /// The pod is here, or has a reservation here.
     pub is_own: bool,
     /// Whether the scheduler asked about it when the pod was last refused; `None` if that is unknown.

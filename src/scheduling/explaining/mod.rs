@@ -85,7 +85,7 @@ pub fn explain_for(
         borrowing: loans::borrowing(&facts),
         policy: classification::policy_part(&facts),
         stage: pod_stage::stage(&facts),
-        unsupported: unsupported::unsupported(cluster, &facts),
+        unsupported: unsupported::unsupported(&facts),
         standby: None,
         counts: outline.counts,
         nodes,

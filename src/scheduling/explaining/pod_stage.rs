@@ -93,7 +93,7 @@ fn reserved_stage(facts: &Facts, reservation: &Reservation) -> PodStage {
 fn waiting_stage(facts: &Facts, waiting: &WaitingPod) -> PodStage {
     let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
-        asked_about: facts.queried_indices().count() as u32,
+        asked_about: facts.queried_count(),
         woken: refused.requeues,
         unanswered_wakes: waiting.unanswered_wakes,
         supposed: refused.is_supposed,

@@ -143,7 +143,7 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
         explanation
             .unsupported
             .iter()
-            .map(|part| ("planner".into(), unsupported(part, explanation))),
+            .map(|part| ("scheduler".into(), unsupported(part, explanation))),
     );
     rows.extend(
         explanation
@@ -174,7 +174,7 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
 
 fn unsupported(part: &UnsupportedPart, explanation: &Explanation) -> String {
     format!(
-        "does not evaluate {} of {}: {} ({})",
+        "whether kube-scheduler accepts {} of {} is unknown, and the planner evicts nothing there for it: {} ({})",
         part.nodes,
         plural(explanation.counts.nodes, "node"),
         part.text,
