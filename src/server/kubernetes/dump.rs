@@ -474,7 +474,9 @@ impl ControlPlane for DumpControlPlane {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stowage_scheduling::ids::GpuUuid;
     use stowage_scheduling::policy::Policy;
+    use stowage_scheduling::units::Bytes;
 
     #[test]
     fn pods_that_cannot_be_understood_are_named_with_the_reason() {
@@ -544,5 +546,65 @@ mod tests {
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));
         assert_eq!(load(&[node]), (0, 0));
+    }
+
+    /// A node with so many GPUs of 80 GiB by its labels, and pods that are bound to it: name, GiB, recorded devices.
+    fn load_bound(gpus: u32, bound: &[(&str, u32, &str)]) -> Vec<(String, Bytes)> {
+        let node = format!(
+            r#"{{"kind": "Node", "metadata": {{"name": "a", "labels": {{"nvidia.com/gpu.count": "{gpus}",
+            "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}}},
+            "status": {{"capacity": {{"stowage.dev/vram": "999Gi"}}, "allocatable": {{"stowage.dev/vram": "999Gi", "pods": "9"}}}}}}"#
+        );
+        let pod = |(name, gib, devices): &(&str, u32, &str)| {
+            let gpus = devices.split(',').count();
+            format!(
+                r#"{{"kind": "Pod", "metadata": {{"name": "{name}", "namespace": "x", "uid": "{name}", "annotations":
+                {{"stowage.dev/devices": "{devices}", "stowage.dev/vram-granted": "{gib}Gi", "stowage.dev/gpus": "{gpus}"}}}},
+                "spec": {{"nodeName": "a", "containers": [{{"name": "c", "resources": {{"limits": {{"stowage.dev/vram": "{gib}Gi"}}}}}}]}},
+                "status": {{"phase": "Running"}}}}"#
+            )
+        };
+        let items: Vec<String> = bound.iter().map(pod).chain([node]).collect();
+        let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+        let service = ServerState::new(Policy::default());
+        let dump = Dump::from_text(text, Path::new("dump"));
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let cluster = service.cluster();
+        let node = cluster
+            .ledger()
+            .node(&NodeName::parse("a").unwrap())
+            .unwrap();
+        let each = node.devices.iter().zip(node.gpus.iter());
+        each.map(|(device, gpu)| (device.uuid.to_string(), gpu.charged))
+            .collect()
+    }
+
+    #[test]
+    fn a_pod_of_a_dump_is_charged_on_the_gpus_that_its_binding_records() {
+        let gib = |uuid: &str, gib| (uuid.to_owned(), Bytes::gib(gib));
+        let all_known = [("p", 40, "GPU-b"), ("q", 20, "GPU-b"), ("r", 10, "GPU-a")];
+        assert_eq!(
+            load_bound(2, &all_known),
+            [gib("GPU-a", 10), gib("GPU-b", 60)]
+        );
+        let over_two = [("p", 40, "GPU-b,GPU-c"), ("q", 30, "GPU-b")];
+        let left = GpuUuid::from_index(2).to_string();
+        assert_eq!(
+            load_bound(3, &over_two),
+            [gib("GPU-b", 50), gib("GPU-c", 20), gib(&left, 0)]
+        );
+        // Bound by index, when no agent had reported.
+        let by_index = format!("{}", GpuUuid::from_index(0));
+        let both = [("p", 40, by_index.as_str()), ("q", 30, "GPU-b")];
+        assert_eq!(load_bound(2, &both), [gib(&by_index, 40), gib("GPU-b", 30)]);
+    }
+
+    #[test]
+    fn records_of_more_gpus_than_a_node_has_match_none_of_them() {
+        let found = load_bound(1, &[("p", 40, "GPU-a"), ("q", 30, "GPU-b")]);
+        assert_eq!(
+            found,
+            [(GpuUuid::from_index(0).to_string(), Bytes::gib(70))]
+        );
     }
 }
