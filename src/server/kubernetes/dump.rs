@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsD
 use stowage_scheduling::control_loop::{
     ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, StatusChange,
 };
-use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid, printable};
 use stowage_scheduling::policy::NamespaceLabels;
 use stowage_scheduling::units::{is_or_are, plural};
 use tracing::info;
@@ -324,13 +324,18 @@ impl DumpControlPlane {
         index: &mut ClusterIndex,
     ) -> Result<Self, DumpError> {
         let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
+        let mut labelled_nodes = Vec::new();
         index.begin_node_list();
         index.begin_pod_list(service);
         index.begin_budget_list(service);
         index.begin_namespace_list();
         index.begin_slice_list(service);
         dump.for_each_object(|object| match object {
-            DumpObject::Node(node) => index.apply_node(service, &node),
+            DumpObject::Node(node) => {
+                index.apply_node(service, &node);
+                let has_labels = matches!(objects::devices_from_labels(&node), Ok(Some(_)));
+                labelled_nodes.extend(has_labels.then_some(node));
+            }
             DumpObject::Pod(pod) => {
                 index.apply_pod(service, &pod);
                 pods.extend(pod_on_record(&pod));
@@ -343,6 +348,14 @@ impl DumpControlPlane {
             DumpObject::StorageClass(class) => index.apply_storage(service, &*class),
             DumpObject::Slice(slice) => drop(index.apply_slice(service, &slice)),
         })?;
+        // No agent says which UUIDs a node's GPUs have, and the records of its pods do.
+        let recorded = recorded_by_node(&pods);
+        for node in labelled_nodes {
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            if let Some(recorded) = recorded.get(name) {
+                index.apply_node_with_recorded(service, &node, recorded);
+            }
+        }
         index.end_node_list(service);
         index.end_pod_list(service);
         // A dump without budgets means that there are none.
@@ -393,6 +406,17 @@ impl DumpControlPlane {
             _ => Err(ControlPlaneError::Gone),
         }
     }
+}
+
+fn recorded_by_node(pods: &BTreeMap<PodKey, FreshPod>) -> BTreeMap<&str, BTreeSet<GpuUuid>> {
+    let mut found = BTreeMap::<&str, BTreeSet<GpuUuid>>::new();
+    for pod in pods.values() {
+        if let (Some(node), Some(devices)) = (&pod.node, &pod.devices) {
+            let on_node = found.entry(node.as_str()).or_default();
+            on_node.extend(devices.iter().cloned());
+        }
+    }
+    found
 }
 
 fn pod_on_record(pod: &Pod) -> Option<(PodKey, FreshPod)> {
@@ -474,7 +498,6 @@ impl ControlPlane for DumpControlPlane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stowage_scheduling::ids::GpuUuid;
     use stowage_scheduling::policy::Policy;
     use stowage_scheduling::units::Bytes;
 
