@@ -302,7 +302,9 @@ fn two_lenders() -> LedgerCluster {
 fn blamed(cluster: &LedgerCluster) -> Vec<String> {
     let evictions = loans_to_end(cluster.ledger(), &BTreeSet::new(), &BTreeSet::new());
     let lenders = evictions.into_iter().map(|eviction| eviction.lender);
-    lenders.map(|lender| lender.to_string()).collect()
+    lenders
+        .map(|lender| lender.map_or("none".into(), |lender| lender.to_string()))
+        .collect()
 }
 
 #[test]
@@ -326,4 +328,12 @@ fn an_engine_that_needs_more_while_it_sleeps_is_named() {
     let used = [("llama", 25), ("phi", 4), ("job", 50)];
     cluster.report_use("n", &used, 0, &["llama", "phi"]);
     assert_eq!(blamed(&cluster), [key("llama").to_string()]);
+}
+
+#[test]
+fn of_two_engines_that_wake_at_once_none_is_named() {
+    let mut cluster = two_lenders();
+    let used = [("llama", 4), ("phi", 4), ("job", 50)];
+    cluster.report_sleep("n", &used, 0, &[], &["llama", "phi"]);
+    assert_eq!(blamed(&cluster), ["none"]);
 }
