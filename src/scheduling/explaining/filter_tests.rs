@@ -7,8 +7,12 @@ use super::{Explanation, ShownNodes, explain};
 use crate::kube_filters::node::{Taint, TaintEffect};
 use crate::kube_filters::resources::{ANY_ADDRESS, AmountsByResource, CPU, HostPort};
 use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList};
+use crate::ledger::{ObservedPhase, ObservedWaiting, SchedulingGate};
 use crate::policy::Policy;
 use crate::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
+use crate::vocabulary::disruption_info::{
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+};
 use crate::vocabulary::node::NodeKind;
 use std::sync::Arc;
 
@@ -221,4 +225,60 @@ fn an_eviction_is_advised_where_it_frees_what_kube_scheduler_lacks_too() {
     };
     bind(&mut world, &other, "a", cpu(2000), &[]);
     assert!(!advised(&mut world, asking(7000)));
+}
+
+/// Explains the first of so many pods behind the planner's gate, of a group that says its size.
+fn group_member_explained(world: &mut ExplainedCluster, pods: u32, size: u32) -> Explanation {
+    let group = GroupKey {
+        namespace: "team".into(),
+        kind: GroupKind::Stowage,
+        name: "train".into(),
+    };
+    let disruption_info = DisruptionInfo {
+        group: Some(group),
+        group_size: Some(size),
+        ..DisruptionInfo::default()
+    };
+    for number in 0..pods {
+        let gated = ObservedWaiting {
+            gate: SchedulingGate::Planned,
+            ..ObservedWaiting::default()
+        };
+        let observed = ObservedDisruptionInfo {
+            disruption_info: disruption_info.clone(),
+            ..ObservedDisruptionInfo::default()
+        };
+        let member = pod(&format!("train-{number}"), "60Gi");
+        world.shows(&member, ObservedPhase::Waiting(gated), Some(observed));
+        world.cluster.apply(FilterPodObserved {
+            uid: member.uid(),
+            pod: FilterPod::Waiting(Requirements::default()),
+        });
+    }
+    let first = pod("train-0", "60Gi").uid();
+    explain(&mut world.cluster.copy(), &first, &ShownNodes::default()).unwrap()
+}
+
+#[test]
+fn a_pod_whose_group_cannot_be_placed_says_why_as_its_event_does() {
+    let world = |gpus| {
+        let mut world = ExplainedCluster::new(Policy::default()).with_node("a", gpus);
+        set_machine(&mut world, machine("a"));
+        world
+    };
+    let cases = [
+        (2, 3, 3, "2 of the group's 3 pods can be placed"),
+        (4, 2, 3, "2 of the group's 3 pods exist"),
+        (1, 1, 8, "1 of the group's 8 pods exist"),
+    ];
+    for (gpus, pods, size, why) in cases {
+        let explanation = group_member_explained(&mut world(gpus), pods, size);
+        let told = serde_json::to_string(&explanation).unwrap();
+        assert!(told.contains(why), "{told}");
+        assert_eq!(explanation.verdict, PodVerdict::DoesNotFit, "{why}");
+        assert_eq!(explanation.counts.fit, 1, "it alone fits");
+        assert!(explanation.remedies.is_empty(), "{why}");
+    }
+    let placed = group_member_explained(&mut world(3), 3, 3);
+    assert_eq!(placed.verdict, PodVerdict::Fits);
 }
