@@ -38,6 +38,9 @@ pub struct Explanation {
     pub borrowing: Option<BorrowingPart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
+    /// Why the group of a pod that waits is not placed; `None` if it may be, or if the planner plans no group of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Reason>,
     /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unsupported: Vec<UnsupportedPart>,
@@ -100,7 +103,7 @@ pub enum PodVerdict {
     Reserved,
     /// The pod waits, and a node fits.
     Fits,
-    /// The pod waits, and no node fits.
+    /// The pod waits, and no node fits, or its group does not.
     DoesNotFit,
 }
 

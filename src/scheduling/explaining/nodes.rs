@@ -5,6 +5,7 @@ use super::explanation::{
     OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, max_shown_nodes};
+use super::fleet::allocated_on;
 use super::obstacle::{missing_vram, obstacles};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
@@ -483,6 +484,10 @@ fn gpu_part(
     } else {
         obstacles(gpu, facts.demand(), gpu_occupants)
     };
+    let somewhere = gpu_occupants
+        .iter()
+        .filter(|one| one.phase == OccupantPhase::Somewhere)
+        .map(|one| (one.per_gpu, one.sharing));
     GpuPart {
         uuid: device.uuid.clone(),
         index: device.index,
@@ -498,7 +503,7 @@ fn gpu_part(
             .percent_for(&device.model)
             .share_of(device.total),
         allocatable_bytes: gpu.capacity,
-        allocated_bytes: gpu.charged,
+        allocated_bytes: allocated_on(gpu, somewhere),
         unaccounted_bytes: gpu.unaccounted_vram,
         soft_reserved_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),

@@ -74,6 +74,13 @@ fn headline(explanation: &Explanation) -> String {
                 plural(counts.nodes, "node")
             )
         }
+        _ if counts.fit > 0 => {
+            let nodes = plural(counts.nodes, "node");
+            format!(
+                "{pod} fits on {} of {nodes}, but its group does not.",
+                counts.fit
+            )
+        }
         _ => format!("{pod} fits on none of {}.", plural(counts.nodes, "node")),
     }
 }
@@ -127,6 +134,12 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(
+        explanation
+            .group
+            .iter()
+            .map(|reason| ("group".into(), format!("cannot be placed: {}", reason.text))),
+    );
     rows.extend(
         explanation
             .standby

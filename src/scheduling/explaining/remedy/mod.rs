@@ -217,6 +217,8 @@ pub fn remedies(
         }
         PodVerdict::Fits => rejected_by_other_plugins(cluster, facts, outline),
         PodVerdict::Reserved => wait_for_victims(facts).into_iter().collect(),
+        // Only its group does not.
+        PodVerdict::DoesNotFit if outline.counts.fit > 0 => Vec::new(),
         PodVerdict::DoesNotFit => possible_changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| change.entry().0);

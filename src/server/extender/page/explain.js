@@ -43,6 +43,7 @@ export function explanation(of) {
     facts([["Requests", `${size}, ${request.sharing}`], ["Model", request.model], ["Priority", `${request.priority}${request.mayPreempt ? "" : ", never preempts"}`],
       ["Class", `${of.class.name}${of.class.because.length ? `: ${of.class.because.map((one) => `${one.field} is ${one.wants}`).join(", ")}` : ""}${of.class.preemptible ? "; preemptible" : ""}`],
       ["Tenant", tenant && `${tenant.name}: uses ${bytes(tenant.used.vramBytes)}${tenant.limit.vramBytes ? ` of at most ${bytes(tenant.limit.vramBytes)}` : ""}`],
+      ["Group", of.group && `cannot be placed: ${of.group.text}`],
       ["Policy", `${of.policy.digest}, ${of.policy.mode === "shadow" ? "shadow mode" : "enforced"}`]]),
     (of.unsupported ?? []).length ? el("section", {}, el("h3", {}, "What is unknown of kube-scheduler"), el("ul", {}, of.unsupported.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
     of.groups.length ? el("section", {}, el("h3", {}, "Nodes that do not fit, by reason"), el("ul", { class: "groups" }, of.groups.map((one) => el("li", {}, el("strong", {}, `${number(one.count)} × ${one.code}`), el("span", { class: "dim" }, `such as ${one.example}: ${one.text}`))))) : null,
