@@ -148,6 +148,9 @@ pub struct FleetPod {
     pub started: Option<Moment>,
     /// It uses VRAM that sleeping engines lend.
     pub borrows: bool,
+    /// It runs an engine, or will.
+    #[serde(default)]
+    pub has_engine: bool,
 }
 
 /// A pod without a node.
@@ -323,6 +326,7 @@ fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
         leaving: pod_state.is_leaving(),
         started: pod_state.bound().map(|bound| bound.started),
         borrows: pod_state.borrows(),
+        has_engine: occupant.has_engine,
     }
 }
 
