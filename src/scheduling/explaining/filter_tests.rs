@@ -6,10 +6,11 @@ use super::testkit::{ExplainedCluster, TestPod, name, pod};
 use super::{Explanation, ShownNodes, explain};
 use crate::kube_filters::node::{Taint, TaintEffect};
 use crate::kube_filters::resources::{ANY_ADDRESS, AmountsByResource, CPU, HostPort};
-use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList};
+use crate::kube_filters::volumes::{ClaimBinding, VolumeClaim};
+use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, ResourceList, StorageObject};
 use crate::ledger::{ObservedPhase, ObservedWaiting, SchedulingGate};
 use crate::policy::Policy;
-use crate::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved};
+use crate::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved, StorageObserved};
 use crate::vocabulary::disruption_info::{
     DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
 };
@@ -281,4 +282,38 @@ fn a_pod_whose_group_cannot_be_placed_says_why_as_its_event_does() {
     }
     let placed = group_member_explained(&mut world(3), 3, 3);
     assert_eq!(placed.verdict, PodVerdict::Fits);
+}
+
+#[test]
+fn a_claim_that_does_not_exist_keeps_the_pod_from_all_nodes_and_is_named() {
+    let wants = |claims: &[&str]| Requirements {
+        namespace: "team".into(),
+        claims: claims.iter().map(|claim| Arc::from(*claim)).collect(),
+        ..Requirements::default()
+    };
+    let mut world = world(&[machine("a"), machine("b")]);
+    // Of claims nothing is known: they are not watched, or not in the dump.
+    let unknown = explained(&mut world, &pod("p", "20Gi"), wants(&["cache"]));
+    assert_eq!(unknown.verdict, PodVerdict::Fits);
+    assert_eq!(unknown.unsupported[0].rule, "volume-unknown");
+    let claim = VolumeClaim {
+        binding: ClaimBinding::Unusable,
+        of_one_pod: false,
+    };
+    world.cluster.apply(StorageObserved {
+        name: "team/models".into(),
+        object: StorageObject::Claim(claim),
+    });
+    for (claims, missing) in [(&["cache"][..], "cache"), (&["models", "gone"], "gone")] {
+        let told = explained(&mut world, &pod("p", "20Gi"), wants(claims));
+        assert_eq!((told.verdict, told.counts.fit), (PodVerdict::DoesNotFit, 0));
+        let text = format!("the persistent volume claim {missing} of the pod does not exist");
+        assert!(remedies(&told).contains(&text), "{}", remedies(&told));
+    }
+    let there = explained(&mut world, &pod("p", "20Gi"), wants(&["models"]));
+    assert_eq!(
+        there.verdict,
+        PodVerdict::Fits,
+        "whether it will be bound is unknown"
+    );
 }
