@@ -215,9 +215,16 @@ fn filter_verdicts(
         leaving: entry.reservation().map_or(&[], |own| &*own.victims),
         coming: &[],
     };
+    let missing_claim = filters.volumes().missing_claim(wants);
+    let verdict = |node: &NodeName| match missing_claim {
+        Some(claim) => FilterVerdict::Rejects(FilterReason::NoClaim {
+            claim: claim.clone(),
+        }),
+        None => query.verdict(node, &change),
+    };
     let nodes = snapshot.nodes().iter();
     nodes
-        .map(|node| (node.name.clone(), query.verdict(&node.name, &change)))
+        .map(|node| (node.name.clone(), verdict(&node.name)))
         .filter(|(_, verdict)| *verdict != FilterVerdict::Accepts)
         .collect()
 }

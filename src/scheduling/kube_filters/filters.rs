@@ -51,6 +51,10 @@ coded! {
         "volume-elsewhere" VolumeElsewhere,
             "a volume of the pod cannot be used on the node, or none can be provisioned there"
             => false;
+        // Never of a verdict on one node, because the claim may be about to be seen.
+        "no-claim" NoClaim { claim: Arc<str> },
+            "the persistent volume claim {claim} of the pod does not exist"
+            => false;
         "host-port-in-use" HostPortInUse { port: HostPort },
             "the host port {port} of the node is in use"
             => true;
