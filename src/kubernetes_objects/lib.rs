@@ -30,7 +30,9 @@ pub use disruption_budget::budget;
 pub(crate) use disruption_info::is_mirror;
 pub use disruption_info::{member_without_placement, observed_disruption_info as disruption};
 pub use images::{node_images, start_progress};
-pub use node_signs::{devices_from_labels, node_signs, plugin_devices, resources};
+pub use node_signs::{
+    devices_from_labels, node_signs, plugin_devices, resources, with_recorded_uuids,
+};
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,
     reservation_ended_condition,

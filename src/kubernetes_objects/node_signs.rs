@@ -3,7 +3,7 @@
 
 use super::VRAM;
 use k8s_openapi::api::core::v1::Node;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid};
@@ -74,6 +74,29 @@ pub fn devices_from_labels(node: &Node) -> Result<Option<Vec<Device>>, NodeLabel
         island: None,
     };
     Ok(Some((0..count as u32).map(device).collect()))
+}
+
+/// The devices of a node's labels under the UUIDs that bound pods record of it. Labels say that the GPUs are alike, so it does not
+/// matter which of them has which UUID. Records of more GPUs than there are, or of slices where the labels show none, match none.
+pub fn with_recorded_uuids(mut devices: Vec<Device>, recorded: &BTreeSet<GpuUuid>) -> Vec<Device> {
+    let are_slices = devices
+        .iter()
+        .any(|device| device.model.as_str().contains("-MIG-"));
+    let (by_index, by_uuid): (Vec<&GpuUuid>, Vec<&GpuUuid>) =
+        recorded.iter().partition(|uuid| uuid.index().is_some());
+    let named = by_uuid
+        .into_iter()
+        .filter(|uuid| uuid.is_slice() == are_slices);
+    let free = devices
+        .iter_mut()
+        .filter(|device| !by_index.contains(&&device.uuid));
+    let (named, free): (Vec<_>, Vec<_>) = (named.collect(), free.collect());
+    if named.len() <= free.len() {
+        free.into_iter()
+            .zip(named)
+            .for_each(|(device, uuid)| device.uuid = uuid.clone());
+    }
+    devices
 }
 
 /// What else a node shows of its GPUs, beside what its labels say of their list.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use stowage_scheduling::explaining::testkit::{ExplainedCluster, TestPod, name, pod};
 use stowage_scheduling::explaining::{ShownNodes, explain};
+use stowage_scheduling::kube_filters::node::{Taint, TaintEffect};
+use stowage_scheduling::kube_filters::{FilterNode, Requirements, ResourceList};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use stowage_scheduling::policy::{
     Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window,
@@ -15,13 +17,14 @@ use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
-use stowage_scheduling::verbs::observe::PodDeleted;
+use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved, PodDeleted};
 use stowage_scheduling::verbs::wait::Reserve;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use stowage_scheduling::vocabulary::disruption_info::{
     DisruptionInfo, ObservedDisruptionInfo, ObservedLoan,
 };
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
@@ -96,6 +99,45 @@ fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     });
     world.advance(Millis::seconds(3));
     check("short", &mut world, &wanted);
+}
+
+#[test]
+fn kube_scheduler_refuses_the_nodes_that_fit_best() {
+    let mut world = usual(Policy::default()).with_node("node-c", 1);
+    report(&mut world, &[]);
+    let taint = Taint {
+        key: "nvidia.com/gpu".into(),
+        value: "present".into(),
+        effect: TaintEffect::NoSchedule,
+    };
+    for (node, taints) in [
+        ("node-a", Vec::new()),
+        ("node-b", vec![Taint::unschedulable()]),
+        ("node-c", vec![taint]),
+    ] {
+        let machine = FilterNode {
+            name: name(node),
+            labels: Arc::default(),
+            taints: taints.into(),
+            allocatable: ResourceList::default(),
+            pods: 110,
+        };
+        world.cluster.apply(NodeObserved {
+            machine: Some(machine),
+            ..NodeObserved::new(name(node), NodeKind::Stowage)
+        });
+    }
+    for (golden, vram) in [
+        ("kube-scheduler-refuses", "40Gi"),
+        ("kube-scheduler-and-stowage", "20Gi"),
+    ] {
+        let wanted = pod("mistral", vram);
+        world.cluster.apply(FilterPodObserved {
+            uid: wanted.uid(),
+            pod: FilterPod::Waiting(Requirements::default()),
+        });
+        check(golden, &mut world, &wanted);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Whole frames: a golden file for each situation. `STOWAGE_BLESS=1` writes them again; read what changed before you commit it.
 
+use super::cell::Cell;
 use super::draw::{Colors, draw};
 use super::state::{KeyOutcome, Top};
 use super::table;
@@ -56,6 +57,7 @@ fn pod(name: &str, gpus: &[usize], gib: u64) -> FleetPod {
         leaving: false,
         started: Some(Moment(NOW.0 - 3_600_000)),
         borrows: false,
+        has_engine: true,
     }
 }
 
@@ -357,4 +359,53 @@ fn ages_are_of_the_servers_clock() {
         rows[0][5],
         super::cell::Cell::Age(Some(Millis::seconds(90)))
     );
+}
+
+#[test]
+fn pods_without_an_engine_have_no_kv_cache() {
+    let job = |name: &str, gpu: usize| FleetPod {
+        has_engine: false,
+        model: ModelId::parse("org/tuned").ok(),
+        ..pod(name, &[gpu], 20)
+    };
+    let mut beside = gpu("node-a", 0, 60, Some(66));
+    beside.queue = Some(3);
+    let gpus = vec![
+        beside,
+        gpu("node-a", 1, 20, Some(0)),
+        gpu("node-a", 2, 20, None),
+    ];
+    let pods = vec![
+        pod("llama-1", &[0], 40),
+        job("tune-1", 0),
+        job("tune-2", 1),
+        job("tune-3", 2),
+    ];
+    let batch = node(
+        "node-b",
+        vec![gpu("node-b", 0, 20, Some(0))],
+        vec![job("tune-4", 0)],
+    );
+    let fleet = fleet(vec![node("node-a", gpus, pods), batch], Vec::new());
+    let loads = |view: View| -> Vec<[String; 2]> {
+        let titles = view.columns().iter().map(|column| column.title);
+        let kv = titles
+            .clone()
+            .position(|title| title == "KV CACHE")
+            .unwrap();
+        let queue = titles.clone().position(|title| title == "QUEUE").unwrap();
+        let rows = view.rows(&fleet).into_iter();
+        rows.map(|row| [row[kv].text(), row[queue].text()])
+            .collect()
+    };
+    let full = [Cell::Percent(Percent::new(66)).text(), "3".to_owned()];
+    let text = |kv: &str, queue: &str| [kv.to_owned(), queue.to_owned()];
+    let unknown = text("?", "?");
+    let none = text("-", "-");
+    assert_eq!(loads(View::Models), [full.clone(), none.clone()]);
+    assert_eq!(
+        loads(View::Gpus),
+        [full.clone(), none.clone(), unknown, none.clone()]
+    );
+    assert_eq!(loads(View::Nodes), [full, none]);
 }

@@ -161,15 +161,21 @@ pub fn allocated<'a>(gpus: impl Iterator<Item = &'a FleetGpu> + Clone) -> (Bytes
     )
 }
 
-/// The fullest KV cache; unknown only if all are.
-fn fullest_kv_cache<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<Percent> {
-    gpus.filter_map(|gpu| gpu.kv_cache_percent).max()
-}
-
-fn total_queue<'a>(gpus: impl Iterator<Item = &'a FleetGpu>) -> Option<u64> {
-    gpus.filter_map(|gpu| gpu.queue)
-        .map(u64::from)
-        .reduce(|a, b| a + b)
+/// The fullest KV cache and the queues together, unknown only if they are of all GPUs; none where no pod runs an engine.
+fn engine_cells<'a>(
+    gpus: impl Iterator<Item = &'a FleetGpu> + Clone,
+    has_engine: bool,
+) -> [Cell; 2] {
+    let is_idle = |gpu: &FleetGpu| gpu.kv_cache_percent == Some(Percent::default());
+    if !has_engine && gpus.clone().all(is_idle) {
+        return ["-", "-"].map(|none| Cell::Text(none.into()));
+    }
+    let fullest = gpus.clone().filter_map(|gpu| gpu.kv_cache_percent).max();
+    let queues = gpus.filter_map(|gpu| gpu.queue).map(u64::from);
+    [
+        Cell::Percent(fullest),
+        Cell::MaybeCount(queues.reduce(|a, b| a + b)),
+    ]
 }
 
 fn node_row(node: &FleetNode) -> Vec<Cell> {
@@ -180,13 +186,15 @@ fn node_row(node: &FleetNode) -> Vec<Cell> {
         Freshness::Stale => "stale",
         Freshness::Expired => "expired",
     };
+    let has_engine = node.pods.iter().any(|pod| pod.has_engine);
+    let [kv_cache, queue] = engine_cells(node.gpus.iter(), has_engine);
     vec![
         Cell::untrusted_text(node.name.as_str()),
         Cell::untrusted_text(node.pool.as_deref().unwrap_or("-")),
         Cell::Count(node.gpus.len() as u64),
         Cell::Share { part, of },
-        Cell::Percent(fullest_kv_cache(node.gpus.iter())),
-        Cell::MaybeCount(total_queue(node.gpus.iter())),
+        kv_cache,
+        queue,
         Cell::Count(node.pods.len() as u64),
         Cell::Text(if node.closed {
             "closed".into()
@@ -197,14 +205,17 @@ fn node_row(node: &FleetNode) -> Vec<Cell> {
 }
 
 fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
-    let mut pods = vec![0; node.gpus.len()];
-    for index in node.pods.iter().flat_map(|pod| &pod.gpus) {
-        pods.iter_mut()
-            .skip(*index)
-            .take(1)
-            .for_each(|count| *count += 1);
+    let mut pods = vec![(0, false); node.gpus.len()];
+    for pod in &node.pods {
+        for index in &pod.gpus {
+            if let Some((count, has_engine)) = pods.get_mut(*index) {
+                *count += 1;
+                *has_engine |= pod.has_engine;
+            }
+        }
     }
-    node.gpus.iter().zip(pods).map(|(gpu, pods)| {
+    node.gpus.iter().zip(pods).map(|(gpu, (pods, has_engine))| {
+        let [kv_cache, queue] = engine_cells(std::iter::once(gpu), has_engine);
         let health = match gpu.health {
             Health::Healthy if gpu.starting => "starting",
             Health::Healthy => "ok",
@@ -220,8 +231,8 @@ fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
                 part: gpu.allocated_bytes,
                 of: gpu.allocatable_bytes,
             },
-            Cell::Percent(gpu.kv_cache_percent),
-            Cell::MaybeCount(gpu.queue.map(u64::from)),
+            kv_cache,
+            queue,
             Cell::Count(pods),
         ]
     })
@@ -284,6 +295,8 @@ struct ModelSum<'a> {
     starting: u64,
     bytes: Bytes,
     gpus: Vec<&'a FleetGpu>,
+    /// Those of its pods that run engines.
+    engine_gpus: Vec<&'a FleetGpu>,
 }
 
 fn model_rows(fleet: &Fleet) -> Vec<Vec<Cell>> {
@@ -295,22 +308,27 @@ fn model_rows(fleet: &Fleet) -> Vec<Vec<Cell>> {
             sum.pods += 1;
             sum.starting += u64::from(pod.starting);
             sum.bytes += pod.bytes_per_gpu.times(pod.gpus.len() as u64);
-            sum.gpus
-                .extend(pod.gpus.iter().filter_map(|index| node.gpus.get(*index)));
+            let gpus = pod.gpus.iter().filter_map(|index| node.gpus.get(*index));
+            sum.gpus.extend(gpus.clone());
+            sum.engine_gpus.extend(gpus.filter(|_| pod.has_engine));
         }
     }
     let row = |(model, mut sum): (&str, ModelSum<'_>)| {
         // Two pods may share one.
-        sum.gpus.sort_by_key(|gpu| &gpu.uuid);
-        sum.gpus.dedup_by_key(|gpu| &gpu.uuid);
+        for gpus in [&mut sum.gpus, &mut sum.engine_gpus] {
+            gpus.sort_by_key(|gpu| &gpu.uuid);
+            gpus.dedup_by_key(|gpu| &gpu.uuid);
+        }
+        let has_engine = !sum.engine_gpus.is_empty();
+        let [kv_cache, queue] = engine_cells(sum.engine_gpus.iter().copied(), has_engine);
         vec![
             Cell::untrusted_text(model),
             Cell::Count(sum.pods),
             Cell::Count(sum.starting),
             Cell::Count(sum.gpus.len() as u64),
             Cell::Bytes(sum.bytes),
-            Cell::Percent(fullest_kv_cache(sum.gpus.iter().copied())),
-            Cell::MaybeCount(total_queue(sum.gpus.iter().copied())),
+            kv_cache,
+            queue,
         ]
     };
     sums.into_iter().map(row).collect()

@@ -149,7 +149,8 @@ pub enum LoopNotice {
     },
     LoanEnds {
         pod: PodKey,
-        lender: PodKey,
+        /// `None` if it may be one of several.
+        lender: Option<PodKey>,
         gpu: GpuUuid,
     },
     /// What became of the eviction of a pod that borrows.

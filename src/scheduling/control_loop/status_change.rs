@@ -38,9 +38,9 @@ coded! {
             "Not all pods of its group {group} were bound in time, and the policy keeps no part of a group."
             => ("GroupIncomplete", None);
         /// Its VRAM is lent by a sleeping engine, which wakes; or, if that is early, will soon.
-        "loan-end" LoanEnded { lender: PodKey, gpu: GpuUuid, is_early: bool },
-            "{}", loan_ended(lender, gpu, *is_early)
-            => ("LoanEnded", Some(lender));
+        "loan-end" LoanEnded { lender: Option<PodKey>, gpu: GpuUuid, is_early: bool },
+            "{}", loan_ended(lender.as_ref(), gpu, *is_early)
+            => ("LoanEnded", lender.as_ref());
         /// Its GPU was allocated to another pod as well, and it has not started.
         "conflict" Conflict { with: PodKey, gpu: GpuUuid },
             "GPU {gpu} was also allocated to pod {with}. This pod had not started, so it is evicted; its controller may recreate it."
@@ -56,7 +56,12 @@ coded! {
     }
 }
 
-fn loan_ended(lender: &PodKey, gpu: &GpuUuid, is_early: bool) -> String {
+fn loan_ended(lender: Option<&PodKey>, gpu: &GpuUuid, is_early: bool) -> String {
+    let Some(lender) = lender else {
+        return format!(
+            "The VRAM on GPU {gpu} that was lent to this pod is needed by an engine that lent it."
+        );
+    };
     match is_early {
         true => format!(
             "The engines beside that of pod {lender} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps."
@@ -318,7 +323,7 @@ mod tests {
             ),
             (
                 EvictionReason::LoanEnded {
-                    lender: llama.clone(),
+                    lender: Some(llama.clone()),
                     gpu: GpuUuid::from_index(3),
                     is_early: false,
                 },

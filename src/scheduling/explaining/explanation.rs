@@ -38,6 +38,9 @@ pub struct Explanation {
     pub borrowing: Option<BorrowingPart>,
     pub policy: PolicyPart,
     pub stage: PodStage,
+    /// Why the group of a pod that waits is not placed; `None` if it may be, or if the planner plans no group of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Reason>,
     /// Rules of kube-scheduler of which the planner does not know what they say; of a pending pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unsupported: Vec<UnsupportedPart>,
@@ -45,7 +48,7 @@ pub struct Explanation {
     /// What the answer of a replica on standby lacks, and which replica leads. The edge adds it; `None` by the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyPart>,
-    /// In detail: the nodes that fit, best first; then, of the others, the nearest to fitting.
+    /// In detail: the nodes that fit, by Stowage and by kube-scheduler, best first; then, of the others, the nearest to fitting.
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not listed in `nodes`, by reason.
     pub groups: Vec<RefusalGroup>,
@@ -100,7 +103,7 @@ pub enum PodVerdict {
     Reserved,
     /// The pod waits, and a node fits.
     Fits,
-    /// The pod waits, and no node fits.
+    /// The pod waits, and no node fits, or its group does not.
     DoesNotFit,
 }
 
@@ -327,8 +330,11 @@ pub struct Counts {
 #[serde(rename_all = "camelCase")]
 pub struct NodePart {
     pub name: NodeName,
-    /// Why it does not fit; `None` if it does.
+    /// Why Stowage refuses it; `None` if it does not.
     pub misfit: Option<Reason>,
+    /// Why kube-scheduler's own filters refuse it; `None` if they do not, or if that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<Reason>,
     /// The pod is here, or has a reservation here.
     pub is_own: bool,
     /// Whether the scheduler asked about it when the pod was last refused; `None` if that is unknown.

@@ -3,6 +3,7 @@
 
 use super::{PodAccess, ShownNodes};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
 use crate::ledger::{
     KeepReason, Ledger, Occupant, OccupantPhase, PodLoan, PodPhase, PodState, Preemptor,
 };
@@ -34,6 +35,8 @@ pub struct Facts {
     /// The indices of the nodes that the scheduler asked about when the pod was last refused; `None` if it was not, or that is
     /// unknown.
     queried_nodes: Option<BTreeSet<usize>>,
+    /// What kube-scheduler's own filters say of the nodes that they do not accept; empty unless the pod waits.
+    pub filter_verdicts: BTreeMap<NodeName, FilterVerdict>,
     /// The nodes with a reservation of the pod, without that reservation: it is no obstacle for the pod itself.
     nodes_without_pod: Vec<Node>,
     /// The placement reserved for the pod.
@@ -83,6 +86,7 @@ impl Facts {
             reader,
             uid: uid.clone(),
             policy: ledger.policy().clone(),
+            filter_verdicts: filter_verdicts(cluster, uid, &entry, &snapshot),
             snapshot,
             queried_nodes: None,
             nodes_without_pod: nodes_without_pod(ledger, uid, &entry),
@@ -144,9 +148,31 @@ impl Facts {
             .map(|asked| asked.contains(&index))
     }
 
+    /// On how many nodes the scheduler asked when the pod was last refused; all, where that is unknown.
+    pub(crate) fn queried_count(&self) -> u32 {
+        let asked = self.queried_nodes.as_ref().map(BTreeSet::len);
+        asked.unwrap_or(self.snapshot.nodes().len()) as u32
+    }
+
     /// The indices of the nodes that the scheduler would accept, as far as that is known.
     pub(crate) fn queried_indices(&self) -> impl Iterator<Item = usize> {
-        (0..self.snapshot.nodes().len()).filter(|place| self.was_queried(*place) != Some(false))
+        (0..self.snapshot.nodes().len()).filter(|place| self.may_be_queried(*place))
+    }
+
+    /// Whether the scheduler accepts the node at `index`, as far as that is known.
+    pub(crate) fn may_be_queried(&self, index: usize) -> bool {
+        self.was_queried(index) != Some(false) && self.filter_reason(index).is_none()
+    }
+
+    /// Why kube-scheduler's own filters refuse the node at `index`; `None` if they do not, or that is unknown.
+    pub fn filter_reason(&self, index: usize) -> Option<&FilterReason> {
+        match self
+            .filter_verdicts
+            .get(&self.snapshot.nodes()[index].name)?
+        {
+            FilterVerdict::Rejects(reason) => Some(reason),
+            FilterVerdict::Accepts | FilterVerdict::Unsupported(_) => None,
+        }
     }
 
     /// Whether the reader may see this pod.
@@ -172,6 +198,35 @@ impl Facts {
         );
         ScheduleAttempt { limit, ..first }
     }
+}
+
+fn filter_verdicts(
+    cluster: &ClusterCopy,
+    uid: &PodUid,
+    entry: &PodState,
+    snapshot: &Snapshot,
+) -> BTreeMap<NodeName, FilterVerdict> {
+    let filters = cluster.kube_filters();
+    let Some(wants) = filters.requirements_of(uid) else {
+        return BTreeMap::new();
+    };
+    let query = filters.query(Some(uid), wants);
+    let change = AssumedNodeChange {
+        leaving: entry.reservation().map_or(&[], |own| &*own.victims),
+        coming: &[],
+    };
+    let missing_claim = filters.volumes().missing_claim(wants);
+    let verdict = |node: &NodeName| match missing_claim {
+        Some(claim) => FilterVerdict::Rejects(FilterReason::NoClaim {
+            claim: claim.clone(),
+        }),
+        None => query.verdict(node, &change),
+    };
+    let nodes = snapshot.nodes().iter();
+    nodes
+        .map(|node| (node.name.clone(), verdict(&node.name)))
+        .filter(|(_, verdict)| *verdict != FilterVerdict::Accepts)
+        .collect()
 }
 
 fn nodes_without_pod(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {

@@ -13,11 +13,13 @@ pub mod history;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::ledger::{
-    Ledger, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus, SchedulingGate,
+    Ledger, NodeState, Occupant, OccupantPhase, PodPhase, PodState, ReservationStatus,
+    SchedulingGate,
 };
 use crate::policy::{Class, Policy};
 use crate::units::{Bytes, Moment, Percent};
 use crate::vocabulary::classification::{ClassId, TenantId};
+use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::{Device, Gpu, Health};
 use crate::vocabulary::node::{Node, NodeKind};
 use crate::vocabulary::node_reading::{Freshness, GpuReading};
@@ -146,6 +148,9 @@ pub struct FleetPod {
     pub started: Option<Moment>,
     /// It uses VRAM that sleeping engines lend.
     pub borrows: bool,
+    /// It runs an engine, or will.
+    #[serde(default)]
+    pub has_engine: bool,
 }
 
 /// A pod without a node.
@@ -260,10 +265,28 @@ impl Fleet {
 fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = FleetGpu> + 'l {
     let reading = ledger.reading(&node.name);
     let measured = move |device: &Device| reading?.gpu(&device.uuid);
+    let residents = ledger.node_state(&node.name).map(NodeState::residents);
+    let somewhere = move || {
+        let unplaced = residents.into_iter().flatten().filter(|one| !one.is_placed);
+        unplaced.map(|one| (one.per_gpu, one.sharing))
+    };
     node.gpus
         .iter()
         .zip(&*node.devices)
-        .map(move |(gpu, device)| fleet_gpu(gpu, device, measured(device)))
+        .map(move |(gpu, device)| FleetGpu {
+            allocated_bytes: allocated_on(gpu, somewhere()),
+            ..fleet_gpu(gpu, device, measured(device))
+        })
+}
+
+/// What pods are shown to have of a GPU. Those that are `somewhere` on the node count on each of its GPUs, and could be more than
+/// one has.
+pub(super) fn allocated_on(gpu: &Gpu, somewhere: impl Iterator<Item = (Bytes, Sharing)>) -> Bytes {
+    let somewhere: Bytes = somewhere
+        .map(|(per_gpu, sharing)| gpu.charge_for(per_gpu, sharing))
+        .sum();
+    gpu.charged
+        .min(gpu.capacity.max(gpu.charged.minus(somewhere)))
 }
 
 fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {
@@ -303,6 +326,7 @@ fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
         leaving: pod_state.is_leaving(),
         started: pod_state.bound().map(|bound| bound.started),
         borrows: pod_state.borrows(),
+        has_engine: occupant.has_engine,
     }
 }
 

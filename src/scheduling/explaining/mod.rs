@@ -33,7 +33,7 @@ pub use remedy::sentence::eviction_cost_text;
 
 use super::verbs::ClusterCopy;
 use crate::ids::{NodeName, PodUid};
-use explanation::NodePart;
+use explanation::{NodePart, PodVerdict};
 use facts::{Facts, NodeDetails};
 use nodes::NodeOutline;
 
@@ -72,7 +72,11 @@ pub fn explain_for(
 ) -> Option<Explanation> {
     let facts = Facts::collect(reader, cluster, uid)?.without_own_reservation();
     let outline = NodeOutline::new(&facts, options);
-    let verdict = pod_stage::verdict(&facts, outline.counts.fit);
+    let group = pod_stage::group_obstacle(cluster, &facts);
+    let verdict = match pod_stage::verdict(&facts, outline.counts.fit) {
+        PodVerdict::Fits if group.is_some() => PodVerdict::DoesNotFit,
+        verdict => verdict,
+    };
     let nodes = node_parts(cluster, &facts, &outline, options);
     Some(Explanation {
         pod: facts.entry.key.clone(),
@@ -85,12 +89,13 @@ pub fn explain_for(
         borrowing: loans::borrowing(&facts),
         policy: classification::policy_part(&facts),
         stage: pod_stage::stage(&facts),
-        unsupported: unsupported::unsupported(cluster, &facts),
+        group,
+        unsupported: unsupported::unsupported(&facts),
         standby: None,
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),
-        impasse: remedy::impasse(&facts).filter(|_| verdict == explanation::PodVerdict::DoesNotFit),
+        impasse: remedy::impasse(&facts).filter(|_| verdict == PodVerdict::DoesNotFit),
         remedies: remedy::remedies(cluster, &facts, &outline, verdict),
         conflicts: Vec::new(),
     })
@@ -120,6 +125,8 @@ fn node_parts(
         .collect()
 }
 
+#[cfg(test)]
+mod filter_tests;
 #[cfg(test)]
 mod proptests;
 #[cfg(any(test, feature = "testkit"))]

@@ -5,9 +5,11 @@ use super::explanation::{
     OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, max_shown_nodes};
+use super::fleet::allocated_on;
 use super::obstacle::{missing_vram, obstacles};
 use super::{ShownNodes, loans};
 use crate::ids::NodeName;
+use crate::kube_filters::FilterReason;
 use crate::ledger::{Occupant, OccupantPhase};
 use crate::placing::fit::{Misfit, check_node_admission, sentence};
 use crate::placing::pack::{self, GpuChoice, WakeEstimate};
@@ -22,11 +24,12 @@ use crate::vocabulary::node::Node;
 use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the filter would answer for each node, with the refused nodes from the nearest to the furthest from fitting.
+/// What both filters, Stowage's and kube-scheduler's own, would answer for each node, with the refused nodes from the nearest to the
+/// furthest from fitting.
 pub struct NodeOutline {
     shortlist: Shortlist,
-    /// Indices in the snapshot.
-    refused: Vec<(usize, Misfit)>,
+    /// Indices in the snapshot; without a misfit where only kube-scheduler refuses.
+    refused: Vec<(usize, Option<Misfit>)>,
     pub counts: Counts,
 }
 
@@ -36,11 +39,24 @@ const MAX_REFUSED_SHOWN: usize = 10;
 impl NodeOutline {
     pub fn new(facts: &Facts, options: &ShownNodes) -> Self {
         let nodes = facts.snapshot.nodes();
-        let attempt = facts.attempt(max_shown_nodes(options, nodes.len()));
-        let names = nodes.iter().map(|node| node.name.as_str());
-        let list = shortlist(&facts.snapshot, facts.demand(), names, attempt);
-        // All nodes were named in their order: an index among the names is an index in the snapshot.
-        let mut refused = list.rejected.clone();
+        let (accepted, filtered): (Vec<usize>, Vec<usize>) =
+            (0..nodes.len()).partition(|place| facts.filter_reason(*place).is_none());
+        let list_of = |places: &[usize], limit| {
+            let names = places.iter().map(|place| nodes[*place].name.as_str());
+            shortlist(&facts.snapshot, facts.demand(), names, facts.attempt(limit))
+        };
+        let list = list_of(&accepted, max_shown_nodes(options, nodes.len()));
+        let by_stowage = list.rejected.iter();
+        let mut refused: Vec<(usize, Option<Misfit>)> = by_stowage
+            .map(|(query_index, misfit)| (accepted[*query_index], Some(*misfit)))
+            .collect();
+        let mut by_both: BTreeMap<usize, Misfit> =
+            list_of(&filtered, 1).rejected.into_iter().collect();
+        refused.extend(
+            (0..)
+                .zip(filtered)
+                .map(|(query_index, place)| (place, by_both.remove(&query_index))),
+        );
         refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
         let counts = Counts {
             nodes: nodes.len() as u32,
@@ -85,7 +101,7 @@ impl NodeOutline {
                 best.chain(refused).collect()
             }
             ShownNodes::Best(_) => best
-                .chain(self.examples().into_iter().map(|(place, ..)| place))
+                .chain(self.examples(facts).into_iter().map(|(place, ..)| place))
                 .collect(),
         }
     }
@@ -95,31 +111,26 @@ impl NodeOutline {
         if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= MAX_REFUSED_SHOWN {
             return Vec::new();
         }
-        let group = |(place, misfit, count): (usize, Misfit, u32)| RefusalGroup {
-            code: misfit.code().into(),
+        let group = |(place, reason, count): (usize, Reason, u32)| RefusalGroup {
+            code: reason.code,
             count,
             example: facts.snapshot.nodes()[place].name.clone(),
-            text: sentence(&misfit, Some(&facts.snapshot.nodes()[place])),
+            text: reason.text,
         };
-        let mut groups: Vec<RefusalGroup> = self.examples().into_iter().map(group).collect();
+        let mut groups: Vec<RefusalGroup> = self.examples(facts).into_iter().map(group).collect();
         groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.code.cmp(&b.code)));
         groups
     }
 
     /// For each reason the nearest node with it, and the number of nodes; the nearest of all first.
-    fn examples(&self) -> Vec<(usize, Misfit, u32)> {
-        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
-        self.refused
-            .iter()
-            .for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
-        let mut reported_codes = BTreeSet::new();
-        let first = self
-            .refused
-            .iter()
-            .filter(|(_, misfit)| reported_codes.insert(misfit.code()));
-        first
-            .map(|(place, misfit)| (*place, *misfit, counts[misfit.code()]))
-            .collect()
+    fn examples(&self, facts: &Facts) -> Vec<(usize, Reason, u32)> {
+        examples(self.refused.iter(), facts)
+    }
+
+    /// The same of the nodes that only kube-scheduler's own filters refuse.
+    pub(crate) fn refused_by_kube_scheduler(&self, facts: &Facts) -> Vec<(usize, Reason, u32)> {
+        let only = self.refused.iter().filter(|(_, misfit)| misfit.is_none());
+        examples(only, facts)
     }
 
     /// Whether a node fits that the scheduler would accept.
@@ -137,8 +148,20 @@ impl NodeOutline {
     ) -> impl Iterator<Item = (usize, Misfit)> {
         self.refused
             .iter()
-            .copied()
-            .filter(|(place, _)| facts.was_queried(*place) != Some(false))
+            .filter(|(place, _)| facts.may_be_queried(*place))
+            .filter_map(|(place, misfit)| Some((*place, (*misfit)?)))
+    }
+
+    /// The nodes on which the pod may fit once others have left, the nearest first, as far as the scheduler would accept them then.
+    pub(crate) fn preemption_places(&self, facts: &Facts) -> impl Iterator<Item = usize> {
+        let may_fit = |place: usize| match facts.filter_reason(place) {
+            Some(reason) => reason.entry(),
+            None => facts.was_queried(place) != Some(false),
+        };
+        let by_stowage = self.refused.iter().filter(|(_, misfit)| misfit.is_some());
+        by_stowage
+            .map(|(place, _)| *place)
+            .filter(move |place| may_fit(*place))
     }
 
     /// What is shown of the node at `index` of the snapshot.
@@ -148,7 +171,7 @@ impl NodeOutline {
             .refused
             .iter()
             .find(|(refused, _)| *refused == index)
-            .map(|(_, misfit)| misfit);
+            .and_then(|(_, misfit)| *misfit);
         let rank = self
             .shortlist
             .best
@@ -185,10 +208,8 @@ impl NodeOutline {
             .and_then(|model| node.holding(model));
         NodePart {
             name: node.name.clone(),
-            misfit: misfit.map(|misfit| Reason {
-                code: misfit.code().into(),
-                text: sentence(misfit, Some(node)),
-            }),
+            misfit: misfit.map(|misfit| misfit_reason(&misfit, node)),
+            kube_scheduler: filter_reason(facts, index),
             is_own,
             was_asked: facts.was_queried(index),
             devices: devices(node, facts.demand()),
@@ -205,6 +226,49 @@ impl NodeOutline {
             gpus: gpus(node, chosen, facts, details),
         }
     }
+}
+
+fn examples<'r>(
+    refused: impl Iterator<Item = &'r (usize, Option<Misfit>)>,
+    facts: &Facts,
+) -> Vec<(usize, Reason, u32)> {
+    let mut found: Vec<(&str, Reason, usize, u32)> = Vec::new();
+    for (place, misfit) in refused {
+        let by_kube_scheduler = || facts.filter_reason(*place).map(FilterReason::code);
+        let Some(code) = misfit
+            .map(|misfit| misfit.code())
+            .or_else(by_kube_scheduler)
+        else {
+            continue;
+        };
+        if let Some((.., count)) = found.iter_mut().find(|(known, ..)| *known == code) {
+            *count += 1;
+            continue;
+        }
+        let node = &facts.snapshot.nodes()[*place];
+        let reason = misfit.map(|misfit| misfit_reason(&misfit, node));
+        let reason = reason.or_else(|| filter_reason(facts, *place));
+        found.extend(reason.map(|reason| (code, reason, *place, 1)));
+    }
+    found
+        .into_iter()
+        .map(|(_, reason, place, count)| (place, reason, count))
+        .collect()
+}
+
+fn misfit_reason(misfit: &Misfit, node: &Node) -> Reason {
+    Reason {
+        code: misfit.code().into(),
+        text: sentence(misfit, Some(node)),
+    }
+}
+
+fn filter_reason(facts: &Facts, index: usize) -> Option<Reason> {
+    let reason = facts.filter_reason(index)?;
+    Some(Reason {
+        code: reason.code().into(),
+        text: reason.to_string(),
+    })
 }
 
 /// What the pod gains on these GPUs of a node by a wake.
@@ -227,6 +291,7 @@ pub fn unknown_node(name: &NodeName) -> NodePart {
             code: misfit.code().into(),
             text: misfit.to_string(),
         }),
+        kube_scheduler: None,
         is_own: false,
         was_asked: None,
         devices: None,
@@ -419,6 +484,10 @@ fn gpu_part(
     } else {
         obstacles(gpu, facts.demand(), gpu_occupants)
     };
+    let somewhere = gpu_occupants
+        .iter()
+        .filter(|one| one.phase == OccupantPhase::Somewhere)
+        .map(|one| (one.per_gpu, one.sharing));
     GpuPart {
         uuid: device.uuid.clone(),
         index: device.index,
@@ -434,7 +503,7 @@ fn gpu_part(
             .percent_for(&device.model)
             .share_of(device.total),
         allocatable_bytes: gpu.capacity,
-        allocated_bytes: gpu.charged,
+        allocated_bytes: allocated_on(gpu, somewhere),
         unaccounted_bytes: gpu.unaccounted_vram,
         soft_reserved_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),

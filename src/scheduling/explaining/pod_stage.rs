@@ -1,11 +1,13 @@
 //! The stage of a pod: pending, with a reservation, being bound, or bound.
 
-use super::explanation::{BoundStartPart, PodStage, PodVerdict, RefusedPart};
+use super::explanation::{BoundStartPart, PodStage, PodVerdict, Reason, RefusedPart};
 use super::facts::Facts;
 use super::loans::pod_loan;
 use crate::ids::GpuUuid;
 use crate::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
+use crate::planning::{PlanStep, plan};
 use crate::units::{Bytes, Millis, Moment};
+use crate::verbs::ClusterCopy;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::placement::Reservation;
 
@@ -22,6 +24,22 @@ pub fn stage(facts: &Facts) -> PodStage {
             None => waiting_stage(facts, waiting),
         },
     }
+}
+
+/// Why the planner does not place the group of a pod that waits, as its Event says; `None` if it would, or if there is no group that
+/// it plans.
+pub fn group_obstacle(cluster: &ClusterCopy, facts: &Facts) -> Option<Reason> {
+    let group = facts.entry.disruption_info.placement_group()?;
+    let waits = facts.entry.waiting()?.reservation.is_none();
+    let pending = waits.then(|| cluster.ledger().group(group).pending)?;
+    let steps = plan(cluster.ledger().scratch(), cluster.kube_filters(), &pending);
+    steps.into_iter().find_map(|step| match step {
+        PlanStep::Wait { uid, why, .. } if uid == facts.uid => Some(Reason {
+            code: why.code().into(),
+            text: why.to_string(),
+        }),
+        _ => None,
+    })
 }
 
 pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
@@ -93,7 +111,7 @@ fn reserved_stage(facts: &Facts, reservation: &Reservation) -> PodStage {
 fn waiting_stage(facts: &Facts, waiting: &WaitingPod) -> PodStage {
     let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
-        asked_about: facts.queried_indices().count() as u32,
+        asked_about: facts.queried_count(),
         woken: refused.requeues,
         unanswered_wakes: waiting.failed_requeues,
         supposed: refused.is_supposed,

@@ -38,6 +38,7 @@ pub struct TestPod {
     pub labels: BTreeMap<String, String>,
     /// Amount of `nvidia.com/gpu`, in place of VRAM.
     pub devices: Option<&'static str>,
+    pub cpu: Option<&'static str>,
 }
 
 pub fn pod(name: &str, vram: &str) -> TestPod {
@@ -68,6 +69,7 @@ impl TestPod {
                     resource: "nvidia.com/gpu",
                     amount,
                 }),
+            cpu: self.cpu,
             ..ContainerRequest::plain("engine")
         }];
         let request = PodRequest {

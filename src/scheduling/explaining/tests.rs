@@ -1,6 +1,7 @@
 //! One obstacle at a time, and its explanation. Whole texts are golden files of the command line.
 
 use super::explanation::{PodStage, PodVerdict};
+use super::fleet::Fleet;
 use super::obstacle::Obstacle;
 use super::remedy::{PreemptionNeeds, RemedyChange};
 use super::testkit::{ExplainedCluster, TestPod, name, pod};
@@ -975,4 +976,47 @@ fn victims_of_a_reservation_that_the_reader_may_not_see_are_counted() {
         ),
         "{text}"
     );
+}
+
+#[test]
+fn a_node_without_gpus_is_none_whose_gpus_stowage_allocates() {
+    let mut world = ExplainedCluster::new(Policy::default())
+        .with_unreported_node("cpu")
+        .with_node("gpu", 1);
+    let asks_plugin = TestPod {
+        devices: Some("1"),
+        ..pod("p", "0")
+    };
+    let explanation = explained(&mut world, &asks_plugin);
+    let codes: Vec<_> = explanation
+        .nodes
+        .iter()
+        .map(|node| (node.name.as_str(), &*node.misfit.as_ref().unwrap().code))
+        .collect();
+    assert!(codes.contains(&("cpu", "no-gpus")), "{codes:?}");
+    assert!(codes.contains(&("gpu", "stowage-node")), "{codes:?}");
+}
+
+#[test]
+fn pods_that_may_be_on_any_gpu_are_shown_as_no_more_than_a_gpu_has() {
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 2);
+    // On GPUs that the node does not have.
+    for (number, gib) in [(7, "60Gi"), (8, "50Gi"), (9, "40Gi")] {
+        world.add_bound(&pod(&format!("r-{number}"), gib), "a", &[number], false);
+    }
+    let explanation = explained(&mut world, &pod("p", "20Gi"));
+    for gpu in &explanation.nodes[0].gpus {
+        assert_eq!(gpu.allocated_bytes, gpu.allocatable_bytes);
+    }
+    let fleet = Fleet::from_ledger(world.cluster.ledger(), 1);
+    for gpu in &fleet.nodes[0].gpus {
+        assert_eq!(gpu.allocated_bytes, gpu.allocatable_bytes);
+    }
+    // What is known to be on a GPU is shown, however much it is.
+    let mut world = ExplainedCluster::new(Policy::default()).with_node("a", 2);
+    for name in ["r", "s"] {
+        world.add_bound(&pod(name, "60Gi"), "a", &[0], false);
+    }
+    let fleet = Fleet::from_ledger(world.cluster.ledger(), 1);
+    assert_eq!(fleet.nodes[0].gpus[0].allocated_bytes, Bytes::gib(120));
 }

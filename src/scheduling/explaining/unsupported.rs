@@ -1,9 +1,7 @@
 //! What the planner does not support of a pending pod: on such nodes it evicts no pod for it, and nominates none.
 
 use super::facts::Facts;
-use crate::kube_filters::{AssumedNodeChange, FilterVerdict};
-use crate::ledger::PodPhase;
-use crate::verbs::ClusterCopy;
+use crate::kube_filters::FilterVerdict;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,20 +16,10 @@ pub struct UnsupportedPart {
 }
 
 /// The unsupported rules of a pending pod, in order of their names, with the number of nodes of each.
-pub fn unsupported(cluster: &ClusterCopy, facts: &Facts) -> Vec<UnsupportedPart> {
-    if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
-        return Vec::new();
-    }
-    let view = cluster.kube_filters();
-    let Some(wants) = view.requirements_of(&facts.uid) else {
-        return Vec::new();
-    };
-    let query = view.query(Some(&facts.uid), wants);
+pub fn unsupported(facts: &Facts) -> Vec<UnsupportedPart> {
     let mut found = BTreeMap::new();
-    for node in facts.snapshot.nodes() {
-        if let FilterVerdict::Unsupported(rule) =
-            query.verdict(&node.name, &AssumedNodeChange::default())
-        {
+    for verdict in facts.filter_verdicts.values() {
+        if let FilterVerdict::Unsupported(rule) = verdict {
             let new = || UnsupportedPart {
                 rule: rule.code().into(),
                 text: rule.to_string(),

@@ -3,7 +3,7 @@
 //! The order is by how useful the reason is: what no eviction changes comes before what is merely in use. A refusal is certain;
 //! an unknown verdict matters only if no filter refuses.
 
-use super::node::{FilterNode, TaintEffect};
+use super::node::{FilterNode, TaintEffect, UNSCHEDULABLE_TAINT};
 use super::requirements::{Requirements, UnsupportedRule};
 use super::resources::HostPort;
 use super::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, RequestedSums};
@@ -34,7 +34,7 @@ coded! {
             "the API server has shown no node with this name"
             => false;
         "tainted" Tainted { key: String, effect: TaintEffect },
-            "the node has the taint {key}:{effect}, which the pod does not tolerate"
+            "{}", taint_text(key, *effect)
             => false;
         "not-selected" NotSelected,
             "the node does not match the pod's node selector or required node affinity"
@@ -50,6 +50,10 @@ coded! {
             => true;
         "volume-elsewhere" VolumeElsewhere,
             "a volume of the pod cannot be used on the node, or none can be provisioned there"
+            => false;
+        // Never of a verdict on one node, because the claim may be about to be seen.
+        "no-claim" NoClaim { claim: Arc<str> },
+            "the persistent volume claim {claim} of the pod does not exist"
             => false;
         "host-port-in-use" HostPortInUse { port: HostPort },
             "the host port {port} of the node is in use"
@@ -68,6 +72,13 @@ pub(super) struct NodeOccupancy<'a, P> {
     pub attached: usize,
     /// A rule of those pods that is not supported.
     pub unsupported: Option<UnsupportedRule>,
+}
+
+fn taint_text(key: &str, effect: TaintEffect) -> String {
+    match key {
+        UNSCHEDULABLE_TAINT => "the node is cordoned".into(),
+        _ => format!("the node has the taint {key}:{effect}, which the pod does not tolerate"),
+    }
 }
 
 /// `64 CPU`, `60Gi of ephemeral-storage`, `2 of rdma/ib`.

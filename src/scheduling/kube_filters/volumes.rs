@@ -255,6 +255,14 @@ impl VolumeIndex {
         index
     }
 
+    /// A claim of the pod that does not exist; `None` as well if no claim at all is known.
+    pub(crate) fn missing_claim<'p>(&self, pod: &'p Requirements) -> Option<&'p Arc<str>> {
+        let name = |claim: &str| format!("{}/{claim}", pod.namespace);
+        let mut claims = pod.claims.iter();
+        let missing = claims.find(|claim| self.claims.get(&name(claim)).is_none());
+        missing.filter(|_| self.claims.0.iter().any(|shard| !shard.is_empty()))
+    }
+
     /// The rules that the volumes of a pod with these requirements set for its node.
     pub(super) fn rules_for<'a>(&'a self, pod: &Requirements) -> VolumeRules<'a> {
         let mut found = VolumeRules::default();

@@ -73,6 +73,9 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
         (GpuRequest::Claims, _) => return Ok(()),
         (GpuRequest::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
         (GpuRequest::Vram, NodeKind::Dra) => return Err(Misfit::DraNode),
+        (GpuRequest::Plugin { .. }, NodeKind::Stowage) if node.gpus.is_empty() => {
+            return Err(Misfit::NoGpus);
+        }
         (GpuRequest::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
         _ => {}
     }

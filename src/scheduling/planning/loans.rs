@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 pub struct LoanEviction {
     pub uid: PodUid,
     pub key: PodKey,
-    /// A pod that needs the VRAM.
-    pub lender: PodKey,
+    /// The pod that needs the VRAM; `None` if it may be one of several.
+    pub lender: Option<PodKey>,
     pub gpu: GpuUuid,
     /// Whether the eviction is early: the lender has not asked yet, and will be needed soon.
     pub is_early: bool,
@@ -95,15 +95,14 @@ fn evict_on(
         if owed == Bytes::ZERO {
             continue;
         }
-        let Some(lender) = node_state.pod_in_need(index) else {
+        let in_need = node_state.pods_in_need(index);
+        let Some(first) = in_need.first() else {
             continue;
         };
-        let is_early = !lender.is_waking && node_state.is_recalled(&lender.uid);
-        let Some(lender) = ledger
-            .pod_state(&lender.uid)
-            .map(|pod_state| pod_state.key.clone())
-        else {
-            continue;
+        let is_early = !first.is_waking && node_state.is_recalled(&first.uid);
+        let lender = match &in_need[..] {
+            [one] => ledger.pod_state(&one.uid).map(|pod| pod.key.clone()),
+            _ => None,
         };
         let gpu = &node_state.view().devices[index].uuid;
         // A Binding that is on its way is waited for: then the pod can be evicted.

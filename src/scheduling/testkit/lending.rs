@@ -27,6 +27,18 @@ impl LedgerCluster {
     /// A second later, the agent of a node with one GPU reports so many GiB in use there: by these pods, and beside them. The
     /// engines of some of them sleep.
     pub fn report_use(&mut self, on: &str, used: &[(&str, u64)], beside: u64, asleep: &[&str]) {
+        self.report_sleep(on, used, beside, asleep, &[]);
+    }
+
+    /// The same, where some engines are seen to be awake.
+    pub fn report_sleep(
+        &mut self,
+        on: &str,
+        used: &[(&str, u64)],
+        beside: u64,
+        asleep: &[&str],
+        awake: &[&str],
+    ) {
         self.advance(1);
         let mut attributed: Vec<_> = used
             .iter()
@@ -40,10 +52,12 @@ impl LedgerCluster {
             attributed,
             engine_load: EngineLoad::NONE,
         };
-        let sleep = asleep
-            .iter()
-            .map(|pod| (uid(pod), SleepState::Asleep))
+        let states = [(asleep, SleepState::Asleep), (awake, SleepState::Awake)];
+        let mut sleep: Vec<_> = states
+            .into_iter()
+            .flat_map(|(pods, state)| pods.iter().map(move |pod| (uid(pod), state)))
             .collect();
+        sleep.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let reading = NodeReading {
             sampled: self.ledger().now(),
             gpus: vec![gpu],

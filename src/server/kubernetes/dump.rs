@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use stowage_kubernetes_objects::port::{BindOrder, BindOutcome, ControlPlane, IsD
 use stowage_scheduling::control_loop::{
     ControlPlaneError, EvictionOutcome, EvictionReason, FreshPod, PodEvent, StatusChange,
 };
-use stowage_scheduling::ids::{NodeName, PodKey, PodUid, printable};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid, printable};
 use stowage_scheduling::policy::NamespaceLabels;
 use stowage_scheduling::units::{is_or_are, plural};
 use tracing::info;
@@ -324,13 +324,18 @@ impl DumpControlPlane {
         index: &mut ClusterIndex,
     ) -> Result<Self, DumpError> {
         let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
+        let mut labelled_nodes = Vec::new();
         index.begin_node_list();
         index.begin_pod_list(service);
         index.begin_budget_list(service);
         index.begin_namespace_list();
         index.begin_slice_list(service);
         dump.for_each_object(|object| match object {
-            DumpObject::Node(node) => index.apply_node(service, &node),
+            DumpObject::Node(node) => {
+                index.apply_node(service, &node);
+                let has_labels = matches!(objects::devices_from_labels(&node), Ok(Some(_)));
+                labelled_nodes.extend(has_labels.then_some(node));
+            }
             DumpObject::Pod(pod) => {
                 index.apply_pod(service, &pod);
                 pods.extend(pod_on_record(&pod));
@@ -343,6 +348,14 @@ impl DumpControlPlane {
             DumpObject::StorageClass(class) => index.apply_storage(service, &*class),
             DumpObject::Slice(slice) => drop(index.apply_slice(service, &slice)),
         })?;
+        // No agent says which UUIDs a node's GPUs have, and the records of its pods do.
+        let recorded = recorded_by_node(&pods);
+        for node in labelled_nodes {
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            if let Some(recorded) = recorded.get(name) {
+                index.apply_node_with_recorded(service, &node, recorded);
+            }
+        }
         index.end_node_list(service);
         index.end_pod_list(service);
         // A dump without budgets means that there are none.
@@ -393,6 +406,17 @@ impl DumpControlPlane {
             _ => Err(ControlPlaneError::Gone),
         }
     }
+}
+
+fn recorded_by_node(pods: &BTreeMap<PodKey, FreshPod>) -> BTreeMap<&str, BTreeSet<GpuUuid>> {
+    let mut found = BTreeMap::<&str, BTreeSet<GpuUuid>>::new();
+    for pod in pods.values() {
+        if let (Some(node), Some(devices)) = (&pod.node, &pod.devices) {
+            let on_node = found.entry(node.as_str()).or_default();
+            on_node.extend(devices.iter().cloned());
+        }
+    }
+    found
 }
 
 fn pod_on_record(pod: &Pod) -> Option<(PodKey, FreshPod)> {
@@ -475,6 +499,7 @@ impl ControlPlane for DumpControlPlane {
 mod tests {
     use super::*;
     use stowage_scheduling::policy::Policy;
+    use stowage_scheduling::units::Bytes;
 
     #[test]
     fn pods_that_cannot_be_understood_are_named_with_the_reason() {
@@ -544,5 +569,65 @@ mod tests {
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));
         assert_eq!(load(&[node]), (0, 0));
+    }
+
+    /// A node with so many GPUs of 80 GiB by its labels, and pods that are bound to it: name, GiB, recorded devices.
+    fn load_bound(gpus: u32, bound: &[(&str, u32, &str)]) -> Vec<(String, Bytes)> {
+        let node = format!(
+            r#"{{"kind": "Node", "metadata": {{"name": "a", "labels": {{"nvidia.com/gpu.count": "{gpus}",
+            "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}}},
+            "status": {{"capacity": {{"stowage.dev/vram": "999Gi"}}, "allocatable": {{"stowage.dev/vram": "999Gi", "pods": "9"}}}}}}"#
+        );
+        let pod = |(name, gib, devices): &(&str, u32, &str)| {
+            let gpus = devices.split(',').count();
+            format!(
+                r#"{{"kind": "Pod", "metadata": {{"name": "{name}", "namespace": "x", "uid": "{name}", "annotations":
+                {{"stowage.dev/devices": "{devices}", "stowage.dev/vram-granted": "{gib}Gi", "stowage.dev/gpus": "{gpus}"}}}},
+                "spec": {{"nodeName": "a", "containers": [{{"name": "c", "resources": {{"limits": {{"stowage.dev/vram": "{gib}Gi"}}}}}}]}},
+                "status": {{"phase": "Running"}}}}"#
+            )
+        };
+        let items: Vec<String> = bound.iter().map(pod).chain([node]).collect();
+        let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+        let service = ServerState::new(Policy::default());
+        let dump = Dump::from_text(text, Path::new("dump"));
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let cluster = service.cluster();
+        let node = cluster
+            .ledger()
+            .node(&NodeName::parse("a").unwrap())
+            .unwrap();
+        let each = node.devices.iter().zip(node.gpus.iter());
+        each.map(|(device, gpu)| (device.uuid.to_string(), gpu.charged))
+            .collect()
+    }
+
+    #[test]
+    fn a_pod_of_a_dump_is_charged_on_the_gpus_that_its_binding_records() {
+        let gib = |uuid: &str, gib| (uuid.to_owned(), Bytes::gib(gib));
+        let all_known = [("p", 40, "GPU-b"), ("q", 20, "GPU-b"), ("r", 10, "GPU-a")];
+        assert_eq!(
+            load_bound(2, &all_known),
+            [gib("GPU-a", 10), gib("GPU-b", 60)]
+        );
+        let over_two = [("p", 40, "GPU-b,GPU-c"), ("q", 30, "GPU-b")];
+        let left = GpuUuid::from_index(2).to_string();
+        assert_eq!(
+            load_bound(3, &over_two),
+            [gib("GPU-b", 50), gib("GPU-c", 20), gib(&left, 0)]
+        );
+        // Bound by index, when no agent had reported.
+        let by_index = format!("{}", GpuUuid::from_index(0));
+        let both = [("p", 40, by_index.as_str()), ("q", 30, "GPU-b")];
+        assert_eq!(load_bound(2, &both), [gib(&by_index, 40), gib("GPU-b", 30)]);
+    }
+
+    #[test]
+    fn records_of_more_gpus_than_a_node_has_match_none_of_them() {
+        let found = load_bound(1, &[("p", 40, "GPU-a"), ("q", 30, "GPU-b")]);
+        assert_eq!(
+            found,
+            [(GpuUuid::from_index(0).to_string(), Bytes::gib(70))]
+        );
     }
 }

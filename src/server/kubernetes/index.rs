@@ -29,7 +29,7 @@ use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_kubernetes_objects::ReservationMessage;
 use stowage_scheduling::control_loop::PodEvent;
-use stowage_scheduling::ids::{NodeName, PodKey, PodUid};
+use stowage_scheduling::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage_scheduling::kube_filters::StorageKind;
 use stowage_scheduling::ledger::{
     Ledger, PodPhase, PodState, PodWarning, StartProgress, TimedStart,
@@ -288,6 +288,16 @@ impl ClusterIndex {
     // ---- nodes ----
 
     pub fn apply_node(&mut self, service: &ServerState, node: &Node) {
+        self.apply_node_with_recorded(service, node, &BTreeSet::new());
+    }
+
+    /// A node without an agent, on whose GPUs bound pods are recorded.
+    pub(super) fn apply_node_with_recorded(
+        &mut self,
+        service: &ServerState,
+        node: &Node,
+        recorded: &BTreeSet<GpuUuid>,
+    ) {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
         let record = IndexedNode {
@@ -307,7 +317,8 @@ impl ClusterIndex {
             identity: objects::node_identity(node),
             // Feature discovery's labels count only where Stowage may allocate the GPUs: other nodes have them as well.
             labelled: if record.kind == NodeKind::Stowage {
-                labelled.unwrap_or_default()
+                let devices = labelled.unwrap_or_default();
+                devices.map(|devices| objects::with_recorded_uuids(devices, recorded))
             } else {
                 Some(Vec::new())
             },

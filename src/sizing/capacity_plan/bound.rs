@@ -406,28 +406,31 @@ fn plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
 
 /// Lower bound where nodes were observed: by the count of each resource, because a plugin may offer one GPU several times over.
 fn observed_plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerBound {
-    let mut requested: BTreeMap<&PluginResource, u64> = BTreeMap::new();
+    let mut requested: BTreeMap<&PluginResource, Vec<u64>> = BTreeMap::new();
     for (resource, _, count) in pods.iter().filter_map(|pod| requested_devices(pod)) {
-        *requested.entry(resource).or_default() += u64::from(count);
+        requested.entry(resource).or_default().push(count.into());
     }
     // How a described node is cut is not known here: assume eight slices on each GPU, the maximum.
     let offers = |kind: &NodeTemplate, resource: &PluginResource| match &kind.plugin_devices {
         Some(devices) => devices.get(resource).copied().unwrap_or(0),
         None => kind.gpus * 8,
     };
-    let most = |resource| {
-        kinds
+    let of_each = requested.iter().filter_map(|(resource, counts)| {
+        let offered = kinds
             .iter()
-            .map(|kind| u64::from(offers(kind, resource)))
-            .max()
-            .unwrap_or(0)
-    };
-    let of_each = requested.iter().filter(|(resource, _)| most(resource) > 0);
-    let nodes = of_each
-        .map(|(resource, count)| count.div_ceil(most(resource)))
-        .max()
-        .unwrap_or(0);
-    let by_devices = u32::try_from(nodes).unwrap_or(u32::MAX);
+            .map(|kind| (kind, u64::from(offers(kind, resource))))
+            .filter(|(_, offered)| *offered > 0);
+        let most = offered.clone().map(|(_, offered)| offered).max()?;
+        let total: u64 = counts.iter().sum();
+        // The kind that offers a GPU most often bounds all.
+        let gpus = offered
+            .map(|(kind, offered)| (total * u64::from(kind.gpus)).div_ceil(offered))
+            .min()?;
+        Some((l2(counts, most), u32::try_from(gpus).unwrap_or(u32::MAX)))
+    });
+    let (by_devices, gpus) = of_each.fold((0, 0), |(nodes, gpus), one| {
+        (nodes.max(one.0), gpus.max(one.1))
+    });
     let nodes = by_devices.max(host_bound(pods, kinds));
     let least = kinds
         .iter()
@@ -439,12 +442,17 @@ fn observed_plugin_bound(pods: &[&PodToPlace], kinds: &[NodeTemplate]) -> LowerB
             }
         })
         .min();
+    let gpus = gpus.max(nodes * least.unwrap_or(1));
     let because = (nodes > 0).then(|| match nodes > by_devices {
         true => nodes_reason(nodes),
-        false => format!("devices of a plugin need {}", plural(nodes, "node")),
+        false => format!(
+            "devices of a plugin need {} on {}",
+            plural(gpus, "GPU"),
+            plural(nodes, "node")
+        ),
     });
     LowerBound {
-        gpus: nodes * least.unwrap_or(1),
+        gpus,
         nodes,
         because: because.into_iter().collect(),
     }

@@ -1,5 +1,6 @@
 //! Plans for cases whose answer is known.
 
+use super::bound::lower_bound;
 use super::plan;
 use super::question::{NodeTemplate, PodToPlace, TemplateHost};
 use super::report::{CapacityPlan, GpuSharing, OneMore};
@@ -532,4 +533,33 @@ fn the_policys_headroom_is_not_allocated() {
         (found.gpus, found.node_kinds[0].allocatable_bytes),
         (2, Bytes::gib(72))
     );
+}
+
+/// Observed nodes of one kind with so many GPUs, each of which a device plugin offers so many times.
+fn observed_plugin_nodes(gpus: u32, shares: u32) -> NodeTemplate {
+    let resource = PluginResource::parse("nvidia.com/gpu").unwrap();
+    NodeTemplate {
+        plugin_devices: Some(BTreeMap::from([(resource, gpus * shares)])),
+        ..nodes_with_gpu(gpus, "A100-80GB", None)
+    }
+}
+
+#[test]
+fn observed_plugin_nodes_of_several_sizes_are_bounded_by_the_devices_that_pods_ask_for() {
+    let bound = |count: usize, each: u32, kinds: &[NodeTemplate]| {
+        let name = |number| format!("p-{number}");
+        let pods = (0..count).map(|number| plugin_pod(&name(number), "nvidia.com/gpu", each));
+        let question = question(policy(&[]), pods.collect::<Vec<_>>(), kinds.to_vec());
+        let all: Vec<usize> = (0..count).collect();
+        let found = lower_bound(&question, &all);
+        (found.gpus, found.nodes)
+    };
+    let whole = [observed_plugin_nodes(4, 1), observed_plugin_nodes(8, 1)];
+    assert_eq!(bound(80, 1, &whole), (80, 10));
+    assert_eq!(bound(10, 8, &whole), (80, 10));
+    // Shares of a GPU: as many as the kind with the most of them has.
+    let shared = [observed_plugin_nodes(4, 4), observed_plugin_nodes(8, 1)];
+    assert_eq!(bound(80, 1, &shared), (20, 5));
+    // No two of these pods are on one node.
+    assert_eq!(bound(6, 5, &whole), (30, 6));
 }

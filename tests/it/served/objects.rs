@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use stowage_scheduling::ids::{PodKey, PodUid};
 
 pub fn node(name: &str) -> Value {
-    json!({ "kind": "Node", "metadata": { "name": name }, "status": {} })
+    json!({ "kind": "Node", "metadata": { "name": name }, "status": { "allocatable": { "pods": "110" } } })
 }
 
 /// What feature discovery says of a node with so many GPUs of 80 GiB.

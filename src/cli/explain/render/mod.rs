@@ -74,6 +74,13 @@ fn headline(explanation: &Explanation) -> String {
                 plural(counts.nodes, "node")
             )
         }
+        _ if counts.fit > 0 => {
+            let nodes = plural(counts.nodes, "node");
+            format!(
+                "{pod} fits on {} of {nodes}, but its group does not.",
+                counts.fit
+            )
+        }
         _ => format!("{pod} fits on none of {}.", plural(counts.nodes, "node")),
     }
 }
@@ -129,6 +136,12 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
     }
     rows.extend(
         explanation
+            .group
+            .iter()
+            .map(|reason| ("group".into(), format!("cannot be placed: {}", reason.text))),
+    );
+    rows.extend(
+        explanation
             .standby
             .iter()
             .map(|part| ("replica".into(), part.text.clone())),
@@ -143,7 +156,7 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
         explanation
             .unsupported
             .iter()
-            .map(|part| ("planner".into(), unsupported(part, explanation))),
+            .map(|part| ("scheduler".into(), unsupported(part, explanation))),
     );
     rows.extend(
         explanation
@@ -174,7 +187,7 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
 
 fn unsupported(part: &UnsupportedPart, explanation: &Explanation) -> String {
     format!(
-        "does not evaluate {} of {}: {} ({})",
+        "whether kube-scheduler accepts {} of {} is unknown, and the planner evicts nothing there for it: {} ({})",
         part.nodes,
         plural(explanation.counts.nodes, "node"),
         part.text,

@@ -20,7 +20,8 @@ use stowage_scheduling::vocabulary::node_reading::Freshness;
 const INDENT: usize = 3;
 
 pub fn text(node: &NodePart, paint: Paint) -> String {
-    let (verdict, style) = match (&node.misfit, &node.score) {
+    let refused = node.misfit.as_ref().or(node.kube_scheduler.as_ref());
+    let (verdict, style) = match (refused, &node.score) {
         (Some(misfit), _) => (
             format!("does not fit ({})", misfit.code),
             Style::new().red(),
@@ -39,6 +40,17 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             .as_ref()
             .map(|misfit| ("why".into(), misfit.text.clone())),
     );
+    rows.extend(node.kube_scheduler.as_ref().map(|reason| {
+        let stowage = if node.misfit.is_none() {
+            "; by Stowage it fits"
+        } else {
+            ""
+        };
+        (
+            "scheduler".into(),
+            format!("kube-scheduler refuses it: {}{stowage}", reason.text),
+        )
+    }));
     let is_new = |warning: &&String| {
         node.misfit
             .as_ref()

@@ -259,6 +259,9 @@ fn start_agent(
     facts: &Facts,
     outline: &NodeOutline,
 ) -> Option<RemedyChange> {
+    if facts.demand().is_allocated_externally() {
+        return None;
+    }
     let lacks_report = |misfit: &Misfit| {
         matches!(
             misfit,

@@ -13,7 +13,7 @@ mod victims;
 pub(crate) use impasse::Impasse;
 pub use impasse::{ImpasseKind, impasse};
 
-use super::explanation::{OthersPart, PodVerdict, ShareAmount};
+use super::explanation::{OthersPart, PodVerdict, Reason, ShareAmount};
 use super::facts::Facts;
 use super::nodes::NodeOutline;
 use super::units::{format_quantity, format_share, human_duration};
@@ -57,7 +57,7 @@ pub struct RemedyPlacement {
 }
 
 coded! {
-    /// Every change but the first six and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
+    /// Every change but the first seven and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
     /// the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
@@ -79,6 +79,10 @@ coded! {
         "rejected-by-others" RejectedByOthers { node: NodeName, nodes: u32 },
             "it fits on {node}{}, and kube-scheduler does not ask about it: another plugin rejects it, for taints, affinity, CPU, memory or \
              volumes; {DESCRIBE}", more_nodes_text(*nodes)
+            => (1, None);
+        /// The pod fits there by Stowage alone: kube-scheduler's own filters refuse the node, for `reason`.
+        "rejected-by-kube-scheduler" RejectedByKubeScheduler { node: NodeName, nodes: u32, reason: Reason },
+            "Stowage would place it on {node}{}, and kube-scheduler refuses that: {}", more_nodes_text(*nodes), reason.text
             => (1, None);
         /// In a rolling update, the pod that it replaces has what it needs, and leaves only when this one is ready.
         "let-predecessor-leave" LetPredecessorLeave { node: NodeName, pod: String },
@@ -213,6 +217,8 @@ pub fn remedies(
         }
         PodVerdict::Fits => rejected_by_other_plugins(cluster, facts, outline),
         PodVerdict::Reserved => wait_for_victims(facts).into_iter().collect(),
+        // Only its group does not.
+        PodVerdict::DoesNotFit if outline.counts.fit > 0 => Vec::new(),
         PodVerdict::DoesNotFit => possible_changes(cluster, facts, outline),
     };
     changes.sort_by_key(|change| change.entry().0);
@@ -251,6 +257,14 @@ fn possible_changes(
     let mut changes: Vec<RemedyChange> = victims::preempt(cluster, facts, outline)
         .into_iter()
         .collect();
+    let by_kube_scheduler = outline.refused_by_kube_scheduler(facts).into_iter();
+    changes.extend(by_kube_scheduler.map(|(place, reason, nodes)| {
+        RemedyChange::RejectedByKubeScheduler {
+            node: facts.snapshot.nodes()[place].name.clone(),
+            nodes,
+            reason,
+        }
+    }));
     changes.extend(
         cluster
             .ledger()

@@ -8,6 +8,7 @@ use crate::evicting::{
 use crate::explaining::explanation::OthersPart;
 use crate::explaining::facts::{Facts, MAX_NODES_SEARCHED_FOR_VICTIMS};
 use crate::explaining::nodes::NodeOutline;
+use crate::kube_filters::{AssumedNodeChange, FilterVerdict};
 use crate::ledger::evictions::EvictionLimit;
 use crate::ledger::{PodState, PotentialVictim};
 use crate::placing::fit::{check_node_admission, evictions_could_resolve};
@@ -72,10 +73,13 @@ fn cheapest(
             && evictions_could_resolve(&nodes[*place].gpus, demand)
     };
     let places = outline
-        .refused_and_queried(facts)
-        .map(|(place, _)| place)
+        .preemption_places(facts)
         .filter(could_help)
         .take(MAX_NODES_SEARCHED_FOR_VICTIMS);
+    let filters = cluster.kube_filters();
+    let query = filters
+        .requirements_of(&facts.uid)
+        .map(|wants| filters.query(Some(&facts.uid), wants));
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let candidate = cluster
@@ -89,19 +93,32 @@ fn cheapest(
         let candidate = PreemptionCandidate {
             shortfall: Shortfall {
                 vram: missing,
-                ..Shortfall::default()
+                host_resources: query.as_ref().map_or_else(Default::default, |query| {
+                    query.shortfall(name, &AssumedNodeChange::default())
+                }),
             },
             ..candidate
         };
         let set = cheapest_victims(&candidate, demand, BudgetRules::Keep)
             .filter(|set| !set.victims.is_empty())?;
+        let leaving = set.all_victims();
+        let change = AssumedNodeChange {
+            leaving: &leaving,
+            coming: &[],
+        };
+        let is_refused = query
+            .as_ref()
+            .is_some_and(|query| matches!(query.verdict(name, &change), FilterVerdict::Rejects(_)));
+        if is_refused {
+            return None;
+        }
         let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
         let victims = candidate
             .potential_victims
             .into_iter()
             .filter(leaves)
             .collect();
-        let limit = cluster.ledger().eviction_limit(&set.all_victims());
+        let limit = cluster.ledger().eviction_limit(&leaving);
         Some(FoundVictims {
             node_index: place,
             set,

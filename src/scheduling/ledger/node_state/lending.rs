@@ -121,6 +121,10 @@ impl Sleep {
 }
 
 impl Lender {
+    fn is_lending(&self) -> bool {
+        self.sleep.as_ref().is_some_and(|sleep| sleep.lends)
+    }
+
     fn end_loan(&mut self) {
         if let Some(Sleep {
             lends: true, last, ..
@@ -390,20 +394,28 @@ impl NodeState {
             .filter(|resident| resident.has_unanswered_wake)
     }
 
-    /// The pod that needs what borrowers have of a GPU: one that is to wake, or else one that is recalled, or else one that lends,
-    /// or else any.
-    pub(crate) fn pod_in_need(&self, gpu_index: usize) -> Option<&ResidentPod> {
-        let here = self
-            .residents()
-            .iter()
-            .filter(|resident| resident.gpus.contains(gpu_index) && !resident.borrows);
-        here.max_by_key(|resident| {
+    /// The pods that need what borrowers have of a GPU: those that are to wake, or else those that are recalled, or else those whose
+    /// loan ended last, or else those that are awake, or else any. Several if nothing tells which of them it is.
+    pub(crate) fn pods_in_need(&self, gpu_index: usize) -> Vec<&ResidentPod> {
+        let need = |resident: &ResidentPod| {
+            let lender = self.lending.lenders.get(&resident.uid);
+            let ended = lender.filter(|lender| !lender.is_lending());
             (
                 resident.is_waking,
                 self.is_recalled(&resident.uid),
-                resident.lends,
+                ended.and_then(|lender| lender.ended.last()),
+                lender.is_some_and(|lender| lender.is_awake),
             )
-        })
+        };
+        let here = || {
+            let on_gpu = |resident: &&ResidentPod| resident.gpus.contains(gpu_index);
+            let residents = self.residents().iter().filter(on_gpu);
+            residents.filter(|resident| !resident.borrows)
+        };
+        let most = here().map(need).max();
+        here()
+            .filter(|resident| Some(need(resident)) == most)
+            .collect()
     }
 
     /// Whether the whole grant of a pod that is to wake is free, and stays so: each of its GPUs has room for what all its pods are

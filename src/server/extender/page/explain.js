@@ -22,7 +22,7 @@ function stage(of) {
 }
 
 function node(of) {
-  const state = of.misfit ? `does not fit: ${of.misfit.text}` : of.isOwn ? "has the pod" : of.score ? `fits, rank ${of.score.rank}` : "fits";
+  const state = of.misfit ? `does not fit: ${of.misfit.text}` : of.kubeScheduler ? `kube-scheduler refuses it: ${of.kubeScheduler.text}` : of.isOwn ? "has the pod" : of.score ? `fits, rank ${of.score.rank}` : "fits";
   return el("details", { open: of.isOwn || undefined },
     el("summary", {}, el("strong", {}, of.name), " ", el("span", { class: "dim" }, state)),
     of.readyInMillis !== null && of.readyInMillis !== undefined ? el("p", { class: "dim" }, `Answers ${time(of.readyInMillis)} after binding.`) : null,
@@ -43,8 +43,9 @@ export function explanation(of) {
     facts([["Requests", `${size}, ${request.sharing}`], ["Model", request.model], ["Priority", `${request.priority}${request.mayPreempt ? "" : ", never preempts"}`],
       ["Class", `${of.class.name}${of.class.because.length ? `: ${of.class.because.map((one) => `${one.field} is ${one.wants}`).join(", ")}` : ""}${of.class.preemptible ? "; preemptible" : ""}`],
       ["Tenant", tenant && `${tenant.name}: uses ${bytes(tenant.used.vramBytes)}${tenant.limit.vramBytes ? ` of at most ${bytes(tenant.limit.vramBytes)}` : ""}`],
+      ["Group", of.group && `cannot be placed: ${of.group.text}`],
       ["Policy", `${of.policy.digest}, ${of.policy.mode === "shadow" ? "shadow mode" : "enforced"}`]]),
-    (of.unsupported ?? []).length ? el("section", {}, el("h3", {}, "What the planner does not evaluate"), el("ul", {}, of.unsupported.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
+    (of.unsupported ?? []).length ? el("section", {}, el("h3", {}, "What is unknown of kube-scheduler"), el("ul", {}, of.unsupported.map((one) => el("li", {}, `${one.text}, on ${plural(one.nodes, "node")}`)))) : null,
     of.groups.length ? el("section", {}, el("h3", {}, "Nodes that do not fit, by reason"), el("ul", { class: "groups" }, of.groups.map((one) => el("li", {}, el("strong", {}, `${number(one.count)} × ${one.code}`), el("span", { class: "dim" }, `such as ${one.example}: ${one.text}`))))) : null,
     of.nodes.length ? el("section", {}, el("h3", {}, of.nodes.length === 1 && of.nodes[0].isOwn ? "Its node" : "Nodes"), of.nodes.map(node)) : null,
     el("p", { class: "dim" }, `In a terminal: stowage explain ${podName(of.pod)}`),

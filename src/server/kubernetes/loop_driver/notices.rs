@@ -36,7 +36,8 @@ impl LoopDriver {
                 metrics.lending.recalls.inc_by(begun as u64);
             }
             LoopNotice::LoanEnds { pod, lender, gpu } => {
-                info!(%pod, %lender, %gpu, "its loan ends")
+                let lender = lender.map(tracing::field::display);
+                info!(%pod, lender, %gpu, "its loan ends")
             }
             LoopNotice::LoanEviction(outcome) => {
                 let evictions = &metrics.lending.evictions;

@@ -276,3 +276,64 @@ fn a_pod_of_which_nothing_is_known_delays_a_wake_only_by_vram_that_a_borrower_co
     cluster.report_use("n", &[("engine", 4), ("unknown", 1)], 0, &["engine"]);
     assert!(cluster.ledger().unanswered_wakes()[0].is_wakeable);
 }
+
+/// Two engines sleep on the GPU, and lend to a job.
+fn two_lenders() -> LedgerCluster {
+    let mut cluster = LedgerCluster::with_policy_and_nodes(lending_policy(), &[("n", 1)]);
+    for engine in ["llama", "phi"] {
+        let observed = ObservedDisruptionInfo::default();
+        cluster.add_running(engine, ("n", 0), shared(30, 0), None, observed);
+    }
+    let asleep = ["llama", "phi"];
+    (0..3).for_each(|_| cluster.report_use("n", &[("llama", 4), ("phi", 4)], 0, &asleep));
+    cluster.add_waiting("job", shared(50, -10));
+    let placement = cluster.bind_on_n("job").unwrap();
+    cluster.apply(BindingWritten {
+        uid: uid("job"),
+        node: node("n"),
+        devices: Some(placement.devices),
+    });
+    let used = [("llama", 4), ("phi", 4), ("job", 50)];
+    cluster.report_use("n", &used, 0, &asleep);
+    cluster
+}
+
+/// The lender that each eviction of a borrower names.
+fn blamed(cluster: &LedgerCluster) -> Vec<String> {
+    let evictions = loans_to_end(cluster.ledger(), &BTreeSet::new(), &BTreeSet::new());
+    let lenders = evictions.into_iter().map(|eviction| eviction.lender);
+    lenders
+        .map(|lender| lender.map_or("none".into(), |lender| lender.to_string()))
+        .collect()
+}
+
+#[test]
+fn the_engine_that_woke_without_asking_is_named_and_not_one_that_sleeps() {
+    for (woken, sleeps) in [("llama", "phi"), ("phi", "llama")] {
+        let mut cluster = two_lenders();
+        let used = [("llama", 4), ("phi", 4), ("job", 50)];
+        cluster.report_sleep("n", &used, 0, &[sleeps], &[woken]);
+        assert_eq!(blamed(&cluster), [key(woken).to_string()]);
+        // One that was awake long before is not why.
+        let mut cluster = two_lenders();
+        cluster.advance(7200);
+        cluster.report_sleep("n", &used, 0, &[sleeps], &[woken]);
+        assert_eq!(blamed(&cluster), [key(woken).to_string()]);
+    }
+}
+
+#[test]
+fn an_engine_that_needs_more_while_it_sleeps_is_named() {
+    let mut cluster = two_lenders();
+    let used = [("llama", 25), ("phi", 4), ("job", 50)];
+    cluster.report_use("n", &used, 0, &["llama", "phi"]);
+    assert_eq!(blamed(&cluster), [key("llama").to_string()]);
+}
+
+#[test]
+fn of_two_engines_that_wake_at_once_none_is_named() {
+    let mut cluster = two_lenders();
+    let used = [("llama", 4), ("phi", 4), ("job", 50)];
+    cluster.report_sleep("n", &used, 0, &[], &["llama", "phi"]);
+    assert_eq!(blamed(&cluster), ["none"]);
+}
