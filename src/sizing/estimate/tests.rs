@@ -2,6 +2,7 @@
 
 mod mistakes;
 mod right_size;
+mod skipped_modules;
 
 use super::architecture::ModelArchitecture;
 use super::config::{Config, ConfigError};
