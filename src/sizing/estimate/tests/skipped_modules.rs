@@ -72,3 +72,85 @@ fn a_name_is_a_whole_part_of_a_modules_name_and_a_star_stands_for_any_text() {
         "MiniMax-M2.5's gate is a router, not a gate_proj"
     );
 }
+
+#[test]
+fn each_name_of_the_list_is_read() {
+    for list in [
+        "ignore",
+        "llm_int8_skip_modules",
+        "modules_to_not_convert",
+        "exclude_modules",
+        "ignored_layers",
+    ] {
+        let model = with_quantization(
+            LLAMA_8B,
+            &format!(
+                r#"{{"quant_method": "bitsandbytes", "load_in_8bit": true, "{list}": ["self_attn"]}}"#
+            ),
+        );
+        let all = with_quantization(
+            LLAMA_8B,
+            r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#,
+        );
+        let added = weights::bytes_per_gpu(&model, 1).0 - weights::bytes_per_gpu(&all, 1).0;
+        assert_eq!(added, 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024), "{list}");
+    }
+}
+
+#[test]
+fn every_group_has_its_own_precision_and_what_is_in_none_keeps_16_bits() {
+    let matrices = |config: &str| {
+        let model = with_quantization(LLAMA_8B, config);
+        weights::bytes_per_gpu(&model, 1).0 - 2 * (2 * 128_256 * 4096 + 65 * 4096)
+    };
+    let attention = 32 * (4096 * 4096 * 2 + 2 * 4096 * 1024);
+    let feed_forward = 32 * 3 * 4096 * 14_336;
+    let group = |targets: &str, bits: u64| {
+        format!(
+            r#"{{"targets": [{targets}], "weights": {{"num_bits": {bits}, "type": "float", "group_size": 16}}}}"#
+        )
+    };
+    let groups = |all: &[String]| {
+        let all: Vec<String> = all
+            .iter()
+            .enumerate()
+            .map(|(at, one)| format!("\"group_{at}\": {one}"))
+            .collect();
+        matrices(&format!(
+            r#"{{"quant_method": "compressed-tensors", "config_groups": {{{}}}}}"#,
+            all.join(", ")
+        ))
+    };
+    let names = |text: &str| text.to_owned();
+    // The one that names a module comes before the one for all, in either order.
+    for all in [
+        [group(r#""Linear""#, 4), group(r#""re:.*self_attn.*""#, 8)],
+        [
+            group(r#""re:.*self_attn.*""#, 8),
+            group(&names(r#""Linear""#), 4),
+        ],
+    ] {
+        assert_eq!(groups(&all), attention + feed_forward * 9 / 16);
+    }
+    assert_eq!(
+        groups(&[group(r#""re:.*mlp.*""#, 4)]),
+        attention * 2 + feed_forward * 9 / 16
+    );
+    // ModelOpt names each module with its algorithm.
+    let layers: Vec<String> = (0..32)
+        .flat_map(|layer| {
+            ["gate", "up", "down"].map(|name| {
+                format!(r#""model.layers.{layer}.mlp.{name}_proj": {{"quant_algo": "W4A16_NVFP4", "group_size": 16}}"#)
+            })
+        })
+        .collect();
+    let mixed = format!(
+        r#"{{"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {{
+            "model.layers.0.self_attn.q_proj": {{"quant_algo": "FP8"}}, {}}}}}"#,
+        layers.join(", ")
+    );
+    assert_eq!(
+        matrices(&mixed),
+        attention * 2 - 4096 * 4096 + feed_forward * 9 / 16
+    );
+}
