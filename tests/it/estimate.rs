@@ -2,4 +2,5 @@
 //! it.
 
 mod command;
+mod configs;
 mod published;

@@ -12,13 +12,13 @@ const LLAMA_8B: &str = r#"{
   "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8
 }"#;
 
-struct StowageOutput {
-    code: i32,
-    out: String,
-    err: String,
+pub struct StowageOutput {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
-fn stowage(arguments: &[&str]) -> StowageOutput {
+pub fn stowage(arguments: &[&str]) -> StowageOutput {
     reading(b"", arguments)
 }
 
@@ -43,20 +43,20 @@ fn reading(input: &[u8], arguments: &[&str]) -> StowageOutput {
     }
 }
 
-fn json_of(arguments: &[&str]) -> Value {
+pub fn json_of(arguments: &[&str]) -> Value {
     let said = stowage(&[arguments, &["-o", "json"]].concat());
     assert_eq!(said.code, 0, "{}", said.err);
     serde_json::from_str(&said.out).unwrap()
 }
 
 /// A folder with this as its config.json.
-fn folder(config: &str) -> tempfile::TempDir {
+pub fn folder(config: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     folder
 }
 
-fn path(path: &Path) -> &str {
+pub fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
