@@ -54,8 +54,7 @@ impl KvCache {
             match layer.mixer {
                 Mixer::None => {}
                 Mixer::Attention(one) => {
-                    let token =
-                        saturating_product(&[2, one.kv_heads_on(gpus), one.head_dim, element]);
+                    let token = one.cached_elements_on(gpus).saturating_mul(element.into());
                     let sum = match one.window {
                         Some(window) => cache.windows.entry(window).or_default(),
                         None => &mut cache.full_attention,
@@ -65,7 +64,8 @@ impl KvCache {
                 Mixer::Latent(one) => {
                     cache.full_attention = cache
                         .full_attention
-                        .saturating_add(saturating_product(&[one.cached_elements(), element]));
+                        .saturating_add(saturating_product(&[one.cached_elements(), element]))
+                        .saturating_add(one.index_bytes.into());
                 }
                 Mixer::Recurrent(one) => {
                     cache.recurrent_state = cache

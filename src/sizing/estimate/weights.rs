@@ -1,7 +1,7 @@
 //! The weights on each GPU: every matrix in its precision, and everything else in 16 bits.
 
 use super::architecture::{Layer, ModelArchitecture};
-use super::quantization::{LayerPart, Precision};
+use super::quantization::Precision;
 use super::{PartName, VramPart, Workload, saturating_bytes, with_thousands_separators};
 use stowage_scheduling::units::Bytes;
 
@@ -31,35 +31,30 @@ pub fn part(model: &ModelArchitecture, workload: &Workload) -> VramPart {
 
 /// Bytes of the weights on each of so many GPUs.
 pub(crate) fn bytes_per_gpu(model: &ModelArchitecture, gpus: u64) -> Bytes {
-    let layers = model.layers.iter().enumerate();
-    let of_layers = layers.map(|(index, layer)| layer_bytes(model, index as u64, layer, gpus));
+    let of_layers = model
+        .layers
+        .iter()
+        .map(|layer| layer_bytes(model, layer, gpus));
     let embeddings = Precision::HALF.bytes_of(model.embeddings(gpus));
     saturating_bytes(of_layers.fold(embeddings, u128::saturating_add))
 }
 
-fn layer_bytes(model: &ModelArchitecture, index: u64, layer: &Layer, gpus: u64) -> u128 {
-    let precision_of = |part| model.quantization.precision_of(index, part);
-    let mixer = layer.mixer.parameters(model.hidden, gpus).quantizable;
-    let feed_forward = layer
-        .feed_forward
-        .parameters(model.hidden, gpus)
-        .quantizable;
-    let plain = model.layer_parameters(layer, gpus).unquantized;
-    let experts = layer.feed_forward.experts().map_or(0, |experts| {
-        let precision = precision_of(LayerPart::Experts);
-        let multiples = if precision == Precision::MXFP4 {
-            MXFP4_MULTIPLES
-        } else {
-            (1, 1)
-        };
-        precision.bytes_of(experts.weights(model.hidden, gpus, multiples))
-    });
-    [
-        precision_of(LayerPart::Mixer).bytes_of(mixer),
-        precision_of(LayerPart::FeedForward).bytes_of(feed_forward),
-        experts,
-        Precision::HALF.bytes_of(plain),
-    ]
-    .into_iter()
-    .fold(0, u128::saturating_add)
+fn layer_bytes(model: &ModelArchitecture, layer: &Layer, gpus: u64) -> u128 {
+    let parameters = model.layer_parameters(layer, gpus, (1, 1));
+    let padded = model.layer_parameters(layer, gpus, MXFP4_MULTIPLES);
+    let matrices = parameters.matrices.iter().zip(&padded.matrices);
+    let bytes = matrices
+        .zip(&layer.precisions)
+        .map(|((plain, padded), precision)| {
+            let matrix = if *precision == Precision::MXFP4 {
+                padded
+            } else {
+                plain
+            };
+            precision.bytes_of(matrix.parameters)
+        });
+    bytes.fold(
+        Precision::HALF.bytes_of(parameters.unquantized),
+        u128::saturating_add,
+    )
 }

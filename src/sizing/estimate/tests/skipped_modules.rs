@@ -45,7 +45,7 @@ fn a_regex_matches_whole_names_of_modules_from_their_start() {
     );
     assert_eq!(added_by(EXPERTS, r#""re:mlp.*", "re:experts""#), 0);
     assert_eq!(
-        added_by(EXPERTS, r#""re:.*layers\\.[12]\\..*experts\\..*""#),
+        added_by(EXPERTS, r#""re:.*layers\\.[12]\\..*\\.experts\\..*""#),
         EXPERTS_BYTES / 3 * 2
     );
 }
@@ -67,7 +67,7 @@ fn a_name_is_a_whole_part_of_a_modules_name_and_a_star_stands_for_any_text() {
     assert_eq!(attention_of(r#""model.layers.7.self_attn.q_proj""#), query);
     assert_eq!(attention_of(r#""q_proj""#), 32 * query);
     assert_eq!(
-        attention_of(r#""gate", "proj", "attn""#),
+        attention_of(r#""gate", "proj", "self_at""#),
         0,
         "MiniMax-M2.5's gate is a router, not a gate_proj"
     );
