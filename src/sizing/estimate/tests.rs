@@ -222,11 +222,12 @@ fn a_sliding_window_caps_what_its_layers_keep() {
         };
         estimate(&gemma, &workload).kv_cache
     };
-    // 10 of 62 layers see everything; a token takes 8 KiB in each.
+    // 10 of 62 layers see everything; a token takes 8 KiB in each. The engine groups layers by ten, and the last group of the
+    // other 52 is as large as the others.
     let (short, long) = (size(1024), size(32_768));
-    assert_eq!(short.bytes_per_sequence, kib(8 * 62 * 1024));
-    assert_eq!(long.bytes_per_sequence, kib(8 * (10 * 32_768 + 52 * 1024)));
-    let reading = kib(8 * 52 * 8192);
+    assert_eq!(short.bytes_per_sequence, kib(8 * 70 * 1024));
+    assert_eq!(long.bytes_per_sequence, kib(8 * (10 * 32_768 + 60 * 1024)));
+    let reading = kib(8 * 60 * 8192);
     assert_eq!(
         long.bytes,
         long.bytes_per_sequence.times(2) + reading,
@@ -244,6 +245,29 @@ fn a_sliding_window_caps_what_its_layers_keep() {
         (size.bytes_per_token, size.bytes_per_token_beyond_windows),
         (kib(128), Bytes(0))
     );
+}
+
+#[test]
+fn groups_of_layers_of_several_kinds_are_padded_to_one_size() {
+    let layers_held = |full: usize, sliding: usize| {
+        let kinds = [
+            vec!["\"full_attention\""; full],
+            vec!["\"sliding_attention\""; sliding],
+        ];
+        let file = format!(
+            r#"{{"model_type": "gpt_oss", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 512,
+                "num_attention_heads": 8, "sliding_window": 128, "layer_types": [{}]}}"#,
+            kinds.concat().join(", ")
+        );
+        let size = estimate(&read(&file).unwrap(), &workload_on(1)).kv_cache;
+        size.bytes_per_token.0 / (2 * 8 * 64 * 2)
+    };
+    // Alike, a few more of one kind, and a kind of which there is little.
+    assert_eq!(layers_held(12, 12), 24);
+    assert_eq!(layers_held(13, 12), 26);
+    assert_eq!(layers_held(5, 26), 5 + 30);
+    assert_eq!(layers_held(26, 0), 26);
+    assert_eq!(layers_held(0, 26), 26);
 }
 
 #[test]

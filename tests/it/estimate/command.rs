@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const LLAMA_8B: &str = r#"{
+pub const LLAMA_8B: &str = r#"{
   "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
   "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8
 }"#;
