@@ -1,5 +1,6 @@
 //! A model as its layers: made of a file's fields and its family's row, checked once.
 
+use super::checkpoint::Checkpoint;
 use super::config::{Config, ConfigError, Fields};
 use super::family::{CAUTIONS, Family, WindowOrder};
 use super::feed_forward::{FeedForward, FeedForwardRule};
@@ -20,6 +21,8 @@ pub struct ModelArchitecture {
     /// Maximum number of tokens in its context, if the file gives it.
     pub max_context: Option<u64>,
     pub quantization: Quantization,
+    /// Its weights, if its files are there.
+    pub(crate) checkpoint: Option<Checkpoint>,
     /// What the estimate leaves out.
     pub notes: Vec<String>,
 }
@@ -94,7 +97,10 @@ impl ModelArchitecture {
             );
         }
         let cautions = CAUTIONS.iter().filter(|(field, _)| {
-            fields.has(field) && !matches!(fields.optional_count(field), Ok(Some(0)))
+            let is_windowed = *field == "attention_chunk_size" && fields.has("sliding_window");
+            fields.has(field)
+                && !is_windowed
+                && !matches!(fields.optional_count(field), Ok(Some(0)))
         });
         notes.extend(cautions.map(|(_, caution)| (*caution).to_owned()));
         let fields = fields.with_defaults(family.defaults);
@@ -129,6 +135,7 @@ impl ModelArchitecture {
             layers: build_layers(&fields, family, &mut notes)?,
             max_context,
             quantization,
+            checkpoint: None,
             notes,
         };
         model.read_precisions();
@@ -207,45 +214,51 @@ impl ModelArchitecture {
         all
     }
 
+    /// Takes the weights from the checkpoint instead of counting them, unless another precision than its own was requested.
+    pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
+        if !self.quantization.is_overridden() {
+            self.checkpoint = Some(checkpoint);
+        }
+        self
+    }
+
+    /// Whether an engine loads the tensor of this name: neither layers for multi-token prediction, nor a tied output projection.
+    pub fn loads(&self, tensor: &str) -> bool {
+        let mut parts = tensor.split('.');
+        let is_extra = parts.clone().any(|part| part == "mtp")
+            || self.has_tied_embeddings && parts.clone().any(|part| part == "lm_head");
+        let is_language = !["vision", "visual", "audio"]
+            .iter()
+            .any(|other| tensor.contains(other));
+        let layer = parts
+            .find(|part| *part == "layers")
+            .and_then(|_| parts.next());
+        let layer = layer.and_then(|layer| layer.parse::<usize>().ok());
+        let is_beyond = is_language && layer.is_some_and(|layer| layer >= self.layers.len());
+        !is_extra && !is_beyond
+    }
+
     /// Number of all its parameters.
     pub fn parameters(&self) -> u128 {
-        self.count_parameters(|experts| experts.weights(self.hidden, 1, (1, 1)))
+        let stored = self.checkpoint.as_ref().and_then(Checkpoint::parameters);
+        stored.unwrap_or_else(|| self.counted_parameters())
+    }
+
+    fn counted_parameters(&self) -> u128 {
+        let layers = self.layers.iter();
+        let layers = layers.map(|layer| self.layer_parameters(layer, 1, (1, 1)).total());
+        layers.fold(self.embeddings(1), u128::saturating_add)
     }
 
     /// Number of parameters that one token passes through.
     pub fn active_parameters(&self) -> u128 {
-        self.count_parameters(|experts| {
-            experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count)
-                * u128::from(experts.used_per_token)
-        })
-    }
-
-    fn count_parameters(&self, of_experts: impl Fn(&super::feed_forward::Experts) -> u128) -> u128 {
-        let of_layer = |layer: &Layer| {
-            let experts = layer.feed_forward.experts().map_or(0, &of_experts);
-            self.dense_parameters(layer, 1)
-                .total()
-                .saturating_add(experts)
-        };
-        let layers = self
-            .layers
-            .iter()
-            .map(of_layer)
-            .fold(0, u128::saturating_add);
-        self.embeddings(1).saturating_add(layers)
-    }
-
-    /// Parameters of a layer on each GPU, without its experts' matrices.
-    fn dense_parameters(&self, layer: &Layer, gpus: u64) -> Parameters {
-        // Two norms, as most have.
-        let norms = Parameters {
-            matrices: Vec::new(),
-            unquantized: saturating_product(&[2, self.hidden]),
-        };
-        let mixer = layer.mixer.parameters(self.hidden, gpus);
-        mixer
-            .plus(layer.feed_forward.parameters(self.hidden, gpus))
-            .plus(norms)
+        let unused = self.layers.iter().filter_map(|layer| {
+            let experts = layer.feed_forward.experts()?;
+            let each = experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count);
+            Some(each.saturating_mul((experts.count - experts.used_per_token).into()))
+        });
+        self.parameters()
+            .saturating_sub(unused.fold(0, u128::saturating_add))
     }
 
     /// Parameters of a layer on each GPU; `multiples` are what its experts' sizes are rounded up to.
@@ -255,7 +268,12 @@ impl ModelArchitecture {
         gpus: u64,
         multiples: (u64, u64),
     ) -> Parameters {
-        let mut parameters = self.dense_parameters(layer, gpus);
+        let mixer = layer.mixer.parameters(self.hidden, gpus);
+        let mut parameters = mixer.plus(layer.feed_forward.parameters(self.hidden, gpus));
+        // Two norms, as most have.
+        parameters.unquantized = parameters
+            .unquantized
+            .saturating_add(saturating_product(&[2, self.hidden]));
         if let Some(experts) = layer.feed_forward.experts() {
             let matrices = experts.matrices(self.hidden, gpus, multiples);
             parameters.matrices.extend(matrices);

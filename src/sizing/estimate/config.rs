@@ -19,6 +19,8 @@ pub enum ConfigError {
     /// Another error with the line that it is about.
     #[error("{line}: {error}")]
     At { line: usize, error: Box<Self> },
+    #[error("{0}; hf_quant_config.json has it")]
+    Beside(Box<Self>),
     #[error("this is a JSON {found}, not an object; a model's config.json begins with `{{`")]
     NotAnObject { found: &'static str },
     #[error("`{field}` is missing{}", .near.as_ref().map_or(
@@ -52,7 +54,9 @@ impl ConfigError {
             Self::Missing { field, .. }
             | Self::Invalid { field, .. }
             | Self::Unsupported { field, .. } => Some(field),
-            Self::Syntax { .. } | Self::NotAnObject { .. } | Self::At { .. } => None,
+            Self::Syntax { .. } | Self::NotAnObject { .. } | Self::At { .. } | Self::Beside(_) => {
+                None
+            }
         }
     }
 }
@@ -62,6 +66,8 @@ impl ConfigError {
 pub struct Config {
     text: String,
     fields: Map<String, Value>,
+    /// Its quantization is of another file.
+    is_quantized_beside: bool,
 }
 
 impl Config {
@@ -82,11 +88,50 @@ impl Config {
             }
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { text, fields }),
+            Value::Object(fields) => Ok(Self {
+                text,
+                fields,
+                is_quantized_beside: false,
+            }),
             other => Err(ConfigError::NotAnObject {
                 found: json_type(&other),
             }),
         }
+    }
+
+    /// The metadata of a file that has no text.
+    pub(crate) fn from_fields(fields: Map<String, Value>) -> Self {
+        Self {
+            text: Value::Object(fields.clone()).to_string(),
+            fields,
+            is_quantized_beside: false,
+        }
+    }
+
+    /// Adds what a `hf_quant_config.json` beside the file says, unless the file has a quantization itself.
+    pub fn add_quantization(&mut self, text: &str) -> Result<(), ConfigError> {
+        let beside = Self::parse(text)?;
+        let has_own = |fields: &Map<String, Value>| {
+            fields
+                .get("quantization_config")
+                .is_some_and(|own| !own.is_null())
+        };
+        let inner = self.fields.values().filter_map(Value::as_object);
+        if has_own(&self.fields) || inner.into_iter().any(has_own) {
+            return Ok(());
+        }
+        let Some(quantization) = beside.fields.get("quantization").and_then(Value::as_object)
+        else {
+            return Err(beside
+                .fields()
+                .field_error("quantization", "an object with quant_algo"));
+        };
+        let mut quantization = quantization.clone();
+        quantization.insert("quant_method".into(), "modelopt".into());
+        self.fields
+            .insert("quantization_config".into(), quantization.into());
+        self.is_quantized_beside = true;
+        Ok(())
     }
 
     pub fn fields(&self) -> Fields<'_> {
@@ -100,6 +145,9 @@ impl Config {
     /// The error with the line of its field, or of the object that lacks the field.
     pub fn with_line(&self, error: ConfigError) -> ConfigError {
         match error.field() {
+            Some(field) if self.is_quantized_beside && field.starts_with("quantization_config") => {
+                ConfigError::Beside(Box::new(error))
+            }
             Some(field) => ConfigError::At {
                 line: json_lines::line_of(&self.text, field),
                 error: Box::new(error),
@@ -188,11 +236,23 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("hidden_size", &["n_embd", "d_model", "dim"]),
     (
         "num_hidden_layers",
-        &["n_layer", "n_layers", "num_layers", "decoder_layers"],
+        &[
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+        ],
     ),
     (
         "num_attention_heads",
-        &["n_head", "n_heads", "num_heads", "decoder_attention_heads"],
+        &[
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "decoder_attention_heads",
+            "attention_heads",
+        ],
     ),
     (
         "num_key_value_heads",
@@ -359,15 +419,21 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(self.default(usual));
         };
-        // Some files write 4096.0.
-        let whole = || {
-            value
+        let whole = |value: &Value| {
+            // Some files write 4096.0.
+            let whole = value
                 .as_f64()
-                .filter(|number| number.fract() == 0.0 && *number >= 0.0)
+                .filter(|number| number.fract() == 0.0 && *number >= 0.0);
+            value.as_u64().or(whole.map(|number| number as u64))
         };
-        let number = value
-            .as_u64()
-            .or_else(|| whole().map(|number| number as u64));
+        // Of a size for each layer, what a layer takes at most.
+        let number = match value.as_array() {
+            Some(each) => each
+                .iter()
+                .try_fold(None, |most, value| Some(most.max(Some(whole(value)?))))
+                .flatten(),
+            None => whole(value),
+        };
         number
             .filter(|number| *number <= MAX_NUMBER)
             .map(Some)
@@ -378,6 +444,11 @@ impl<'a> Fields<'a> {
                     format!("a whole number from 0 to {MAX_NUMBER}"),
                 )
             })
+    }
+
+    /// Whole number of at least 0, if the field is there and is one.
+    pub fn count(&self, usual: &'static str) -> Option<u64> {
+        self.optional_count(usual).unwrap_or_default()
     }
 
     pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {

@@ -166,14 +166,17 @@ impl Quantization {
                 ..Self::uniform(asked)
             },
         };
-        let scheme = fields.object("kv_cache_scheme")?;
-        let scheme_bits = scheme
-            .map(|scheme| scheme.optional_count("num_bits"))
-            .transpose()?
-            .flatten();
-        let modelopt_algorithm = fields.text("kv_cache_quant_algo").unwrap_or_default();
+        let scheme_bits = match fields.object("kv_cache_scheme") {
+            Ok(Some(scheme)) => scheme.optional_count("num_bits")?,
+            _ => None,
+        };
         read.fp8_kv_cache = scheme_bits == Some(8)
-            || modelopt_algorithm.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
+            || ["kv_cache_scheme", "kv_cache_quant_algo"]
+                .iter()
+                .any(|name| {
+                    let algorithm = fields.text(name).unwrap_or_default();
+                    algorithm.is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("fp8"))
+                });
         for list in SKIPPED {
             let names = fields.texts(list)?.unwrap_or_default();
             read.skipped
@@ -260,6 +263,11 @@ impl Quantization {
         groups
             .find(|(names, _)| names.contain(layer, matrix))
             .map_or(self.others, |(_, precision)| *precision)
+    }
+
+    /// Whether another precision than the file's was requested.
+    pub(crate) fn is_overridden(&self) -> bool {
+        self.precision_override.is_some()
     }
 
     /// Whether the engine needs `--quantization`: it loads the file's own precision without.

@@ -239,18 +239,11 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
             "`num_hiden_layers`: is that it?",
         ],
     );
-    let unknown = folder(&LLAMA_8B.replace("\"llama\"", "\"qwen3_mo\""));
-    refused(
-        &[path(unknown.path())],
-        &[
-            "model_type `qwen3_mo` is not known",
-            "did you mean `qwen3_moe`?",
-        ],
-    );
-    let other = folder(&LLAMA_8B.replace("\"llama\"", "\"mamba2\""));
+    let other = LLAMA_8B.replace("\"llama\"", "\"mamba\"");
+    let other = folder(&other.replace("num_attention_heads", "state_size"));
     refused(
         &[path(other.path())],
-        &["`mamba2` cannot be estimated: it has no attention"],
+        &["`mamba` cannot be estimated: it has no attention"],
     );
     let wrong = folder(&LLAMA_8B.replace("14336", "\"14336\""));
     refused(
