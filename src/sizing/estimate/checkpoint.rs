@@ -3,8 +3,8 @@
 //! A header may be hostile: it is read as a stream, no size in it is allocated, and what it says is checked against the file's length.
 
 use super::config::Config;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fmt;

@@ -202,7 +202,8 @@ impl Quantization {
                 // Activations only.
                 None => continue,
             };
-            let targets = group.texts("targets")?.unwrap_or(vec![name]);
+            let all = if weights.is_some() { "Linear" } else { name };
+            let targets = group.texts("targets")?.unwrap_or(vec![all]);
             if read.precision == Precision::HALF {
                 read.precision = precision;
             }

@@ -449,7 +449,7 @@ fn a_model_that_fits_on_no_gpu_has_no_lines_of_a_pod_and_is_shown_over_how_many_
     for (model, over) in [
         (
             "llama-3.1-405b",
-            "It fits on B200-180GB with --tensor-parallel 8.",
+            "It fits on H200-141GB, B200-180GB with --tensor-parallel 8.",
         ),
         ("deepseek-v3", "--tensor-parallel 8."),
         ("qwen3-235b-a22b", "--tensor-parallel 4."),
