@@ -2,7 +2,7 @@
 //! engine could ask for instead.
 //!
 //! [`model`] finds the model, [`observe`] looks at an engine, [`render`] formats the answer. Exit codes: 0 with an estimate, 1 if
-//! it fits on none of the GPUs that were named, 2 without one. Nothing is counted here.
+//! it fits on none of the GPUs, 2 without one. Nothing is counted here.
 
 mod model;
 mod observe;
@@ -29,15 +29,15 @@ use stowage_sizing::estimate::quantization::Precision;
 use stowage_sizing::estimate::right_size::{Observation, RightSize};
 use stowage_sizing::estimate::{Estimate, MAX_GPUS_PER_POD, Workload, WorkloadError};
 
-const EXIT_CODES: &str = "Exit codes: 0 with an estimate, 1 if the model fits on none of the GPUs of --gpu-memory, 2 if there is no \
-                          estimate or the arguments are invalid.";
+const EXIT_CODES: &str = "Exit codes: 0 with an estimate, 1 if the model fits on none of the GPUs, 2 if there is no estimate or the \
+                          arguments are invalid.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct EstimateArgs {
-    /// The model's config.json, or the folder that has it; `-` is standard input
+    /// The model's folder, or files of it: config.json, safetensors, GGUF; `-` is a config.json on standard input
     #[arg(value_name = "CONFIG", required_unless_present_any = ["model", "list"], conflicts_with_all = ["model", "list"])]
-    config: Option<PathBuf>,
+    config: Vec<PathBuf>,
 
     /// A model whose numbers are built in, such as llama-3.1-8b
     #[arg(long, value_name = "NAME", conflicts_with = "list")]
@@ -214,8 +214,13 @@ struct EstimateOutput {
     workload: Workload,
     #[serde(flatten)]
     estimate: Estimate,
-    pod: PodLines,
+    /// Not for a model that fits on none of the GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<PodLines>,
     gpus: Vec<GpuFit>,
+    /// The fewest GPUs over which it fits, if it does not as it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits_over: Option<FitsOver>,
     #[serde(skip_serializing_if = "Option::is_none")]
     observed: Option<ObservedEngine>,
 }
@@ -249,14 +254,10 @@ impl EstimateArgs {
                 .map(|()| ExitCode::SUCCESS);
         }
         let observed = self.observe.observe.as_deref().map(Path::new);
-        let config = self.config.as_deref().map(|path| ("CONFIG", path));
-        standard_input::check_named_once(
-            config
-                .into_iter()
-                .chain(observed.map(|path| ("--observe", path))),
-        )?;
+        let config = self.config.iter().map(|path| ("CONFIG", path.as_path()));
+        standard_input::check_named_once(config.chain(observed.map(|path| ("--observe", path))))?;
         let precision = self.workload.quantization.map(Weights::precision);
-        let (name, model) = model::find(self.config.as_deref(), self.model.as_deref(), precision)?;
+        let (name, model) = model::find(&self.config, self.model.as_deref(), precision)?;
         let workload = self
             .workload
             .workload(&model, observed.is_some())
@@ -270,23 +271,23 @@ impl EstimateArgs {
         estimate.notes.extend(context_warning(&model, &workload));
         let observed = self.observe_engine(&model, &workload, &estimate).await?;
         let has_requested_gpus = !self.gpu_memory.is_empty();
-        let sizes = if has_requested_gpus {
+        let sizes: Vec<GpuSize> = if has_requested_gpus {
             self.gpu_memory.clone()
         } else {
             known_gpus().collect()
         };
-        let gpus: Vec<GpuFit> = sizes
-            .into_iter()
-            .map(|size| GpuFit::new(&estimate, size))
-            .collect();
+        let gpus = fits(&estimate, &sizes);
         let fitting = gpus
             .iter()
             .filter(|gpu| has_requested_gpus && gpu.fits)
             .map(|gpu| gpu.vram_per_gpu_bytes);
         let per_gpu = fitting.max().unwrap_or(requested_per_gpu(&estimate));
+        let is_placeable = gpus.iter().any(|gpu| gpu.fits);
+        let pod = || PodLines::for_estimate(&model, &estimate, &workload, per_gpu);
         let answer = EstimateOutput {
             model: name,
-            pod: PodLines::for_estimate(&model, &estimate, &workload, per_gpu),
+            pod: is_placeable.then(pod),
+            fits_over: FitsOver::find(&model, &workload, &sizes).filter(|_| !is_placeable),
             model_type: model.model_type,
             workload,
             gpus,
@@ -294,11 +295,11 @@ impl EstimateArgs {
             observed,
         };
         self.print(&answer, render::text)?;
-        let fits = answer.gpus.iter().any(|gpu| gpu.fits);
-        Ok(if has_requested_gpus && !fits {
-            FITS_ON_NONE.into()
-        } else {
+        let is_running = answer.observed.is_some() && !has_requested_gpus;
+        Ok(if is_placeable || is_running {
             ExitCode::SUCCESS
+        } else {
+            FITS_ON_NONE.into()
         })
     }
 
@@ -333,6 +334,37 @@ impl EstimateArgs {
         let data = self.output.data(answer)?;
         std::io::stdout().write_all(data.unwrap_or_else(|| text(answer)).as_bytes())?;
         Ok(())
+    }
+}
+
+fn fits(estimate: &Estimate, sizes: &[GpuSize]) -> Vec<GpuFit> {
+    let sizes = sizes.iter().cloned();
+    sizes.map(|size| GpuFit::new(estimate, size)).collect()
+}
+
+/// A tensor parallelism with which a model fits, and the GPUs.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FitsOver {
+    tensor_parallel: u64,
+    gpus: Vec<String>,
+}
+
+impl FitsOver {
+    fn find(model: &ModelArchitecture, workload: &Workload, sizes: &[GpuSize]) -> Option<Self> {
+        (workload.tensor_parallel + 1..=MAX_GPUS_PER_POD).find_map(|tensor_parallel| {
+            let workload = Workload {
+                tensor_parallel,
+                ..*workload
+            };
+            let estimate = Estimate::for_model(model, &workload).ok()?;
+            let fitting = fits(&estimate, sizes).into_iter().filter(|gpu| gpu.fits);
+            let gpus: Vec<String> = fitting.map(|fit| fit.gpu.name).collect();
+            (!gpus.is_empty()).then_some(Self {
+                tensor_parallel,
+                gpus,
+            })
+        })
     }
 }
 

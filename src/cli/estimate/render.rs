@@ -25,11 +25,17 @@ pub fn text(answer: &EstimateOutput) -> String {
             text += &format!("\n{}", observed_text(observed, answer.workload.context))
         }
         None => {
-            text += &format!(
-                "\nIn a pod:\n\n{}\n{}",
-                pod_text(&answer.pod),
-                fits_text(&answer.gpus)
-            )
+            if let Some(pod) = &answer.pod {
+                text += &format!("\nIn a pod:\n\n{}", pod_text(pod));
+            }
+            text += &format!("\n{}", fits_text(&answer.gpus));
+            if let Some(over) = &answer.fits_over {
+                text += &format!(
+                    "It fits on {} with --tensor-parallel {}.\n",
+                    over.gpus.join(", "),
+                    over.tensor_parallel
+                );
+            }
         }
     }
     text

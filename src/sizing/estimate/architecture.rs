@@ -1,36 +1,38 @@
 //! A model as its layers: made of a file's fields and its family's row, checked once.
 
+use super::checkpoint::Checkpoint;
 use super::config::{Config, ConfigError, Fields};
-use super::family::{AttentionKind, Family, LayerOrder, find_family};
+use super::family::{CAUTIONS, Family, WindowOrder};
 use super::feed_forward::{FeedForward, FeedForwardRule};
 use super::mixer::{Attention, LatentAttention, Mixer, Parameters, Recurrent};
 use super::quantization::{Precision, Quantization};
 use super::{MAX_GPUS_PER_POD, WorkloadError, saturating_product};
+use stowage_policy_file::diagnostic::quoted;
 
 /// Architecture of a model, as far as its VRAM depends on it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ModelArchitecture {
     pub model_type: String,
     pub hidden: u64,
     pub vocab: u64,
-    /// Number of learned position embeddings.
-    learned_positions: u64,
     /// The input embedding is also the output projection, and in memory once.
     pub has_tied_embeddings: bool,
     pub layers: Vec<Layer>,
     /// Maximum number of tokens in its context, if the file gives it.
     pub max_context: Option<u64>,
     pub quantization: Quantization,
+    /// Its weights, if its files are there.
+    pub(crate) checkpoint: Option<Checkpoint>,
     /// What the estimate leaves out.
     pub notes: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
-    /// Number of elements of its norms.
-    norms: u64,
+    /// Precisions of its matrices, in their order.
+    pub precisions: Vec<Precision>,
 }
 
 /// Maximum number of layers: ten times as many as the deepest known model.
@@ -65,28 +67,43 @@ impl ModelArchitecture {
     fn from_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
         let mut notes = Vec::new();
         // In a multimodal model, the language model.
-        let text = whole.object("text_config")?.or(whole.object("llm_config")?);
-        let fields = match &text {
-            Some(text) => text.clone(),
-            None => whole.clone(),
-        };
-        if text.is_some() || whole.has("vision_config") || whole.has("audio_config") {
+        let mut fields = whole.clone();
+        while let Some(inner) = language_model(&fields)? {
+            fields = inner;
+        }
+        if !fields.path_of("").is_empty() || whole.has("vision_config") || whole.has("audio_config")
+        {
             notes.push("encoders of images and sound are not counted".into());
         }
-        let named = fields.text("model_type")?;
-        let named = named.map(|name| (name, fields.path_of("model_type")));
-        let (model_type, field) = match (named, &text) {
-            (Some(named), _) => named,
-            (None, Some(_)) => (
-                whole.text("model_type")?.unwrap_or_default(),
-                whole.path_of("model_type"),
-            ),
-            (None, None) => {
-                return Err(fields.field_error("model_type", "the name of an architecture"));
-            }
-        };
-        let family = find_family(model_type, field)?;
-        let fields = fields.for_family(family.field_names, family.defaults);
+        let named = fields.text("model_type")?.or(whole.text("model_type")?);
+        let model_type = named.unwrap_or("unknown").to_owned();
+        let (family, is_known) = Family::find(&model_type);
+        if !is_known {
+            notes.push(format!(
+                "the architecture {} is not known here: it is counted as Llama with the sizes in the file",
+                quoted(&model_type)
+            ));
+        }
+        if !fields.has("num_attention_heads") && fields.has("state_size") {
+            return Err(ConfigError::Unsupported {
+                field: fields.path_of("model_type"),
+                model_type,
+                reason: "it has no attention, and its state is not counted",
+            });
+        }
+        if whole.flag("is_encoder_decoder", false)? {
+            notes.push(
+                "only the decoder is counted, without what it keeps of the encoder's output".into(),
+            );
+        }
+        let cautions = CAUTIONS.iter().filter(|(field, _)| {
+            let is_windowed = *field == "attention_chunk_size" && fields.has("sliding_window");
+            fields.has(field)
+                && !is_windowed
+                && !matches!(fields.optional_count(field), Ok(Some(0)))
+        });
+        notes.extend(cautions.map(|(_, caution)| (*caution).to_owned()));
+        let fields = fields.with_defaults(family.defaults);
         let max_context = fields.optional_number("max_position_embeddings")?;
         if fields
             .optional_count("num_nextn_predict_layers")?
@@ -100,31 +117,53 @@ impl ModelArchitecture {
         if [fields.text("torch_dtype")?, fields.text("dtype")?].contains(&Some("float32")) {
             notes.push("the file says float32; engines load it in 16 bits".into());
         }
-        let quantized = match &text {
-            Some(text) if text.has("quantization_config") => text,
-            _ => &whole,
+        let quantized = match fields.has("quantization_config") {
+            true => &fields,
+            false => &whole,
         };
         let quantization = Quantization::read(quantized, precision)?;
         notes.extend(quantization.notes());
-        Ok(Self {
-            model_type: model_type.to_owned(),
-            hidden: fields.required_number("hidden_size")?,
+        let hidden = fields.required_number("hidden_size")?;
+        let mut model = Self {
+            model_type,
+            hidden,
             vocab: fields.required_number("vocab_size")?,
-            learned_positions: match family.extra_positions {
-                Some(more) => fields
-                    .required_number("max_position_embeddings")?
-                    .saturating_add(more),
-                None => 0,
-            },
             has_tied_embeddings: fields.flag(
                 "tie_word_embeddings",
                 whole.flag("tie_word_embeddings", family.ties_embeddings)?,
             )?,
-            layers: build_layers(&fields, family)?,
+            layers: build_layers(&fields, family, &mut notes)?,
             max_context,
             quantization,
+            checkpoint: None,
             notes,
-        })
+        };
+        model.read_precisions();
+        Ok(model)
+    }
+
+    /// Gives each matrix its precision.
+    fn read_precisions(&mut self) {
+        let mut layers = std::mem::take(&mut self.layers);
+        let mut is_kept = false;
+        for (index, layer) in layers.iter_mut().enumerate() {
+            let matrices = self.layer_parameters(layer, 1, (1, 1)).matrices;
+            let precisions = matrices
+                .iter()
+                .map(|matrix| self.quantization.precision_of(index, matrix));
+            layer.precisions = precisions.collect();
+            is_kept |= layer
+                .precisions
+                .iter()
+                .any(|precision| *precision != self.quantization.precision);
+        }
+        self.layers = layers;
+        if is_kept {
+            let name = self.quantization.precision.name;
+            self.notes.push(format!(
+                "some modules are not in {name}: the file names them"
+            ));
+        }
     }
 
     /// Whether all heads can be split equally over so many GPUs.
@@ -175,69 +214,112 @@ impl ModelArchitecture {
         all
     }
 
+    /// Takes the weights from the checkpoint instead of counting them, unless another precision than its own was requested.
+    pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
+        if !self.quantization.is_overridden() {
+            self.checkpoint = Some(checkpoint);
+        }
+        self
+    }
+
+    /// Whether an engine loads the tensor of this name: neither layers for multi-token prediction, nor a tied output projection.
+    pub fn loads(&self, tensor: &str) -> bool {
+        let mut parts = tensor.split('.');
+        let is_extra = parts.clone().any(|part| part == "mtp")
+            || self.has_tied_embeddings && parts.clone().any(|part| part == "lm_head");
+        let is_language = !["vision", "visual", "audio"]
+            .iter()
+            .any(|other| tensor.contains(other));
+        let layer = parts
+            .find(|part| *part == "layers")
+            .and_then(|_| parts.next());
+        let layer = layer.and_then(|layer| layer.parse::<usize>().ok());
+        let is_beyond = is_language && layer.is_some_and(|layer| layer >= self.layers.len());
+        !is_extra && !is_beyond
+    }
+
     /// Number of all its parameters.
     pub fn parameters(&self) -> u128 {
-        self.count_parameters(|experts| experts.weights(self.hidden, 1, (1, 1)))
+        let stored = self.checkpoint.as_ref().and_then(Checkpoint::parameters);
+        stored.unwrap_or_else(|| self.counted_parameters())
+    }
+
+    fn counted_parameters(&self) -> u128 {
+        let layers = self.layers.iter();
+        let layers = layers.map(|layer| self.layer_parameters(layer, 1, (1, 1)).total());
+        layers.fold(self.embeddings(1), u128::saturating_add)
     }
 
     /// Number of parameters that one token passes through.
     pub fn active_parameters(&self) -> u128 {
-        self.count_parameters(|experts| {
-            experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count)
-                * u128::from(experts.used_per_token)
-        })
+        let unused = self.layers.iter().filter_map(|layer| {
+            let experts = layer.feed_forward.experts()?;
+            let each = experts.weights(self.hidden, 1, (1, 1)) / u128::from(experts.count);
+            Some(each.saturating_mul((experts.count - experts.used_per_token).into()))
+        });
+        self.parameters()
+            .saturating_sub(unused.fold(0, u128::saturating_add))
     }
 
-    fn count_parameters(&self, of_experts: impl Fn(&super::feed_forward::Experts) -> u128) -> u128 {
-        let of_layer = |layer: &Layer| {
-            let experts = layer.feed_forward.experts().map_or(0, &of_experts);
-            self.layer_parameters(layer, 1)
-                .total()
-                .saturating_add(experts)
-        };
-        let layers = self
-            .layers
-            .iter()
-            .map(of_layer)
-            .fold(0, u128::saturating_add);
-        self.embeddings(1).saturating_add(layers)
-    }
-
-    /// Parameters of a layer on each GPU, without its experts' matrices.
-    pub(crate) fn layer_parameters(&self, layer: &Layer, gpus: u64) -> Parameters {
-        let norms = Parameters {
-            quantizable: 0,
-            unquantized: layer.norms.into(),
-        };
+    /// Parameters of a layer on each GPU; `multiples` are what its experts' sizes are rounded up to.
+    pub(crate) fn layer_parameters(
+        &self,
+        layer: &Layer,
+        gpus: u64,
+        multiples: (u64, u64),
+    ) -> Parameters {
         let mixer = layer.mixer.parameters(self.hidden, gpus);
-        mixer
-            .plus(layer.feed_forward.parameters(self.hidden, gpus))
-            .plus(norms)
+        let mut parameters = mixer.plus(layer.feed_forward.parameters(self.hidden, gpus));
+        // Two norms, as most have.
+        parameters.unquantized = parameters
+            .unquantized
+            .saturating_add(saturating_product(&[2, self.hidden]));
+        if let Some(experts) = layer.feed_forward.experts() {
+            let matrices = experts.matrices(self.hidden, gpus, multiples);
+            parameters.matrices.extend(matrices);
+        }
+        parameters
     }
 
     /// Embeddings, output projection and last norm on each GPU: no quantization touches them.
     pub fn embeddings(&self, gpus: u64) -> u128 {
         let matrices = if self.has_tied_embeddings { 1 } else { 2 };
-        let tokens =
-            saturating_product(&[matrices, self.vocab, self.hidden]).div_ceil(gpus.max(1).into());
-        tokens
-            .saturating_add(saturating_product(&[self.learned_positions, self.hidden]))
+        saturating_product(&[matrices, self.vocab, self.hidden])
+            .div_ceil(gpus.max(1).into())
             .saturating_add(self.hidden.into())
     }
 }
 
-fn build_layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, ConfigError> {
-    let kinds = layer_kinds(fields, family)?;
+/// The fields of the language model in a larger one.
+fn language_model<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
+    const NAMES: [&str; 5] = [
+        "thinker_config",
+        "text_config",
+        "llm_config",
+        "language_config",
+        "decoder",
+    ];
+    for name in NAMES {
+        if let Some(inner) = fields.object(name)? {
+            return Ok(Some(inner));
+        }
+    }
+    Ok(None)
+}
+
+fn build_layers(
+    fields: &Fields<'_>,
+    family: &Family,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Layer>, ConfigError> {
+    let kinds = layer_kinds(fields, family, notes)?;
     let rule = FeedForwardRule::read(fields, family)?;
-    let norms = family
-        .norms
-        .saturating_mul(fields.required_number("hidden_size")?);
     let window = fields.optional_number("sliding_window")?;
     // Every layer of a kind is alike.
     let has = |kind: LayerKind| kinds.contains(&kind);
-    let attention = |window| match family.attention {
-        AttentionKind::Latent => LatentAttention::read(fields).map(Mixer::Latent),
-        _ => Attention::read(fields, family, window).map(Mixer::Attention),
+    let attention = |window| match fields.has("kv_lora_rank") {
+        true => LatentAttention::read(fields).map(Mixer::Latent),
+        false => Attention::read(fields, family, window).map(Mixer::Attention),
     };
     let full = if has(LayerKind::Full) {
         attention(None)?
@@ -253,8 +335,8 @@ fn build_layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, Conf
         true => Mixer::Recurrent(Recurrent::read(fields, family)?),
         false => Mixer::None,
     };
-    // In a family with a letter for each layer, a layer has one part: a mixer or a feed-forward network.
-    let is_single_part = family.layers == LayerOrder::Letters;
+    // Where a layer may be feed-forward only, each has one part: a mixer or a feed-forward network.
+    let is_single_part = has(LayerKind::Dense) || has(LayerKind::Experts);
     let layer = |(index, kind): (usize, &LayerKind)| {
         let mixer = match kind {
             LayerKind::Full => full,
@@ -271,31 +353,48 @@ fn build_layers(fields: &Fields<'_>, family: &Family) -> Result<Vec<Layer>, Conf
         Layer {
             mixer,
             feed_forward,
-            norms,
+            precisions: Vec::new(),
         }
     };
     Ok(kinds.iter().enumerate().map(layer).collect())
 }
 
-/// Kind of each layer: as the file lists it, or by the family's order.
-fn layer_kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, ConfigError> {
-    for name in ["layer_types", "layers_block_type"] {
-        if let Some(types) = fields.texts(name)? {
-            let count = fields.optional_number("num_hidden_layers")?;
-            if types.is_empty()
-                || types.len() as u64 > MAX_LAYERS
-                || count.is_some_and(|n| n != types.len() as u64)
-            {
-                let of = count.map_or("1 or more".into(), |count| count.to_string());
-                return Err(fields.field_error(name, format!("a type for each of {of} layers")));
-            }
-            return types
-                .iter()
-                .map(|text| listed_kind(fields, name, text))
-                .collect();
+/// Kind of each layer: as the file lists it, or by the rule that its fields or its family give.
+fn layer_kinds(
+    fields: &Fields<'_>,
+    family: &Family,
+    notes: &mut Vec<String>,
+) -> Result<Vec<LayerKind>, ConfigError> {
+    if let Some(types) = fields.texts("layer_types")? {
+        let count = fields.optional_number("num_hidden_layers")?;
+        if types.is_empty()
+            || types.len() as u64 > MAX_LAYERS
+            || count.is_some_and(|n| n != types.len() as u64)
+        {
+            let of = count.map_or("1 or more".into(), |count| count.to_string());
+            let expected = format!("a type for each of {of} layers");
+            return Err(fields.field_error("layer_types", expected));
         }
+        let has_window = fields.optional_number("sliding_window")?.is_some();
+        let has_recurrent = Recurrent::is_described(fields);
+        let mut kind = |text: &&str| match *text {
+            "full_attention" | "attention" => LayerKind::Full,
+            "sliding_attention" if has_window => LayerKind::Sliding,
+            "linear_attention" | "mamba" if has_recurrent => LayerKind::Recurrent,
+            "mlp" => LayerKind::Dense,
+            "moe" => LayerKind::Experts,
+            other => {
+                let other = quoted(other);
+                let note = format!("layers of the type {other} are counted as attention to all");
+                if !notes.contains(&note) && notes.len() < MAX_NOTES {
+                    notes.push(note);
+                }
+                LayerKind::Full
+            }
+        };
+        return Ok(types.iter().map(&mut kind).collect());
     }
-    if family.layers == LayerOrder::Letters {
+    if fields.has("hybrid_override_pattern") {
         return kinds_from_pattern(fields);
     }
     let count = fields.required_number("num_hidden_layers")?;
@@ -305,27 +404,12 @@ fn layer_kinds(fields: &Fields<'_>, family: &Family) -> Result<Vec<LayerKind>, C
             format!("a whole number from 1 to {MAX_LAYERS}"),
         ));
     }
-    let kind = kind_by_index(fields, family)?;
+    let kind = kind_by_index(fields, family, notes)?;
     Ok((0..count).map(kind).collect())
 }
 
-fn listed_kind(
-    fields: &Fields<'_>,
-    name: &'static str,
-    text: &str,
-) -> Result<LayerKind, ConfigError> {
-    match text {
-        "full_attention" | "attention" => Ok(LayerKind::Full),
-        "sliding_attention" => Ok(LayerKind::Sliding),
-        "linear_attention" | "mamba" => Ok(LayerKind::Recurrent),
-        "mlp" => Ok(LayerKind::Dense),
-        "moe" => Ok(LayerKind::Experts),
-        _ => Err(fields.field_error(
-            name,
-            "types among full_attention, sliding_attention, linear_attention, mamba, mlp and moe",
-        )),
-    }
-}
+/// Maximum number of notes about types of layers.
+const MAX_NOTES: usize = 16;
 
 fn kinds_from_pattern(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError> {
     let expected =
@@ -351,66 +435,62 @@ fn kinds_from_pattern(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError
 fn kind_by_index(
     fields: &Fields<'_>,
     family: &Family,
+    notes: &mut Vec<String>,
 ) -> Result<Box<dyn Fn(u64) -> LayerKind>, ConfigError> {
-    let has_window = fields.optional_number("sliding_window")?.is_some();
-    let either = |is_first: bool, first, second| if is_first { first } else { second };
-    Ok(match family.layers {
-        LayerOrder::AllFull | LayerOrder::Letters => Box::new(|_| LayerKind::Full),
-        LayerOrder::AllSliding => {
-            Box::new(move |_| either(has_window, LayerKind::Sliding, LayerKind::Full))
-        }
-        LayerOrder::SlidingLast => {
-            let is_used = has_window && fields.flag("use_sliding_window", false)?;
-            let first = fields
-                .optional_count("max_window_layers")?
-                .unwrap_or_default();
-            Box::new(move |index| {
-                either(
-                    is_used && index >= first,
-                    LayerKind::Sliding,
-                    LayerKind::Full,
-                )
-            })
-        }
-        LayerOrder::FullEvery(default_interval) => {
-            let every = fields
-                .optional_number("sliding_window_pattern")?
-                .unwrap_or(default_interval);
-            let is_full = move |index: u64| !has_window || (index + 1).is_multiple_of(every);
-            Box::new(move |index| either(is_full(index), LayerKind::Full, LayerKind::Sliding))
-        }
-        LayerOrder::AttentionEvery(default_interval) => {
-            let every = fields
-                .optional_number("full_attention_interval")?
-                .unwrap_or(default_interval);
-            Box::new(move |index| {
-                either(
-                    (index + 1).is_multiple_of(every),
-                    LayerKind::Full,
-                    LayerKind::Recurrent,
-                )
-            })
-        }
-        LayerOrder::AttentionPeriod => {
-            let period = fields.required_number("attn_layer_period")?;
-            let offset = fields.optional_count("attn_layer_offset")?.unwrap_or(0);
-            Box::new(move |index| {
-                either(
-                    index % period == offset,
-                    LayerKind::Full,
-                    LayerKind::Recurrent,
-                )
-            })
-        }
-        LayerOrder::AttentionIndices => {
-            let indices = fields.indices("attn_layer_indices")?;
-            Box::new(move |index| {
-                either(
-                    indices.contains(&index),
-                    LayerKind::Full,
-                    LayerKind::Recurrent,
-                )
-            })
-        }
-    })
+    let full_if = |is_full: bool, other| if is_full { LayerKind::Full } else { other };
+    if let Some(period) = fields.optional_number("attn_layer_period")? {
+        let offset = fields.optional_count("attn_layer_offset")?.unwrap_or(0);
+        return Ok(Box::new(move |index| {
+            full_if(index % period == offset, LayerKind::Recurrent)
+        }));
+    }
+    if fields.has("attn_layer_indices") {
+        let indices = fields.indices("attn_layer_indices")?;
+        return Ok(Box::new(move |index| {
+            full_if(indices.contains(&index), LayerKind::Recurrent)
+        }));
+    }
+    if fields.has("linear_num_value_heads") {
+        let every = fields
+            .optional_number("full_attention_interval")?
+            .unwrap_or(1);
+        return Ok(Box::new(move |index| {
+            full_if((index + 1).is_multiple_of(every), LayerKind::Recurrent)
+        }));
+    }
+    let has_window = fields.optional_number("sliding_window")?.is_some()
+        && fields.flag("use_sliding_window", family.windows != WindowOrder::Last)?;
+    if !has_window {
+        return Ok(Box::new(|_| LayerKind::Full));
+    }
+    if fields.has("hybrid_layer_pattern") {
+        let windows = fields.indices("hybrid_layer_pattern")?;
+        return Ok(Box::new(move |index| {
+            full_if(windows.get(index as usize) != Some(&1), LayerKind::Sliding)
+        }));
+    }
+    let all_but = |every: u64| -> Box<dyn Fn(u64) -> LayerKind> {
+        Box::new(move |index| full_if((index + 1).is_multiple_of(every), LayerKind::Sliding))
+    };
+    Ok(
+        match (
+            fields.optional_number("sliding_window_pattern"),
+            family.windows,
+        ) {
+            (Ok(Some(every)), _) | (_, WindowOrder::AllBut(every)) => all_but(every),
+            (_, WindowOrder::All) => Box::new(|_| LayerKind::Sliding),
+            (_, WindowOrder::Last) => {
+                let first = fields
+                    .optional_count("max_window_layers")?
+                    .unwrap_or_default();
+                Box::new(move |index| full_if(index < first, LayerKind::Sliding))
+            }
+            (_, WindowOrder::None) => {
+                notes.push(
+                    "its sliding window is not counted: the KV cache is an upper bound".into(),
+                );
+                Box::new(|_| LayerKind::Full)
+            }
+        },
+    )
 }

@@ -19,6 +19,8 @@ pub enum ConfigError {
     /// Another error with the line that it is about.
     #[error("{line}: {error}")]
     At { line: usize, error: Box<Self> },
+    #[error("{0}; hf_quant_config.json has it")]
+    Beside(Box<Self>),
     #[error("this is a JSON {found}, not an object; a model's config.json begins with `{{`")]
     NotAnObject { found: &'static str },
     #[error("`{field}` is missing{}", .near.as_ref().map_or(
@@ -32,23 +34,10 @@ pub enum ConfigError {
         found: String,
         expected: String,
     },
-    #[error(
-        "{} {} is not known{}; known are {}",
-        .field,
-        quoted(.found),
-        .near.as_ref().map_or(String::new(), |near| format!("; did you mean `{near}`?")),
-        .known.join(", ")
-    )]
-    UnknownArchitecture {
-        field: String,
-        found: String,
-        near: Option<String>,
-        known: Vec<&'static str>,
-    },
-    #[error("models of the type `{model_type}` cannot be estimated: {reason}")]
+    #[error("models of the type {} cannot be estimated: {reason}", quoted(.model_type))]
     Unsupported {
         field: String,
-        model_type: &'static str,
+        model_type: String,
         reason: &'static str,
     },
 }
@@ -64,9 +53,10 @@ impl ConfigError {
         match self {
             Self::Missing { field, .. }
             | Self::Invalid { field, .. }
-            | Self::UnknownArchitecture { field, .. }
             | Self::Unsupported { field, .. } => Some(field),
-            Self::Syntax { .. } | Self::NotAnObject { .. } | Self::At { .. } => None,
+            Self::Syntax { .. } | Self::NotAnObject { .. } | Self::At { .. } | Self::Beside(_) => {
+                None
+            }
         }
     }
 }
@@ -76,6 +66,8 @@ impl ConfigError {
 pub struct Config {
     text: String,
     fields: Map<String, Value>,
+    /// Its quantization is of another file.
+    is_quantized_beside: bool,
 }
 
 impl Config {
@@ -96,18 +88,56 @@ impl Config {
             }
         })?;
         match value {
-            Value::Object(fields) => Ok(Self { text, fields }),
+            Value::Object(fields) => Ok(Self {
+                text,
+                fields,
+                is_quantized_beside: false,
+            }),
             other => Err(ConfigError::NotAnObject {
                 found: json_type(&other),
             }),
         }
     }
 
+    /// The metadata of a file that has no text.
+    pub(crate) fn from_fields(fields: Map<String, Value>) -> Self {
+        Self {
+            text: Value::Object(fields.clone()).to_string(),
+            fields,
+            is_quantized_beside: false,
+        }
+    }
+
+    /// Adds what a `hf_quant_config.json` beside the file says, unless the file has a quantization itself.
+    pub fn add_quantization(&mut self, text: &str) -> Result<(), ConfigError> {
+        let beside = Self::parse(text)?;
+        let has_own = |fields: &Map<String, Value>| {
+            fields
+                .get("quantization_config")
+                .is_some_and(|own| !own.is_null())
+        };
+        let inner = self.fields.values().filter_map(Value::as_object);
+        if has_own(&self.fields) || inner.into_iter().any(has_own) {
+            return Ok(());
+        }
+        let Some(quantization) = beside.fields.get("quantization").and_then(Value::as_object)
+        else {
+            return Err(beside
+                .fields()
+                .field_error("quantization", "an object with quant_algo"));
+        };
+        let mut quantization = quantization.clone();
+        quantization.insert("quant_method".into(), "modelopt".into());
+        self.fields
+            .insert("quantization_config".into(), quantization.into());
+        self.is_quantized_beside = true;
+        Ok(())
+    }
+
     pub fn fields(&self) -> Fields<'_> {
         Fields {
             map: &self.fields,
             path: String::new(),
-            family_names: &[],
             defaults: &[],
         }
     }
@@ -115,6 +145,9 @@ impl Config {
     /// The error with the line of its field, or of the object that lacks the field.
     pub fn with_line(&self, error: ConfigError) -> ConfigError {
         match error.field() {
+            Some(field) if self.is_quantized_beside && field.starts_with("quantization_config") => {
+                ConfigError::Beside(Box::new(error))
+            }
             Some(field) => ConfigError::At {
                 line: json_lines::line_of(&self.text, field),
                 error: Box::new(error),
@@ -198,37 +231,119 @@ pub(super) fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// Fields of one object of the file. They are looked up by the usual names, which a family may map to names of its own.
+/// Usual names of fields, and the others that files have for the same.
+const OTHER_NAMES: &[(&str, &[&str])] = &[
+    ("hidden_size", &["n_embd", "d_model", "dim"]),
+    (
+        "num_hidden_layers",
+        &[
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+        ],
+    ),
+    (
+        "num_attention_heads",
+        &[
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "decoder_attention_heads",
+            "attention_heads",
+        ],
+    ),
+    (
+        "num_key_value_heads",
+        &[
+            "n_head_kv",
+            "num_kv_heads",
+            "n_kv_heads",
+            "multi_query_group_num",
+        ],
+    ),
+    ("head_dim", &["kv_channels", "attention_head_dim", "d_kv"]),
+    (
+        "intermediate_size",
+        &[
+            "n_inner",
+            "ffn_dim",
+            "d_ff",
+            "ffn_hidden_size",
+            "decoder_ffn_dim",
+        ],
+    ),
+    (
+        "max_position_embeddings",
+        &[
+            "n_positions",
+            "n_ctx",
+            "max_seq_len",
+            "seq_length",
+            "max_sequence_length",
+        ],
+    ),
+    (
+        "num_experts",
+        &["num_local_experts", "n_routed_experts", "moe_num_experts"],
+    ),
+    (
+        "num_experts_per_tok",
+        &[
+            "moe_topk",
+            "top_k_experts",
+            "moe_top_k",
+            "moe_k",
+            "num_experts_per_token",
+        ],
+    ),
+    ("moe_intermediate_size", &["expert_ffn_hidden_size"]),
+    ("dense_intermediate_size", &["intermediate_size_mlp"]),
+    (
+        "shared_intermediate_size",
+        &["shared_expert_intermediate_size", "share_expert_dim"],
+    ),
+    (
+        "moe_layer_freq",
+        &["decoder_sparse_step", "interleave_moe_layer_step"],
+    ),
+    ("sliding_window_pattern", &["_sliding_window_pattern"]),
+    ("mamba_n_heads", &["mamba_num_heads"]),
+    ("mamba_d_head", &["mamba_head_dim"]),
+    ("mamba_n_groups", &["n_groups"]),
+    ("mamba_d_state", &["ssm_state_size"]),
+    ("mamba_d_conv", &["conv_kernel"]),
+    ("mamba_ssm_dtype", &["mamba_ssm_cache_dtype"]),
+    ("layer_types", &["layers_block_type"]),
+    ("bits", &["w_bit"]),
+    ("group_size", &["q_group_size"]),
+];
+
+/// Fields of one object of the file, by their usual names.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// Path of the object, with a dot at its end; empty for the whole file.
     path: String,
-    /// Pairs of a usual name and the name in files of the family.
-    family_names: &'static [(&'static str, &'static str)],
     /// Values that files of the family leave out, as its code in transformers has them.
     defaults: &'static [(&'static str, u64)],
 }
 
 impl<'a> Fields<'a> {
-    /// The fields with a family's names and defaults.
-    pub(crate) fn for_family(
-        self,
-        names: &'static [(&'static str, &'static str)],
-        defaults: &'static [(&'static str, u64)],
-    ) -> Self {
-        Self {
-            family_names: names,
-            defaults,
-            ..self
-        }
+    /// The fields with a family's defaults.
+    pub(crate) fn with_defaults(self, defaults: &'static [(&'static str, u64)]) -> Self {
+        Self { defaults, ..self }
     }
 
-    fn name(&self, usual: &'static str) -> &'static str {
-        self.family_names
-            .iter()
-            .find(|(name, _)| *name == usual)
-            .map_or(usual, |(_, family_name)| family_name)
+    /// Name that the file has for the field.
+    pub fn name(&self, usual: &'static str) -> &'static str {
+        let others = OTHER_NAMES.iter().find(|(name, _)| *name == usual);
+        let others = others.map_or(&[][..], |(_, others)| others);
+        let all = std::iter::once(&usual).chain(others);
+        all.copied()
+            .find(|name| self.get(name).is_some())
+            .unwrap_or(usual)
     }
 
     fn default(&self, usual: &str) -> Option<u64> {
@@ -288,18 +403,14 @@ impl<'a> Fields<'a> {
 
     /// Whole number of at least 1; an error if it is missing.
     pub fn required_number(&self, usual: &'static str) -> Result<u64, ConfigError> {
-        self.optional_number(usual)?
-            .ok_or_else(|| self.missing(self.name(usual)))
+        self.optional_number(usual)?.ok_or_else(|| {
+            self.field_error(usual, format!("a whole number from 1 to {MAX_NUMBER}"))
+        })
     }
 
-    /// Whole number of at least 1, if the field is there.
+    /// Whole number of at least 1, if the field is there: 0 stands for none.
     pub(crate) fn optional_number(&self, usual: &'static str) -> Result<Option<u64>, ConfigError> {
-        match self.optional_count(usual)? {
-            Some(0) => {
-                Err(self.field_error(usual, format!("a whole number from 1 to {MAX_NUMBER}")))
-            }
-            number => Ok(number),
-        }
+        Ok(self.optional_count(usual)?.filter(|number| *number > 0))
     }
 
     /// Whole number of at least 0, if the field is there.
@@ -308,15 +419,21 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(self.default(usual));
         };
-        // Some files write 4096.0.
-        let whole = || {
-            value
+        let whole = |value: &Value| {
+            // Some files write 4096.0.
+            let whole = value
                 .as_f64()
-                .filter(|number| number.fract() == 0.0 && *number >= 0.0)
+                .filter(|number| number.fract() == 0.0 && *number >= 0.0);
+            value.as_u64().or(whole.map(|number| number as u64))
         };
-        let number = value
-            .as_u64()
-            .or_else(|| whole().map(|number| number as u64));
+        // Of a size for each layer, what a layer takes at most.
+        let number = match value.as_array() {
+            Some(each) => each
+                .iter()
+                .try_fold(None, |most, value| Some(most.max(Some(whole(value)?))))
+                .flatten(),
+            None => whole(value),
+        };
         number
             .filter(|number| *number <= MAX_NUMBER)
             .map(Some)
@@ -329,24 +446,9 @@ impl<'a> Fields<'a> {
             })
     }
 
-    /// Count in the first of these fields that is there.
-    pub fn first_count(&self, names: &[&'static str]) -> Result<Option<u64>, ConfigError> {
-        for name in names {
-            if let Some(count) = self.optional_count(name)? {
-                return Ok(Some(count));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Number of at least 1 in the first of these fields that is there; an error that names the first field if none is.
-    pub fn first_number_required(&self, names: &[&'static str]) -> Result<u64, ConfigError> {
-        for name in names {
-            if let Some(number) = self.optional_number(name)? {
-                return Ok(number);
-            }
-        }
-        Err(self.missing(names[0]))
+    /// Whole number of at least 0, if the field is there and is one.
+    pub fn count(&self, usual: &'static str) -> Option<u64> {
+        self.optional_count(usual).unwrap_or_default()
     }
 
     pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
@@ -358,7 +460,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
+    pub fn text(&self, usual: &'static str) -> Result<Option<&'a str>, ConfigError> {
+        let name = self.name(usual);
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -367,7 +470,8 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.invalid(name, value, "a text in quotes"))
     }
 
-    pub fn list(&self, name: &'static str) -> Result<Option<&'a [Value]>, ConfigError> {
+    pub fn list(&self, usual: &'static str) -> Result<Option<&'a [Value]>, ConfigError> {
+        let name = self.name(usual);
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -412,7 +516,6 @@ impl<'a> Fields<'a> {
                 Ok(Some(Fields {
                     map,
                     path,
-                    family_names: &[],
                     defaults: &[],
                 }))
             }
@@ -420,22 +523,24 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The objects within this one, in order.
-    pub fn objects(&self) -> impl Iterator<Item = Fields<'a>> {
+    /// The objects within this one with their names, in order.
+    pub fn objects(&self) -> impl Iterator<Item = (&'a str, Fields<'a>)> {
         let inner = self
             .map
             .iter()
             .filter_map(|(name, value)| Some((name, value.as_object()?)));
         let path = self.path.clone();
-        inner.map(move |(name, map)| Fields {
-            map,
-            path: format!("{path}{name}."),
-            family_names: &[],
-            defaults: &[],
+        inner.map(move |(name, map)| {
+            let fields = Fields {
+                map,
+                path: format!("{path}{name}."),
+                defaults: &[],
+            };
+            (name.as_str(), fields)
         })
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.get(name).is_some()
+    pub fn has(&self, usual: &'static str) -> bool {
+        self.get(self.name(usual)).is_some()
     }
 }

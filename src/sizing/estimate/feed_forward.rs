@@ -1,8 +1,8 @@
 //! The part of a layer that works on each token by itself: dense, or experts of which each token uses a few.
 
 use super::config::{ConfigError, Fields};
-use super::family::{Family, FeedForwardKind, RecurrentKind};
-use super::mixer::{Parameters, per_gpu_share};
+use super::family::Family;
+use super::mixer::{Matrix, Parameters, per_gpu_share};
 use super::saturating_product;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,6 @@ pub enum FeedForward {
 pub struct Dense {
     pub intermediate: u64,
     matrices: u64,
-    bias: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +26,9 @@ pub struct Experts {
     pub intermediate: u64,
     /// Intermediate size of the shared experts together, which every token uses; 0 if there are none.
     shared_intermediate: u64,
-    /// Whether a gate weights the shared experts.
-    has_shared_gate: bool,
     /// Size of the space that experts work in, if it is smaller than the hidden size.
     latent_size: Option<u64>,
     matrices: u64,
-    bias: bool,
 }
 
 /// Rule for which layers have experts, and the shapes of both kinds.
@@ -46,60 +42,72 @@ pub(crate) struct FeedForwardRule {
     period: u64,
     offset: u64,
     dense_layers: Vec<u64>,
+    /// Whether each layer has experts, where the file lists it.
+    listed: Vec<bool>,
 }
 
 impl FeedForwardRule {
     pub fn read(fields: &Fields<'_>, family: &Family) -> Result<Self, ConfigError> {
-        let (matrices, bias) = match family.feed_forward {
-            FeedForwardKind::Gated => (3, false),
-            FeedForwardKind::GatedBiasedExperts => (3, true),
-            FeedForwardKind::Plain => (2, false),
-            FeedForwardKind::PlainBiased => (2, true),
+        // Where the inner size has the name of GPT-2's or OPT's, there is no gate either.
+        let is_plain = ["n_inner", "ffn_dim", "n_embd"]
+            .iter()
+            .any(|name| fields.has(name));
+        let matrices = if is_plain { 2 } else { family.matrices };
+        let experts = Experts::read(fields, matrices)?;
+        let inner = match fields.optional_number("dense_intermediate_size")? {
+            Some(inner) => Some(inner),
+            None => fields.optional_number("intermediate_size")?,
         };
-        let experts = Experts::read(fields, family, matrices, bias)?;
-        let inner = match (fields.optional_number("intermediate_size")?, &experts) {
-            (Some(inner), _) => Some(inner),
-            // gpt_bigcode's default.
-            (None, None) if family.feed_forward == FeedForwardKind::PlainBiased => {
-                Some(fields.required_number("hidden_size")?.saturating_mul(4))
+        let inner = match inner {
+            None if is_plain => Some(fields.required_number("hidden_size")?.saturating_mul(4)),
+            None if experts.is_none() => Some(fields.required_number("intermediate_size")?),
+            inner => inner,
+        };
+        let mut listed = match fields.texts("mlp_layer_types")? {
+            Some(types) => types.iter().map(|kind| *kind != "dense").collect(),
+            None => Vec::new(),
+        };
+        // Counted from 1: of 2, the second, the fourth and so on.
+        let step = match fields.list("moe_layer_freq") {
+            Ok(Some(_)) => {
+                let layers = fields.indices("moe_layer_freq")?;
+                listed = layers.iter().map(|layer| *layer > 0).collect();
+                1
             }
-            (None, None) => Some(fields.required_number("intermediate_size")?),
-            (None, Some(_)) => None,
+            _ => fields.optional_number("moe_layer_freq")?.unwrap_or(1),
         };
-        let bias = fields.flag("mlp_bias", bias && experts.is_none())?;
         let (period, offset) = match fields.optional_number("expert_layer_period")? {
             Some(period) => (
                 period,
                 fields.optional_count("expert_layer_offset")?.unwrap_or(0),
             ),
-            // Counted from 1: of 2, the second, the fourth and so on.
-            None => match fields
-                .first_count(&["decoder_sparse_step", "moe_layer_freq"])?
-                .unwrap_or(1)
-            {
-                0 => (1, 0),
-                step => (step, step - 1),
-            },
+            None => (step, step - 1),
         };
         Ok(Self {
             dense: inner.map(|intermediate| Dense {
                 intermediate,
                 matrices,
-                bias,
             }),
             experts,
             first_expert_layer: fields.optional_count("first_k_dense_replace")?.unwrap_or(0),
             period,
             offset,
             dense_layers: fields.indices("mlp_only_layers")?,
+            listed,
         })
     }
 
     /// Feed-forward network of a layer, by index from 0. A dense layer needs `intermediate_size`.
     pub fn for_layer(&self, layer: u64) -> FeedForward {
-        let has_experts = layer >= self.first_expert_layer
-            && layer % self.period == self.offset % self.period
-            && !self.dense_layers.contains(&layer);
+        let is_among = || {
+            layer >= self.first_expert_layer
+                && layer % self.period == self.offset % self.period
+                && !self.dense_layers.contains(&layer)
+        };
+        let listed = usize::try_from(layer)
+            .ok()
+            .and_then(|at| self.listed.get(at));
+        let has_experts = listed.copied().unwrap_or_else(is_among);
         match (self.experts, self.dense) {
             (Some(experts), _) if has_experts => FeedForward::Experts(experts),
             (Some(experts), None) => FeedForward::Experts(experts),
@@ -110,54 +118,42 @@ impl FeedForwardRule {
 
 impl Experts {
     /// Reads the experts; `None` for a file without.
-    fn read(
-        fields: &Fields<'_>,
-        family: &Family,
-        matrices: u64,
-        bias: bool,
-    ) -> Result<Option<Self>, ConfigError> {
-        const COUNTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
-        let count = fields
-            .first_count(&COUNTS)?
-            .filter(|count| *count > 0 && family.may_have_experts);
-        let Some(count) = count else { return Ok(None) };
+    fn read(fields: &Fields<'_>, matrices: u64) -> Result<Option<Self>, ConfigError> {
+        let is_beside_dense = fields.flag("enable_moe_block", true)?;
+        let count = fields.optional_number("num_experts")?;
+        let Some(count) = count.filter(|count| *count > 1 && is_beside_dense) else {
+            return Ok(None);
+        };
         let intermediate = match fields.optional_number("moe_intermediate_size")? {
             Some(inner) => inner,
             None => fields.required_number("intermediate_size")?,
         };
-        let used = fields.first_number_required(&["num_experts_per_tok", "moe_topk"])?;
+        let used = fields.required_number("num_experts_per_tok")?;
         if used > count {
             let expected = format!("at most the number of experts, which is {count}");
             return Err(fields.field_error("num_experts_per_tok", expected));
         }
-        let shared_gate = fields.optional_number("shared_expert_intermediate_size")?;
         let each_shared = fields
             .optional_number("moe_shared_expert_intermediate_size")?
             .unwrap_or(intermediate);
-        let shared = match (
-            shared_gate,
-            fields.optional_number("shared_intermediate_size")?,
-        ) {
-            (Some(shared), _) | (None, Some(shared)) => shared,
-            (None, None) => fields
+        let shared = match fields.optional_number("shared_intermediate_size")? {
+            Some(shared) => shared,
+            // Gemma 4's experts stand beside a dense network.
+            None if fields.has("enable_moe_block") => {
+                fields.required_number("intermediate_size")?
+            }
+            None => fields
                 .optional_count("n_shared_experts")?
                 .unwrap_or(0)
                 .saturating_mul(each_shared),
         };
-        let latent = match family.recurrent {
-            RecurrentKind::Mamba2 => fields.optional_number("moe_latent_size")?,
-            _ => None,
-        };
-        let shared_gate = shared_gate.is_some();
         Ok(Some(Self {
             count,
             used_per_token: used,
             intermediate,
             shared_intermediate: shared,
-            has_shared_gate: shared_gate,
-            latent_size: latent,
+            latent_size: fields.optional_number("moe_latent_size")?,
             matrices,
-            bias,
         }))
     }
 
@@ -174,30 +170,55 @@ impl Experts {
         saturating_product(&[self.count, self.matrices, hidden, inner])
     }
 
+    /// The experts' matrices on each GPU.
+    pub fn matrices(&self, hidden: u64, gpus: u64, multiples: (u64, u64)) -> Vec<Matrix> {
+        let all = self.weights(hidden, gpus, multiples);
+        matrices_of(EXPERTS, self.matrices, all / u128::from(self.matrices))
+    }
+
     /// Parameters on each GPU beside the experts' matrices: router, shared experts, projections into the latent space.
     fn other_parameters(&self, hidden: u64, gpus: u64) -> Parameters {
-        let biases = saturating_product(&[
-            self.count,
-            hidden.saturating_add((self.matrices - 1) * self.intermediate),
-        ]);
-        let biases = if self.bias {
-            biases.saturating_add(self.count.into())
-        } else {
-            0
-        };
-        let gate = if self.has_shared_gate { hidden } else { 0 };
+        let shared = saturating_product(&[hidden, self.shared_intermediate]);
         let latent = saturating_product(&[2, hidden, self.latent_size.unwrap_or(0)]);
+        let mut matrices = matrices_of(SHARED, self.matrices, per_gpu_share(shared, gpus));
+        matrices.push(Matrix::new(
+            DENSE,
+            &["fc1_latent_proj", "fc2_latent_proj"],
+            latent,
+        ));
         Parameters {
-            quantizable: per_gpu_share(
-                saturating_product(&[self.matrices, hidden, self.shared_intermediate]),
-                gpus,
-            )
-            .saturating_add(latent),
-            unquantized: saturating_product(&[hidden, self.count])
-                .saturating_add(per_gpu_share(biases, gpus))
-                .saturating_add(gate.into()),
+            matrices,
+            unquantized: saturating_product(&[hidden, self.count]),
         }
     }
+}
+
+/// Names of the modules that have a layer's matrices.
+const DENSE: &[&str] = &["mlp", "feed_forward", "mixer"];
+const SHARED: &[&str] = &[
+    "mlp.shared_experts",
+    "mlp.shared_expert",
+    "mixer.shared_experts",
+    "feed_forward.shared_expert",
+];
+/// One expert stands for all.
+const EXPERTS: &[&str] = &[
+    "mlp.experts.0",
+    "block_sparse_moe.experts.0",
+    "mixer.experts.0",
+    "feed_forward.experts.0",
+];
+
+fn matrices_of(blocks: &'static [&'static str], count: u64, parameters: u128) -> Vec<Matrix> {
+    const NAMES: [&[&str]; 3] = [
+        &["down_proj", "w2", "fc2"],
+        &["up_proj", "gate_up_proj", "w3", "fc1"],
+        &["gate_proj", "gate_up_proj", "w1"],
+    ];
+    let names = NAMES.iter().take(count as usize);
+    names
+        .map(|names| Matrix::new(blocks, names, parameters))
+        .collect()
 }
 
 impl FeedForward {
@@ -206,17 +227,10 @@ impl FeedForward {
         match self {
             Self::None => Parameters::default(),
             Self::Dense(one) => {
-                let biases = u128::from((one.matrices - 1).saturating_mul(one.intermediate));
+                let each = saturating_product(&[hidden, one.intermediate]);
                 Parameters {
-                    quantizable: per_gpu_share(
-                        saturating_product(&[one.matrices, hidden, one.intermediate]),
-                        gpus,
-                    ),
-                    unquantized: if one.bias {
-                        per_gpu_share(biases, gpus).saturating_add(hidden.into())
-                    } else {
-                        0
-                    },
+                    matrices: matrices_of(DENSE, one.matrices, per_gpu_share(each, gpus)),
+                    unquantized: 0,
                 }
             }
             Self::Experts(experts) => experts.other_parameters(hidden, gpus),

@@ -1,7 +1,7 @@
 //! The KV cache on each GPU: what a token leaves in each layer, for as many tokens as a layer looks back at.
 //!
 //! As vLLM sizes it (`v1/kv_cache_interface.py`): blocks of 16 tokens; a layer with a sliding window keeps the window and, while
-//! it reads a prompt, one step's tokens more; a recurrent layer keeps one state for each sequence.
+//! it reads a prompt, one step's tokens more; a recurrent layer keeps one state for each sequence. Layers of several kinds are padded.
 
 use super::architecture::ModelArchitecture;
 use super::mixer::Mixer;
@@ -50,22 +50,25 @@ impl KvCache {
             windows: BTreeMap::new(),
             recurrent_state: 0,
         };
+        // Layers by what they look back at.
+        let mut counts = BTreeMap::<Option<u64>, u128>::new();
         for layer in &model.layers {
             match layer.mixer {
                 Mixer::None => {}
                 Mixer::Attention(one) => {
-                    let token =
-                        saturating_product(&[2, one.kv_heads_on(gpus), one.head_dim, element]);
+                    let token = one.cached_elements_on(gpus).saturating_mul(element.into());
                     let sum = match one.window {
                         Some(window) => cache.windows.entry(window).or_default(),
                         None => &mut cache.full_attention,
                     };
                     *sum = sum.saturating_add(token);
+                    *counts.entry(one.window).or_default() += 1;
                 }
                 Mixer::Latent(one) => {
                     cache.full_attention = cache
                         .full_attention
-                        .saturating_add(saturating_product(&[one.cached_elements(), element]));
+                        .saturating_add(saturating_product(&[one.cached_elements(), element]))
+                        .saturating_add(one.index_bytes.into());
                 }
                 Mixer::Recurrent(one) => {
                     cache.recurrent_state = cache
@@ -74,7 +77,25 @@ impl KvCache {
                 }
             }
         }
+        cache.pad(&counts);
         cache
+    }
+
+    /// Pads as vLLM's `_get_kv_cache_groups_uniform_page_size` does: layers of a kind are in groups as large as the rarest kind, or
+    /// as the most frequent one if it is less than half as many more.
+    fn pad(&mut self, counts: &BTreeMap<Option<u64>, u128>) {
+        let (Some(least), Some(most)) = (counts.values().min(), counts.values().max()) else {
+            return;
+        };
+        let group = if most * 2 < least * 3 { *most } else { *least };
+        let padded = |bytes: u128, kind: Option<u64>| match counts.get(&kind) {
+            Some(layers) => bytes.saturating_mul(layers.next_multiple_of(group)) / layers,
+            None => bytes,
+        };
+        self.full_attention = padded(self.full_attention, None);
+        for (window, bytes) in &mut self.windows {
+            *bytes = padded(*bytes, Some(*window));
+        }
     }
 
     /// Whether every token costs the same.

@@ -5,28 +5,57 @@
 //! The shapes are those of Hugging Face transformers' modules and of vLLM's `mamba_utils.py`.
 
 use super::config::{ConfigError, Fields};
-use super::family::{AttentionKind, Family, HeadNorms, RecurrentKind};
+use super::family::Family;
 use super::saturating_product;
 
-/// Number of weights on one GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Weights on one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Weights of matrices, which a quantization shrinks.
-    pub quantizable: u128,
-    /// Norms, biases, routers and convolutions, which no quantization shrinks.
+    /// Matrices, which a quantization shrinks.
+    pub matrices: Vec<Matrix>,
+    /// Norms, routers and convolutions, which no quantization shrinks.
     pub unquantized: u128,
 }
 
-impl Parameters {
-    pub fn total(self) -> u128 {
-        self.quantizable.saturating_add(self.unquantized)
+/// One matrix of a layer, by the names that checkpoints have for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Matrix {
+    /// Names of the module that it is in, within its layer.
+    blocks: &'static [&'static str],
+    names: &'static [&'static str],
+    pub parameters: u128,
+}
+
+impl Matrix {
+    pub(super) fn new(
+        blocks: &'static [&'static str],
+        names: &'static [&'static str],
+        parameters: u128,
+    ) -> Self {
+        Self {
+            blocks,
+            names,
+            parameters,
+        }
     }
 
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            quantizable: self.quantizable.saturating_add(other.quantizable),
-            unquantized: self.unquantized.saturating_add(other.unquantized),
-        }
+    /// Names that it may have within its layer.
+    pub(super) fn modules(&self) -> impl Iterator<Item = String> {
+        let named = |block| self.names.iter().map(move |name| format!("{block}.{name}"));
+        self.blocks.iter().flat_map(named)
+    }
+}
+
+impl Parameters {
+    pub fn total(&self) -> u128 {
+        let matrices = self.matrices.iter().map(|matrix| matrix.parameters);
+        matrices.fold(self.unquantized, u128::saturating_add)
+    }
+
+    pub fn plus(mut self, other: Self) -> Self {
+        self.matrices.extend(other.matrices);
+        self.unquantized = self.unquantized.saturating_add(other.unquantized);
+        self
     }
 }
 
@@ -52,12 +81,10 @@ pub struct Attention {
     pub head_dim: u64,
     /// Sliding window in tokens; `None` for full attention.
     pub window: Option<u64>,
+    /// Size of a head's values, where it is another one than of its keys.
+    value_dim: u64,
     /// The query projection is twice as wide, for a gate.
     has_gate: bool,
-    qkv_bias: bool,
-    out_bias: bool,
-    /// Number of elements of its norms or sinks.
-    norms: u64,
 }
 
 /// Attention over one compressed vector for each token (DeepSeek's MLA).
@@ -72,6 +99,8 @@ pub struct LatentAttention {
     pub rope_dim: u64,
     nope_dim: u64,
     value_dim: u64,
+    /// Bytes of a token in the index of a sparse attention, beside the cache.
+    pub index_bytes: u64,
 }
 
 /// A state of fixed size for each sequence.
@@ -79,7 +108,9 @@ pub struct LatentAttention {
 pub struct Recurrent {
     /// Heads, or channels, that are split over GPUs.
     pub heads: u64,
-    linear: u128,
+    /// Parameters of its input and output projections, and of all else.
+    input: u128,
+    output: u128,
     plain: u128,
     /// Elements of the convolution's state of a sequence.
     conv_state: u128,
@@ -91,24 +122,40 @@ pub struct Recurrent {
 }
 
 impl Attention {
+    /// Reads the heads of all layers, or of those with this window, whose fields may have names of their own.
     pub fn read(
         fields: &Fields<'_>,
         family: &Family,
         window: Option<u64>,
     ) -> Result<Self, ConfigError> {
+        let [own_heads, own_kv_heads, own_dim, own_value_dim] = match window {
+            Some(_) => [
+                "swa_num_attention_heads",
+                "swa_num_key_value_heads",
+                "swa_head_dim",
+                "swa_v_head_dim",
+            ],
+            None => ["", "num_global_key_value_heads", "global_head_dim", ""],
+        };
+        let either = |own, usual| match fields.optional_number(own)? {
+            Some(number) => Ok(Some(number)),
+            None => fields.optional_number(usual),
+        };
         let hidden = fields.required_number("hidden_size")?;
-        let heads = fields.required_number("num_attention_heads")?;
-        let kv_heads = match family.attention {
-            AttentionKind::MultiQuery if fields.flag("multi_query", true)? => 1,
-            _ => fields
-                .optional_number("num_key_value_heads")?
-                .unwrap_or(heads),
+        let heads = match fields.optional_number(own_heads)? {
+            Some(heads) => heads,
+            None => fields.required_number("num_attention_heads")?,
+        };
+        let kv_heads = match either(own_kv_heads, "num_key_value_heads")? {
+            Some(kv_heads) => kv_heads,
+            None if fields.flag("multi_query", false)? => 1,
+            None => heads,
         };
         if kv_heads > heads || !heads.is_multiple_of(kv_heads) {
             let expected = format!("a number that divides num_attention_heads, which is {heads}");
             return Err(fields.field_error("num_key_value_heads", expected));
         }
-        let head_dim = match fields.optional_number("head_dim")? {
+        let head_dim = match either(own_dim, "head_dim")? {
             Some(dim) => dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
@@ -118,25 +165,13 @@ impl Attention {
                 return Err(fields.field_error("num_attention_heads", expected));
             }
         };
-        let of_head = || 2u64.saturating_mul(head_dim);
-        let norms = match family.head_norms {
-            HeadNorms::None => 0,
-            HeadNorms::PerHead => of_head(),
-            HeadNorms::PerHeadIfSet if fields.flag("use_qk_norm", false)? => of_head(),
-            HeadNorms::PerHeadIfSet => 0,
-            HeadNorms::AcrossHeads => (heads + kv_heads).saturating_mul(head_dim),
-            HeadNorms::Sinks => heads,
-        };
-        let qkv_bias = fields.flag("attention_bias", family.qkv_bias)?;
         Ok(Self {
             heads,
             kv_heads,
             head_dim,
+            value_dim: either(own_value_dim, "v_head_dim")?.unwrap_or(head_dim),
             window,
-            has_gate: family.attention == AttentionKind::GatedHeads,
-            qkv_bias,
-            out_bias: qkv_bias && family.out_bias,
-            norms,
+            has_gate: fields.flag("attn_output_gate", family.has_query_gate)?,
         })
     }
 
@@ -145,27 +180,44 @@ impl Attention {
         self.kv_heads.div_ceil(gpus.max(1))
     }
 
+    /// Elements that one token leaves in the KV cache on each GPU.
+    pub(crate) fn cached_elements_on(&self, gpus: u64) -> u128 {
+        let of_head = u128::from(self.head_dim) + u128::from(self.value_dim);
+        of_head.saturating_mul(self.kv_heads_on(gpus).into())
+    }
+
     fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
-        let queries =
-            saturating_product(&[self.heads, self.head_dim, if self.has_gate { 2 } else { 1 }]);
-        let keys_and_values = saturating_product(&[2, self.kv_heads_on(gpus), self.head_dim]);
-        let outputs = saturating_product(&[self.heads, self.head_dim]);
-        let wide =
-            per_gpu_share(queries.saturating_add(outputs), gpus).saturating_add(keys_and_values);
-        let biases = if self.qkv_bias {
-            per_gpu_share(queries, gpus).saturating_add(keys_and_values)
-        } else {
-            0
-        };
-        let out_bias = if self.out_bias { hidden } else { 0 };
+        let gates = if self.has_gate { 2 } else { 1 };
+        let kv_heads = self.kv_heads_on(gpus);
+        let heads = |of_each: &[u64]| per_gpu_share(saturating_product(of_each), gpus);
+        let of =
+            |names, wide: u128| Matrix::new(ATTENTION, names, wide.saturating_mul(hidden.into()));
         Parameters {
-            quantizable: wide.saturating_mul(hidden.into()),
-            unquantized: biases
-                .saturating_add(out_bias.into())
-                .saturating_add(self.norms.into()),
+            matrices: vec![
+                of(
+                    &["q_proj", "qkv_proj"],
+                    heads(&[self.heads, self.head_dim, gates]),
+                ),
+                of(
+                    &["k_proj", "qkv_proj"],
+                    saturating_product(&[kv_heads, self.head_dim]),
+                ),
+                of(
+                    &["v_proj", "qkv_proj"],
+                    saturating_product(&[kv_heads, self.value_dim]),
+                ),
+                of(
+                    &["o_proj", "out_proj", "dense"],
+                    heads(&[self.heads, self.value_dim]),
+                ),
+            ],
+            unquantized: 0,
         }
     }
 }
+
+/// Names of the module that has a layer's attention.
+const ATTENTION: &[&str] = &["self_attn", "attention", "attn", "mixer"];
 
 impl LatentAttention {
     pub fn read(fields: &Fields<'_>) -> Result<Self, ConfigError> {
@@ -176,6 +228,10 @@ impl LatentAttention {
             rope_dim: fields.required_number("qk_rope_head_dim")?,
             nope_dim: fields.required_number("qk_nope_head_dim")?,
             value_dim: fields.required_number("v_head_dim")?,
+            // vLLM's DeepseekV32IndexerCache: keys of 8 bits, and a scale of 4 bytes for 128 of them.
+            index_bytes: fields
+                .optional_number("index_head_dim")?
+                .map_or(0, |dim| dim + 4 * dim.div_ceil(128)),
         })
     }
 
@@ -187,23 +243,28 @@ impl LatentAttention {
     /// Down-projections are on every GPU; what is after them is split by heads.
     fn parameters(&self, hidden: u64, gpus: u64) -> Parameters {
         let query_dim = self.nope_dim.saturating_add(self.rope_dim);
-        let (down, up) = match self.query_rank {
-            Some(rank) => (
-                saturating_product(&[hidden, rank]),
-                saturating_product(&[rank, self.heads, query_dim]),
-            ),
-            None => (0, saturating_product(&[hidden, self.heads, query_dim])),
+        let of = |names, count| Matrix::new(ATTENTION, names, count);
+        let by_heads = |from: u64, of_head: u64| {
+            per_gpu_share(saturating_product(&[from, self.heads, of_head]), gpus)
         };
-        let kv_down = saturating_product(&[hidden, self.cached_elements()]);
-        let kv_up = saturating_product(&[
-            self.kv_rank,
-            self.heads,
-            self.nope_dim.saturating_add(self.value_dim),
+        let mut matrices = match self.query_rank {
+            Some(rank) => vec![
+                of(&["q_a_proj"], saturating_product(&[hidden, rank])),
+                of(&["q_b_proj"], by_heads(rank, query_dim)),
+            ],
+            None => vec![of(&["q_proj"], by_heads(hidden, query_dim))],
+        };
+        let keys_and_values = self.nope_dim.saturating_add(self.value_dim);
+        matrices.extend([
+            of(
+                &["kv_a_proj_with_mqa"],
+                saturating_product(&[hidden, self.cached_elements()]),
+            ),
+            of(&["kv_b_proj"], by_heads(self.kv_rank, keys_and_values)),
+            of(&["o_proj"], by_heads(hidden, self.value_dim)),
         ]);
-        let out = saturating_product(&[self.heads, self.value_dim, hidden]);
-        let split = per_gpu_share(up.saturating_add(kv_up).saturating_add(out), gpus);
         Parameters {
-            quantizable: down.saturating_add(kv_down).saturating_add(split),
+            matrices,
             unquantized: u128::from(self.query_rank.unwrap_or(0)) + u128::from(self.kv_rank),
         }
     }
@@ -213,18 +274,24 @@ impl Recurrent {
     pub fn read(fields: &Fields<'_>, family: &Family) -> Result<Self, ConfigError> {
         let hidden = fields.required_number("hidden_size")?;
         let state_bytes = state_bytes(fields, family)?;
-        let read = match family.recurrent {
-            RecurrentKind::None => {
-                Err(fields.field_error("layer_types", "layers with attention only"))
-            }
-            RecurrentKind::Mamba1 => Self::mamba1(fields, hidden),
-            RecurrentKind::Mamba2 => Self::mamba2(fields, hidden),
-            RecurrentKind::GatedDeltaNet => Self::gated_delta_net(fields, hidden),
+        let read = if fields.has("linear_num_value_heads") {
+            Self::gated_delta_net(fields, hidden)
+        } else if fields.has("mamba_n_heads") {
+            Self::mamba2(fields, hidden)
+        } else {
+            Self::mamba1(fields, hidden)
         };
         read.map(|read| Self {
             state_bytes,
             ..read
         })
+    }
+
+    /// Whether the file describes recurrent layers that are understood.
+    pub fn is_described(fields: &Fields<'_>) -> bool {
+        ["linear_num_value_heads", "mamba_n_heads", "mamba_d_state"]
+            .into_iter()
+            .any(|field| fields.has(field))
     }
 
     fn mamba1(fields: &Fields<'_>, hidden: u64) -> Result<Self, ConfigError> {
@@ -243,14 +310,10 @@ impl Recurrent {
         let projected = rank.saturating_add(2 * state);
         Ok(Self {
             heads: inner,
-            linear: [
-                saturating_product(&[hidden, 2, inner]),
-                saturating_product(&[inner, projected]),
-                saturating_product(&[rank, inner]),
-                saturating_product(&[inner, hidden]),
-            ]
-            .into_iter()
-            .fold(0, u128::saturating_add),
+            input: saturating_product(&[hidden, 2, inner])
+                .saturating_add(saturating_product(&[inner, projected]))
+                .saturating_add(saturating_product(&[rank, inner])),
+            output: saturating_product(&[inner, hidden]),
             // Convolution with bias, dt's bias, A, D, and three norms.
             plain: saturating_product(&[inner, kernel.saturating_add(state).saturating_add(3)])
                 .saturating_add(projected.into()),
@@ -262,25 +325,25 @@ impl Recurrent {
     }
 
     fn mamba2(fields: &Fields<'_>, hidden: u64) -> Result<Self, ConfigError> {
-        let heads = fields.first_number_required(&["mamba_n_heads", "mamba_num_heads"])?;
+        let heads = fields.required_number("mamba_n_heads")?;
         let head_dim = match fields.text("mamba_d_head") {
             Ok(Some(_)) => (fields
                 .required_number("mamba_expand")?
                 .saturating_mul(hidden)
                 / heads)
                 .max(1),
-            _ => fields.first_number_required(&["mamba_d_head", "mamba_head_dim"])?,
+            _ => fields.required_number("mamba_d_head")?,
         };
-        let groups = fields.first_number_required(&["mamba_n_groups", "n_groups"])?;
-        let state = fields.first_number_required(&["mamba_d_state", "ssm_state_size"])?;
-        let kernel = fields.first_number_required(&["mamba_d_conv", "conv_kernel"])?;
+        let groups = fields.required_number("mamba_n_groups")?;
+        let state = fields.required_number("mamba_d_state")?;
+        let kernel = fields.required_number("mamba_d_conv")?;
         let inner = heads.saturating_mul(head_dim);
         let conv = inner.saturating_add(groups.saturating_mul(state).saturating_mul(2));
         let projected = inner.saturating_add(conv).saturating_add(heads);
         Ok(Self {
             heads,
-            linear: saturating_product(&[hidden, projected])
-                .saturating_add(saturating_product(&[inner, hidden])),
+            input: saturating_product(&[hidden, projected]),
+            output: saturating_product(&[inner, hidden]),
             // Convolution with bias, dt's bias, A and D by head, and a norm.
             plain: saturating_product(&[conv, kernel.saturating_add(1)])
                 .saturating_add(saturating_product(&[3, heads]))
@@ -306,8 +369,8 @@ impl Recurrent {
             .saturating_add(heads.saturating_mul(2));
         Ok(Self {
             heads,
-            linear: saturating_product(&[hidden, projected])
-                .saturating_add(saturating_product(&[values, hidden])),
+            input: saturating_product(&[hidden, projected]),
+            output: saturating_product(&[values, hidden]),
             // Convolution, dt's bias and A by head, and a norm of a head's size.
             plain: saturating_product(&[conv, kernel])
                 .saturating_add(saturating_product(&[2, heads]))
@@ -326,17 +389,19 @@ impl Recurrent {
     }
 }
 
+/// Names of the module that has a layer's recurrent part.
+const RECURRENT: &[&str] = &["linear_attn", "mamba", "mixer"];
 /// Bytes of a 16-bit element.
 const HALF_BYTES: u64 = 2;
 
-/// Bytes of an element of the recurrent state: 16 bits, unless the file or the family has 32.
+/// Bytes of an element of the recurrent state: of the type in the file, or the family's.
 fn state_bytes(fields: &Fields<'_>, family: &Family) -> Result<u64, ConfigError> {
-    let dtype = match fields.text("mamba_ssm_dtype")? {
-        Some(dtype) => Some(dtype),
-        None => fields.text("mamba_ssm_cache_dtype")?,
-    };
-    let is_wide = dtype.map_or(family.has_32_bit_state, |dtype| dtype == "float32");
-    Ok(if is_wide { 2 * HALF_BYTES } else { HALF_BYTES })
+    let dtype = fields.text("mamba_ssm_dtype")?;
+    Ok(match dtype {
+        Some("float32") => 2 * HALF_BYTES,
+        Some(_) => HALF_BYTES,
+        None => family.state_bytes,
+    })
 }
 
 impl Mixer {
@@ -347,7 +412,14 @@ impl Mixer {
             Self::Attention(attention) => attention.parameters(hidden, gpus),
             Self::Latent(latent) => latent.parameters(hidden, gpus),
             Self::Recurrent(one) => Parameters {
-                quantizable: per_gpu_share(one.linear, gpus),
+                matrices: vec![
+                    Matrix::new(
+                        RECURRENT,
+                        &["in_proj", "in_proj_qkv", "in_proj_qkvz"],
+                        per_gpu_share(one.input, gpus),
+                    ),
+                    Matrix::new(RECURRENT, &["out_proj"], per_gpu_share(one.output, gpus)),
+                ],
                 unquantized: per_gpu_share(one.plain, gpus),
             },
         }

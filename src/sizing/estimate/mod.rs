@@ -1,17 +1,17 @@
-//! Estimates how much VRAM an engine needs to serve a model, from the model's Hugging Face `config.json`.
+//! Estimates how much VRAM an engine needs to serve a model, from the headers of its checkpoint and its Hugging Face `config.json`.
 //!
-//! Nothing else is known of the model: no weights are read, no GPU is asked. What cannot be told from the file (the engine's own
-//! memory) comes from constants that name the measurement they are from. `docs/use/estimate.md` has the formulas and their sources.
+//! No weights are read, no GPU is asked. What cannot be told from the files (the engine's own memory) comes from constants that name
+//! the measurement they are from. `docs/use/estimate.md` has the formulas and their sources.
 //!
-//! The steps: [`config`] reads the file, with lines from `json_lines`; [`family`] is the table of known architectures;
-//! [`architecture`] makes layers of both ([`mixer`], [`feed_forward`]); [`weights`] with [`quantization`], [`kv_cache`] and
-//! [`overhead`] count bytes; here they are summed. [`pod`] makes a pod's lines of the sum, and [`right_size`] compares it with
-//! what a running engine shows. [`shipped`] has well-known models, [`gpus`] known GPUs.
+//! The steps: [`config`] reads the configuration, with lines from `json_lines`; [`architecture`] makes layers of its fields
+//! ([`mixer`], [`feed_forward`]), and of what [`family`] knows that files do not say; [`checkpoint`] reads headers; [`weights`] with
+//! [`quantization`], [`kv_cache`] and [`overhead`] count bytes; here they are summed. [`pod`] makes a pod's lines of the sum, and
+//! [`right_size`] compares it with what a running engine shows. [`shipped`] has well-known models, [`gpus`] known GPUs.
 //!
-//! Pure: text in, numbers out. No file is opened here, and no page fetched. Every number in a file may be hostile: arithmetic is
-//! in 128 bits and saturates.
+//! No file is opened here, and no page fetched. Every number in a file may be hostile: arithmetic is in 128 bits and saturates.
 
 pub mod architecture;
+pub mod checkpoint;
 pub mod config;
 pub mod family;
 pub(crate) mod feed_forward;

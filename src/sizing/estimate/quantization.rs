@@ -1,7 +1,10 @@
 //! How a model's weights are stored, from `quantization_config`: bytes for a parameter, and which modules keep their 16 bits.
 
 use super::config::{ConfigError, Fields};
+use super::mixer::Matrix;
+use regex::{Regex, RegexSet, RegexSetBuilder};
 use std::collections::BTreeSet;
+use stowage_policy_file::diagnostic::quoted;
 use stowage_policy_file::nearest::nearest;
 
 /// Bytes per parameter, as a ratio of whole numbers: the values of a group with its scale and zero point.
@@ -74,23 +77,16 @@ impl Precision {
     }
 }
 
-/// A part of a layer that a quantization may leave out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LayerPart {
-    Mixer,
-    FeedForward,
-    Experts,
-}
-
-const LAYER_PARTS: [LayerPart; 3] = [LayerPart::Mixer, LayerPart::FeedForward, LayerPart::Experts];
-
 /// How a model's weights are stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Quantization {
+    /// Precision of most modules.
     pub precision: Precision,
-    /// Parts that keep 16 bits in all layers; then those that do in one layer.
-    unquantized: BTreeSet<LayerPart>,
-    unquantized_in: BTreeSet<(u64, LayerPart)>,
+    /// Precision of the modules that no group names.
+    others: Precision,
+    groups: Vec<(ModuleNames, Precision)>,
+    /// Modules that keep 16 bits.
+    skipped: ModuleNames,
     /// The file asks for a KV cache of 8 bits.
     pub fp8_kv_cache: bool,
     /// Precision requested instead of the file's, if another was.
@@ -118,13 +114,23 @@ const METHODS: [&str; 9] = [
     "bitsandbytes",
 ];
 
+/// Lists of modules that keep 16 bits.
+const SKIPPED: [&str; 5] = [
+    "modules_to_not_convert",
+    "llm_int8_skip_modules",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+];
+
 impl Quantization {
     /// All weights in one precision; embeddings and norms have 16 bits either way.
     pub(crate) fn uniform(precision: Precision) -> Self {
         Self {
             precision,
-            unquantized: BTreeSet::new(),
-            unquantized_in: BTreeSet::new(),
+            others: precision,
+            groups: Vec::new(),
+            skipped: ModuleNames::default(),
             fp8_kv_cache: false,
             precision_override: None,
         }
@@ -140,10 +146,9 @@ impl Quantization {
             } else {
                 PrecisionOverride::Checkpoint
             };
-            let read = Self::uniform(asked.unwrap_or(Precision::HALF));
             return Ok(Self {
                 precision_override: asked.map(|_| how),
-                ..read
+                ..Self::uniform(asked.unwrap_or(Precision::HALF))
             });
         };
         if requested == Some(Precision::HALF) {
@@ -152,38 +157,73 @@ impl Quantization {
                 ..Self::uniform(Precision::HALF)
             });
         }
-        let from_file = Self::precision(&fields);
-        let (precision, asked) = match (from_file, requested) {
-            (own, None) => (own.map_err(with_flag_hint)?, None),
+        let mut read = match (Self::from_file(&fields), requested) {
+            (own, None) => own.map_err(with_flag_hint)?,
             // The file's own has its groups and scales.
-            (Ok(own), Some(asked)) if own.name == asked.name => (own, None),
-            (_, Some(asked)) => (asked, Some(PrecisionOverride::Checkpoint)),
+            (Ok(own), Some(asked)) if own.precision.name == asked.name => own,
+            (_, Some(asked)) => Self {
+                precision_override: Some(PrecisionOverride::Checkpoint),
+                ..Self::uniform(asked)
+            },
         };
-        let scheme = fields.object("kv_cache_scheme")?;
-        let scheme_bits = scheme
-            .map(|scheme| scheme.optional_count("num_bits"))
-            .transpose()?
-            .flatten();
-        let modelopt_algorithm = fields.text("kv_cache_quant_algo").unwrap_or_default();
-        let mut quantization = Self {
-            precision_override: asked,
-            ..Self::uniform(precision)
+        let scheme_bits = match fields.object("kv_cache_scheme") {
+            Ok(Some(scheme)) => scheme.optional_count("num_bits")?,
+            _ => None,
         };
-        quantization.fp8_kv_cache = scheme_bits == Some(8)
-            || modelopt_algorithm.is_some_and(|algo| algo.eq_ignore_ascii_case("fp8"));
-        for list in [
-            "modules_to_not_convert",
-            "ignored_layers",
-            "ignore",
-            "exclude_modules",
-        ] {
-            fields
-                .texts(list)?
-                .unwrap_or_default()
-                .into_iter()
-                .for_each(|module| quantization.keep_in_16_bits(module));
+        read.fp8_kv_cache = scheme_bits == Some(8)
+            || ["kv_cache_scheme", "kv_cache_quant_algo"]
+                .iter()
+                .any(|name| {
+                    let algorithm = fields.text(name).unwrap_or_default();
+                    algorithm.is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("fp8"))
+                });
+        for list in SKIPPED {
+            let names = fields.texts(list)?.unwrap_or_default();
+            read.skipped
+                .add(names.into_iter())
+                .map_err(|expected| fields.field_error(list, expected))?;
         }
-        Ok(quantization)
+        Ok(read)
+    }
+
+    /// What the file says, without what it skips.
+    fn from_file(fields: &Fields<'_>) -> Result<Self, ConfigError> {
+        let groups = fields.object("config_groups")?;
+        let algorithms = fields.object("quantized_layers")?;
+        let Some(by_name) = groups.or(algorithms) else {
+            return Self::precision(fields).map(Self::uniform);
+        };
+        let mut read = Self::uniform(Precision::HALF);
+        for (name, group) in by_name.objects() {
+            let weights = group.object("weights")?;
+            let precision = match &weights {
+                Some(weights) => compressed_tensors_precision(weights)?,
+                None if group.has("quant_algo") => modelopt_precision(&group)?,
+                // Activations only.
+                None => continue,
+            };
+            let all = if weights.is_some() { "Linear" } else { name };
+            let targets = group.texts("targets")?.unwrap_or(vec![all]);
+            if read.precision == Precision::HALF {
+                read.precision = precision;
+            }
+            if targets.contains(&"Linear") {
+                (read.precision, read.others) = (precision, precision);
+            }
+            let same = read
+                .groups
+                .iter()
+                .position(|(_, known)| *known == precision);
+            let at = same.unwrap_or_else(|| {
+                read.groups.push((ModuleNames::default(), precision));
+                read.groups.len() - 1
+            });
+            read.groups[at]
+                .0
+                .add(targets.into_iter())
+                .map_err(|expected| group.field_error("targets", expected))?;
+        }
+        Ok(read)
     }
 
     fn precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
@@ -196,7 +236,9 @@ impl Quantization {
             "modelopt" | "modelopt_fp4" => modelopt_precision(fields)?,
             "mxfp4" => Precision::MXFP4,
             "awq" | "gptq" | "auto-round" => integer_precision(fields)?,
-            "compressed-tensors" => compressed_tensors_precision(fields)?,
+            "compressed-tensors" => {
+                return Err(fields.field_error("config_groups", "groups with `weights`"));
+            }
             "bitsandbytes"
                 if fields.flag("load_in_8bit", false)?
                     || fields.flag("_load_in_8bit", false)? =>
@@ -213,39 +255,20 @@ impl Quantization {
         })
     }
 
-    /// Records a module that keeps 16 bits: of one layer, or, if the name is a pattern, of all.
-    fn keep_in_16_bits(&mut self, module: &str) {
-        let module = module
-            .trim_start_matches("re:")
-            .replace("\\.", ".")
-            .to_ascii_lowercase();
-        if OTHER_MODULES.iter().any(|word| module.contains(word)) {
-            return;
+    /// Precision of a layer's matrix.
+    pub fn precision_of(&self, layer: usize, matrix: &Matrix) -> Precision {
+        if self.skipped.contain(layer, matrix) {
+            return Precision::HALF;
         }
-        let layer = module.split_once("layers.").map(|(_, rest)| rest);
-        let digits = |rest: &str| {
-            rest.chars()
-                .take_while(char::is_ascii_digit)
-                .collect::<String>()
-        };
-        let index = layer.and_then(|rest| digits(rest).parse::<u64>().ok());
-        for part in parts_of_module(&module, layer) {
-            match index {
-                Some(index) => drop(self.unquantized_in.insert((index, *part))),
-                None => drop(self.unquantized.insert(*part)),
-            }
-        }
+        let mut groups = self.groups.iter();
+        groups
+            .find(|(names, _)| names.contain(layer, matrix))
+            .map_or(self.others, |(_, precision)| *precision)
     }
 
-    /// Precision of a part of a layer.
-    pub fn precision_of(&self, layer: u64, part: LayerPart) -> Precision {
-        let is_kept =
-            self.unquantized.contains(&part) || self.unquantized_in.contains(&(layer, part));
-        if is_kept {
-            Precision::HALF
-        } else {
-            self.precision
-        }
+    /// Whether another precision than the file's was requested.
+    pub(crate) fn is_overridden(&self) -> bool {
+        self.precision_override.is_some()
     }
 
     /// Whether the engine needs `--quantization`: it loads the file's own precision without.
@@ -256,69 +279,99 @@ impl Quantization {
     /// Notes for the table.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let name = self.precision.name;
-        let is_kept = !self.unquantized.is_empty() || !self.unquantized_in.is_empty();
-        let kept = is_kept.then(|| format!("some modules are not in {name}: the file names them"));
-        let other = (self.precision_override == Some(PrecisionOverride::Checkpoint)).then(|| {
+        let is_other = self.precision_override == Some(PrecisionOverride::Checkpoint);
+        let other = is_other.then(|| {
             format!("the file's weights are not in {name}: give the engine a checkpoint whose weights are")
         });
-        other.into_iter().chain(kept)
+        let unread = self.skipped.unread.as_ref().map(|pattern| {
+            format!(
+                "{} is no pattern that is read here: what it names is not skipped",
+                quoted(pattern)
+            )
+        });
+        other.into_iter().chain(unread)
     }
 }
 
-/// Words in the names of modules that are no layers of the language model, though theirs have layers and attention, too.
-const OTHER_MODULES: [&str; 10] = [
-    "visual",
-    "vision",
-    "image",
-    "audio",
-    "speech",
-    "sound",
-    "multi_modal",
-    "multimodal",
-    "projector",
-    "mtp",
+/// Names of modules, and patterns of them, as loaders read them: what begins with `re:` is a regular expression that matches from
+/// the name's start (compressed-tensors, vLLM); `*` stands for any text (ModelOpt); another is a name or a whole part of it.
+#[derive(Debug, Clone, Default)]
+struct ModuleNames {
+    names: BTreeSet<String>,
+    sources: Vec<String>,
+    patterns: RegexSet,
+    /// The first pattern that is none.
+    unread: Option<String>,
+}
+
+/// Maximum number of patterns in a list, and of bytes that they take compiled.
+const MAX_PATTERNS: usize = 4096;
+const MAX_PATTERN_BYTES: usize = 4 << 20;
+/// What stands before a layer's number in a module's name.
+const ROOTS: [&str; 5] = [
+    "model.layers",
+    "model.language_model.layers",
+    "language_model.model.layers",
+    "backbone.layers",
+    "transformer.h",
 ];
 
-/// Modules of a layer that keep 16 bits either way, or are so small beside its matrices that the rest does not follow them.
-const SMALL_MODULES: [&str; 9] = [
-    "gate",
-    "router",
-    "shared_expert_gate",
-    "conv1d",
-    "in_proj_a",
-    "in_proj_b",
-    "in_proj_ba",
-    "x_proj",
-    "dt_proj",
-];
-
-/// Parts of a layer that a module's name denotes. Modules outside layers keep 16 bits either way.
-fn parts_of_module(module: &str, in_layer: Option<&str>) -> &'static [LayerPart] {
-    let mut names = module
-        .split('.')
-        .map(|name| name.trim_matches(['*', '$', '^']));
-    let last = names.rfind(|name| !name.is_empty()).unwrap_or_default();
-    if SMALL_MODULES.contains(&last) || last.ends_with("norm") {
-        return &[];
+impl ModuleNames {
+    /// Adds names; the error says what to write instead.
+    fn add<'a>(&mut self, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+        let count = self.sources.len();
+        for name in names {
+            let pattern = match name.strip_prefix("re:") {
+                Some(pattern) => format!("^(?:{pattern})"),
+                None if name.contains('*') => {
+                    let text = regex::escape(name).replace("\\*", ".*");
+                    format!("^(?:.*\\.)?{text}(?:\\..*)?$")
+                }
+                None => {
+                    let root = ROOTS.iter().find_map(|root| name.strip_prefix(root));
+                    let name = root.map_or(name.to_owned(), |rest| format!("layers{rest}"));
+                    self.names.insert(name);
+                    continue;
+                }
+            };
+            match Regex::new(&pattern) {
+                Ok(_) if self.sources.len() < MAX_PATTERNS => self.sources.push(pattern),
+                Ok(_) => return Err(format!("at most {MAX_PATTERNS} patterns")),
+                Err(_) => self.unread = self.unread.take().or(Some(name.to_owned())),
+            }
+        }
+        if self.sources.len() > count {
+            let set = RegexSetBuilder::new(&self.sources)
+                .size_limit(MAX_PATTERN_BYTES)
+                .build();
+            self.patterns = set.map_err(|_| "fewer or simpler patterns".to_owned())?;
+        }
+        Ok(())
     }
-    let is_whole = |rest: &str| {
-        rest.trim_end_matches(['*', '.', '$'])
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-    };
-    let has = |words: &[&str]| words.iter().any(|word| module.contains(word));
-    if has(&["shared_expert"]) {
-        &[LayerPart::FeedForward]
-    } else if has(&["expert"]) {
-        &[LayerPart::Experts]
-    } else if has(&["attn", "attention", "mamba", "mixer"]) {
-        &[LayerPart::Mixer]
-    } else if has(&["mlp", "feed_forward"]) {
-        &[LayerPart::FeedForward, LayerPart::Experts]
-    } else if in_layer.is_some_and(|rest| !rest.is_empty() && is_whole(rest)) {
-        &LAYER_PARTS
-    } else {
-        &[]
+
+    fn contain(&self, layer: usize, matrix: &Matrix) -> bool {
+        if self.names.is_empty() && self.patterns.is_empty() {
+            return false;
+        }
+        matrix.modules().any(|module| {
+            let name = format!("layers.{layer}.{module}");
+            let starts = |text: &str| {
+                let dots = text.match_indices('.').map(|(at, _)| at + 1);
+                std::iter::once(0).chain(dots).collect::<Vec<_>>()
+            };
+            let is_named = !self.names.is_empty()
+                && starts(&name).into_iter().any(|start| {
+                    let rest = &name[start..];
+                    let ends = rest.match_indices('.').map(|(at, _)| at);
+                    ends.chain([rest.len()])
+                        .any(|end| self.names.contains(&rest[..end]))
+                });
+            is_named
+                || !self.patterns.is_empty()
+                    && ROOTS
+                        .iter()
+                        .any(|root| self.patterns.is_match(&format!("{root}.{layer}.{module}")))
+        })
     }
 }
 
@@ -339,11 +392,9 @@ fn with_flag_hint(error: ConfigError) -> ConfigError {
 }
 
 fn integer_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    let bits = fields.first_number_required(&["bits", "w_bit"])?;
+    let bits = fields.required_number("bits")?;
     // −1 is one group for each channel, whose scales hardly count.
-    let group = fields
-        .first_number_required(&["group_size", "q_group_size"])
-        .ok();
+    let group = fields.optional_number("group_size").unwrap_or_default();
     grouped_precision(fields, "bits", bits, group, true)
 }
 
@@ -366,24 +417,16 @@ fn grouped_precision(
 }
 
 fn modelopt_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    match fields
-        .text("quant_algo")?
-        .unwrap_or_default()
-        .to_ascii_uppercase()
-        .as_str()
-    {
-        "FP8" => Ok(Precision::FP8),
-        "NVFP4" => Ok(Precision::NVFP4),
+    let algorithm = fields.text("quant_algo")?.unwrap_or_default();
+    match algorithm.to_ascii_uppercase().as_str() {
+        algorithm if algorithm.starts_with("FP8") => Ok(Precision::FP8),
+        algorithm if algorithm.ends_with("NVFP4") => Ok(Precision::NVFP4),
+        algorithm if algorithm.starts_with("W4A16") => Ok(Precision::INT4),
         _ => Err(fields.field_error("quant_algo", "FP8 or NVFP4")),
     }
 }
 
-/// Precision of the first group: a file has several only for parts that hardly count.
-fn compressed_tensors_precision(fields: &Fields<'_>) -> Result<Precision, ConfigError> {
-    let missing = || fields.field_error("config_groups", "groups with `weights`");
-    let groups = fields.object("config_groups")?.ok_or_else(missing)?;
-    let group = groups.objects().next().ok_or_else(missing)?;
-    let weights = group.object("weights")?.ok_or_else(missing)?;
+fn compressed_tensors_precision(weights: &Fields<'_>) -> Result<Precision, ConfigError> {
     let bits = weights.required_number("num_bits")?;
     let group = weights.optional_number("group_size").unwrap_or_default();
     match (weights.text("type")?.unwrap_or("int"), bits) {
@@ -392,7 +435,7 @@ fn compressed_tensors_precision(fields: &Fields<'_>) -> Result<Precision, Config
         ("float", 4) => Ok(Precision::NVFP4),
         ("int", 8) if group.is_none() => Ok(Precision::INT8),
         ("int", _) => grouped_precision(
-            &weights,
+            weights,
             "num_bits",
             bits,
             group,

@@ -24,17 +24,6 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
         missing.contains("`vocab_size` is missing; add it"),
         "{missing}"
     );
-    let unknown = message(llama_with("\"llama\"", "\"lama\""));
-    assert!(
-        unknown.contains("did you mean `llama`?") && unknown.contains("qwen3_next"),
-        "{unknown}"
-    );
-    assert!(unknown.starts_with("2: model_type"), "{unknown}");
-    let unsupported = message(llama_with("\"llama\"", "\"gemma4_text\""));
-    assert!(
-        unsupported.contains("heads of different sizes"),
-        "{unsupported}"
-    );
     let method = llama_with(
         "\"model_type\"",
         r#""quantization_config": {"quant_method": "gtpq"}, "model_type""#,
@@ -49,15 +38,10 @@ fn mistakes_in_a_file_name_the_place_and_the_way_out() {
 #[test]
 fn what_a_file_says_reaches_a_message_short_and_without_commands_for_a_terminal() {
     let hostile = |text: String| text.chars().any(|c| c.is_control());
-    let long = message(llama_with(
-        "\"llama\"",
-        &format!("\"{}\"", "x".repeat(200_000)),
-    ));
+    let noted = |name: &str| llama_with("\"llama\"", name).unwrap().notes.join(" ");
+    let long = noted(&format!("\"{}\"", "x".repeat(200_000)));
     assert!(long.len() < 2000, "{}", long.len());
-    assert!(!hostile(message(llama_with(
-        "\"llama\"",
-        r#""\u001b[31mred\u0007""#
-    ))));
+    assert!(!hostile(noted(r#""\u001b[31mred\u0007""#)));
     assert!(!hostile(message(llama_with(
         "4096",
         r#""\u009b31m\u007f""#

@@ -1,0 +1,481 @@
+//! Weights from a checkpoint's own headers, made up here, sound and hostile.
+
+use super::command::{LLAMA_8B, folder, json_of, path, stowage};
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+/// A file of this length with this at its beginning; the rest takes no space on the disk.
+fn write(file: &Path, begins: &[u8], length: u64) {
+    let mut opened = File::create(file).unwrap();
+    opened.write_all(begins).unwrap();
+    opened.set_len(length.max(begins.len() as u64)).unwrap();
+}
+
+fn with_header(header: &str) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
+}
+
+/// A safetensors file with these tensors: name, type, bytes of an element, shape. Bytes of its tensors.
+fn safetensors(file: &Path, tensors: &[(&str, &str, u64, &[u64])]) -> u64 {
+    let mut header = Map::new();
+    let mut at = 0;
+    for (name, dtype, bytes, shape) in tensors {
+        let end = at + bytes * shape.iter().product::<u64>();
+        let tensor = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
+        header.insert((*name).to_owned(), tensor);
+        at = end;
+    }
+    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    let begins = with_header(&Value::Object(header).to_string());
+    write(file, &begins, begins.len() as u64 + at);
+    at
+}
+
+fn weights(answer: &Value) -> u64 {
+    answer["parts"][0]["bytes"].as_u64().unwrap()
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn the_files_headers_decide_and_the_configuration_and_the_index_do_not() {
+    let model = folder(LLAMA_8B);
+    let file = |name: &str| model.path().join(name);
+    let first = safetensors(
+        &file("model-00001-of-00002.safetensors"),
+        &[
+            ("model.embed_tokens.weight", "BF16", 2, &[1024, 4096]),
+            (
+                "model.layers.0.mlp.up_proj.weight_packed",
+                "I32",
+                4,
+                &[1024, 256],
+            ),
+        ],
+    );
+    let second = safetensors(
+        &file("model-00002-of-00002.safetensors"),
+        &[(
+            "model.layers.31.mlp.up_proj.weight",
+            "F8_E4M3",
+            1,
+            &[1024, 1024],
+        )],
+    );
+    assert_eq!((first, second), (9 * MIB, MIB));
+    let folder = path(model.path());
+    assert_eq!(weights(&json_of(&[folder])), 10 * MIB);
+    assert_eq!(weights(&json_of(&[path(&file("config.json"))])), 10 * MIB);
+    let both = [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    .map(&file);
+    assert_eq!(
+        weights(&json_of(&[path(&both[0]), path(&both[1])])),
+        10 * MIB
+    );
+    // Norms are on each of both.
+    let half = weights(&json_of(&[folder, "--tensor-parallel", "2"]));
+    assert!((5 * MIB..5 * MIB + 1024).contains(&half), "{half}");
+    // Another precision than the files' is counted.
+    assert!(weights(&json_of(&[folder, "--quantization", "int4"])) > 1 << 30);
+    let index = |total: u64| {
+        let map = json!({"metadata": {"total_size": total}, "weight_map": {
+            "a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}});
+        std::fs::write(file("model.safetensors.index.json"), map.to_string()).unwrap();
+    };
+    index(10 * MIB);
+    let agreeing = json_of(&[folder]);
+    assert_eq!(
+        (
+            weights(&agreeing),
+            agreeing["notes"].to_string().contains("index")
+        ),
+        (10 * MIB, false)
+    );
+    index(7 * MIB);
+    let lying = json_of(&[folder]);
+    assert_eq!(weights(&lying), 10 * MIB);
+    assert!(
+        lying["notes"]
+            .to_string()
+            .contains("the index says 7340032 bytes"),
+        "{}",
+        lying["notes"]
+    );
+    // Without the files the index is what there is.
+    std::fs::remove_file(&both[1]).unwrap();
+    let absent = json_of(&[folder]);
+    assert_eq!(weights(&absent), 7 * MIB);
+    assert!(
+        absent["notes"]
+            .to_string()
+            .contains("1 of 2 files of the index are not here")
+    );
+    std::fs::remove_file(file("model.safetensors.index.json")).unwrap();
+    let said = stowage(&[folder]);
+    assert!(
+        said.code == 2 && said.err.contains("1 of its 2 files are given"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn only_what_an_engine_loads_counts() {
+    let model = folder(&LLAMA_8B.replacen('{', "{\"tie_word_embeddings\": true, ", 1));
+    let file = model.path().join("model.safetensors");
+    let kept: (&str, &str, u64, &[u64]) = (
+        "model.layers.0.mlp.up_proj.weight",
+        "BF16",
+        2,
+        &[1024, 1024],
+    );
+    for unloaded in [
+        "lm_head.weight",
+        "mtp.layers.0.mlp.up_proj.weight",
+        "model.layers.32.eh_proj.weight",
+    ] {
+        safetensors(&file, &[kept, (unloaded, "BF16", 2, &[1024, 1024])]);
+        assert_eq!(
+            weights(&json_of(&[path(model.path())])),
+            2 * MIB,
+            "{unloaded}"
+        );
+    }
+    for loaded in [
+        "vision_tower.encoder.layers.40.mlp.fc1.weight",
+        "model.norm.weight",
+    ] {
+        safetensors(&file, &[kept, (loaded, "BF16", 2, &[1024, 1024])]);
+        assert_eq!(
+            weights(&json_of(&[path(model.path())])),
+            4 * MIB,
+            "{loaded}"
+        );
+    }
+    // An engine loads 32 bits as 16, but not the scales beside smaller ones.
+    safetensors(&file, &[("model.norm.weight", "F32", 4, &[1024, 1024])]);
+    assert_eq!(weights(&json_of(&[path(model.path())])), 2 * MIB);
+    safetensors(
+        &file,
+        &[
+            kept,
+            ("model.layers.0.mlp.up_proj.weight_scale", "F32", 4, &[1024]),
+        ],
+    );
+    assert_eq!(weights(&json_of(&[path(model.path())])), 2 * MIB + 4096);
+    // Mistral's repositories have the same weights twice, and adapters are no weights of the model.
+    safetensors(&file, &[kept]);
+    for twice in ["consolidated.safetensors", "adapter_model.safetensors"] {
+        safetensors(&model.path().join(twice), &[kept]);
+    }
+    assert_eq!(weights(&json_of(&[path(model.path())])), 2 * MIB);
+}
+
+#[test]
+fn hostile_safetensors_are_refused_with_their_name_and_the_way_out() {
+    let model = folder(LLAMA_8B);
+    let file = model.path().join("model.safetensors");
+    let tensor = |dtype: &str, shape: &str, offsets: &str| {
+        format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
+    };
+    let of = |tensors: &[String]| {
+        let named: Vec<String> = tensors
+            .iter()
+            .enumerate()
+            .map(|(at, one)| format!("\"t{at}\":{one}"))
+            .collect();
+        with_header(&format!("{{{}}}", named.join(",")))
+    };
+    let claims_2_gb = [&(2_u64 << 30).to_le_bytes()[..], b"{"].concat();
+    let most = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
+    let half = tensor("F32", "[4]", "[0,16]");
+    let many = format!(
+        "{{\"t\":{{\"dtype\":\"U8\",\"shape\":[{}1],\"data_offsets\":[0,1]}}}}",
+        "1,".repeat(4 << 20)
+    );
+    for (begins, data, why) in [
+        (
+            claims_2_gb,
+            4 << 30,
+            "announce a header of 2147483648 bytes",
+        ),
+        (most, 0, "announce a header of 18446744073709551615 bytes"),
+        (b"{\"a\"".to_vec(), 0, "ends within its header"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n".to_vec(),
+            0,
+            "git lfs pull",
+        ),
+        (with_header("{\"t0\":"), 0, "EOF"),
+        (with_header("[]"), 0, "expected an object of tensors"),
+        (of(&[half.clone(), half.clone()]), 16, "overlap"),
+        (
+            of(&[half.clone(), tensor("F32", "[1]", "[20,24]")]),
+            24,
+            "leave a gap",
+        ),
+        (
+            of(&[tensor("F32", "[4]", "[16,0]")]),
+            16,
+            "ends beyond the file",
+        ),
+        (
+            of(&[tensor("F32", "[4]", "[0,18446744073709551615]")]),
+            16,
+            "ends beyond the file",
+        ),
+        (
+            of(&[tensor("BF16", "[4]", "[0,16]")]),
+            16,
+            "another size than its shape",
+        ),
+        (
+            of(&[tensor(
+                "F32",
+                "[4294967296,4294967296,4294967296]",
+                "[0,16]",
+            )]),
+            16,
+            "another size",
+        ),
+        (of(&[tensor("F32", "[-4]", "[0,16]")]), 16, "invalid value"),
+        (of(&[half.clone()]), 8, "ends beyond the file"),
+        (of(&[half]), 64, "48 bytes belong to no tensor"),
+        (
+            with_header(&many.replace("[0,1]", "[0,2]")),
+            2,
+            "another size",
+        ),
+    ] {
+        write(&file, &begins, begins.len() as u64 + data);
+        let said = stowage(&[path(model.path())]);
+        assert_eq!(said.code, 2, "{why}: {}{}", said.out, said.err);
+        assert!(
+            said.err.contains("model.safetensors") && said.err.contains(why),
+            "{why}: {}",
+            said.err
+        );
+        assert!(
+            said.err.contains("git lfs pull") || said.err.contains("download it again"),
+            "{}",
+            said.err
+        );
+    }
+    let index = model.path().join("model.safetensors.index.json");
+    for (text, why) in [
+        (
+            r#"{"weight_map": {"a": "../../etc/passwd"}}"#,
+            "is not the name of a file beside it",
+        ),
+        (r#"{"weight_map": []}"#, "this is no index"),
+        (r#"{"weight_map": {"a": "#, "this is no index"),
+    ] {
+        std::fs::write(&index, text).unwrap();
+        let said = stowage(&[path(model.path())]);
+        assert!(
+            said.code == 2 && said.err.contains(why) && said.err.contains("index.json"),
+            "{}",
+            said.err
+        );
+    }
+}
+
+/// The beginning of a GGUF file of a small llama, with as many tensors of 256 × 256 as types are given.
+fn gguf(types: &[u32], more: &[(&str, u32)]) -> Vec<u8> {
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let number = |name: &str, value: u32| {
+        [
+            string(name),
+            4_u32.to_le_bytes().into(),
+            value.to_le_bytes().into(),
+        ]
+        .concat()
+    };
+    let mut entries = vec![
+        [
+            string("general.architecture"),
+            8_u32.to_le_bytes().into(),
+            string("llama"),
+        ]
+        .concat(),
+    ];
+    entries.extend(
+        [
+            ("llama.block_count", 2),
+            ("llama.embedding_length", 256),
+            ("llama.feed_forward_length", 512),
+            ("llama.attention.head_count", 4),
+            ("llama.context_length", 4096),
+        ]
+        .iter()
+        .chain(more)
+        .map(|(name, value)| number(name, *value)),
+    );
+    // A list of numbers for each layer, and one of texts.
+    let list = |name: &str, kind: u32, values: &[Vec<u8>]| {
+        [
+            string(name),
+            9_u32.to_le_bytes().into(),
+            kind.to_le_bytes().into(),
+            (values.len() as u64).to_le_bytes().into(),
+            values.concat(),
+        ]
+        .concat()
+    };
+    entries.push(list(
+        "llama.attention.head_count_kv",
+        4,
+        &[2_u32.to_le_bytes().into(), 0_u32.to_le_bytes().into()],
+    ));
+    entries.push(list(
+        "tokenizer.ggml.tokens",
+        8,
+        &[string("a"), string("b"), string("c")],
+    ));
+    let mut file = [b"GGUF".to_vec(), 3_u32.to_le_bytes().into()].concat();
+    file.extend((types.len() as u64).to_le_bytes());
+    file.extend((entries.len() as u64).to_le_bytes());
+    file.extend(entries.concat());
+    for (at, kind) in types.iter().enumerate() {
+        file.extend(string(&format!("blk.{at}.ffn_up.weight")));
+        file.extend(
+            [
+                &2_u32.to_le_bytes()[..],
+                &256_u64.to_le_bytes(),
+                &256_u64.to_le_bytes(),
+                &kind.to_le_bytes(),
+            ]
+            .concat(),
+        );
+        file.extend((at as u64 * 65_536 * 4).to_le_bytes());
+    }
+    file
+}
+
+#[test]
+fn a_gguf_file_has_the_weights_and_the_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model-Q4_K_M.gguf");
+    // Q4_K, F16 and Q8_0.
+    write(&file, &gguf(&[12, 1, 8], &[]), 4 << 20);
+    for given in [path(&file), path(folder.path())] {
+        let answer = json_of(&[given]);
+        assert_eq!(
+            weights(&answer),
+            65_536 / 256 * 144 + 65_536 * 2 + 65_536 / 32 * 34
+        );
+        // Two KV heads at most, of 64, in each of two layers.
+        assert_eq!(answer["kvCache"]["bytesPerToken"], 2 * 2 * 2 * 64 * 2);
+    }
+    let split = folder.path().join("part-00001-of-00002.gguf");
+    write(&split, &gguf(&[1], &[("split.count", 2)]), 4 << 20);
+    let half = stowage(&[path(&split)]);
+    assert!(
+        half.code == 2 && half.err.contains("1 of its 2 files are given"),
+        "{}",
+        half.err
+    );
+    let second = folder.path().join("part-00002-of-00002.gguf");
+    write(&second, &gguf(&[1], &[("split.count", 2)]), 4 << 20);
+    assert_eq!(
+        weights(&json_of(&[path(&split), path(&second)])),
+        2 * 65_536 * 2
+    );
+    let several = stowage(&[path(folder.path())]);
+    assert!(
+        several.code == 2 && several.err.contains("give one of them by name"),
+        "{}",
+        several.err
+    );
+}
+
+#[test]
+fn a_gguf_file_that_is_cut_or_lies_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let sound = gguf(&[12], &[]);
+    let with = |at: usize, bytes: [u8; 8]| {
+        let mut hostile = sound.clone();
+        hostile[at..at + 8].copy_from_slice(&bytes);
+        hostile
+    };
+    let last = sound.len() - 8;
+    for (begins, length, why) in [
+        (
+            sound[..sound.len() - 3].to_vec(),
+            0,
+            "ends within its header",
+        ),
+        (sound[..30].to_vec(), 0, "ends within its header"),
+        (sound.clone(), 0, "its tensors have 36864 bytes"),
+        (with(8, u64::MAX.to_le_bytes()), 4 << 20, "model.gguf"),
+        (
+            with(24, u64::MAX.to_le_bytes()),
+            4 << 20,
+            "ends within its header",
+        ),
+        (
+            with(last, u64::MAX.to_le_bytes()),
+            4 << 20,
+            "is larger than any file",
+        ),
+        (
+            with(4, [9, 0, 0, 0, 1, 0, 0, 0]),
+            4 << 20,
+            "version 9 is not known",
+        ),
+        (gguf(&[99], &[]), 4 << 20, "unknown type 99"),
+        (b"version https://git-lfs".to_vec(), 0, "git lfs pull"),
+        (b"PK\x03\x04".to_vec(), 64, "does not begin with GGUF"),
+    ] {
+        write(&file, &begins, length);
+        let said = stowage(&[path(&file)]);
+        assert_eq!(said.code, 2, "{why}: {}{}", said.out, said.err);
+        assert!(
+            said.err.contains("model.gguf") && said.err.contains(why),
+            "{why}: {}",
+            said.err
+        );
+    }
+}
+
+#[test]
+fn a_model_that_fits_on_no_gpu_has_no_lines_of_a_pod_and_is_shown_over_how_many_it_fits() {
+    for (model, over) in [
+        (
+            "llama-3.1-405b",
+            "It fits on H200-141GB, B200-180GB with --tensor-parallel 8.",
+        ),
+        ("deepseek-v3", "--tensor-parallel 8."),
+        ("qwen3-235b-a22b", "--tensor-parallel 4."),
+    ] {
+        let said = stowage(&["--model", model]);
+        assert_eq!(said.code, 1, "{model}");
+        assert!(
+            said.out.contains("It fits on none of")
+                && said.out.contains(over)
+                && !said.out.contains("In a pod"),
+            "{model}: {}",
+            said.out
+        );
+    }
+    let named = stowage(&[
+        "--model",
+        "llama-3.1-70b",
+        "--gpu-memory",
+        "H100-80GB",
+        "-o",
+        "json",
+    ]);
+    let answer: Value = serde_json::from_str(&named.out).unwrap();
+    assert_eq!((named.code, answer.get("pod")), (1, None));
+    assert_eq!(
+        answer["fitsOver"],
+        json!({"tensorParallel": 4, "gpus": ["H100-80GB"]})
+    );
+}
