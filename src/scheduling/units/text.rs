@@ -281,6 +281,18 @@ mod tests {
                 "{text}"
             );
         }
+        for (text, meant) in [
+            ("40", "40Gi"),
+            ("16", "16Gi"),
+            ("40000", "40000Mi"),
+            ("+1.5", "1.5Gi"),
+        ] {
+            let error = parse_quantity(text).unwrap_err();
+            assert_eq!(error.help, format!("did you mean `{meant}`?"), "{text}");
+        }
+        for text in ["0", "40960Ki", "1048576", "40000000000"] {
+            assert!(parse_quantity(text).is_ok(), "{text}");
+        }
         assert_eq!(
             parse_speed("3GB").unwrap_err().help,
             "did you mean `3GB/s`?"
@@ -297,7 +309,8 @@ mod tests {
         #[test]
         fn what_is_written_reads_back(n in 0u64..31_536_000_000, bytes: u64) {
             prop_assert_eq!(parse_duration(&format_duration(Millis(n))), Ok(Millis(n)));
-            prop_assert_eq!(parse_quantity(&format_quantity(Bytes(bytes))), Ok(Bytes(bytes)));
+            let amount = Bytes(bytes.max(1 << 20));
+            prop_assert_eq!(parse_quantity(&format_quantity(amount)), Ok(amount));
             prop_assert_eq!(parse_speed(&format_speed(Bytes(bytes.max(1)))), Ok(Bytes(bytes.max(1))));
         }
 
