@@ -43,6 +43,10 @@ mod tests {
         assert_eq!(nearest("lables", &names), Some("labels"));
         assert_eq!(nearest("moed", &names), Some("mode"));
         assert_eq!(nearest("replicas", &names), None);
+        assert_eq!(nearest("sspec", &["spec"]), Some("spec"));
+        for (other, known) in [("mpt", "opt"), ("pixtral", "mixtral"), ("bart", "dart")] {
+            assert_eq!(nearest(other, &[known]), None, "{other} is no {known}");
+        }
         assert_eq!(nearest(&"labels".repeat(100), &names), None);
     }
 }

@@ -208,6 +208,19 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn a_request_without_an_answer_names_the_server_and_the_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        for server in ["http://127.0.0.1:1", "https://127.0.0.1:1"] {
+            std::fs::write(&path, KUBECONFIG.replace("https://127.0.0.1:6443", server)).unwrap();
+            let client = connect(Some(&path), WriteTimes::default()).await.unwrap();
+            let error = client.apiserver_version().await.unwrap_err().to_string();
+            let says = format!("no answer from {server}: Connection refused");
+            assert!(error.contains(&says), "{error}");
+        }
+    }
+
     #[test]
     fn writes_carry_a_server_timeout_and_reads_do_not() {
         let sent = |method: Method, uri: &str| {

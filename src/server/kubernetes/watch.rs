@@ -675,6 +675,30 @@ mod tests {
         );
     }
 
+    /// kube announces each attempt to list with an event that is no error.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_cannot_list_asks_after_longer_and_longer_pauses() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let attempts = asked.clone();
+        let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            attempts.lock().push(tokio::time::Instant::now());
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(
+                std::io::Error::other("down"),
+            ))
+        });
+        let feed = WatchFeed {
+            service: ServerState::new(Policy::default()),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let task = tokio::spawn(nodes(Client::new(unreachable, "default"), feed));
+        until(|| asked.lock().len() > 8).await;
+        task.abort();
+        let asked = asked.lock();
+        let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
+        assert!(pauses[6] > 2 * pauses[0], "{pauses:?}");
+    }
+
     /// A policy that moves pods asks for more of bound pods than one that does not, and most of them never change.
     #[tokio::test(start_paused = true)]
     async fn pods_are_listed_anew_when_a_policy_begins_to_move_them() {

@@ -180,6 +180,18 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_that_lasts_is_reported_at_longer_and_longer_intervals() {
+        let reads = RefusedReads::default();
+        let reported = (0..4000)
+            .step_by(10)
+            .filter(|seconds| reads.record_failure("pods", None, at(*seconds)) == ReadFailure::New);
+        assert_eq!(
+            reported.collect::<Vec<_>>(),
+            [0, 60, 120, 240, 480, 960, 1920, 3840]
+        );
+    }
+
+    #[test]
     fn a_watch_without_new_failures_has_recovered() {
         let reads = RefusedReads::default();
         reads.record_failure("storageclasses", None, at(10));
