@@ -99,7 +99,7 @@ impl LeaderForward {
         else {
             return;
         };
-        let mut error = error.boxed();
+        let mut error = error.boxed().fuse();
         self.read(|state| state.problem = None);
         let problem = tokio::select! {
             Some(problem) = &mut error => Some(problem),

@@ -280,9 +280,9 @@ fn a_pod_that_the_api_server_would_refuse_is_not_planned() {
     let mut over_two = pod("over-two", vram("300Mi"));
     over_two["metadata"]["annotations"] = json!({"stowage.dev/gpus": "2"});
     let refused = [
-        (pod("bytes", vram("40000")), "256Mi"),
-        (pod("little", vram("255Mi")), "256Mi"),
-        (over_two, "512Mi"),
+        (pod("bytes", vram("40000")), "256.0 MiB"),
+        (pod("little", vram("255Mi")), "256.0 MiB"),
+        (over_two, "512.0 MiB"),
         (with("differ", vram("20Gi"), vram("60Gi")), "differ"),
         (with("no-limit", vram("20Gi"), json!({})), "limits"),
         (

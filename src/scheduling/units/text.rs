@@ -107,8 +107,19 @@ pub fn parse_duration(text: &str) -> Result<Millis, Malformed> {
     }
 }
 
+/// No amount of memory that this project is about is smaller: a number that is less has lost its unit.
+const LEAST_WITHOUT_UNIT: Bytes = Bytes(1 << 20);
+
 /// Memory as Kubernetes writes it.
 pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
+    let number = text.strip_prefix('+').unwrap_or(text);
+    let has_unit = number.contains(|c: char| !c.is_ascii_digit() && c != '.');
+    let amount = Bytes::parse_quantity_rounding_up(number).unwrap_or_default();
+    if !has_unit && amount != Bytes::ZERO && amount < LEAST_WITHOUT_UNIT {
+        let unit = if amount < Bytes(1000) { "Gi" } else { "Mi" };
+        let help = format!("did you mean `{number}{unit}`?");
+        return Err(Malformed::new("a few bytes: it has no unit", help));
+    }
     Bytes::parse_quantity(text).map_err(|error| match error {
         QuantityError::Malformed => Malformed::new("not an amount of memory", quantity_help(text)),
         QuantityError::Negative => Malformed::new("less than nothing", "write 0 or more"),
