@@ -37,6 +37,7 @@ pub use reservation::{
 };
 pub use resource_slice::device_slice;
 pub use storage::StorageResource;
+pub use watch_pauses::with_growing_pauses;
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -667,3 +668,4 @@ fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests;
+mod watch_pauses;

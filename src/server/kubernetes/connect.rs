@@ -41,6 +41,22 @@ pub enum ConnectError {
     Client(#[from] Box<kube::Error>),
 }
 
+/// A request that was not answered, in the words of the innermost cause: `Connection refused` rather than `client error`.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {server}: {}", innermost(cause))]
+struct NoAnswer {
+    server: String,
+    #[source]
+    cause: legacy::Error,
+}
+
+fn innermost(mut error: &dyn Error) -> &dyn Error {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error
+}
+
 /// A connection on which nothing arrives for this long is dead. A watch ends by itself within a minute, and so receives
 /// something within this time.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
@@ -86,6 +102,7 @@ pub fn client(
         // This build has no proxy support, and the library's own error says so.
         return Client::try_from(config);
     }
+    let server = config.cluster_url.to_string();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -105,7 +122,12 @@ pub fn client(
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
+        .map_err(move |cause| {
+            BoxError::from(NoAnswer {
+                server: server.trim_end_matches('/').to_owned(),
+                cause,
+            })
+        })
         .retry(ListPageRetry::default())
         .service(https);
     Ok(Client::new(service, config.default_namespace))
