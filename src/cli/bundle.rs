@@ -1,7 +1,7 @@
 //! `stowage bundle`: fetches what a running service has recorded of the last minutes, into a file for `stowage replay`; or makes
 //! such a file of a recording that is here.
 
-use super::access::AccessArgs;
+use super::access::ContextAccessArgs;
 use super::duration;
 use super::operators_client;
 use super::standard_input::display_name;
@@ -35,10 +35,6 @@ pub struct BundleArgs {
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = minutes)]
     last: u64,
 
-    /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
-    server: String,
-
     /// Bundle a whole local recording instead of asking a running service: a directory that `serve --record` writes, or a file;
     /// `-` is standard input
     #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "server"])]
@@ -50,7 +46,7 @@ pub struct BundleArgs {
     redact: bool,
 
     #[command(flatten)]
-    access: AccessArgs,
+    access: ContextAccessArgs,
 }
 
 /// The exit codes that a shell gives a command that SIGHUP, SIGINT or SIGTERM ended.
@@ -146,10 +142,10 @@ impl BundleArgs {
             };
             return Ok(write_recording_bundle(from, names, out)?);
         }
-        let access = self.access.read(&self.server).await?;
+        let access = self.access.read().await?;
         let redact = if self.redact { "&redact=true" } else { "" };
         let page = format!("/v1/bundle?minutes={}{redact}", self.last);
-        operators_client::download(&self.server, &access, &page, ("bundle", &MAGIC), out).await?;
+        operators_client::download(&access, &page, ("bundle", &MAGIC), out).await?;
         Ok(Vec::new())
     }
 }

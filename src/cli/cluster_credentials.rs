@@ -17,7 +17,7 @@ use stowage_telemetry::trust::Trust;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 
 /// The namespace of the shipped manifests.
-const NAMESPACE: &str = "kube-system";
+pub const NAMESPACE: &str = "kube-system";
 const VIEWER: &str = "stowage-viewer";
 const CA_CONFIG_MAP: &str = "stowage-agents-ca";
 const CA_KEY: &str = "ca.crt";
@@ -35,13 +35,18 @@ pub struct ClusterCredentials {
 
 impl ClusterCredentials {
     /// Without a path the usual places are looked at; `None` if nothing is there.
-    pub async fn find(kubeconfig: Option<&Path>) -> Result<Option<Self>> {
-        let config = match connect::config(kubeconfig).await {
+    pub async fn find(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Option<Self>> {
+        let config = match connect::config(kubeconfig, context).await {
             Err(ConnectError::NoConfig) => return Ok(None),
-            config => config.context("--kubeconfig")?,
+            config => config?,
         };
         let client = connect::client(config.clone(), WriteTimes::default(), ResponseMode::Pruned)?;
         Ok(Some(Self { config, client }))
+    }
+
+    /// A client that waits for an answer however long it takes: a port-forward may be silent for minutes.
+    pub fn patient_client(&self) -> Result<Client> {
+        Ok(Client::try_from(self.config.clone())?)
     }
 
     /// The `Authorization` header for Stowage, which asks the API server whose it is.

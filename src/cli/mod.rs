@@ -9,6 +9,7 @@ mod cluster_credentials;
 mod connections;
 mod estimate;
 mod explain;
+mod leader_forward;
 mod log;
 mod models;
 mod node_agent;

@@ -2,11 +2,9 @@
 
 use super::access::Access;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 use std::io::Write;
 use std::time::Duration;
@@ -17,7 +15,7 @@ pub enum OperatorsClientError {
     #[error("{0}")]
     NotFound(String),
     #[error(
-        "--server {text:?}: {problem}; write http://HOST:PORT, or https:// with --ca where it takes tokens"
+        "the server {text:?} of --server or STOWAGE_SERVER: {problem}; write http://HOST:PORT, or https:// with --ca where it takes tokens"
     )]
     BadServer { text: String, problem: String },
     #[error("--server {text:?}: a token would go there in the clear; write https://HOST:PORT")]
@@ -31,10 +29,11 @@ pub enum OperatorsClientError {
         cause: String,
     },
     #[error(
-        "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
-         cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
+        "no answer from {server}: {cause}. Is `stowage serve` running, and is this its --admin address?"
     )]
     Unreachable { server: String, cause: String },
+    #[error("the port-forward to {server} does not hold: {cause}")]
+    ForwardFailed { server: String, cause: String },
     #[error("{server} has not answered within {} s", .after.as_secs())]
     TooSlow { server: String, after: Duration },
     #[error("{server} does not let you see it: {text}")]
@@ -88,15 +87,15 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Fetches and parses the page at a path and query; `what` is its name in errors.
 pub async fn get<T: DeserializeOwned>(
-    server: &str,
     access: &Access,
     path: &str,
     what: &'static str,
 ) -> Result<T, OperatorsClientError> {
+    let server = &*access.server_name();
     let request = async {
-        let answer = fetch(server, access, uri(server, path, access)?).await?;
+        let answer = send(access, path, HeaderMap::new()).await?;
         let status = answer.status();
-        Ok((status, read_body(server, answer).await?))
+        Ok((status, read_body(access, answer).await?))
     };
     let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await;
     let (status, body) = answer.unwrap_or_else(|_| {
@@ -119,17 +118,17 @@ pub async fn get<T: DeserializeOwned>(
 
 /// Writes the page at a path to `out` as it comes, however long it is; `what` is its name in errors, `beginning` its first bytes.
 pub async fn download(
-    server: &str,
     access: &Access,
     path: &str,
     (what, beginning): (&'static str, &[u8]),
     out: &mut (dyn Write + Send),
 ) -> Result<(), OperatorsClientError> {
+    let server = &*access.server_name();
     let too_slow = |_| OperatorsClientError::TooSlow {
         server: server.into(),
         after: DOWNLOAD_TIMEOUT,
     };
-    let response = fetch(server, access, uri(server, path, access)?);
+    let response = send(access, path, HeaderMap::new());
     let answer = tokio::time::timeout(DOWNLOAD_TIMEOUT, response)
         .await
         .map_err(too_slow)??;
@@ -138,7 +137,7 @@ pub async fn download(
         return Err(error_for_status(
             server,
             status,
-            &read_body(server, answer).await?,
+            &read_body(access, answer).await?,
         ));
     }
     let (mut body, mut bytes) = (answer.into_body(), 0);
@@ -191,12 +190,10 @@ fn error_for_status(server: &str, status: StatusCode, body: &[u8]) -> OperatorsC
 }
 
 /// The page's address. No token goes there in the clear.
-fn uri(server: &str, path: &str, access: &Access) -> Result<Uri, OperatorsClientError> {
-    let uri = page_uri(server, path)?;
+fn uri(path: &str, access: &Access) -> Result<Uri, OperatorsClientError> {
+    let uri = page_uri(&access.url(), path)?;
     if access.authorization.is_some() && uri.scheme_str() == Some("http") {
-        return Err(OperatorsClientError::InTheClear {
-            text: server.into(),
-        });
+        return Err(OperatorsClientError::InTheClear { text: access.url() });
     }
     Ok(uri)
 }
@@ -237,23 +234,30 @@ pub fn escape_query_value(text: &str) -> String {
     text.bytes().map(one).collect()
 }
 
-async fn fetch(
-    server: &str,
+/// The answer to a GET with these headers beside the token, as soon as it begins.
+pub async fn send(
     access: &Access,
-    uri: Uri,
+    path: &str,
+    headers: HeaderMap,
 ) -> Result<Response<Incoming>, OperatorsClientError> {
-    let client: Client<_, Empty<Bytes>> =
-        Client::builder(TokioExecutor::new()).build(access.connector());
-    let mut request = Request::get(uri)
+    let server = &*access.server_name();
+    let mut request = Request::get(uri(path, access)?)
         .body(Empty::new())
         .expect("a URI that was parsed makes a request");
+    *request.headers_mut() = headers;
     if let Some(authorization) = &access.authorization {
         request
             .headers_mut()
             .insert(header::AUTHORIZATION, authorization.clone());
     }
-    client.request(request).await.map_err(|error| {
+    access.client.request(request).await.map_err(|error| {
         let cause = root_cause(&error);
+        if let Some(cause) = access.forward_problem() {
+            return OperatorsClientError::ForwardFailed {
+                server: server.into(),
+                cause,
+            };
+        }
         if let Some(rest) = server
             .strip_prefix("https://")
             .filter(|_| is_not_tls(&error))
@@ -302,14 +306,14 @@ fn is_not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 async fn read_body(
-    server: &str,
+    access: &Access,
     answer: Response<Incoming>,
 ) -> Result<Bytes, OperatorsClientError> {
     let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()
         .await;
     Ok(body
-        .map_err(|error| unreachable(server, root_cause(error.as_ref())))?
+        .map_err(|error| unreachable(&access.server_name(), root_cause(error.as_ref())))?
         .to_bytes())
 }
 

@@ -5,21 +5,17 @@
 //! of another origin began is refused, and only the operators' pages can be read. A cookie would not do: a browser sends it to
 //! every port of the host.
 
-use super::access::AccessArgs;
+use super::access::{Access, ContextAccessArgs};
 use super::address;
+use super::operators_client;
 use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use clap::Args;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use http_body_util::Empty;
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use hyper::body::Incoming;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -33,12 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Args)]
 pub struct UiArgs {
-    /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
-    server: String,
-
     #[command(flatten)]
-    access: AccessArgs,
+    access: ContextAccessArgs,
 
     /// The address to open in a browser; on loopback only. Port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address::address)]
@@ -93,14 +85,14 @@ impl UiArgs {
         listener.set_nonblocking(true)?;
         let own_address = listener.local_addr()?;
         let prefix = format!("/{}", random_key()?);
-        let upstream = Upstream::read(&self.access, &self.server).await?;
+        let upstream = Upstream::new(self.access.read().await?);
+        send(&upstream.access, "/healthz", HeaderMap::new()).await?;
         let url = format!("http://{own_address}{prefix}/");
         writeln!(
             std::io::stdout(),
             "Open {url}\nCtrl-C ends it. The address is a key: it gives your access to Stowage's pages."
         )?;
         let proxy = Proxy {
-            server: self.server,
             access: self.access,
             own_address,
             prefix,
@@ -127,8 +119,7 @@ fn random_key() -> Result<String> {
 }
 
 struct Proxy {
-    server: String,
-    access: AccessArgs,
+    access: ContextAccessArgs,
     own_address: SocketAddr,
     /// The path that the key opens.
     prefix: String,
@@ -138,26 +129,25 @@ struct Proxy {
 /// A way to the server, with credentials as of some moment.
 #[derive(Clone)]
 struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
-    authorization: Option<HeaderValue>,
+    access: Arc<Access>,
     read_at: Instant,
 }
 
 impl Upstream {
-    async fn read(access: &AccessArgs, server: &str) -> Result<Self> {
-        let access = access.read(server).await?;
-        if access.authorization.is_some() && !server.starts_with("https://") {
-            bail!(
-                "--server {server:?}: a token would go there in the clear; write https://HOST:PORT"
-            );
-        }
-        let client = Client::builder(TokioExecutor::new()).build(access.connector());
-        Ok(Self {
-            client,
-            authorization: access.authorization,
+    fn new(access: Access) -> Self {
+        Self {
+            access: Arc::new(access),
             read_at: Instant::now(),
-        })
+        }
     }
+}
+
+/// The server's answer, as soon as it begins.
+async fn send(access: &Access, page: &str, headers: HeaderMap) -> Result<http::Response<Incoming>> {
+    let answer = operators_client::send(access, page, headers);
+    let answer = tokio::time::timeout(RESPONSE_TIMEOUT, answer).await;
+    let too_slow = || format!("{} takes too long to answer", access.server_name());
+    Ok(answer.with_context(too_slow)??)
 }
 
 async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
@@ -174,10 +164,7 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
         .fetch_with_renewal(&page, &head.headers)
         .await
         .unwrap_or_else(|error| {
-            let text = format!(
-                "no answer from {}: {error:#}. Is the port-forward still there?\n",
-                proxy.server
-            );
+            let text = format!("{error:#}\n");
             (StatusCode::BAD_GATEWAY, text).into_response()
         })
 }
@@ -248,9 +235,10 @@ impl Proxy {
             if current.read_at == upstream.read_at
                 && current.read_at.elapsed() > TOKEN_RENEWAL_INTERVAL
             {
-                let reading = Upstream::read(&self.access, &self.server);
+                let reading = self.access.renew(&current.access);
                 // An exec plugin may take a while, and its future stays on one thread.
-                *current = tokio::task::block_in_place(|| Handle::current().block_on(reading))?;
+                let renewed = tokio::task::block_in_place(|| Handle::current().block_on(reading))?;
+                *current = Upstream::new(renewed);
             }
             current.clone()
         };
@@ -266,24 +254,14 @@ impl Proxy {
         page: &str,
         headers: &HeaderMap,
     ) -> Result<Response> {
-        let uri = format!("{}{page}", self.server.trim_end_matches('/'));
-        let mut request = http::Request::get(&uri)
-            .body(Empty::new())
-            .with_context(|| format!("--server: {uri}"))?;
         let forwarded = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
             names
                 .iter()
                 .filter_map(|name| Some((name.clone(), from.get(name)?.clone())))
                 .collect()
         };
-        *request.headers_mut() = forwarded(headers, &FORWARDED_REQUEST_HEADERS);
-        if let Some(authorization) = &upstream.authorization {
-            request
-                .headers_mut()
-                .insert(header::AUTHORIZATION, authorization.clone());
-        }
-        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, upstream.client.request(request)).await;
-        let answer = answer.context("it takes too long")??;
+        let headers = forwarded(headers, &FORWARDED_REQUEST_HEADERS);
+        let answer = send(&upstream.access, page, headers).await?;
         let (status, headers) = (
             answer.status(),
             forwarded(answer.headers(), &FORWARDED_RESPONSE_HEADERS),

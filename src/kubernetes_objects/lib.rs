@@ -39,6 +39,7 @@ pub use reservation::{
 };
 pub use resource_slice::device_slice;
 pub use storage::StorageResource;
+pub use watch_pauses::with_growing_pauses;
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -156,6 +157,7 @@ pub fn classified_demand(
     if is_stand_in(&pod.metadata) {
         return Err(RequestError::TooLarge);
     }
+    check_requests_equal_limits(pod)?;
     let demand = with_pod_request(pod, |request| Demand::from_request(request, classify))?;
     let (images, engine) = (images::pod_images(pod), images::engine(pod));
     let wish = kube_filters::gpu_wish(pod).map(Arc::new);
@@ -171,6 +173,32 @@ pub fn classified_demand(
         engine,
         ..demand
     })
+}
+
+/// Of extended resources Kubernetes takes no request without an equal limit. What the API server stored is equal; a file may differ.
+fn check_requests_equal_limits(pod: &Pod) -> Result<(), RequestError> {
+    for (_, container) in pod.spec.iter().flat_map(containers) {
+        let Some(resources) = &container.resources else {
+            continue;
+        };
+        let limits = resources.limits.as_ref();
+        let of_gpus = resources
+            .requests
+            .iter()
+            .flatten()
+            .filter(|(name, _)| *name == VRAM || PluginResource::is_plugin_resource(name));
+        for (name, request) in of_gpus {
+            let (request, limit) = (Some(request), limits.and_then(|limits| limits.get(name)));
+            let bytes = |amount: Option<&Quantity>| Bytes::parse_quantity(&amount?.0).ok();
+            if request != limit && (bytes(request).is_none() || bytes(request) != bytes(limit)) {
+                return Err(RequestError::UnequalRequest {
+                    container: container.name.clone(),
+                    resource: name.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether a pod without a node can take the annotations of its Binding. Those of one that has a node may have them already.
@@ -642,3 +670,4 @@ fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests;
+mod watch_pauses;

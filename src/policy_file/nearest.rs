@@ -15,6 +15,7 @@ pub fn nearest<'a, S: AsRef<str>>(text: &str, names: &'a [S]) -> Option<&'a str>
         .min_by_key(|(far, _)| *far);
     nearest_with_distance
         .filter(|(far, name)| *far <= max_distance(&wanted, name))
+        .filter(|(far, name)| *far == 0 || begins_alike(&wanted, &normalized(name)))
         .map(|(_, name)| name)
 }
 
@@ -24,6 +25,13 @@ fn normalized(text: &str) -> String {
         .filter(|c| !matches!(c, '_' | '-' | ' '))
         .flat_map(char::to_lowercase)
         .collect()
+}
+
+/// Whether one of the first two letters of one is the first of the other: people misspell what stands later, and with another
+/// beginning it is mostly another word.
+fn begins_alike(one: &str, other: &str) -> bool {
+    let begins = |one: &str, other: &str| one.chars().take(2).any(|c| other.starts_with(c));
+    begins(one, other) || begins(other, one)
 }
 
 /// A third of the letters may be wrong, and one of a short word.
@@ -43,6 +51,10 @@ mod tests {
         assert_eq!(nearest("lables", &names), Some("labels"));
         assert_eq!(nearest("moed", &names), Some("mode"));
         assert_eq!(nearest("replicas", &names), None);
+        assert_eq!(nearest("sspec", &["spec"]), Some("spec"));
+        for (other, known) in [("mpt", "opt"), ("pixtral", "mixtral"), ("bart", "dart")] {
+            assert_eq!(nearest(other, &[known]), None, "{other} is no {known}");
+        }
         assert_eq!(nearest(&"labels".repeat(100), &names), None);
     }
 }

@@ -119,7 +119,7 @@ fn a_standby_names_the_leader() {
     let said = asked();
     let text = said.out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        text.contains("port-forward pod/stowage-5d9c 9445"),
+        text.contains("ask the leader, stowage-5d9c: without --server"),
         "{text}"
     );
     assert!(

@@ -31,6 +31,7 @@ mod handovers;
 mod helm;
 mod http;
 mod layers;
+mod leader_forward;
 mod logs;
 mod metrics;
 mod models;

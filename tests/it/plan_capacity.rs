@@ -270,6 +270,58 @@ fn a_pod_that_no_gpu_holds_is_named_with_its_file_and_the_way_out() {
 }
 
 #[test]
+fn a_pod_that_the_api_server_would_refuse_is_not_planned() {
+    let vram = |amount: &str| json!({"stowage.dev/vram": amount});
+    let with = |name: &str, requests: Value, limits: Value| {
+        let mut pod = pod(name, limits);
+        pod["spec"]["containers"][0]["resources"]["requests"] = requests;
+        pod
+    };
+    let mut over_two = pod("over-two", vram("300Mi"));
+    over_two["metadata"]["annotations"] = json!({"stowage.dev/gpus": "2"});
+    let refused = [
+        (pod("bytes", vram("40000")), "256.0 MiB"),
+        (pod("little", vram("255Mi")), "256.0 MiB"),
+        (over_two, "512.0 MiB"),
+        (with("differ", vram("20Gi"), vram("60Gi")), "differ"),
+        (with("no-limit", vram("20Gi"), json!({})), "limits"),
+        (
+            with(
+                "devices",
+                json!({"nvidia.com/gpu": "1"}),
+                json!({"nvidia.com/gpu": "2"}),
+            ),
+            "nvidia.com/gpu",
+        ),
+    ];
+    for (pod, part) in refused {
+        let said = capacity_from_stdin(&["--pods", "-", "--nodes", A100], &list(vec![pod]));
+        assert!(
+            said.code == 1 && said.out.contains(part),
+            "{part}: {}{}",
+            said.out,
+            said.err
+        );
+    }
+    let taken = [
+        pod("least", vram("256Mi")),
+        with("same", vram("1024Mi"), vram("1Gi")),
+        with(
+            "host",
+            json!({"cpu": "1"}),
+            json!({"cpu": "2", "stowage.dev/vram": "1Gi"}),
+        ),
+    ];
+    let said = capacity_from_stdin(&["--pods", "-", "--nodes", A100], &list(taken.to_vec()));
+    assert!(
+        said.code == 0 && said.out.starts_with("1 GPU holds"),
+        "{}{}",
+        said.out,
+        said.err
+    );
+}
+
+#[test]
 fn an_unplaced_pod_is_listed_with_its_line_and_units() {
     let mut first = pod("first", json!({"stowage.dev/vram": "10Gi", "cpu": "64"}));
     first["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "64"});

@@ -6,7 +6,6 @@ use super::{PodOnNode, PodSource};
 use crate::error_text::root_cause;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -71,9 +70,8 @@ async fn watch(client: Client, node: NodeName, state: Arc<Mutex<WatchedState>>) 
         .fields(&format!("spec.nodeName={node}"))
         .timeout(WATCH_TIMEOUT_SECONDS)
         .page_size(LIST_PAGE_SIZE);
-    let mut events = watcher(Api::<Pod>::all(client), config)
-        .default_backoff()
-        .boxed();
+    let events = watcher(Api::<Pod>::all(client), config);
+    let mut events = objects::with_growing_pauses(events).boxed();
     while let Some(event) = events.next().await {
         state.lock().handle_event(event);
     }

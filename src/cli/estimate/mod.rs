@@ -110,10 +110,6 @@ struct ObserveArgs {
     #[arg(long, value_name = "PERCENT", requires = "observe", value_parser = percent)]
     peak_usage: Option<Percent>,
 
-    /// The operators' address of a running `stowage serve` (--admin there), for a pod
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
-    server: String,
-
     /// The pod's namespace [default: the one in its name, otherwise default]
     #[arg(short, long, value_name = "NAME", requires = "observe")]
     namespace: Option<String>,

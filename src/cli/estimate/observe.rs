@@ -167,8 +167,8 @@ fn used_by(report: &NodeReport, pod: &PodUid) -> Option<Bytes> {
 
 /// What the service knows of a pod: its grant from the ledger, and the rest from its node's agent.
 async fn from_service(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
-    let access = args.access.read(&args.server).await?;
-    let fleet: Fleet = operators_client::get(&args.server, &access, "/v1/fleet", "fleet").await?;
+    let access = args.access.read().await?;
+    let fleet: Fleet = operators_client::get(&access, "/v1/fleet", "fleet").await?;
     let pods = fleet
         .nodes
         .iter()
@@ -177,7 +177,7 @@ async fn from_service(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
         bail!("no pod {key} has a GPU; is it bound, and is this its namespace?");
     };
     let mut by_node: BTreeMap<NodeName, Reported> =
-        operators_client::get(&args.server, &access, "/debug/reports", "list of reports").await?;
+        operators_client::get(&access, "/debug/reports", "list of reports").await?;
     let no_engine = || format!("the agent of {} shows no engine in {key}", node.name);
     let reported = by_node.remove(&node.name).with_context(no_engine)?;
     let engine = reported

@@ -7,7 +7,7 @@ mod recorded;
 mod render;
 mod source;
 
-use super::access::AccessArgs;
+use super::access::ContextAccessArgs;
 use super::output::OutputArgs;
 use super::pod_argument::PodArgument;
 use super::policy::policy_at;
@@ -27,30 +27,31 @@ use stowage_telemetry::wants_no_color;
 const EXIT_CODES: &str = "Exit codes: 0 if the pod is placed or fits, 1 if it does not fit or its victims have not left, 2 if the \
                           pod is unknown, nothing answers, or the arguments are invalid.";
 
+/// The flags of [`ContextAccessArgs`].
+const SERVICE_ONLY: [&str; 6] = [
+    "server",
+    "token_file",
+    "ca",
+    "tls_server_name",
+    "kubeconfig",
+    "context",
+];
+
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES, group = ArgGroup::new("offline").args(["cluster", "bundle"]))]
 pub struct ExplainArgs {
     #[command(flatten)]
     pod: PodArgument,
 
-    /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(
-        long,
-        value_name = "URL",
-        default_value = "http://127.0.0.1:9445",
-        conflicts_with = "cluster"
-    )]
-    server: String,
-
     #[command(flatten)]
-    access: AccessArgs,
+    access: ContextAccessArgs,
 
     /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service; `-` is standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["token_file", "ca", "tls_server_name", "kubeconfig"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = SERVICE_ONLY)]
     cluster: Option<PathBuf>,
 
     /// Explain on a recording, as it was then: the directory of `serve --record`, a segment, or a bundle
-    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["cluster", "server", "token_file", "ca", "tls_server_name", "kubeconfig"])]
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = SERVICE_ONLY)]
     bundle: Option<PathBuf>,
 
     /// The time: of --bundle [default: its end], or for the windows of --policy with --cluster [default: now], such as
@@ -110,8 +111,8 @@ impl ExplainArgs {
                 Err(_) => return Ok(NO_ANSWER.into()),
             },
             None => {
-                let access = self.access.read(&self.server).await?;
-                source::from_server(&self.server, &access, &pod, &options).await
+                let access = self.access.read().await?;
+                source::from_server(&access, &pod, &options).await
             }
         };
         self.print(&answer?)

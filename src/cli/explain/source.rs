@@ -26,12 +26,11 @@ pub enum ExplainError {
 }
 
 pub async fn from_server(
-    server: &str,
     access: &Access,
     pod: &PodKey,
     options: &ShownNodes,
 ) -> Result<Explanation, ExplainError> {
-    Ok(operators_client::get(server, access, &explain_path(pod, options), "explanation").await?)
+    Ok(operators_client::get(access, &explain_path(pod, options), "explanation").await?)
 }
 
 fn explain_path(pod: &PodKey, options: &ShownNodes) -> String {

@@ -5,7 +5,7 @@
 
 mod table;
 
-use super::access::{Access, AccessArgs};
+use super::access::{Access, ContextAccessArgs};
 use super::is_broken_pipe;
 use super::operators_client::{self, OperatorsClientError, escape_query_value};
 use super::output::OutputArgs;
@@ -29,12 +29,8 @@ pub struct ModelsArgs {
     #[arg(value_name = "MODEL")]
     model: Option<String>,
 
-    /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
-    server: String,
-
     #[command(flatten)]
-    access: AccessArgs,
+    access: ContextAccessArgs,
 
     /// Entries at most, 1 to 10000
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -68,7 +64,7 @@ impl ModelsArgs {
         if let Some(model) = &self.model {
             ModelId::parse(model).context("MODEL")?;
         }
-        let access = self.access.read(&self.server).await?;
+        let access = self.access.read().await?;
         let printed = match &self.model {
             Some(_) => {
                 let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();
@@ -106,8 +102,7 @@ impl ModelsArgs {
         table: impl FnOnce(&T) -> String,
         is_anywhere: impl FnOnce(&T) -> bool,
     ) -> Result<(String, bool), OperatorsClientError> {
-        let answer: T =
-            operators_client::get(&self.server, access, &self.request_path(), what).await?;
+        let answer: T = operators_client::get(access, &self.request_path(), what).await?;
         let data = self
             .output
             .data(&answer)

@@ -9,7 +9,7 @@ mod live;
 mod state;
 mod view;
 
-use super::access::{Access, AccessArgs};
+use super::access::{Access, ContextAccessArgs};
 use super::operators_client::{self, OperatorsClientError};
 use super::output::OutputArgs;
 use super::{duration, is_broken_pipe, table_lines};
@@ -36,12 +36,8 @@ const EXIT_CODES: &str = "Exit codes: 0 after q or Ctrl-C, or when the table is 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct TopArgs {
-    /// The operators' address of a running `stowage serve` (--admin there)
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445")]
-    server: String,
-
     #[command(flatten)]
-    access: AccessArgs,
+    access: ContextAccessArgs,
 
     /// What to show at first
     #[arg(long, value_enum, value_name = "VIEW", default_value_t = View::Nodes)]
@@ -84,10 +80,9 @@ impl TopArgs {
     }
 
     async fn try_run(self) -> Result<ExitCode> {
-        let access = self.access.read(&self.server).await?;
+        let access = self.access.read().await?;
         if self.once || self.output.is_data() {
-            let fleet: Fleet =
-                operators_client::get(&self.server, &access, FLEET_PATH, "fleet").await?;
+            let fleet: Fleet = operators_client::get(&access, FLEET_PATH, "fleet").await?;
             let data = self.output.data(&fleet)?;
             let text = data.unwrap_or_else(|| table(&fleet, self.view));
             std::io::stdout().write_all(text.as_bytes())?;
@@ -103,7 +98,7 @@ impl TopArgs {
         } else {
             Colors::On
         };
-        let top = Top::new(self.server.clone(), self.view);
+        let top = Top::new(access.server_name(), self.view);
         let is_over = Arc::new(AtomicBool::new(false));
         end_on_signal(is_over.clone())?;
         let (sender, answers) = channel();
@@ -122,11 +117,10 @@ impl TopArgs {
     /// Asks again and again, until nothing takes the answers.
     async fn poll_fleet(self, mut access: Access, answers: Sender<Answer>) {
         loop {
-            let answer =
-                operators_client::get::<Fleet>(&self.server, &access, FLEET_PATH, "fleet").await;
+            let answer = operators_client::get::<Fleet>(&access, FLEET_PATH, "fleet").await;
             // A token lasts for minutes, and this runs for hours.
             if matches!(answer, Err(OperatorsClientError::NotAllowed { .. }))
-                && let Ok(renewed) = self.access.read(&self.server).await
+                && let Ok(renewed) = self.access.renew(&access).await
             {
                 access = renewed;
             }

@@ -107,8 +107,19 @@ pub fn parse_duration(text: &str) -> Result<Millis, Malformed> {
     }
 }
 
+/// No amount of memory that this project is about is smaller: a number that is less has lost its unit.
+const LEAST_WITHOUT_UNIT: Bytes = Bytes(1 << 20);
+
 /// Memory as Kubernetes writes it.
 pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
+    let number = text.strip_prefix('+').unwrap_or(text);
+    let has_unit = number.contains(|c: char| !c.is_ascii_digit() && c != '.');
+    let amount = Bytes::parse_quantity_rounding_up(number).unwrap_or_default();
+    if !has_unit && amount != Bytes::ZERO && amount < LEAST_WITHOUT_UNIT {
+        let unit = if amount < Bytes(1000) { "Gi" } else { "Mi" };
+        let help = format!("did you mean `{number}{unit}`?");
+        return Err(Malformed::new("a few bytes: it has no unit", help));
+    }
     Bytes::parse_quantity(text).map_err(|error| match error {
         QuantityError::Malformed => Malformed::new("not an amount of memory", quantity_help(text)),
         QuantityError::Negative => Malformed::new("less than nothing", "write 0 or more"),
@@ -281,6 +292,18 @@ mod tests {
                 "{text}"
             );
         }
+        for (text, meant) in [
+            ("40", "40Gi"),
+            ("16", "16Gi"),
+            ("40000", "40000Mi"),
+            ("+1.5", "1.5Gi"),
+        ] {
+            let error = parse_quantity(text).unwrap_err();
+            assert_eq!(error.help, format!("did you mean `{meant}`?"), "{text}");
+        }
+        for text in ["0", "40960Ki", "1048576", "40000000000"] {
+            assert!(parse_quantity(text).is_ok(), "{text}");
+        }
         assert_eq!(
             parse_speed("3GB").unwrap_err().help,
             "did you mean `3GB/s`?"
@@ -297,7 +320,8 @@ mod tests {
         #[test]
         fn what_is_written_reads_back(n in 0u64..31_536_000_000, bytes: u64) {
             prop_assert_eq!(parse_duration(&format_duration(Millis(n))), Ok(Millis(n)));
-            prop_assert_eq!(parse_quantity(&format_quantity(Bytes(bytes))), Ok(Bytes(bytes)));
+            let amount = Bytes(bytes.max(1 << 20));
+            prop_assert_eq!(parse_quantity(&format_quantity(amount)), Ok(amount));
             prop_assert_eq!(parse_speed(&format_speed(Bytes(bytes.max(1)))), Ok(Bytes(bytes.max(1))));
         }
 

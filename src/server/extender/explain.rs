@@ -149,9 +149,9 @@ async fn explain_pod(
 fn with_standby_part(mut explanation: Explanation, service: &ServerState) -> Explanation {
     let leader = service.leadership.leader();
     let ask = match &leader {
-        Some(leader) => format!(
-            "ask the leader, {leader}: kubectl -n kube-system port-forward pod/{leader} 9445, and stowage explain again"
-        ),
+        Some(leader) => {
+            format!("ask the leader, {leader}: without --server, stowage explain asks it")
+        }
         None => "no replica is known to hold the Lease; ask again in a few seconds".into(),
     };
     let text = format!(

@@ -41,6 +41,22 @@ pub enum ConnectError {
     Client(#[from] Box<kube::Error>),
 }
 
+/// A request that was not answered, in the words of the innermost cause: `Connection refused` rather than `client error`.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {server}: {}", innermost(cause))]
+struct NoAnswer {
+    server: String,
+    #[source]
+    cause: legacy::Error,
+}
+
+fn innermost(mut error: &dyn Error) -> &dyn Error {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error
+}
+
 /// A connection on which nothing arrives for this long is dead. A watch ends by itself within a minute, and so receives
 /// something within this time.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
@@ -48,14 +64,26 @@ const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// A client for a kubeconfig's current context, or from the environment: `KUBECONFIG`, `~/.kube/config`, or the pod's service
 /// account.
 pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
-    Ok(client(config(kubeconfig).await?, times, ResponseMode::Pruned).map_err(Box::new)?)
+    Ok(client(config(kubeconfig, None).await?, times, ResponseMode::Pruned).map_err(Box::new)?)
 }
 
-/// Where the API server is, and the credentials for it.
-pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
-    match kubeconfig {
-        Some(path) => from_file(path).await,
-        None => Config::infer()
+/// Where the API server is, and the credentials for it; by the kubeconfig's current context, if none is named.
+pub async fn config(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+) -> Result<Config, ConnectError> {
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    match (kubeconfig, context) {
+        (Some(path), _) => from_file(path, &options).await,
+        (None, Some(_)) => {
+            let kubeconfig = Kubeconfig::read().map_err(|error| default_error(&error))?;
+            let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            config.map_err(|error| default_error(&error))
+        }
+        (None, None) => Config::infer()
             .await
             .map_err(|error| inference_error(&error)),
     }
@@ -74,6 +102,7 @@ pub fn client(
         // This build has no proxy support, and the library's own error says so.
         return Client::try_from(config);
     }
+    let server = config.cluster_url.to_string();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -93,7 +122,12 @@ pub fn client(
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
+        .map_err(move |cause| {
+            BoxError::from(NoAnswer {
+                server: server.trim_end_matches('/').to_owned(),
+                cause,
+            })
+        })
         .retry(ListPageRetry::default())
         .service(https);
     Ok(Client::new(service, config.default_namespace))
@@ -127,7 +161,7 @@ fn with_timeout(uri: &Uri, limit: Duration) -> Uri {
     Uri::from_parts(parts).expect("a URI with another query is one")
 }
 
-async fn from_file(path: &Path) -> Result<Config, ConnectError> {
+async fn from_file(path: &Path, options: &KubeConfigOptions) -> Result<Config, ConnectError> {
     let failed = |error: KubeconfigError| {
         let path = path.display().to_string();
         match error {
@@ -149,23 +183,27 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
         }
     };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+    Config::from_custom_kubeconfig(kubeconfig, options)
         .await
         .map_err(failed)
 }
 
 /// The error outside a pod, where the kubeconfig matters: whether there is none, or what is wrong with it.
 fn inference_error(error: &InferConfigError) -> ConnectError {
-    match error
-        .source()
-        .and_then(|source| source.downcast_ref::<KubeconfigError>())
-    {
-        None | Some(KubeconfigError::FindPath) => ConnectError::NoConfig,
-        Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
+    let source = error.source();
+    let source = source.and_then(|source| source.downcast_ref::<KubeconfigError>());
+    source.map_or(ConnectError::NoConfig, default_error)
+}
+
+/// What is wrong with the kubeconfig in its usual places, or that there is none.
+fn default_error(error: &KubeconfigError) -> ConnectError {
+    match error {
+        KubeconfigError::FindPath => ConnectError::NoConfig,
+        KubeconfigError::ReadConfig(error, _) if error.kind() == ErrorKind::NotFound => {
             ConnectError::NoConfig
         }
         // After its first line, the parser draws the place.
-        Some(error) => ConnectError::DefaultKubeconfig {
+        error => ConnectError::DefaultKubeconfig {
             reason: error.to_string().lines().next().unwrap_or_default().into(),
         },
     }
@@ -190,6 +228,19 @@ mod tests {
                 .default_namespace(),
             "team-a"
         );
+    }
+
+    #[tokio::test]
+    async fn a_request_without_an_answer_names_the_server_and_the_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        for server in ["http://127.0.0.1:1", "https://127.0.0.1:1"] {
+            std::fs::write(&path, KUBECONFIG.replace("https://127.0.0.1:6443", server)).unwrap();
+            let client = connect(Some(&path), WriteTimes::default()).await.unwrap();
+            let error = client.apiserver_version().await.unwrap_err().to_string();
+            let says = format!("no answer from {server}: Connection refused");
+            assert!(error.contains(&says), "{error}");
+        }
     }
 
     #[test]

@@ -354,6 +354,14 @@ impl WatchFeed {
         }
     }
 
+    /// Logs the failure of a read beside a watch, as [`record_failure`](Self::record_failure) does.
+    fn record_read_failure(&self, what: &'static str, error: &kube::Error) {
+        let reads = &self.service.refused_reads;
+        if reads.record_failure(what, None, self.service.now()) == ReadFailure::New {
+            tracing::warn!(what, %error, "the read failed and is retried");
+        }
+    }
+
     /// Counts an object that is larger than Stowage reads, and logs it unless it is in `logged` already.
     fn report_oversized_object(
         &self,
@@ -449,11 +457,10 @@ where
     let config = watcher::Config::default()
         .page_size(page_size)
         .timeout(WATCH_TIMEOUT_SECONDS);
-    watcher(Api::<K>::all(client), config)
-        // `managedFields` are half of an object and not needed here.
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .default_backoff()
-        .boxed()
+    // `managedFields` are half of an object and not needed here.
+    let events = watcher(Api::<K>::all(client), config)
+        .modify(|object| object.meta_mut().managed_fields = None);
+    objects::with_growing_pauses(events).boxed()
 }
 
 /// What to do when the resource may not be read, or is not served; `None` for any other failure. A refused list is retried by
@@ -673,6 +680,32 @@ mod tests {
             feed.service.api_server_contact.silence(feed.service.now()),
             None
         );
+    }
+
+    /// kube announces each attempt to list with an event that is no error.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_cannot_list_asks_after_longer_and_longer_pauses() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let attempts = asked.clone();
+        let unreachable = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            attempts.lock().push(tokio::time::Instant::now());
+            std::future::ready(Err::<http::Response<kube::client::Body>, _>(
+                std::io::Error::other("down"),
+            ))
+        });
+        let feed = WatchFeed {
+            service: ServerState::new(Policy::default()),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let task = tokio::spawn(nodes(Client::new(unreachable, "default"), feed));
+        while asked.lock().len() < 5 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        task.abort();
+        let asked = asked.lock();
+        let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
+        assert!(pauses[3] > 2 * pauses[0], "{pauses:?}");
     }
 
     /// A policy that moves pods asks for more of bound pods than one that does not, and most of them never change.

@@ -35,6 +35,7 @@ impl FailedRead {
 /// How a failure compares with what was reported before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFailure {
+    /// It begins, or has lasted twice as long as when it was reported last.
     New,
     /// It has been refused for so long that permissions are missing.
     Persistent,
@@ -56,7 +57,7 @@ impl RefusedReads {
             read.is_persistent(),
         );
         (read.last_failure, read.refused) = (now, refused.map(|status| (status, since)));
-        match read.failures.begin(now) {
+        match read.failures.is_log_due(now) {
             true => ReadFailure::New,
             false if read.is_persistent() && !was_lasting => ReadFailure::Persistent,
             false => ReadFailure::AlreadyReported,
@@ -176,6 +177,18 @@ mod tests {
         assert_eq!(
             reads.record_failure("pods", Some(403), at(56)),
             ReadFailure::Persistent
+        );
+    }
+
+    #[test]
+    fn a_failure_that_lasts_is_reported_at_longer_and_longer_intervals() {
+        let reads = RefusedReads::default();
+        let reported = (0..4000)
+            .step_by(10)
+            .filter(|seconds| reads.record_failure("pods", None, at(*seconds)) == ReadFailure::New);
+        assert_eq!(
+            reported.collect::<Vec<_>>(),
+            [0, 60, 120, 240, 480, 960, 1920, 3840]
         );
     }
 

@@ -18,6 +18,10 @@ coded! {
         "bad-quantity" Quantity { what: &'static str, text: String, error: QuantityError },
             "{what} is {text:?}: {error}"
             => "pod has a quantity that cannot be read";
+        "unequal-request" UnequalRequest { container: String, resource: String },
+            "the request of the container {container} and its limit differ in {resource}, which the API server refuses: write it under \
+         resources.limits alone"
+            => "a container's request and limit of a GPU resource differ";
         "both-ways" BothWays,
             "the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them"
             => "pod asks for stowage.dev/vram and for nvidia.com/*";

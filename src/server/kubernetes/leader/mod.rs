@@ -385,7 +385,7 @@ impl LeaseLog {
         now: Moment,
     ) {
         match result {
-            Err(error) if self.0.begin(now) => {
+            Err(error) if self.0.is_log_due(now) => {
                 tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
             }
             Err(_) => {}

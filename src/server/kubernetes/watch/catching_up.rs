@@ -45,7 +45,7 @@ async fn until_relist_needed_for(client: &Client, feed: &WatchFeed, takeover: u6
     let mut shown_version = loop {
         let is_listing = !feed.index.lock().has_listed_pods();
         let newest_shown = feed.index.lock().newest_pod_version();
-        match newest_version(client).await {
+        match newest_version(client, feed).await {
             // Where resourceVersions went back, as after a restore of etcd, what is known is of another history.
             Some(NewestVersion::Number(version)) if version >= newest_shown => {
                 feed.await_pod_version(takeover, version);
@@ -83,7 +83,7 @@ enum NewestVersion {
 
 /// The resourceVersion of the pods as they are now; `None` if it could not be read. A list that asks for no resourceVersion is
 /// never older than its request.
-async fn newest_version(client: &Client) -> Option<NewestVersion> {
+async fn newest_version(client: &Client, feed: &WatchFeed) -> Option<NewestVersion> {
     let (pods, one) = (
         Api::<Pod>::all(client.clone()),
         ListParams::default().limit(1),
@@ -98,9 +98,7 @@ async fn newest_version(client: &Client) -> Option<NewestVersion> {
                         .and_then(|version| version.parse().ok());
                     return number.map_or(NewestVersion::Other, NewestVersion::Number);
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "could not read the resourceVersion of the pods")
-                }
+                Err(error) => feed.record_read_failure("pods", &error),
             }
             tokio::time::sleep(VERSION_READ_RETRY_INTERVAL).await;
         }

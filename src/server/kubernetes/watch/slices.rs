@@ -45,7 +45,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
             Ok(true) => watch_once(client.clone(), &feed, SLICES, &handler, &mut terms).await,
             Ok(false) => WatchEnd::NotServed,
             Err(error) => {
-                tracing::warn!(%error, "could not find out whether the API server has ResourceSlices");
+                feed.record_read_failure(SLICES, &error);
                 drop(tokio::time::timeout(retry_pause, terms.changed()).await);
                 retry_pause = (retry_pause * 2).min(REFUSED_RETRY_INTERVAL);
                 continue;
