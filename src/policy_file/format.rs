@@ -7,8 +7,8 @@ pub mod mig;
 mod names;
 
 pub use stowage_scheduling::units::text::{
-    Malformed, format_duration, format_quantity, format_speed, parse_duration, parse_percent,
-    parse_quantity, parse_speed,
+    Malformed, check_unit, format_duration, format_quantity, format_speed, parse_duration,
+    parse_percent, parse_quantity, parse_speed,
 };
 
 use super::nearest::nearest;
@@ -105,7 +105,7 @@ impl TextFormat {
         match self {
             Self::Percent { at_most } => parse_percent(text, at_most).map(drop),
             Self::Duration => parse_duration(text).map(drop),
-            Self::Quantity => parse_quantity(text).map(drop),
+            Self::Quantity => check_unit(text).and_then(|()| parse_quantity(text).map(drop)),
             Self::Speed => parse_speed(text).map(drop),
             Self::Name => names::check_label(text),
             Self::NamePattern => names::check_pattern(text),

@@ -193,6 +193,7 @@ async fn answer(mut stream: TcpStream, answers: Answers, asked: Arc<Mutex<Vec<St
 const PORT: u16 = 9445;
 
 /// As the kubelet does it: two channels for the port, of which each begins with its number.
+#[expect(clippy::result_large_err, reason = "the type is the library's")]
 async fn forward(stream: TcpStream, answer: ForwardAnswer, end: CancellationToken) {
     let socket = accept_hdr_async(stream, |_: &_, mut response: http::Response<()>| {
         let protocol = HeaderValue::from_static("v4.channel.k8s.io");

@@ -110,8 +110,8 @@ pub fn parse_duration(text: &str) -> Result<Millis, Malformed> {
 /// No amount of memory that this project is about is smaller: a number that is less has lost its unit.
 const LEAST_WITHOUT_UNIT: Bytes = Bytes(1 << 20);
 
-/// Memory as Kubernetes writes it.
-pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
+/// Refuses an amount of memory that has lost its unit. What Stowage writes itself is exact, and may be a few bytes.
+pub fn check_unit(text: &str) -> Result<(), Malformed> {
     let number = text.strip_prefix('+').unwrap_or(text);
     let has_unit = number.contains(|c: char| !c.is_ascii_digit() && c != '.');
     let amount = Bytes::parse_quantity_rounding_up(number).unwrap_or_default();
@@ -120,6 +120,11 @@ pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
         let help = format!("did you mean `{number}{unit}`?");
         return Err(Malformed::new("a few bytes: it has no unit", help));
     }
+    Ok(())
+}
+
+/// Memory as Kubernetes writes it.
+pub fn parse_quantity(text: &str) -> Result<Bytes, Malformed> {
     Bytes::parse_quantity(text).map_err(|error| match error {
         QuantityError::Malformed => Malformed::new("not an amount of memory", quantity_help(text)),
         QuantityError::Negative => Malformed::new("less than nothing", "write 0 or more"),
@@ -298,11 +303,11 @@ mod tests {
             ("40000", "40000Mi"),
             ("+1.5", "1.5Gi"),
         ] {
-            let error = parse_quantity(text).unwrap_err();
+            let error = check_unit(text).unwrap_err();
             assert_eq!(error.help, format!("did you mean `{meant}`?"), "{text}");
         }
         for text in ["0", "40960Ki", "1048576", "40000000000"] {
-            assert!(parse_quantity(text).is_ok(), "{text}");
+            assert_eq!(check_unit(text), Ok(()), "{text}");
         }
         assert_eq!(
             parse_speed("3GB").unwrap_err().help,

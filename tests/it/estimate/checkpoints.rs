@@ -244,7 +244,7 @@ fn hostile_safetensors_are_refused_with_their_name_and_the_way_out() {
             "another size",
         ),
         (of(&[tensor("F32", "[-4]", "[0,16]")]), 16, "invalid value"),
-        (of(&[half.clone()]), 8, "ends beyond the file"),
+        (of(std::slice::from_ref(&half)), 8, "ends beyond the file"),
         (of(&[half]), 64, "48 bytes belong to no tensor"),
         (
             with_header(&many.replace("[0,1]", "[0,2]")),
