@@ -177,7 +177,10 @@ impl Build {
                 ])
                 .args(["--admin", "127.0.0.1:0", "--cluster"])
                 .arg(dump)
-                .env("RUST_LOG", "stowage::serve=info,stowage_server::serve=info,warn"),
+                .env(
+                    "RUST_LOG",
+                    "stowage::serve=info,stowage_server::serve=info,warn",
+                ),
             &["the scheduler: http://"],
         );
         Self {

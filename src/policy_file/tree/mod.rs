@@ -1,6 +1,8 @@
 //! YAML as a tree in which each value has its place. All later steps use the tree, so that any problem, however late it is
 //! found, can be shown where it was written.
 //!
+//! The parser is the one that serde-saphyr has. Its deserializer would end at the first problem, and `policy check` shows all.
+//!
 //! Nothing here knows what a policy is. [`mod@read`] builds the tree, within limits that no input can exceed.
 
 mod build;

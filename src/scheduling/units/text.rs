@@ -1,6 +1,8 @@
 //! The grammar of quantities in policies and command lines: `10%`, `1h30m`, `40Gi`, `3GB/s`. Each can be rendered, so that what
 //! Stowage prints can be parsed again.
 //!
+//! Durations are not jiff's: the core has no library of clocks, and a number without its unit is told which one may be meant.
+//!
 //! Nothing here knows where a value is or what it is for.
 
 use super::{Bytes, Millis, Percent, QuantityError};
