@@ -50,3 +50,54 @@ impl Backoff for GrowingPauses {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::runtime::watcher::Error;
+    use tokio::time::Instant;
+
+    /// The time that each failure of these events comes after the one before it.
+    async fn gaps(events: Vec<fn() -> Result<Event<Pod>>>) -> Vec<Duration> {
+        let events = stream::iter(events).map(|event| event());
+        let mut paused = std::pin::pin!(with_growing_pauses(events));
+        let (mut gaps, mut last) = (Vec::new(), Instant::now());
+        while let Some(event) = paused.next().await {
+            if event.is_err() {
+                gaps.push(last.elapsed());
+                last = Instant::now();
+            }
+        }
+        gaps
+    }
+
+    fn failure() -> Result<Event<Pod>> {
+        Err(Error::NoResourceVersion)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_until_a_list_ends_or_something_changes() {
+        let begins: fn() -> Result<Event<Pod>> = || Ok(Event::Init);
+        let page: fn() -> Result<Event<Pod>> = || Ok(Event::InitApply(Pod::default()));
+        let end: fn() -> Result<Event<Pod>> = || Ok(Event::InitDone);
+        let change: fn() -> Result<Event<Pod>> = || Ok(Event::Apply(Pod::default()));
+        // Nothing, or a first page only, comes before each failure.
+        for before in [vec![begins], vec![begins, page, page]] {
+            let attempt = before.into_iter().chain([failure as fn() -> _]);
+            let attempt: Vec<_> = attempt.collect();
+            let gaps = gaps(attempt.repeat(6)).await;
+            assert!(
+                gaps[5] > 4 * gaps[1] && gaps[5] <= LONGEST_PAUSE,
+                "{gaps:?}"
+            );
+        }
+        for recovered in [vec![begins, page, end], vec![change]] {
+            let attempt = recovered.into_iter().chain([failure as fn() -> _]);
+            let attempt: Vec<_> = attempt.collect();
+            let gaps = gaps(attempt.repeat(6)).await;
+            assert!(gaps[5] < 3 * gaps[1], "{gaps:?}");
+        }
+    }
+}

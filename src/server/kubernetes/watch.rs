@@ -682,6 +682,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_refused_read_beside_a_watch_does_not_end_the_watchs_refusal() {
+        let feed = WatchFeed {
+            service: ServerState::new(Policy::default()),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let refused = || kube::core::Status::failure("no", "Forbidden").with_code(403);
+        let reads = &feed.service.refused_reads;
+        let error = watcher::Error::WatchError(Box::new(refused()));
+        feed.record_failure("pods", &error, "nothing is done");
+        assert!(reads.is_refused("pods"));
+        feed.record_read_failure("pods", &kube::Error::Api(Box::new(refused())));
+        assert!(reads.is_refused("pods"));
+    }
+
     /// kube announces each attempt to list with an event that is no error.
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_cannot_list_asks_after_longer_and_longer_pauses() {

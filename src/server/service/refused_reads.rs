@@ -181,6 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn an_outage_that_becomes_a_lasting_refusal_says_what_permissions_are_missing() {
+        let reads = RefusedReads::default();
+        for seconds in [0, 20, 40] {
+            reads.record_failure("pods", None, at(seconds));
+        }
+        reads.record_failure("pods", Some(403), at(45));
+        assert_eq!(
+            reads.record_failure("pods", Some(403), at(60)),
+            ReadFailure::Persistent,
+            "although the failure is also due to be reported again"
+        );
+    }
+
+    #[test]
     fn a_failure_that_lasts_is_reported_at_longer_and_longer_intervals() {
         let reads = RefusedReads::default();
         let reported = (0..4000)
