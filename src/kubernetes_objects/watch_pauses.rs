@@ -11,7 +11,7 @@ use std::time::Duration;
 /// An API server that is back is found within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The watch with a pause after each failure, longer each time until an object or the end of a list comes. kube's own pauses begin
+/// The watch with a pause after each failure, longer each time until a change or the end of a list comes. kube's own pauses begin
 /// anew with each attempt to list, because it announces one with an event.
 pub fn with_growing_pauses<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Send + 'static,
@@ -22,7 +22,7 @@ pub fn with_growing_pauses<K: Send + 'static>(
         has_shown: has_shown.clone(),
     };
     let events = events.inspect(move |event| {
-        if matches!(event, Ok(event) if !matches!(event, Event::Init)) {
+        if let Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) = event {
             has_shown.store(true, Ordering::Relaxed);
         }
     });
