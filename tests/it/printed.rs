@@ -1,0 +1,124 @@
+//! What every command prints, found from the command line itself, so that a new command cannot forget it: it ends when its reader
+//! goes.
+
+use crate::agent::world::kubeconfig;
+use crate::process::json_dump;
+use crate::served::{Served, ServedCluster, pod};
+use clap::CommandFactory;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use stowage::cli::Cli;
+use stowage_lab::demo::api_server::ApiServer;
+use tempfile::TempDir;
+
+/// Commands that print no answer: they serve, wait or write files.
+const WITHOUT_AN_ANSWER: [&str; 5] = ["serve", "ui", "bundle", "wait-turn", "man"];
+
+/// What the commands ask: a service, an API server and files.
+struct World {
+    served: Served,
+    api: ApiServer,
+    folder: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let served = ServedCluster::with_gpus(&[("node-a", 1), ("node-b", 8)])
+            .with([pod("llm", "40Gi"), pod("large", "100Gi")])
+            .serve();
+        let api = served.run(ApiServer::start()).unwrap();
+        Self {
+            served,
+            api,
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// The command with arguments that it answers.
+    fn command(&self, name: &str) -> Command {
+        let server = format!("--server=http://{}", self.served.operators);
+        let dump = format!("--cluster={}", json_dump(&self.folder).display());
+        let config = self.folder.path().join("kubeconfig");
+        std::fs::write(&config, kubeconfig(&self.api.uri().to_string())).unwrap();
+        let config = format!("--kubeconfig={}", config.display());
+        let (one_seed, policy) = (&["--seeds=42", "--short"][..], "policies/three-teams");
+        let arguments: &[&str] = match name {
+            "agent" => &["--once", "--node=node-a"],
+            "demo" => &["--once"],
+            "policy check" | "policy test" | "policy show" => &[policy],
+            "policy diff" => &[policy, "policies/night-pool", &dump],
+            "policy schema" | "version" => &[],
+            "explain" => &["large", &server],
+            "estimate" => &["--model=llama-3.1-8b"],
+            "plan capacity" => &[
+                "--pods=manifests/examples/three-models.yaml",
+                "--nodes=gpus=4,gpu=A100-80GB",
+            ],
+            "models" => &[&server],
+            "top" => &["--once", &server],
+            "replay" => &["tests/fixtures/recordings/control-plane.stowrec"],
+            "simulate packing" => &["--seeds=42", "--policy=packing"],
+            "simulate faults" => &["--seeds=0", "--steps=20"],
+            _ if name.starts_with("simulate ") => one_seed,
+            "uninstall" => &["--dry-run", &config],
+            "completion" => &["bash"],
+            "schema" => &["report"],
+            _ => panic!("say here with which arguments `stowage {name}` answers"),
+        };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        command
+            .args(name.split(' '))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .env_remove("COLUMNS")
+            .env("KUBECONFIG", "/nonexistent");
+        command
+    }
+}
+
+/// Every command that has no commands below it.
+fn leaves() -> Vec<(String, clap::Command)> {
+    fn below(prefix: &str, command: &clap::Command, found: &mut Vec<(String, clap::Command)>) {
+        for one in command.get_subcommands() {
+            let name = format!("{prefix}{}", one.get_name());
+            match one.has_subcommands() {
+                true => below(&format!("{name} "), one, found),
+                false => found.push((name, one.clone())),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    below("", &Cli::command(), &mut found);
+    found
+}
+
+/// Every command that prints an answer.
+fn answering() -> impl Iterator<Item = (String, clap::Command)> {
+    let answers = |(name, _): &(String, _)| !WITHOUT_AN_ANSWER.contains(&&**name);
+    leaves().into_iter().filter(answers)
+}
+
+#[test]
+fn a_command_whose_reader_has_gone_ends_quietly() {
+    let world = World::new();
+    for (name, _) in answering() {
+        let (reader, stdout) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = world.command(&name).stdout(stdout).output().unwrap();
+        let err = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), &*err), (Some(141), ""), "{name}");
+    }
+}
+
+#[test]
+fn a_demo_whose_reader_goes_after_a_chapter_ends_with_that_chapter() {
+    let world = World::new();
+    for stopped_at in ["1. ", "3. "] {
+        let mut demo = world.command("demo");
+        let mut demo = demo.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().starts_with(stopped_at)));
+        drop(lines);
+        assert_eq!(demo.wait().unwrap().code(), Some(141), "{stopped_at}");
+    }
+}
