@@ -1,10 +1,12 @@
 //! What every command prints, found from the command line itself, so that a new command cannot forget it: it ends when its reader
-//! goes.
+//! goes, keeps to the screen's width, and has the formats for programs.
 
 use crate::agent::world::kubeconfig;
 use crate::process::json_dump;
 use crate::served::{Served, ServedCluster, pod};
 use clap::CommandFactory;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use stowage::cli::Cli;
@@ -120,5 +122,91 @@ fn a_demo_whose_reader_goes_after_a_chapter_ends_with_that_chapter() {
         assert!(lines.any(|line| line.unwrap().starts_with(stopped_at)));
         drop(lines);
         assert_eq!(demo.wait().unwrap().code(), Some(141), "{stopped_at}");
+    }
+}
+
+/// Commands whose text is made for a program, or is drawn: a script, a schema, a policy file and the demo's pictures of GPUs.
+const WITHOUT_PARAGRAPHS: [&str; 5] = [
+    "completion",
+    "schema",
+    "policy schema",
+    "policy show",
+    "demo",
+];
+
+fn printed(command: &mut Command) -> String {
+    let ran = command.output().unwrap();
+    let err = String::from_utf8(ran.stderr).unwrap();
+    assert!(!ran.stdout.is_empty(), "{command:?}: {err}");
+    String::from_utf8(ran.stdout).unwrap()
+}
+
+/// Without figures, which may have changed meanwhile.
+fn words(text: &str) -> BTreeSet<String> {
+    let word = |word: &str| word.replace(|c: char| c.is_ascii_digit(), "");
+    text.split_whitespace().map(word).collect()
+}
+
+#[test]
+fn what_is_printed_is_as_wide_as_the_screen_at_most_and_no_word_is_broken() {
+    let world = World::new();
+    for (name, _) in answering() {
+        if WITHOUT_PARAGRAPHS.contains(&&*name) {
+            continue;
+        }
+        let whole = words(&printed(&mut world.command(&name)));
+        for columns in [80, 100] {
+            let text = printed(world.command(&name).env("COLUMNS", columns.to_string()));
+            let wide: Vec<&str> = text
+                .lines()
+                .filter(|line| line.chars().count() > columns)
+                .collect();
+            assert!(wide.is_empty(), "{name} at {columns}: {wide:#?}\n{text}");
+            let broken: Vec<String> = words(&text).difference(&whole).cloned().collect();
+            assert!(
+                broken.is_empty(),
+                "{name} at {columns}: {broken:?}\n{text}"
+            );
+        }
+    }
+}
+
+/// Commands whose answer has a form of its own already.
+const WITHOUT_FORMATS: [&str; 3] = ["completion", "schema", "policy schema"];
+
+/// Figures are left out: they may have changed from one question to the next.
+fn without_figures(value: Value) -> Value {
+    match value {
+        Value::Number(_) => Value::from(0),
+        Value::String(text) => Value::from(text.replace(|c: char| c.is_ascii_digit(), "")),
+        Value::Array(items) => items.into_iter().map(without_figures).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(k, v)| (k, without_figures(v))).collect())
+        }
+        other => other,
+    }
+}
+
+#[test]
+fn every_command_with_an_answer_prints_it_as_json_and_as_the_same_yaml() {
+    let world = World::new();
+    for (name, command) in answering() {
+        if WITHOUT_FORMATS.contains(&&*name) {
+            continue;
+        }
+        let formats = command
+            .get_arguments()
+            .find(|argument| argument.get_id() == "output")
+            .unwrap_or_else(|| panic!("`stowage {name}` has no -o"))
+            .get_possible_values();
+        let formats: Vec<&str> = formats.iter().map(|format| format.get_name()).collect();
+        assert_eq!(formats, ["text", "json", "yaml"], "{name}");
+        let [json, yaml] =
+            ["json", "yaml"].map(|format| printed(world.command(&name).args(["-o", format])));
+        let json: Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{name}: {json}"));
+        let read: Value =
+            serde_saphyr::from_str(&yaml).unwrap_or_else(|error| panic!("{name}: {error}: {yaml}"));
+        assert_eq!(without_figures(read), without_figures(json), "{name}");
     }
 }
