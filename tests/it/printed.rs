@@ -163,10 +163,7 @@ fn what_is_printed_is_as_wide_as_the_screen_at_most_and_no_word_is_broken() {
                 .collect();
             assert!(wide.is_empty(), "{name} at {columns}: {wide:#?}\n{text}");
             let broken: Vec<String> = words(&text).difference(&whole).cloned().collect();
-            assert!(
-                broken.is_empty(),
-                "{name} at {columns}: {broken:?}\n{text}"
-            );
+            assert!(broken.is_empty(), "{name} at {columns}: {broken:?}\n{text}");
         }
     }
 }

@@ -409,3 +409,29 @@ fn pods_without_an_engine_have_no_kv_cache() {
     );
     assert_eq!(loads(View::Nodes), [full, none]);
 }
+
+#[test]
+fn on_any_screen_the_figures_are_whole() {
+    let is_bar = |word: &&str| word.contains(['█', '·']);
+    for width in 60..=200 {
+        let mut top = top(three_nodes());
+        for (view, name, figures) in [
+            ("1", "node-a", "112/144 GiB 97 % 7 2 fresh"),
+            ("1", "node-c", "0.0/72.0 GiB ? ? 0 stale"),
+            ("2", "72.0/72.0", "72.0/72.0 GiB 97 % 4 1"),
+            ("3", "qwen-72b", "140.0 GiB 60 min starting"),
+            ("4", "tune-1", "5 2 × 40.0 GiB 90 s refused"),
+            ("5", "meta-llama", "2 112.0 GiB 97 % 7"),
+        ] {
+            press(&mut top, view);
+            let screen = frame(&mut top, width, 20);
+            let row = screen.lines().find(|line| line.contains(name)).unwrap();
+            let words: Vec<&str> = row
+                .split_whitespace()
+                .filter(|word| !is_bar(word))
+                .collect();
+            let words = words.join(" ");
+            assert!(words.ends_with(figures), "{width}: {row}");
+        }
+    }
+}
