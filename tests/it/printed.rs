@@ -7,7 +7,8 @@ use crate::served::{Served, ServedCluster, pod};
 use clap::CommandFactory;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use stowage::cli::Cli;
 use stowage_lab::demo::api_server::ApiServer;
@@ -205,5 +206,41 @@ fn every_command_with_an_answer_prints_it_as_json_and_as_the_same_yaml() {
         let read: Value =
             serde_saphyr::from_str(&yaml).unwrap_or_else(|error| panic!("{name}: {error}: {yaml}"));
         assert_eq!(without_figures(read), without_figures(json), "{name}");
+    }
+}
+
+#[test]
+fn ui_prints_an_address_only_if_a_stowage_answers_behind_it() {
+    let world = World::new();
+    let page = TcpListener::bind("127.0.0.1:0").unwrap();
+    let of_page = page.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in page.incoming().map_while(Result::ok) {
+            let login = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlogin";
+            let _ = { &stream }.write_all(login.as_bytes());
+        }
+    });
+    for (server, said) in [
+        (
+            world.served.scheduler.to_string(),
+            "the scheduler's address",
+        ),
+        (of_page.to_string(), "is no fleet"),
+        ("127.0.0.1:1".to_owned(), "Is `stowage serve` running"),
+    ] {
+        let mut ui = Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["ui", "--server", &format!("http://{server}")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut printed = String::new();
+        BufReader::new(ui.stdout.take().unwrap())
+            .read_line(&mut printed)
+            .unwrap();
+        let _ = ui.kill();
+        let err = String::from_utf8(ui.wait_with_output().unwrap().stderr).unwrap();
+        assert!(printed.is_empty(), "{server}: {printed}");
+        assert!(err.contains(said), "{server}: {err}");
     }
 }
