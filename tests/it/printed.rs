@@ -54,6 +54,7 @@ impl World {
             "explain" => &["large", &server],
             "estimate" => &["--model=llama-3.1-8b"],
             "plan capacity" => &[
+                "--pods=manifests/base/priority-classes.yaml",
                 "--pods=manifests/examples/three-models.yaml",
                 "--nodes=gpus=4,gpu=A100-80GB",
             ],
@@ -176,7 +177,7 @@ const WITHOUT_FORMATS: [&str; 3] = ["completion", "schema", "policy schema"];
 fn without_figures(value: Value) -> Value {
     match value {
         Value::Number(_) => Value::from(0),
-        Value::String(text) => Value::from(text.replace(|c: char| c.is_ascii_digit(), "")),
+        Value::String(text) => Value::from(text.replace(|c: char| c.is_ascii_hexdigit(), "")),
         Value::Array(items) => items.into_iter().map(without_figures).collect(),
         Value::Object(fields) => {
             let fields = fields.into_iter();
