@@ -5,6 +5,7 @@ use super::draw::{Colors, draw};
 use super::state::{KeyOutcome, Top};
 use super::table;
 use super::view::View;
+use crate::cli::output::Columns;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -221,7 +222,9 @@ fn every_view_of_three_nodes() {
 fn the_printed_tables_of_three_nodes() {
     check(
         "once",
-        &View::ALL.map(|view| table(&three_nodes(), view)).join("\n"),
+        &View::ALL
+            .map(|view| table(&three_nodes(), view, Columns(None)))
+            .join("\n"),
     );
 }
 
@@ -344,7 +347,10 @@ fn a_hostile_name_reaches_neither_the_screen_nor_the_table_as_it_is() {
     );
     let mut top = top(fleet.clone());
     press(&mut top, "3");
-    for text in [frame(&mut top, 120, 10), table(&fleet, View::Pods)] {
+    for text in [
+        frame(&mut top, 120, 10),
+        table(&fleet, View::Pods, Columns(None)),
+    ] {
         let is_bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!text.contains(is_bad) && text.contains("[2J"), "{text:?}");
     }
