@@ -96,6 +96,13 @@ pub mod binding_annotations {
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+    /// Prefix of a container's name: what kai-gpu-fractioning gives it, by the three suffixes.
+    pub(crate) const LIMITS_PREFIX: &str = "nvidia.com/container.";
+    pub(crate) const LIMITED_DEVICES_SUFFIX: &str = ".gpus.devices";
+    /// VRAM on each GPU that is always there for the container: the driver ends a borrower for it.
+    pub(crate) const VRAM_REQUEST_SUFFIX: &str = ".gpu-memory.request";
+    /// VRAM on each GPU beyond which the container gets none.
+    pub(crate) const VRAM_LIMIT_SUFFIX: &str = ".gpu-memory.limit";
 }
 
 /// The annotation of what stands for an object that is larger than Stowage reads. Nobody can write it: no key in Kubernetes has a

@@ -11,6 +11,7 @@ mod fence;
 mod fleet;
 mod flight_recorder;
 mod install;
+mod isolation;
 mod journal;
 mod killings;
 mod leading;

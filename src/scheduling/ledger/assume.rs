@@ -6,8 +6,9 @@ use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
 use super::pod_state::{SoftReservation, WaitingPod};
 use super::pod_states::ExpiredReservations;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::placing::fit::is_allowed;
-use crate::placing::fit::{Misfit, check_node_admission, fit, misfit};
+use crate::placing::fit::{
+    Misfit, check_node_admission, fit, is_allowed, misfit, writes_vram_limits,
+};
 use crate::placing::learned::NodeGpus;
 use crate::placing::pack;
 pub use crate::reasons::AllocationFailure;
@@ -553,5 +554,6 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         memory_fraction,
         greatest_fraction: max_fraction.filter(|greatest| *greatest != memory_fraction),
         borrowed_from: Arc::new([]),
+        has_vram_limits: writes_vram_limits(node_state.view(), demand),
     }
 }

@@ -485,6 +485,7 @@ fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
         kv_cache_limit: class.limits.kv_cache,
         queue_limit: class.limits.queue,
         refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
+        isolation: class.isolation,
         confined: class.pools.is_some(),
         class_exclusions: classes
             .iter()

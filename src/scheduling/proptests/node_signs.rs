@@ -101,6 +101,7 @@ impl ExpectedSigns {
                 .collect(),
             unreadable: self.unreadable.then(|| label(MEMORY)),
             labelled: None,
+            keeps_vram_limits: false,
         }
     }
 

@@ -330,6 +330,10 @@ reasons! {
                 pods_have(at.by), at.class, at.fits
             ));
     }
+    NoVramLimits = "no-vram-limits" {
+        node "the driver keeps no VRAM limits on this node, and the pod's class requires them (isolation: required): kai-gpu-fractioning is not ready there, its GPUs are MIG slices, or a container's name has more than 34 characters"
+            => answers("the node keeps no VRAM limits", "conflict: the node keeps no VRAM limits any more");
+    }
 
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;

@@ -68,6 +68,9 @@ pub struct Node {
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
+    /// The driver keeps containers within their VRAM here.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keeps_vram_limits: bool,
     /// Warnings about its GPUs that follow from its Node object, first those that keep pods away that request VRAM.
     #[serde(default)]
     pub warnings: Arc<[NodeWarning]>,
@@ -112,6 +115,7 @@ impl Node {
             freshness: Freshness::default(),
             closed: false,
             miscut: false,
+            keeps_vram_limits: false,
             warnings: Arc::default(),
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),

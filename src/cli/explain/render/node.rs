@@ -62,6 +62,10 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             .filter(is_new)
             .map(|warning| ("warning".into(), warning.clone())),
     );
+    if node.keeps_vram_limits {
+        let text = "the driver keeps each container within its VRAM (kai-gpu-fractioning)";
+        rows.push(("limits".into(), text.into()));
+    }
     rows.push(("report".into(), report_text(node)));
     rows.extend(node.devices.map(
         |DevicesPart {

@@ -393,6 +393,7 @@ impl NodeState {
             freshness: self.freshness,
             closed: is_silent && policy.telemetry.expired == ExpiredRule::Refuse,
             miscut: self.is_miscut(policy),
+            keeps_vram_limits: self.keeps_vram_limits(),
             warnings: self.warnings.clone(),
             classes: self.admission.classes,
             holdings: self.holdings(),
@@ -489,6 +490,12 @@ impl NodeState {
         self.believed_reading()
             .map(|reading| reading.holdings.clone())
             .unwrap_or_default()
+    }
+
+    /// Whether the driver keeps limits on all its GPUs: it keeps none on MIG slices.
+    fn keeps_vram_limits(&self) -> bool {
+        let has_slices = self.devices.iter().any(|device| device.uuid.is_slice());
+        self.signs.keeps_vram_limits && !has_slices
     }
 
     /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.

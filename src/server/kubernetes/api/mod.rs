@@ -91,7 +91,9 @@ impl ApiControlPlane {
         match within(self.times.client, write).await {
             Ok(_) => {
                 let mut keys = objects::nri_keys(demand, cdi_kind);
-                if let Some((container, _)) = keys.find(|(_, key)| key.is_none()) {
+                if let Some((container, _)) = keys.find(|(_, key)| key.is_none())
+                    && !placement.has_vram_limits
+                {
                     let text = format!(
                         "The name of container {container} is too long for the key of an annotation that names its GPUs to \
                          NVIDIA's NRI plugin: where that plugin hands out GPUs, it gets none. Give it one of at most 53 characters."
