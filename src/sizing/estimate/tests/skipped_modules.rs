@@ -154,3 +154,48 @@ fn every_group_has_its_own_precision_and_what_is_in_none_keeps_16_bits() {
         attention * 2 - 4096 * 4096 + feed_forward * 9 / 16
     );
 }
+
+#[test]
+fn a_pattern_that_is_not_read_is_named_in_whichever_list_it_is() {
+    let notes = |quantization: &str| with_quantization(LLAMA_8B, quantization).notes.join("; ");
+    let group = |targets: &str| {
+        notes(&format!(
+            r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": [{targets}],
+               "weights": {{"num_bits": 4, "type": "int", "group_size": 128}}}}}}}}"#
+        ))
+    };
+    for unread in [
+        group(r#""re:(""#),
+        group(r#""re:.*mlp.*", "re:(""#),
+        notes(r#"{"quant_method": "fp8", "ignore": ["re:(", "self_attn"]}"#),
+    ] {
+        assert!(
+            unread.contains("`re:(` is no pattern that is read here")
+                && !unread.contains("the file names them"),
+            "{unread}"
+        );
+    }
+    let named = group(r#""re:.*mlp.*""#);
+    assert!(named.contains("the file names them"), "{named}");
+}
+
+#[test]
+fn patterns_that_are_too_large_have_a_way_out() {
+    let large = [r#""re:.*\\w{150}""#; 8].join(", ");
+    for file in [
+        format!(r#"{{"quant_method": "fp8", "ignore": ["lm_head", {large}]}}"#),
+        format!(
+            r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": [{large}],
+               "weights": {{"num_bits": 8, "type": "float"}}}}}}}}"#
+        ),
+    ] {
+        let file = quantized(&file);
+        let text = message(read(&file));
+        assert!(
+            text.contains("fewer or simpler patterns, or say --quantization"),
+            "{text}"
+        );
+        let halves = in_precision(&file, Precision::HALF);
+        assert_eq!(halves.parameters(), 8_030_261_248);
+    }
+}
