@@ -15,7 +15,6 @@
 
 pub mod blocking;
 pub mod engines;
-pub(crate) mod error_text;
 pub mod findings;
 pub(crate) mod metrics_page;
 pub mod models;

@@ -93,6 +93,7 @@ impl AccessArgs {
     fn named_server(&self) -> Option<String> {
         let environment = || std::env::var("STOWAGE_SERVER").ok();
         let named = self.server.clone().or_else(environment);
+        let named = named.map(|server| server.trim_end_matches('/').to_owned());
         named.filter(|server| !server.is_empty())
     }
 
@@ -143,10 +144,15 @@ impl AccessArgs {
             .map(ServerName::try_from)
             .transpose();
         let name = name.context("--tls-server-name")?;
+        let mut client = Client::builder(TokioExecutor::new());
+        // A connection that is kept stays with a pod that leads no longer.
+        if matches!(route, Route::Leader(_)) {
+            client.pool_max_idle_per_host(0);
+        }
         Ok(Access {
             route,
             authorization,
-            client: Client::builder(TokioExecutor::new()).build(connector(&trust.config, name)),
+            client: client.build(connector(&trust.config, name)),
         })
     }
 }
@@ -160,7 +166,7 @@ fn is_loopback(server: &str) -> bool {
 impl Route {
     fn url(&self) -> String {
         match self {
-            Self::Address(server) => server.trim_end_matches('/').to_owned(),
+            Self::Address(server) => server.clone(),
             Self::Leader(forward) => format!("https://{}", forward.address),
         }
     }
@@ -178,6 +184,11 @@ impl Access {
             Route::Address(server) => server.clone(),
             Route::Leader(forward) => forward.pod_name(),
         }
+    }
+
+    /// Whether the server is the leader, through the API server.
+    pub fn is_forwarded(&self) -> bool {
+        matches!(self.route, Route::Leader(_))
     }
 
     /// Why the way to the server does not hold, if it is a port-forward and that is known.

@@ -37,7 +37,7 @@ pub struct BundleArgs {
 
     /// Bundle a whole local recording instead of asking a running service: a directory that `serve --record` writes, or a file;
     /// `-` is standard input
-    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "server"])]
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["last", "AccessArgs", "context"])]
     from: Option<PathBuf>,
 
     /// Put pseudonyms in place of the names of pods, namespaces, nodes, GPUs, models and images, of labels' values, and of what a

@@ -9,6 +9,8 @@ use kube::api::Portforwarder;
 use kube::{Api, Client, Error};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use stowage_server::service::host_of_holder;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -16,6 +18,8 @@ use tokio::net::{TcpListener, TcpStream};
 const LEASE: &str = "stowage-scheduler";
 /// The port of the operators' address in the shipped manifests.
 const PORT: u16 = 9445;
+/// Time to read the Lease and to open a forward, of which each takes a round trip or two.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A port-forward on loopback, for as long as the process runs. Each connection goes to the leader of its moment.
 #[derive(Clone)]
@@ -61,18 +65,31 @@ impl LeaderForward {
     async fn serve(self, listener: TcpListener, client: Client, first: Portforwarder) {
         let mut opened = Some(first);
         while let Ok((connection, _)) = listener.accept().await {
-            let forwarder = match opened.take() {
-                Some(forwarder) => Ok(forwarder),
-                None => self.connect(&client).await,
-            };
-            match forwarder {
-                Ok(forwarder) => drop(tokio::spawn(self.clone().forward(connection, forwarder))),
-                Err(error) => self.read(|state| state.problem = Some(format!("{error:#}"))),
-            }
+            let (forward, client, opened) = (self.clone(), client.clone(), opened.take());
+            tokio::spawn(async move {
+                let forwarder = match opened {
+                    Some(forwarder) => Ok(forwarder),
+                    None => forward.connect(&client).await,
+                };
+                match forwarder {
+                    Ok(forwarder) => forward.forward(connection, forwarder).await,
+                    Err(error) => forward.read(|state| state.problem = Some(format!("{error:#}"))),
+                }
+            });
         }
     }
 
     async fn connect(&self, client: &Client) -> Result<Portforwarder> {
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect_to_leader(client));
+        connected.await.unwrap_or_else(|_| {
+            bail!(
+                "the API server has not opened a port-forward within {} s",
+                CONNECT_TIMEOUT.as_secs()
+            )
+        })
+    }
+
+    async fn connect_to_leader(&self, client: &Client) -> Result<Portforwarder> {
         let pod = leader_pod(client).await?;
         self.read(|state| state.pod.clone_from(&pod));
         let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
@@ -102,10 +119,15 @@ impl LeaderForward {
         let mut error = error.boxed().fuse();
         self.read(|state| state.problem = None);
         let problem = tokio::select! {
+            // The cause before the end that it brings.
+            biased;
             Some(problem) = &mut error => Some(problem),
             _ = copy_bidirectional(&mut connection, &mut stream) => error.now_or_never().flatten(),
         };
-        self.read(|state| state.problem = problem);
+        if problem.is_some() {
+            self.read(|state| state.problem = problem);
+        }
+        forwarder.abort();
     }
 }
 
@@ -122,7 +144,7 @@ async fn leader_pod(client: &Client) -> Result<String> {
         .spec
         .and_then(|spec| spec.holder_identity)
         .unwrap_or_default();
-    let host = holder.rsplit_once('_').map_or(&*holder, |(host, _)| host);
+    let host = host_of_holder(&holder);
     if host.is_empty() {
         bail!(
             "nobody holds the Lease {NAMESPACE}/{LEASE}, so no replica leads: see kubectl -n {NAMESPACE} get pods -l \

@@ -8,6 +8,7 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use std::io::Write;
 use std::time::Duration;
+use stowage_telemetry::root_cause;
 
 /// Why there is no answer. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,11 @@ pub enum OperatorsClientError {
         plain: String,
         cause: String,
     },
+    #[error(
+        "the operators' address of {server} does not answer with TLS ({cause}). If it has none, forward to it \
+         (kubectl port-forward), and write --server http://127.0.0.1:PORT"
+    )]
+    LeaderSpeaksPlain { server: String, cause: String },
     #[error(
         "the {what} of {server} broke off after {bytes} bytes: {cause}. If `stowage serve` failed to read it, its log says why"
     )]
@@ -146,7 +152,7 @@ pub async fn download(
         .map_err(too_slow)?
     {
         let frame = frame.map_err(|error| {
-            let (server, cause) = (server.into(), root_cause(&error));
+            let (server, cause) = (server.into(), root_cause(&error).to_string());
             OperatorsClientError::BrokeOff {
                 server,
                 what,
@@ -203,11 +209,10 @@ fn page_uri(server: &str, path: &str) -> Result<Uri, OperatorsClientError> {
         text: server.into(),
         problem,
     };
-    let base = server.trim_end_matches('/');
-    if !base.starts_with("http://") && !base.starts_with("https://") {
+    if !server.starts_with("http://") && !server.starts_with("https://") {
         return Err(bad("it has no scheme".into()));
     }
-    format!("{base}{path}")
+    format!("{server}{path}")
         .parse()
         .map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
 }
@@ -251,33 +256,29 @@ pub async fn send(
             .insert(header::AUTHORIZATION, authorization.clone());
     }
     access.client.request(request).await.map_err(|error| {
-        let cause = root_cause(&error);
+        let cause = root_cause(&error).to_string();
         if let Some(cause) = access.forward_problem() {
             return OperatorsClientError::ForwardFailed {
                 server: server.into(),
                 cause,
             };
         }
-        if let Some(rest) = server
-            .strip_prefix("https://")
-            .filter(|_| is_not_tls(&error))
-        {
-            return OperatorsClientError::SpeaksPlain {
-                server: server.into(),
+        let (url, server) = (access.url(), server.into());
+        match url.split_once("://") {
+            Some(("https", _)) if access.is_forwarded() && is_not_tls(&error) => {
+                OperatorsClientError::LeaderSpeaksPlain { server, cause }
+            }
+            Some(("https", rest)) if is_not_tls(&error) => OperatorsClientError::SpeaksPlain {
+                server,
                 plain: format!("http://{rest}"),
                 cause,
-            };
-        }
-        match server
-            .strip_prefix("http://")
-            .filter(|_| is_not_http(&error))
-        {
-            Some(rest) => OperatorsClientError::SpeaksTls {
-                server: server.into(),
+            },
+            Some(("http", rest)) if is_not_http(&error) => OperatorsClientError::SpeaksTls {
+                server,
                 tls: format!("https://{rest}"),
                 cause,
             },
-            None => unreachable(server, cause),
+            _ => OperatorsClientError::Unreachable { server, cause },
         }
     })
 }
@@ -312,25 +313,11 @@ async fn read_body(
     let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()
         .await;
-    Ok(body
-        .map_err(|error| unreachable(&access.server_name(), root_cause(error.as_ref())))?
-        .to_bytes())
-}
-
-fn unreachable(server: &str, cause: String) -> OperatorsClientError {
-    OperatorsClientError::Unreachable {
-        server: server.into(),
-        cause,
-    }
-}
-
-/// The innermost cause: `Connection refused` rather than `client error`.
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
+    let body = body.map_err(|error| OperatorsClientError::Unreachable {
+        server: access.server_name(),
+        cause: root_cause(error.as_ref()).to_string(),
+    });
+    Ok(body?.to_bytes())
 }
 
 #[cfg(test)]
@@ -340,7 +327,7 @@ mod tests {
     #[test]
     fn a_page_of_a_server_without_a_scheme_is_refused_and_values_are_escaped() {
         let page = page_uri(
-            "http://h:1/",
+            "http://h:1",
             &format!("/v1/models?model={}", escape_query_value("a/b&c?d")),
         )
         .unwrap();

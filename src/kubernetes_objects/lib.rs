@@ -17,6 +17,7 @@ pub mod pruning;
 mod reservation;
 mod resource_slice;
 mod storage;
+mod watch_pauses;
 
 pub use audited_pod::{audited_binding, audited_reservation, has_started};
 pub use binding::{IN_MEMORY_CDI_KIND, binding, nri_keys};
@@ -670,4 +671,3 @@ fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests;
-mod watch_pauses;

@@ -337,7 +337,7 @@ pub fn human_duration(time: Millis) -> String {
     }
 }
 
-/// The verb after so many things: `is` or `is_or_are`.
+/// The verb after so many things: `is` or `are`.
 pub fn is_or_are(count: impl TryInto<u64>) -> &'static str {
     if count.try_into().is_ok_and(|count| count == 1) {
         "is"
@@ -346,7 +346,7 @@ pub fn is_or_are(count: impl TryInto<u64>) -> &'static str {
     }
 }
 
-/// The verb after so many things: `has` or `has_or_have`.
+/// The verb after so many things: `has` or `have`.
 pub fn has_or_have(count: impl TryInto<u64>) -> &'static str {
     if count.try_into().is_ok_and(|count| count == 1) {
         "has"

@@ -60,6 +60,16 @@ pub(crate) use usage::UsageMetrics;
 pub use usage::UsageSample;
 pub use work_kind::WorkKind;
 
+/// The innermost cause of an error says most: "connection refused" rather than "service error".
+pub fn root_cause<'e>(
+    mut error: &'e (dyn std::error::Error + 'static),
+) -> &'e (dyn std::error::Error + 'static) {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error
+}
+
 /// Whether `NO_COLOR` is set, to anything but nothing: <https://no-color.org>.
 pub fn wants_no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())

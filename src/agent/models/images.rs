@@ -4,7 +4,6 @@
 //! and a pod that uses it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
 
 use super::{ModelScan, ModelSource};
-use crate::error_text::root_cause;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -14,6 +13,7 @@ use stowage_report::ModelReport;
 use stowage_scheduling::ids::{ModelId, NodeName};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_telemetry::root_cause;
 use tokio::task::JoinHandle;
 
 /// Images arrive with pods, and the kubelet updates the list every five minutes at best.

@@ -3,7 +3,6 @@
 //! Known pods stay while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
-use crate::error_text::root_cause;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -13,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
 use stowage_scheduling::ids::{NodeName, PodUid};
+use stowage_telemetry::root_cause;
 use tokio::task::JoinHandle;
 
 /// Pods in one page of a list: what a node's tenants write has to fit into the agent's memory, page by page.

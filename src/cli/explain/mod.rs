@@ -27,16 +27,6 @@ use stowage_telemetry::wants_no_color;
 const EXIT_CODES: &str = "Exit codes: 0 if the pod is placed or fits, 1 if it does not fit or its victims have not left, 2 if the \
                           pod is unknown, nothing answers, or the arguments are invalid.";
 
-/// The flags of [`ContextAccessArgs`].
-const SERVICE_ONLY: [&str; 6] = [
-    "server",
-    "token_file",
-    "ca",
-    "tls_server_name",
-    "kubeconfig",
-    "context",
-];
-
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES, group = ArgGroup::new("offline").args(["cluster", "bundle"]))]
 pub struct ExplainArgs {
@@ -47,11 +37,11 @@ pub struct ExplainArgs {
     access: ContextAccessArgs,
 
     /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service; `-` is standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = SERVICE_ONLY)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["AccessArgs", "context"])]
     cluster: Option<PathBuf>,
 
     /// Explain on a recording, as it was then: the directory of `serve --record`, a segment, or a bundle
-    #[arg(long, value_name = "RECORDING", conflicts_with_all = SERVICE_ONLY)]
+    #[arg(long, value_name = "RECORDING", conflicts_with_all = ["AccessArgs", "context"])]
     bundle: Option<PathBuf>,
 
     /// The time: of --bundle [default: its end], or for the windows of --policy with --cluster [default: now], such as

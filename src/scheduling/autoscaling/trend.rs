@@ -5,6 +5,7 @@ use super::signals::Signal;
 use crate::units::{Millis, Moment};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use strum::VariantArray;
 
 /// Over how long a trend is taken: long enough for eight evaluations of an HPA's fifteen seconds, short enough to follow a
 /// morning's rise.
@@ -56,8 +57,8 @@ impl LoadTrend {
         {
             return;
         }
-        let sums = [Signal::KvCache, Signal::Waiting, Signal::Running].map(|signal| {
-            let reported = signal.reported(load);
+        let sums = std::array::from_fn(|index| {
+            let reported = Signal::VARIANTS[index].reported(load);
             (reported.replicas == load.serving).then_some(reported.sum)
         });
         self.samples.push_back(LoadSample { at, sums });

@@ -36,7 +36,7 @@ pub struct Facts {
     /// unknown.
     queried_nodes: Option<BTreeSet<usize>>,
     /// What kube-scheduler's own filters say of the nodes that they do not accept; empty unless the pod waits.
-    pub filter_verdicts: BTreeMap<NodeName, FilterVerdict>,
+    pub filter_verdicts: BTreeMap<usize, FilterVerdict>,
     /// The nodes with a reservation of the pod, without that reservation: it is no obstacle for the pod itself.
     nodes_without_pod: Vec<Node>,
     /// The placement reserved for the pod.
@@ -166,10 +166,7 @@ impl Facts {
 
     /// Why kube-scheduler's own filters refuse the node at `index`; `None` if they do not, or that is unknown.
     pub fn filter_reason(&self, index: usize) -> Option<&FilterReason> {
-        match self
-            .filter_verdicts
-            .get(&self.snapshot.nodes()[index].name)?
-        {
+        match self.filter_verdicts.get(&index)? {
             FilterVerdict::Rejects(reason) => Some(reason),
             FilterVerdict::Accepts | FilterVerdict::Unsupported(_) => None,
         }
@@ -205,26 +202,27 @@ fn filter_verdicts(
     uid: &PodUid,
     entry: &PodState,
     snapshot: &Snapshot,
-) -> BTreeMap<NodeName, FilterVerdict> {
+) -> BTreeMap<usize, FilterVerdict> {
     let filters = cluster.kube_filters();
-    let Some(wants) = filters.requirements_of(uid) else {
+    let waiting = entry.waiting();
+    let Some(wants) = waiting.and_then(|_| filters.requirements_of(uid)) else {
         return BTreeMap::new();
     };
     let query = filters.query(Some(uid), wants);
-    let change = AssumedNodeChange {
-        leaving: entry.reservation().map_or(&[], |own| &*own.victims),
-        coming: &[],
-    };
+    let leaving = entry.reservation().map_or(&[][..], |own| &*own.victims);
     let missing_claim = filters.volumes().missing_claim(wants);
     let verdict = |node: &NodeName| match missing_claim {
         Some(claim) => FilterVerdict::Rejects(FilterReason::NoClaim {
             claim: claim.clone(),
         }),
-        None => query.verdict(node, &change),
+        None => {
+            let coming = cluster.ledger().incoming_pods(node);
+            query.verdict(node, &AssumedNodeChange { leaving, coming })
+        }
     };
-    let nodes = snapshot.nodes().iter();
+    let nodes = snapshot.nodes().iter().enumerate();
     nodes
-        .map(|node| (node.name.clone(), verdict(&node.name)))
+        .map(|(index, node)| (index, verdict(&node.name)))
         .filter(|(_, verdict)| *verdict != FilterVerdict::Accepts)
         .collect()
 }

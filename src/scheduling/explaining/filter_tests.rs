@@ -1,7 +1,7 @@
 //! What kube-scheduler's own filters say of a node, beside what Stowage says.
 
 use super::explanation::PodVerdict;
-use super::remedy::{PreemptionNeeds, RemedyChange};
+use super::remedy::{PreemptionNeeds, Remedy, RemedyChange};
 use super::testkit::{ExplainedCluster, TestPod, name, pod};
 use super::{Explanation, ShownNodes, explain};
 use crate::kube_filters::node::{Taint, TaintEffect};
@@ -228,8 +228,62 @@ fn an_eviction_is_advised_where_it_frees_what_kube_scheduler_lacks_too() {
     assert!(!advised(&mut world, asking(7000)));
 }
 
+#[test]
+fn an_eviction_is_advised_where_only_kube_scheduler_lacks_something() {
+    let job = TestPod {
+        priority: -10,
+        cpu: Some("6"),
+        ..pod("job", "1Gi")
+    };
+    let mut world = world(&[machine("a")]);
+    bind(&mut world, &job, "a", cpu(6000), &[]);
+    let wants = Requirements {
+        amounts: cpu(4000),
+        ..Requirements::default()
+    };
+    let told = explained(&mut world, &pod("p", "20Gi"), wants);
+    let evicts = |remedy: &Remedy| matches!(remedy.change, RemedyChange::Preempt { .. });
+    assert!(told.remedies.iter().any(evicts), "{}", remedies(&told));
+}
+
+#[test]
+fn what_pods_on_their_way_take_is_not_there_for_another() {
+    let asking = |amount| Requirements {
+        amounts: cpu(amount),
+        ..Requirements::default()
+    };
+    let mut world = world(&[machine("a")]);
+    explained(&mut world, &pod("first", "20Gi"), asking(6000));
+    let fits = explained(&mut world, &pod("p", "20Gi"), asking(4000));
+    assert_eq!(fits.verdict, PodVerdict::Fits);
+    let first = pod("first", "20Gi").uid();
+    world
+        .cluster
+        .ledger_mut()
+        .assume(&first, &name("a"))
+        .unwrap();
+    let told = explained(&mut world, &pod("p", "20Gi"), asking(4000));
+    assert_eq!(told.verdict, PodVerdict::DoesNotFit);
+    let reason = told.nodes[0].kube_scheduler.as_ref().unwrap();
+    assert_eq!(reason.code, "insufficient-free");
+    // It is there already, as far as it is concerned.
+    let copy = &mut world.cluster.copy();
+    let assumed = explain(copy, &first, &ShownNodes::default()).unwrap();
+    assert_eq!(assumed.nodes[0].kube_scheduler, None);
+    assert_eq!(assumed.unsupported, []);
+}
+
 /// Explains the first of so many pods behind the planner's gate, of a group that says its size.
 fn group_member_explained(world: &mut ExplainedCluster, pods: u32, size: u32) -> Explanation {
+    member_explained(world, pods, size, |name| pod(name, "60Gi"))
+}
+
+fn member_explained(
+    world: &mut ExplainedCluster,
+    pods: u32,
+    size: u32,
+    member: impl Fn(&str) -> TestPod,
+) -> Explanation {
     let group = GroupKey {
         namespace: "team".into(),
         kind: GroupKind::Stowage,
@@ -249,7 +303,7 @@ fn group_member_explained(world: &mut ExplainedCluster, pods: u32, size: u32) ->
             disruption_info: disruption_info.clone(),
             ..ObservedDisruptionInfo::default()
         };
-        let member = pod(&format!("train-{number}"), "60Gi");
+        let member = member(&format!("train-{number}"));
         world.shows(&member, ObservedPhase::Waiting(gated), Some(observed));
         world.cluster.apply(FilterPodObserved {
             uid: member.uid(),
@@ -282,6 +336,19 @@ fn a_pod_whose_group_cannot_be_placed_says_why_as_its_event_does() {
     }
     let placed = group_member_explained(&mut world(3), 3, 3);
     assert_eq!(placed.verdict, PodVerdict::Fits);
+}
+
+/// The planner removes the gate of such a pod, whatever its group.
+#[test]
+fn a_reason_of_a_pod_that_is_planned_by_itself_is_none_of_its_group() {
+    let mut world = ExplainedCluster::new(Policy::default()).with_plugin_node("a", 4);
+    set_machine(&mut world, machine("a"));
+    let of_plugin = |name: &str| TestPod {
+        devices: Some("1"),
+        ..pod(name, "0")
+    };
+    let told = member_explained(&mut world, 2, 2, of_plugin);
+    assert_eq!(told.group, None);
 }
 
 #[test]

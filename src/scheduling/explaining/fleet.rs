@@ -273,9 +273,9 @@ fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = Fl
     node.gpus
         .iter()
         .zip(&*node.devices)
-        .map(move |(gpu, device)| FleetGpu {
-            allocated_bytes: allocated_on(gpu, somewhere()),
-            ..fleet_gpu(gpu, device, measured(device))
+        .map(move |(gpu, device)| {
+            let allocated = allocated_on(gpu, somewhere());
+            fleet_gpu(gpu, device, measured(device), allocated)
         })
 }
 
@@ -289,7 +289,12 @@ pub(super) fn allocated_on(gpu: &Gpu, somewhere: impl Iterator<Item = (Bytes, Sh
         .min(gpu.capacity.max(gpu.charged.minus(somewhere)))
 }
 
-fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> FleetGpu {
+fn fleet_gpu(
+    gpu: &Gpu,
+    device: &Device,
+    measured: Option<&GpuReading>,
+    allocated_bytes: Bytes,
+) -> FleetGpu {
     FleetGpu {
         uuid: device.uuid.clone(),
         index: device.index,
@@ -298,7 +303,7 @@ fn fleet_gpu(gpu: &Gpu, device: &Device, measured: Option<&GpuReading>) -> Fleet
         health: gpu.health,
         total_bytes: device.total,
         allocatable_bytes: gpu.capacity,
-        allocated_bytes: gpu.charged,
+        allocated_bytes,
         unaccounted_bytes: gpu.unaccounted_vram,
         lendable_bytes: gpu.lendable,
         used_bytes: measured.and_then(|gpu| gpu.used),

@@ -28,9 +28,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// furthest from fitting.
 pub struct NodeOutline {
     shortlist: Shortlist,
-    /// Indices in the snapshot; without a misfit where only kube-scheduler refuses.
-    refused: Vec<(usize, Option<Misfit>)>,
+    /// By index in the snapshot.
+    refused: Vec<(usize, NodeRefusal)>,
     pub counts: Counts,
+}
+
+/// Why a node does not fit.
+enum NodeRefusal {
+    Stowage(Misfit),
+    /// Only kube-scheduler's own filters refuse it.
+    KubeScheduler(FilterReason),
 }
 
 /// Refused nodes are shown one by one up to this many; more are grouped by reason.
@@ -47,16 +54,21 @@ impl NodeOutline {
         };
         let list = list_of(&accepted, max_shown_nodes(options, nodes.len()));
         let by_stowage = list.rejected.iter();
-        let mut refused: Vec<(usize, Option<Misfit>)> = by_stowage
-            .map(|(query_index, misfit)| (accepted[*query_index], Some(*misfit)))
+        let mut refused: Vec<(usize, NodeRefusal)> = by_stowage
+            .map(|(query_index, misfit)| (accepted[*query_index], NodeRefusal::Stowage(*misfit)))
             .collect();
-        let mut by_both: BTreeMap<usize, Misfit> =
-            list_of(&filtered, 1).rejected.into_iter().collect();
-        refused.extend(
-            (0..)
-                .zip(filtered)
-                .map(|(query_index, place)| (place, by_both.remove(&query_index))),
-        );
+        let by_both = list_of(&filtered, 1).rejected;
+        let by_both: BTreeMap<usize, Misfit> = by_both
+            .into_iter()
+            .map(|(query_index, misfit)| (filtered[query_index], misfit))
+            .collect();
+        refused.extend(filtered.iter().filter_map(|index| {
+            let refusal = match by_both.get(index) {
+                Some(misfit) => NodeRefusal::Stowage(*misfit),
+                None => NodeRefusal::KubeScheduler(facts.filter_reason(*index)?.clone()),
+            };
+            Some((*index, refusal))
+        }));
         refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
         let counts = Counts {
             nodes: nodes.len() as u32,
@@ -127,9 +139,10 @@ impl NodeOutline {
         examples(self.refused.iter(), facts)
     }
 
-    /// The same of the nodes that only kube-scheduler's own filters refuse.
+    /// For each reason of kube-scheduler's own filters the nearest node that only they refuse, and the number of such nodes.
     pub(crate) fn refused_by_kube_scheduler(&self, facts: &Facts) -> Vec<(usize, Reason, u32)> {
-        let only = self.refused.iter().filter(|(_, misfit)| misfit.is_none());
+        let is_only = |refusal: &NodeRefusal| matches!(refusal, NodeRefusal::KubeScheduler(_));
+        let only = self.refused.iter().filter(|(_, refusal)| is_only(refusal));
         examples(only, facts)
     }
 
@@ -149,7 +162,7 @@ impl NodeOutline {
         self.refused
             .iter()
             .filter(|(place, _)| facts.may_be_queried(*place))
-            .filter_map(|(place, misfit)| Some((*place, (*misfit)?)))
+            .filter_map(|(place, refusal)| Some((*place, refusal.misfit()?)))
     }
 
     /// The nodes on which the pod may fit once others have left, the nearest first, as far as the scheduler would accept them then.
@@ -158,10 +171,8 @@ impl NodeOutline {
             Some(reason) => reason.entry(),
             None => facts.was_queried(place) != Some(false),
         };
-        let by_stowage = self.refused.iter().filter(|(_, misfit)| misfit.is_some());
-        by_stowage
-            .map(|(place, _)| *place)
-            .filter(move |place| may_fit(*place))
+        let refused = self.refused.iter().map(|(place, _)| *place);
+        refused.filter(move |place| may_fit(*place))
     }
 
     /// What is shown of the node at `index` of the snapshot.
@@ -171,7 +182,7 @@ impl NodeOutline {
             .refused
             .iter()
             .find(|(refused, _)| *refused == index)
-            .and_then(|(_, misfit)| *misfit);
+            .and_then(|(_, refusal)| refusal.misfit());
         let rank = self
             .shortlist
             .best
@@ -209,7 +220,7 @@ impl NodeOutline {
         NodePart {
             name: node.name.clone(),
             misfit: misfit.map(|misfit| misfit_reason(&misfit, node)),
-            kube_scheduler: filter_reason(facts, index),
+            kube_scheduler: facts.filter_reason(index).map(filter_reason),
             is_own,
             was_asked: facts.was_queried(index),
             devices: devices(node, facts.demand()),
@@ -228,32 +239,42 @@ impl NodeOutline {
     }
 }
 
+impl NodeRefusal {
+    fn misfit(&self) -> Option<Misfit> {
+        match self {
+            Self::Stowage(misfit) => Some(*misfit),
+            Self::KubeScheduler(_) => None,
+        }
+    }
+
+    fn code(&self) -> &'static str {
+        match self {
+            Self::Stowage(misfit) => misfit.code(),
+            Self::KubeScheduler(reason) => reason.code(),
+        }
+    }
+
+    fn reason(&self, node: &Node) -> Reason {
+        match self {
+            Self::Stowage(misfit) => misfit_reason(misfit, node),
+            Self::KubeScheduler(reason) => filter_reason(reason),
+        }
+    }
+}
+
 fn examples<'r>(
-    refused: impl Iterator<Item = &'r (usize, Option<Misfit>)>,
+    refused: impl Iterator<Item = &'r (usize, NodeRefusal)>,
     facts: &Facts,
 ) -> Vec<(usize, Reason, u32)> {
-    let mut found: Vec<(&str, Reason, usize, u32)> = Vec::new();
-    for (place, misfit) in refused {
-        let by_kube_scheduler = || facts.filter_reason(*place).map(FilterReason::code);
-        let Some(code) = misfit
-            .map(|misfit| misfit.code())
-            .or_else(by_kube_scheduler)
-        else {
-            continue;
-        };
-        if let Some((.., count)) = found.iter_mut().find(|(known, ..)| *known == code) {
-            *count += 1;
-            continue;
+    let mut found: Vec<(usize, Reason, u32)> = Vec::new();
+    for (index, refusal) in refused {
+        let code = refusal.code();
+        match found.iter_mut().find(|(_, reason, _)| reason.code == code) {
+            Some((.., count)) => *count += 1,
+            None => found.push((*index, refusal.reason(&facts.snapshot.nodes()[*index]), 1)),
         }
-        let node = &facts.snapshot.nodes()[*place];
-        let reason = misfit.map(|misfit| misfit_reason(&misfit, node));
-        let reason = reason.or_else(|| filter_reason(facts, *place));
-        found.extend(reason.map(|reason| (code, reason, *place, 1)));
     }
     found
-        .into_iter()
-        .map(|(_, reason, place, count)| (place, reason, count))
-        .collect()
 }
 
 fn misfit_reason(misfit: &Misfit, node: &Node) -> Reason {
@@ -263,12 +284,11 @@ fn misfit_reason(misfit: &Misfit, node: &Node) -> Reason {
     }
 }
 
-fn filter_reason(facts: &Facts, index: usize) -> Option<Reason> {
-    let reason = facts.filter_reason(index)?;
-    Some(Reason {
+fn filter_reason(reason: &FilterReason) -> Reason {
+    Reason {
         code: reason.code().into(),
         text: reason.to_string(),
-    })
+    }
 }
 
 /// What the pod gains on these GPUs of a node by a wake.

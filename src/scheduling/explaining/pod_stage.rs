@@ -4,8 +4,8 @@ use super::explanation::{BoundStartPart, PodStage, PodVerdict, Reason, RefusedPa
 use super::facts::Facts;
 use super::loans::pod_loan;
 use crate::ids::GpuUuid;
-use crate::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
-use crate::planning::{PlanStep, plan};
+use crate::ledger::{BoundPod, FilterRefusal, PendingPod, PodPhase, WaitKind, WaitingPod};
+use crate::planning::{PlanBounds, PlanStep, WaitReason, plan_within, steps_of_run};
 use crate::units::{Bytes, Millis, Moment};
 use crate::verbs::ClusterCopy;
 use crate::vocabulary::node::Node;
@@ -26,18 +26,36 @@ pub fn stage(facts: &Facts) -> PodStage {
     }
 }
 
-/// Why the planner does not place the group of a pod that waits, as its Event says; `None` if it would, or if there is no group that
-/// it plans.
+/// Why the planner would not place the group of a pod that waits, if it were first in the queue; `None` if it would, if there is no
+/// group that it plans, or if that takes more steps than a run has.
 pub fn group_obstacle(cluster: &ClusterCopy, facts: &Facts) -> Option<Reason> {
     let group = facts.entry.disruption_info.placement_group()?;
     let waits = facts.entry.waiting()?.reservation.is_none();
     let pending = waits.then(|| cluster.ledger().group(group).pending)?;
-    let steps = plan(cluster.ledger().scratch(), cluster.kube_filters(), &pending);
-    steps.into_iter().find_map(|step| match step {
-        PlanStep::Wait { uid, why, .. } if uid == facts.uid => Some(Reason {
-            code: why.code().into(),
-            text: why.to_string(),
-        }),
+    let is_gated =
+        |pod: &PendingPod| pod.uid == facts.uid && matches!(pod.wait_kind, WaitKind::Gated);
+    let is_gated = pending.iter().any(is_gated);
+    let steps = steps_of_run(facts.snapshot.nodes().len());
+    let bounds = PlanBounds {
+        free_steps: steps,
+        eviction_steps: steps,
+        ..PlanBounds::NONE
+    };
+    let (scratch, filters) = (cluster.ledger().scratch(), cluster.kube_filters());
+    let plan = plan_within(scratch, filters, &pending, bounds);
+    plan.steps.into_iter().find_map(|step| match step {
+        PlanStep::Wait { uid, why, .. } if uid == facts.uid => {
+            // Other reasons are of a pod that is planned by itself.
+            let is_of_group = match why {
+                WaitReason::GroupIncomplete { .. } | WaitReason::GroupTooLarge { .. } => true,
+                WaitReason::EvictionLimit(_) => is_gated,
+                _ => false,
+            };
+            is_of_group.then(|| Reason {
+                code: why.code().into(),
+                text: why.to_string(),
+            })
+        }
         _ => None,
     })
 }

@@ -257,10 +257,13 @@ impl VolumeIndex {
 
     /// A claim of the pod that does not exist; `None` as well if no claim at all is known.
     pub(crate) fn missing_claim<'p>(&self, pod: &'p Requirements) -> Option<&'p Arc<str>> {
-        let name = |claim: &str| format!("{}/{claim}", pod.namespace);
         let mut claims = pod.claims.iter();
-        let missing = claims.find(|claim| self.claims.get(&name(claim)).is_none());
+        let missing = claims.find(|claim| self.claim(&pod.namespace, claim).is_none());
         missing.filter(|_| self.claims.0.iter().any(|shard| !shard.is_empty()))
+    }
+
+    fn claim(&self, namespace: &str, name: &str) -> Option<&VolumeClaim> {
+        self.claims.get(&format!("{namespace}/{name}"))
     }
 
     /// The rules that the volumes of a pod with these requirements set for its node.
@@ -282,8 +285,7 @@ impl VolumeIndex {
         rules: &mut Vec<VolumeRule<'a>>,
     ) -> Result<(), UnsupportedRule> {
         let claim = self
-            .claims
-            .get(&format!("{namespace}/{name}"))
+            .claim(namespace, name)
             .ok_or(UnsupportedRule::VolumeUnknown)?;
         match &claim.binding {
             ClaimBinding::Unusable => return Err(UnsupportedRule::VolumeUnbound),
@@ -329,7 +331,7 @@ impl VolumeIndex {
             let Some(VolumeClaim {
                 binding: ClaimBinding::Bound { volume },
                 ..
-            }) = self.claims.get(&format!("{namespace}/{name}"))
+            }) = self.claim(namespace, name)
             else {
                 return false;
             };

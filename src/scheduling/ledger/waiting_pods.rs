@@ -545,10 +545,10 @@ fn placement_retry_pause(failed_attempt: FailedAttempt, max_pause: Millis) -> Mi
 }
 
 /// How long a pod is not requeued, by its requeues without an attempt and its requeues that ended in a refusal.
-fn requeue_pause(requeues: u32, unanswered_wakes: u32) -> Millis {
+fn requeue_pause(requeues: u32, failed_requeues: u32) -> Millis {
     match requeues {
         0 => REQUEUE_QUIET_PERIOD
-            .times(1 << unanswered_wakes.min(8))
+            .times(1 << failed_requeues.min(8))
             .min(MAX_REQUEUE_PAUSE_AFTER_REFUSAL),
         _ => REQUEUE_QUIET_PERIOD
             .times(1 << requeues.min(8))

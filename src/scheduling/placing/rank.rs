@@ -6,9 +6,7 @@
 use super::fit::{Misfit, fit_by, is_allowed};
 use super::pack::{GpuChoice, NodeEvaluation, PackingCost};
 use super::score_cache::CachedScore;
-/// The index of a node that the snapshot does not have.
-use super::snapshot::NO_INDEX;
-use super::snapshot::Snapshot;
+use super::snapshot::{NO_INDEX, Snapshot};
 use super::start_model::StartModel;
 pub use super::start_model::estimate_start;
 use super::{pack, whole_nodes};

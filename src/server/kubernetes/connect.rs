@@ -19,6 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 use stowage_kubernetes_objects::port::WriteTimes;
 use stowage_kubernetes_objects::pruning::{Pruning, ResponseMode};
+use stowage_telemetry::root_cause;
 use tower::util::MapRequestLayer;
 use tower::{BoxError, ServiceBuilder};
 
@@ -43,18 +44,10 @@ pub enum ConnectError {
 
 /// A request that was not answered, in the words of the innermost cause: `Connection refused` rather than `client error`.
 #[derive(Debug, thiserror::Error)]
-#[error("no answer from {server}: {}", innermost(cause))]
+#[error("no answer from {server}: {}", root_cause(cause))]
 struct NoAnswer {
     server: String,
-    #[source]
     cause: legacy::Error,
-}
-
-fn innermost(mut error: &dyn Error) -> &dyn Error {
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error
 }
 
 /// A connection on which nothing arrives for this long is dead. A watch ends by itself within a minute, and so receives

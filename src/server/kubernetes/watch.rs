@@ -329,7 +329,7 @@ impl WatchFeed {
         self.update_sync(&self.index.lock());
     }
 
-    /// Logs a failure when it begins, and blames permissions only for a refusal that lasts. A resource that is not there is not
+    /// Logs a failure when it begins and at longer and longer intervals, and blames permissions only for a refusal that lasts. A resource that is not there is not
     /// refused.
     fn record_failure(&self, what: &'static str, error: &watcher::Error, while_unreadable: &str) {
         let refused = refusal_code(error).filter(|code| *code != 404);
@@ -345,7 +345,7 @@ impl WatchFeed {
             .refused_reads
             .record_failure(what, refused, self.service.now())
         {
-            ReadFailure::New => tracing::warn!(what, %error, "the watch failed and is retried"),
+            ReadFailure::Due => tracing::warn!(what, %error, "the watch failed and is retried"),
             ReadFailure::Persistent => tracing::error!(
                 what, %error,
                 "{what} may not be read: {while_unreadable} until they can be; let Stowage's service account list and watch them, as manifests/base/rbac.yaml does"
@@ -354,10 +354,14 @@ impl WatchFeed {
         }
     }
 
-    /// Logs the failure of a read beside a watch, as [`record_failure`](Self::record_failure) does.
+    /// Logs the failure of a read beside a watch, as [`record_failure`](Self::record_failure) does. Of a refusal the watch of the
+    /// resource speaks itself.
     fn record_read_failure(&self, what: &'static str, error: &kube::Error) {
+        if matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403)) {
+            return;
+        }
         let reads = &self.service.refused_reads;
-        if reads.record_failure(what, None, self.service.now()) == ReadFailure::New {
+        if reads.record_failure(what, None, self.service.now()) == ReadFailure::Due {
             tracing::warn!(what, %error, "the read failed and is retried");
         }
     }
@@ -680,6 +684,22 @@ mod tests {
             feed.service.api_server_contact.silence(feed.service.now()),
             None
         );
+    }
+
+    #[test]
+    fn a_refused_read_beside_a_watch_does_not_end_the_watchs_refusal() {
+        let feed = WatchFeed {
+            service: ServerState::new(Policy::default()),
+            index: Arc::default(),
+            control_plane: Arc::new(Recorder::default()),
+        };
+        let refused = || kube::core::Status::failure("no", "Forbidden").with_code(403);
+        let reads = &feed.service.refused_reads;
+        let error = watcher::Error::WatchError(Box::new(refused()));
+        feed.record_failure("pods", &error, "nothing is done");
+        assert!(reads.is_refused("pods"));
+        feed.record_read_failure("pods", &kube::Error::Api(Box::new(refused())));
+        assert!(reads.is_refused("pods"));
     }
 
     /// kube announces each attempt to list with an event that is no error.

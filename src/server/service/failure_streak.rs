@@ -11,7 +11,7 @@ pub(crate) struct FailureStreak(Option<(Moment, Moment)>);
 
 impl FailureStreak {
     /// Records a failure. Returns whether it is to be logged.
-    pub fn is_log_due(&mut self, now: Moment) -> bool {
+    pub fn record_failure(&mut self, now: Moment) -> bool {
         let (since, next) = *self.0.get_or_insert((now, now));
         if now < next {
             return false;

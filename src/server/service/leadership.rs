@@ -168,11 +168,7 @@ impl Leadership {
     /// The host name of the replica that holds the Lease, as it was last read: a pod's name, if that is one.
     pub fn leader(&self) -> Option<Arc<str>> {
         let holder = self.holder.lock().clone()?;
-        Some(
-            holder
-                .rsplit_once('_')
-                .map_or(holder.clone(), |(hostname, _)| hostname.into()),
-        )
+        Some(host_of_holder(&holder).into())
     }
 
     /// The epoch as which this replica acts; `None` while it does not lead.
@@ -259,6 +255,11 @@ impl Leadership {
             }
         }
     }
+}
+
+/// The host name with which client-go begins the identity of a Lease's holder: a pod's name, if it is one's.
+pub fn host_of_holder(holder: &str) -> &str {
+    holder.rsplit_once('_').map_or(holder, |(host, _)| host)
 }
 
 #[cfg(test)]

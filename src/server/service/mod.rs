@@ -27,7 +27,7 @@ pub(crate) use cluster_guard::PODS_VISITED_UNDER_LOCK;
 pub(crate) use cluster_guard::{ClusterGuard, SharedCluster, assert_cluster_unlocked};
 pub(crate) use failure_streak::FailureStreak;
 pub use heavy_work::{HeavyWork, SimulatedThreads, WorkExecutor};
-pub use leadership::{Leadership, Tenure};
+pub use leadership::{Leadership, Tenure, host_of_holder};
 pub use policy_status::PolicyStatus;
 pub(crate) use policy_status::{RejectedPolicy, SharedPolicyStatus};
 pub(crate) use recording_tap::{RecordingTap, TapMessage};

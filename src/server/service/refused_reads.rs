@@ -36,7 +36,7 @@ impl FailedRead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFailure {
     /// It begins, or has lasted twice as long as when it was reported last.
-    New,
+    Due,
     /// It has been refused for so long that permissions are missing.
     Persistent,
     AlreadyReported,
@@ -57,9 +57,10 @@ impl RefusedReads {
             read.is_persistent(),
         );
         (read.last_failure, read.refused) = (now, refused.map(|status| (status, since)));
-        match read.failures.is_log_due(now) {
-            true => ReadFailure::New,
-            false if read.is_persistent() && !was_lasting => ReadFailure::Persistent,
+        let is_due = read.failures.record_failure(now);
+        match read.is_persistent() && !was_lasting {
+            true => ReadFailure::Persistent,
+            false if is_due => ReadFailure::Due,
             false => ReadFailure::AlreadyReported,
         }
     }
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(reads.describe(), None);
         assert_eq!(
             reads.record_failure("resourceslices", Some(403), at(1)),
-            ReadFailure::New
+            ReadFailure::Due
         );
         assert_eq!(
             reads.record_failure("resourceslices", Some(403), at(2)),
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(
             [1, 10, 15].map(refused),
             [
-                ReadFailure::New,
+                ReadFailure::Due,
                 ReadFailure::AlreadyReported,
                 ReadFailure::AlreadyReported
             ]
@@ -181,11 +182,25 @@ mod tests {
     }
 
     #[test]
+    fn an_outage_that_becomes_a_lasting_refusal_says_what_permissions_are_missing() {
+        let reads = RefusedReads::default();
+        for seconds in [0, 20, 40] {
+            reads.record_failure("pods", None, at(seconds));
+        }
+        reads.record_failure("pods", Some(403), at(45));
+        assert_eq!(
+            reads.record_failure("pods", Some(403), at(60)),
+            ReadFailure::Persistent,
+            "although the failure is also due to be reported again"
+        );
+    }
+
+    #[test]
     fn a_failure_that_lasts_is_reported_at_longer_and_longer_intervals() {
         let reads = RefusedReads::default();
         let reported = (0..4000)
             .step_by(10)
-            .filter(|seconds| reads.record_failure("pods", None, at(*seconds)) == ReadFailure::New);
+            .filter(|seconds| reads.record_failure("pods", None, at(*seconds)) == ReadFailure::Due);
         assert_eq!(
             reported.collect::<Vec<_>>(),
             [0, 60, 120, 240, 480, 960, 1920, 3840]

@@ -80,9 +80,8 @@ fn filter_remedy(reason: &FilterReason, pod: &PodToPlace, kind: &NodeTemplate) -
         FilterReason::TooManyPods { .. } | FilterReason::HostPortInUse { .. } => {
             "give more nodes".into()
         }
-        FilterReason::UnknownNode
-        | FilterReason::VolumeElsewhere
-        | FilterReason::NoClaim { .. } => "give other nodes".into(),
+        FilterReason::UnknownNode | FilterReason::VolumeElsewhere => "give other nodes".into(),
+        FilterReason::NoClaim { claim } => format!("create the claim {claim}"),
     }
 }
 

@@ -213,17 +213,17 @@ fn wait_for_engines(
 fn free_vram(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
-    let offer = |place: usize| {
-        let node = &nodes[place];
+    let offer = |node_index: usize| {
+        let node = &nodes[node_index];
         check_node_admission(node, demand).ok()?;
-        let short = |(place, gpu): (usize, &Gpu)| match &obstacles(
+        let short = |(gpu_index, gpu): (usize, &Gpu)| match &obstacles(
             gpu,
             demand,
             GpuOccupants::none(facts),
         )[..]
         {
-            [] => Some((Bytes::ZERO, place)),
-            [Obstacle::InsufficientVram { short_bytes, .. }] => Some((*short_bytes, place)),
+            [] => Some((Bytes::ZERO, gpu_index)),
+            [Obstacle::InsufficientVram { short_bytes, .. }] => Some((*short_bytes, gpu_index)),
             _ => None,
         };
         let mut short: Vec<(Bytes, usize)> =
@@ -234,8 +234,8 @@ fn free_vram(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         (missing > Bytes::ZERO).then(|| {
             (
                 missing,
-                place,
-                wanted.iter().map(|(_, place)| *place).collect(),
+                node_index,
+                wanted.iter().map(|(_, gpu_index)| *gpu_index).collect(),
             )
         })
     };

@@ -82,7 +82,7 @@ coded! {
             => (1, None);
         /// The pod fits there by Stowage alone: kube-scheduler's own filters refuse the node, for `reason`.
         "rejected-by-kube-scheduler" RejectedByKubeScheduler { node: NodeName, nodes: u32, reason: Reason },
-            "Stowage would place it on {node}{}, and kube-scheduler refuses that: {}", more_nodes_text(*nodes), reason.text
+            "Stowage would place it on {node}{}, and kube-scheduler refuses that; of {node}: {}", more_nodes_text(*nodes), reason.text
             => (1, None);
         /// In a rolling update, the pod that it replaces has what it needs, and leaves only when this one is ready.
         "let-predecessor-leave" LetPredecessorLeave { node: NodeName, pod: String },

@@ -82,6 +82,7 @@ fn cheapest(
         .map(|wants| filters.query(Some(&facts.uid), wants));
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
+        let coming = cluster.ledger().incoming_pods(name);
         let candidate = cluster
             .ledger()
             .candidates_for_demand(&facts.preemptor, demand, [name])
@@ -94,7 +95,8 @@ fn cheapest(
             shortfall: Shortfall {
                 vram: missing,
                 host_resources: query.as_ref().map_or_else(Default::default, |query| {
-                    query.shortfall(name, &AssumedNodeChange::default())
+                    let leaving = &[];
+                    query.shortfall(name, &AssumedNodeChange { leaving, coming })
                 }),
             },
             ..candidate
@@ -104,7 +106,7 @@ fn cheapest(
         let leaving = set.all_victims();
         let change = AssumedNodeChange {
             leaving: &leaving,
-            coming: &[],
+            coming,
         };
         let is_refused = query
             .as_ref()

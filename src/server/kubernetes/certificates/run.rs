@@ -263,9 +263,9 @@ impl CertificateKeeper {
         }
     }
 
-    /// Logs that the objects are unreachable, once until they are reachable again.
+    /// Logs that the objects are unreachable, at longer and longer intervals until they are reachable again.
     fn report_unreachable(&mut self, error: &ApiRequestError) {
-        if self.out_of_reach.is_log_due(self.service.now()) {
+        if self.out_of_reach.record_failure(self.service.now()) {
             let CertificateOptions {
                 secret, config_map, ..
             } = &self.options;

@@ -373,7 +373,7 @@ async fn resign(
     }
 }
 
-/// Logs when a Lease becomes unreachable and when it is back, not each attempt between.
+/// Logs when a Lease becomes unreachable, at longer and longer intervals while it is, and when it is back.
 #[derive(Default)]
 struct LeaseLog(FailureStreak);
 
@@ -385,7 +385,7 @@ impl LeaseLog {
         now: Moment,
     ) {
         match result {
-            Err(error) if self.0.is_log_due(now) => {
+            Err(error) if self.0.record_failure(now) => {
                 tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
             }
             Err(_) => {}

@@ -9,7 +9,7 @@
 
 use super::tenure::Succession;
 use super::{LeaseReading, LeaseTerm};
-use crate::service::Tenure;
+use crate::service::{Tenure, host_of_holder};
 use stowage_scheduling::units::Moment;
 
 #[derive(Debug)]
@@ -84,10 +84,7 @@ impl SchedulerLease {
         let Some(holder) = reading.holder.as_deref() else {
             return false;
         };
-        holder
-            .rsplit_once('_')
-            .map_or(holder, |(hostname, _)| hostname)
-            == self.hostname
+        host_of_holder(holder) == self.hostname
     }
 }
 
