@@ -348,7 +348,9 @@ pub struct ShardSet<'a> {
 impl ShardSet<'_> {
     /// Name of the first shard that is missing.
     pub fn missing(&self) -> Option<String> {
-        let (numbered, of_all) = self.files.first()?.rsplit_once("-of-")?;
+        let first = self.files.first();
+        let first = first.filter(|_| self.files.len() < self.total)?;
+        let (numbered, of_all) = first.rsplit_once("-of-")?;
         let (stem, number) = numbered.rsplit_once('-')?;
         let width = number.len();
         let mut names =
@@ -478,6 +480,22 @@ mod tests {
             of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]),
             Some((WeightExtent::Whole, 6))
         );
+    }
+
+    #[test]
+    fn copies_and_adapters_are_no_weights_beside_a_model_s_own() {
+        for (beside, bytes) in [
+            ("consolidated.safetensors", 5),
+            ("adapter_model.safetensors", 5),
+            ("other.safetensors", 11),
+        ] {
+            assert_eq!(
+                of(&[("weights.safetensors", 5), (beside, 6)]),
+                Some((WeightExtent::Whole, bytes)),
+                "{beside}"
+            );
+            assert_eq!(of(&[(beside, 6)]), Some((WeightExtent::Whole, 6)));
+        }
     }
 
     #[test]

@@ -744,6 +744,16 @@ fn what_is_counted_as_the_largest_or_not_at_all_is_noted() {
             "counted as the largest",
         ),
         ("num_key_value_heads", "[8, 4, 8]", "counted as the largest"),
+        (
+            "num_key_value_heads",
+            "[8, 8]",
+            "`num_key_value_heads` has 2 values for 32 layers",
+        ),
+        (
+            "mlp_layer_types",
+            "[\"dense\"]",
+            "`mlp_layer_types` has 1 value for 32 layers",
+        ),
         ("index_head_dim", "128", "index are not counted"),
         ("attention_chunk_size", "8192", "attention in chunks"),
     ] {
@@ -756,11 +766,16 @@ fn what_is_counted_as_the_largest_or_not_at_all_is_noted() {
         };
         assert!(with(value).contains(note), "{field}: {}", with(value));
         let without = if value.starts_with('[') {
-            "[8, 8, 8]"
+            let one = if value.contains('"') {
+                "\"dense\""
+            } else {
+                "8"
+            };
+            format!("[{}]", [one; 32].join(", "))
         } else {
-            "0"
+            "0".into()
         };
-        assert_eq!(with(without), "", "{field}");
+        assert_eq!(with(&without), "", "{field}");
     }
     let both = llama_with(
         "\"model_type\"",

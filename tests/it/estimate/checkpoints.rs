@@ -210,10 +210,22 @@ fn the_files_that_engines_load_are_the_weights_and_numbers_that_do_not_add_up_ar
     safetensors(&model.path().join("model-1-of-2.safetensors"), &[kept]);
     let said = stowage(&[path(model.path())]);
     assert!(
-        said.err.contains("1 of its 2 files are given"),
+        said.err
+            .contains("1 of its 2 files are given, without model-2-of-2.safetensors"),
         "{}",
         said.err
     );
+    // A name says what a file is, and two folders are two models.
+    let other = folder(LLAMA_8B);
+    let (one, two) = (
+        model.path().join("a.safetensors"),
+        other.path().join("a.safetensors"),
+    );
+    safetensors(&one, &[kept]);
+    safetensors(&two, &[kept]);
+    let said = stowage(&[path(&one), path(&two)]);
+    assert!(said.err.contains("have one name"), "{}", said.err);
+    assert_eq!(weights(&json_of(&[path(&one), path(&one)])), 2 * MIB);
 }
 
 #[test]
@@ -444,9 +456,9 @@ fn hostile_safetensors_are_refused_with_their_name_and_the_way_out() {
             said.err
         );
     }
-    write(&index, b"{", 33 << 20);
+    write(&index, b"{", 65 << 20);
     let said = stowage(&[path(model.path())]);
-    assert!(said.err.contains("is larger than 32.0 MiB"), "{}", said.err);
+    assert!(said.err.contains("is larger than 64.0 MiB"), "{}", said.err);
 }
 
 /// The beginning of a GGUF file of a small llama, with as many tensors of 256 × 256 as types are given.
@@ -554,10 +566,22 @@ fn a_gguf_file_has_the_weights_and_the_sizes() {
     write(&split, &gguf(&[1], &[("split.count", 2)]), 4 << 20);
     let half = stowage(&[path(&split)]);
     assert!(
+        half.code == 2
+            && half
+                .err
+                .contains("1 of its 2 files are given, without part-00002-of-00002.gguf"),
+        "{}",
+        half.err
+    );
+    let renamed = folder.path().join("renamed.gguf");
+    write(&renamed, &gguf(&[1], &[("split.count", 2)]), 4 << 20);
+    let half = stowage(&[path(&renamed)]);
+    assert!(
         half.code == 2 && half.err.contains("1 of its 2 files are given"),
         "{}",
         half.err
     );
+    std::fs::remove_file(&renamed).unwrap();
     let second = folder.path().join("part-00002-of-00002.gguf");
     write(&second, &gguf(&[1], &[("split.count", 2)]), 4 << 20);
     assert_eq!(
@@ -648,6 +672,12 @@ fn a_gguf_file_that_is_cut_or_lies_is_refused() {
     let mut overlapping = gguf(&[0, 0], &[]);
     let place = overlapping.len() - 8;
     overlapping[place..].fill(0);
+    let without_elements = {
+        let mut file = sound.clone();
+        let size = file.len() - 8 - 4 - 8;
+        file[size..size + 8].fill(0);
+        file
+    };
     // The type of a value, or of a list's, is after its key, and a list's values after its length.
     let after = |file: &[u8], key: &[u8]| {
         let at = file.windows(key.len()).rposition(|part| part == key);
@@ -687,7 +717,12 @@ fn a_gguf_file_that_is_cut_or_lies_is_refused() {
             "version 9 is not known",
         ),
         (gguf(&[99], &[]), 4 << 20, "unknown type 99"),
-        (overlapping, 65_536 * 6, "its tensors have 524288 bytes"),
+        (overlapping, 65_536 * 6, "its tensors overlap at byte 0"),
+        (
+            without_elements,
+            4 << 20,
+            "`blk.0.ffn_up.weight` has no elements",
+        ),
         (
             with_type(
                 gguf(&[12], &[("llama.attention.key_length", u32::MAX)]),

@@ -199,3 +199,38 @@ fn patterns_that_are_too_large_have_a_way_out() {
         assert_eq!(halves.parameters(), 8_030_261_248);
     }
 }
+
+#[test]
+fn groups_are_as_many_as_one_likes_and_their_precisions_are_not() {
+    let groups = |count: usize, group_size: fn(usize) -> usize| {
+        let groups: Vec<String> = (0..count)
+            .map(|at| {
+                let size = group_size(at);
+                format!(
+                    r#""group_{at}": {{"targets": ["re:.*layers\\.{at}\\.mlp.*"],
+                       "weights": {{"num_bits": 4, "type": "int", "group_size": {size}}}}}"#
+                )
+            })
+            .collect();
+        let quantization = r#"{"quant_method": "compressed-tensors", "config_groups": {"#;
+        quantized(&format!("{quantization}{}}}}}", groups.join(", ")))
+    };
+    let many = read(&groups(500, |_| 128)).unwrap();
+    let feed_forward = 32 * 3 * 4096 * 14336_u64;
+    let halves = read(LLAMA_8B).unwrap();
+    let saved = weights::bytes_per_gpu(&halves, 1).0 - weights::bytes_per_gpu(&many, 1).0;
+    assert_eq!(saved, feed_forward * 2 - feed_forward / 128 * 66);
+    assert!(read(&groups(16, |at| at + 1)).is_ok());
+    for count in [17, 3000] {
+        let file = groups(count, |at| at + 1);
+        let text = message(read(&file));
+        assert!(
+            text.contains("groups of at most 16 precisions, or say --quantization"),
+            "{text}"
+        );
+        assert_eq!(
+            in_precision(&file, Precision::INT4).quantization.precision,
+            Precision::INT4
+        );
+    }
+}
