@@ -166,6 +166,25 @@ async fn every_block_of_the_install_page_runs_as_written() {
     );
 }
 
+#[test]
+fn the_blocks_in_a_list_are_blocks_of_the_page() {
+    let found = blocks("docs/start/upgrade-and-removal.md");
+    for block in [
+        "kubectl delete -f manifests/components/leader-fence/leader-fence.yaml",
+        "kubectl -n kube-system rollout status deployment/stowage\nkubectl -n kube-system rollout status daemonset/stowage-agent",
+    ] {
+        assert!(
+            found.iter().any(|shown| shown == block),
+            "{block}: {found:#?}"
+        );
+    }
+    let runnable = blocks("docs/use/policies.md");
+    assert!(
+        runnable[0].starts_with("cargo run -- policy check"),
+        "{runnable:#?}"
+    );
+}
+
 /// The shell blocks of a page, in their order.
 fn blocks(page: &str) -> Vec<String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
