@@ -3,8 +3,10 @@
 
 use super::markdown::{Fence, Page};
 use super::{pages, root};
+use crate::control_plane::servers;
 use crate::needs;
 use std::collections::BTreeMap;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -325,9 +327,8 @@ fn file_of(program: &str) -> Option<PathBuf> {
     if program == STOWAGE {
         return Some(env!("CARGO_BIN_EXE_stowage").into());
     }
-    let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = assets.into_iter().chain(std::env::split_paths(&path));
+    let folders = iter::once(servers::folder()).chain(std::env::split_paths(&path));
     let found = folders
         .map(|folder| folder.join(program))
         .find(|file| file.is_file());
