@@ -1,6 +1,7 @@
-//! Agents' reports in, beside the scheduler's filters: `cargo bench --features jemalloc --bench reports [-- NODES]`; or filters beside reports whose
-//! KV caches jitter and beside such as do not: `cargo bench --features jemalloc --bench reports -- jitter [NODES]`; or scrapes of the metrics, alone
-//! and beside filters: `cargo bench --features jemalloc --bench reports -- scrape [NODES]`; or with the flight recorder and without: `cargo bench
+//! Agents' reports in, beside the scheduler's filters: `cargo bench --features jemalloc --bench reports [-- NODES]`; or filters beside
+//! reports whose KV caches jitter and beside such as do not: `cargo bench --features jemalloc --bench reports -- jitter [NODES]`; or
+//! scrapes of the metrics, alone and beside filters: `cargo bench --features jemalloc --bench reports -- scrape [NODES]`; or with the
+//! flight recorder and without: `cargo bench
 //! --bench reports -- recorder [NODES]`.
 //!
 //! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in

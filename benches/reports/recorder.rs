@@ -1,6 +1,6 @@
-//! What the flight recorder adds to reports: `cargo bench --features jemalloc --bench reports -- recorder [NODES]`. Two `stowage serve` on one core,
-//! one of which records, get the same reports in the same seconds, so that other load on the machine affects both. Stretches in
-//! which every report says what the one before said, and stretches in which its figures change, take turns.
+//! What the flight recorder adds to reports: `cargo bench --features jemalloc --bench reports -- recorder [NODES]`. Two `stowage serve`
+//! on one core, one of which records, get the same reports in the same seconds, so that other load on the machine affects both. Stretches
+//! in which every report says what the one before said, and stretches in which its figures change, take turns.
 
 use crate::cores::OneCore;
 use crate::fleet::Fleet;

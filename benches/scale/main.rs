@@ -1,13 +1,13 @@
-//! One `stowage serve` with very many nodes and pods: `cargo bench --features jemalloc --bench scale [-- NODES [PODS]] [tenants]`, by default 65,000
-//! and 1,000,000. With `tenants` the pods belong to forty of them, and 20,000 more wait behind the planner's gate, which plans all
-//! the time.
+//! One `stowage serve` with very many nodes and pods: `cargo bench --features jemalloc --bench scale [-- NODES [PODS]] [tenants]`, by
+//! default 65,000 and 1,000,000. With `tenants` the pods belong to forty of them, and 20,000 more wait behind the planner's gate, which
+//! plans all the time.
 //!
 //! An API server's stand-in lists them (`api_server`), so that memory is that of a replica in a cluster. Printed are: memory, with
 //! nodes only and with the pods; how long it is from the start of a replica to its first answer, and of a fail-over, from the
 //! Lease; and what a filter about one node takes at most while something else happens: nothing, a scrape, each operator's
 //! page, a change of policy, another label of a namespace, reports of agents. Beside each is what it takes while nothing happens
-//! for as long: a shared machine holds requests up by itself. `cargo bench --features jemalloc --bench verbs` has requests about all nodes, beside
-//! their floor.
+//! for as long: a shared machine holds requests up by itself. `cargo bench --features jemalloc --bench verbs` has requests about all
+//! nodes, beside their floor.
 
 mod api_server;
 #[path = "../common/cluster.rs"]

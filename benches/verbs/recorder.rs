@@ -1,6 +1,6 @@
-//! The verbs with the flight recorder and without: `cargo bench --features jemalloc --bench verbs -- recorder [NODES…]`. Two Stowages in one process
-//! over the same cluster are asked the same, alternately; one records into a directory. Other load on the machine affects both,
-//! and the ratio is comparable between machines. The recorder's thread runs beside, as it does in the service.
+//! The verbs with the flight recorder and without: `cargo bench --features jemalloc --bench verbs -- recorder [NODES…]`. Two Stowages in
+//! one process over the same cluster are asked the same, alternately; one records into a directory. Other load on the machine affects
+//! both, and the ratio is comparable between machines. The recorder's thread runs beside, as it does in the service.
 
 use crate::cluster::{self, BenchCluster};
 use crate::samples::Samples;

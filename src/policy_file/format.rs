@@ -1,5 +1,5 @@
-//! The grammar of single values: quantities ([`text`](stowage_scheduling::units::text)), names, MIG profiles, CEL. One function parses each,
-//! for the check of a file and for the conversion, so a value that passes the check cannot fail afterwards.
+//! The grammar of single values: quantities ([`text`](stowage_scheduling::units::text)), names, MIG profiles, CEL. One function parses
+//! each, for the check of a file and for the conversion, so a value that passes the check cannot fail afterwards.
 //!
 //! Nothing here knows where a value is or what it is for.
 

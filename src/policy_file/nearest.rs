@@ -30,7 +30,7 @@ fn normalized(text: &str) -> String {
 /// Whether one of the first two letters of one is the first of the other: people misspell what stands later, and with another
 /// beginning it is mostly another word.
 fn begins_alike(one: &str, other: &str) -> bool {
-    let begins = |one: &str, other: &str| one.chars().take(2).any(|c| other.starts_with(c));
+    let begins = |name: &str, with: &str| name.chars().take(2).any(|c| with.starts_with(c));
     begins(one, other) || begins(other, one)
 }
 

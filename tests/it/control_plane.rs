@@ -6,6 +6,7 @@ mod admission;
 mod certificates;
 mod dra;
 mod engine_load;
+mod explaining;
 mod fence;
 mod fleet;
 mod flight_recorder;

@@ -1,9 +1,9 @@
 //! The owners of the processes on the GPUs.
 //!
 //! [`cgroup`] finds a process' pod, and is right whenever it has an answer. [`pod_resources`] knows to which pod a device plugin
-//! or DRA driver gave a GPU, by one of the names in [`device_id`], which identifies a process' owner only if no other pod can be on that GPU. [`dual_pods`] gives an engine that runs
-//! for another pod to that pod. Memory that neither explains belongs to no pod in Kubernetes and is reported as such: a guess
-//! would be taken for a measurement.
+//! or DRA driver gave a GPU, by one of the names in [`device_id`], which identifies a process' owner only if no other pod can be on that
+//! GPU. [`dual_pods`] gives an engine that runs for another pod to that pod. Memory that neither explains belongs to no pod in Kubernetes
+//! and is reported as such: a guess would be taken for a measurement.
 
 pub mod cgroup;
 pub(crate) mod device_id;

@@ -1,7 +1,7 @@
 //! Parses an inference engine's metrics page: its KV cache, its queue and its state.
 //!
-//! [`scan`] reads Prometheus' text format, [`stowage_scheduling::engines`] has the metric names of each engine, [`figures`] combines the two.
-//! Pure: bytes in, figures out. The page's source and age are not known here.
+//! [`scan`] reads Prometheus' text format, [`stowage_scheduling::engines`] has the metric names of each engine, [`figures`] combines the
+//! two. Pure: bytes in, figures out. The page's source and age are not known here.
 
 pub mod figures;
 pub mod scan;

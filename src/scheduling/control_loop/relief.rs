@@ -74,7 +74,7 @@ impl<B: ClusterAccess> ControlLoop<B> {
             }));
     }
 
-    /// Evicts what a look has found; `None` if the look failed. Whether its reason still stands is looked at once more when the
+    /// Evicts what a check has found; `None` if the check failed. Whether its reason still holds is checked once more when the
     /// eviction is sent.
     pub fn handle_pressure(&mut self, found: Option<FoundPressure>) {
         let is_outdated = std::mem::take(&mut self.is_outdated_check);

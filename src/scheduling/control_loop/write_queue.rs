@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Limit for all pods together: enough to keep an API server busy, and few beside its other load.
 const MAX_IN_PROGRESS: usize = 32;
-/// Limit of writes that can wait, within the limit of all: an eviction or a nomination finds a place beside any number of explanations of other pods.
+/// Limit of writes that can wait, within the limit of all: an eviction or a nomination finds a place beside any number of explanations of
+/// other pods.
 const MAX_DEFERRABLE_IN_PROGRESS: usize = 24;
 /// Limit of pods with a write in progress or waiting for its turn. Beyond it only writes that a reservation needs are added: a
 /// pending pod's condition can wait.

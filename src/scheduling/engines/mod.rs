@@ -1,8 +1,8 @@
 //! Inference engines: everything that Stowage knows of one, in one declaration.
 //!
 //! [`declared`] is the table, and nothing but a table. From it derive what the scanner of metrics pages reads
-//! (`engine_metrics` of the package `report`), where a node's agent looks for an engine, which engine a pod's label or image names, the table in
-//! the docs and the list of the admission policy that completes pods. Pure: it knows no metrics page, no pod and no cluster.
+//! (`engine_metrics` of the package `report`), where a node's agent looks for an engine, which engine a pod's label or image names, the
+//! table in the docs and the list of the admission policy that completes pods. Pure: it knows no metrics page, no pod and no cluster.
 
 pub mod declared;
 

@@ -2,10 +2,10 @@
 //!
 //! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`evicting`]), so an explanation cannot differ from
 //! the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is listed. [`facts`] reads the
-//! ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`pod_access`] which pods are named, [`nodes`] how each
-//! node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`fleet`]
-//! shows the whole cluster, [`usage`] says how much of it each class and tenant has, and [`fragmentation`] what is free and of no
-//! use. Nothing here changes anything or has a clock.
+//! ledger, [`classification`] and [`pod_stage`] say what the pod is and at which stage, [`pod_access`] which pods are named, [`nodes`]
+//! how each node suits it, [`obstacle`] how each GPU does. [`explanation`] is the answer. [`models`] says where models are, [`fleet`]
+//! shows the whole cluster, [`usage`] says how much of it each class and tenant has, and [`fragmentation`] what is free and of no use.
+//! Nothing here changes anything or has a clock.
 //!
 //! [`rank::shortlist`]: crate::placing::rank::shortlist
 //! [`fit`]: crate::placing::fit

@@ -331,16 +331,16 @@ impl NodeStarts {
         gpus: &[GpuUuid],
         now: Moment,
     ) -> (Millis, Millis) {
-        let is_by_starter = |past: &&PastStart| {
-            (past.is_tenant, &*past.name) == starter && now.since(past.ended) < GATE_TIME_WINDOW
+        let is_by_starter = |start: &&PastStart| {
+            (start.is_tenant, &*start.name) == starter && now.since(start.ended) < GATE_TIME_WINDOW
         };
         let past: Vec<&PastStart> = self.past.iter().filter(is_by_starter).collect();
         let sum = |gpu: Option<&GpuUuid>, failed_only: bool| {
             let on_it = past
                 .iter()
-                .filter(|past| gpu.is_none_or(|gpu| past.gpus.contains(gpu)));
-            let counted = on_it.filter(|past| !failed_only || !past.is_ready);
-            counted.fold(Millis::default(), |sum, past| sum + past.held)
+                .filter(|start| gpu.is_none_or(|gpu| start.gpus.contains(gpu)));
+            let counted = on_it.filter(|start| !failed_only || !start.is_ready);
+            counted.fold(Millis::default(), |sum, start| sum + start.held)
         };
         let longest = |failed_only| {
             let each = gpus.iter().map(|gpu| sum(Some(gpu), failed_only)).max();

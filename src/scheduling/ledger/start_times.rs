@@ -6,8 +6,8 @@
 //!
 //! What was learned is bounded and kept in memory alone. It changes when starts end, in [`Ledger::observe_start`].
 //!
-//! A start of one kind takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimizes relative
-//! errors, counts outliers less, and begins with one factor for both: all engines of one size, say, do not tell `a` from `b`.
+//! A start of one kind takes `transfer × a + init × b`: both parts by the policy's speeds, `a` and `b` to be found. The fit minimizes
+//! relative errors, counts outliers less, and begins with one factor for both: all engines of one size, say, do not tell `a` from `b`.
 
 use super::Ledger;
 use crate::engines::Engine;

@@ -9,9 +9,9 @@
 //! reach, and the next plan begins there.
 //!
 //! [`node_ranking`] sorts the nodes for equal pods, [`state`] is the state between one pod and the next, [`preemption`] finds
-//! victims within the [`EvictionLimit`](super::reasons::EvictionLimit)s, [`consolidation`] finds pods to move, [`groups`] places pods that are useful only
-//! together; [`relief`] finds pods to evict from the GPU of an engine under pressure, [`loans`] those whose lenders wake, and
-//! [`recall`] lenders that will be needed soon.
+//! victims within the [`EvictionLimit`](super::reasons::EvictionLimit)s, [`consolidation`] finds pods to move, [`groups`] places pods
+//! that are useful only together; [`relief`] finds pods to evict from the GPU of an engine under pressure, [`loans`] those whose lenders
+//! wake, and [`recall`] lenders that will be needed soon.
 
 mod consolidation;
 mod groups;

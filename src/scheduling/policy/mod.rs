@@ -1,9 +1,10 @@
 //! The validated policy: what the cluster's owner decides. `policy_file` parses files and reports their mistakes; everything here
 //! has been checked.
 //!
-//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`eviction`], [`planning`], [`nodes`]. [`class`] says what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a
-//! team has, [`pool`] what a node is for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants
-//! name namespaces and labels, and [`namespaces`] what follows from the labels of namespaces.
+//! [`settings`] are the settings of the whole cluster, in sections: [`scoring`], [`eviction`], [`planning`], [`nodes`]. [`class`] says
+//! what a pod is by its traits ([`PodTraits`], [`expression`]), [`tenant`] which share of the cluster a team has, [`pool`] what a node is
+//! for, and [`window`] at which hours any of it holds. [`selection`] is how classes and tenants name namespaces and labels, and
+//! [`namespaces`] what follows from the labels of namespaces.
 
 pub mod autoscaling;
 pub mod class;

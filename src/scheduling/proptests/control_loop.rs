@@ -1,9 +1,9 @@
 //! The control loop before an API server that loses writes and answers, watches that are late, and a Lease that comes and goes.
 //!
-//! The oracle knows pods as the API server has them, and nothing of the ledger. No replica that knows that it stands by writes; no pod has two writes in
-//! progress; a victim is evicted only once its preemptor's reservation is written, and is of lower priority and preemptible; no
-//! gate is lifted before the nomination is written; no GPU has more than it holds. When all writes land again, no pod stays behind
-//! the gate.
+//! The oracle knows pods as the API server has them, and nothing of the ledger. No replica that knows that it stands by writes; no pod
+//! has two writes in progress; a victim is evicted only once its preemptor's reservation is written, and is of lower priority and
+//! preemptible; no gate is lifted before the nomination is written; no GPU has more than it holds. When all writes land again, no pod
+//! stays behind the gate.
 
 use crate::control_loop::{
     ControlLoop, ControlPlaneError, EdgeFacts, EvictionOutcome, EvictionTask, LoopAction,

@@ -5,7 +5,8 @@
 //! [`victims`]: one preemption. [`plans`]: a queue of pods; [`allowances`]: eviction limits.
 //! [`tenants`]: quotas and class exclusions under policies that change. [`histories`]: any sequence of ledger steps; [`stored`]:
 //! the same, with a ledger that is stored and loaded in between. [`lending`]: engines that sleep and wake while others have their
-//! VRAM. [`liveness`]: victims that do not go. [`control_loop`]: writes that are lost or late. [`node_signs`]: what Node objects show of their GPUs. [`together`]: all of that at once.
+//! VRAM. [`liveness`]: victims that do not go. [`control_loop`]: writes that are lost or late. [`node_signs`]: what Node objects show of
+//! their GPUs. [`together`]: all of that at once.
 
 mod affinity;
 mod allowances;

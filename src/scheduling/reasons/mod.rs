@@ -3,8 +3,8 @@
 //! ([`AllocationFailure`]), with other figures on each of these levels and one code on all.
 //!
 //! A new reason is an entry here, and the place where it is decided: [`fit`](super::placing::fit) for a node,
-//! [`obstacles`](super::explaining::obstacle::obstacles) for a GPU. Metrics, answers, explanations and their remedies follow from the entry;
-//! no arm of a `match` speaks for a reason that it does not name.
+//! [`obstacles`](super::explaining::obstacle::obstacles) for a GPU. Metrics, answers, explanations and their remedies follow from the
+//! entry; no arm of a `match` speaks for a reason that it does not name.
 
 mod declaration;
 mod eviction_limit;

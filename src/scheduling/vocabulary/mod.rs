@@ -1,9 +1,9 @@
 //! The nouns of a decision: what a pod asks for ([`demand`]) and how it is classified ([`classification`]), GPUs ([`gpu`],
-//! [`health`], [`device_plugin`]) and nodes ([`node`], [`node_signs`]), what an agent measured there ([`node_reading`], [`smoothed_load`]), which model
-//! weights ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs ([`engine_model`]) and how long
-//! they take to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`], [`disruption_budget`],
-//! [`label_selector`]), where a pod is put
-//! ([`placement`]), and what its engine is told to use there ([`memory_fraction`]).
+//! [`health`], [`device_plugin`]) and nodes ([`node`], [`node_signs`]), what an agent measured there ([`node_reading`],
+//! [`smoothed_load`]), which model weights ([`model_tier`]) and images ([`image`]) are near, what engines have of a model on GPUs
+//! ([`engine_model`]) and how long they take to start there ([`start_time`]), what disrupting a pod costs or breaks ([`disruption_info`],
+//! [`disruption_budget`], [`label_selector`]), where a pod is put ([`placement`]), and what its engine is told to use there
+//! ([`memory_fraction`]).
 //!
 //! Data and arithmetic on one value only: nothing here decides.
 

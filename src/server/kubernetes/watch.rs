@@ -329,8 +329,8 @@ impl WatchFeed {
         self.update_sync(&self.index.lock());
     }
 
-    /// Logs a failure when it begins and at longer and longer intervals, and blames permissions only for a refusal that lasts. A resource that is not there is not
-    /// refused.
+    /// Logs a failure when it begins and at longer and longer intervals, and blames permissions only for a refusal that lasts. A resource
+    /// that is not there is not refused.
     fn record_failure(&self, what: &'static str, error: &watcher::Error, while_unreadable: &str) {
         let refused = refusal_code(error).filter(|code| *code != 404);
         if refused.is_some() {

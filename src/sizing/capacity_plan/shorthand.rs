@@ -8,6 +8,7 @@ use super::question::{NodeTemplate, TemplateGpu, TemplateHost};
 use std::collections::BTreeMap;
 use stowage_policy_file::nearest::nearest;
 use stowage_scheduling::ids::{GpuModel, InvalidName, NodeName};
+use stowage_scheduling::units::text::{Malformed, check_unit};
 use stowage_scheduling::units::{Bytes, MilliCpu, QuantityError};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 
@@ -51,11 +52,11 @@ pub enum NodeShorthandError {
         text: String,
         error: QuantityError,
     },
-    #[error("{key} is {text:?}, which is {} bytes; write an amount with its unit, such as {key}=80Gi", .bytes.0)]
+    #[error("{key} is {text:?}, {}; {}", .problem.is, .problem.help)]
     NoUnit {
         key: &'static str,
         text: String,
-        bytes: Bytes,
+        problem: Malformed,
     },
     #[error("it does not say how many GPUs a node has; add gpus=8")]
     NoGpus,
@@ -95,16 +96,22 @@ fn key_suggestion(key: &str) -> String {
     }
 }
 
-/// Rejects less than a mebibyte, which no node has: the unit was forgotten.
-fn check_unit(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, NodeShorthandError> {
-    match bytes.0 < 1 << 20 {
-        true => Err(NodeShorthandError::NoUnit {
+/// Rejects an amount that has lost its unit, and none at all.
+fn check_amount(key: &'static str, text: &str, bytes: Bytes) -> Result<Bytes, NodeShorthandError> {
+    if bytes == Bytes::ZERO {
+        let expected = "an amount above 0, such as 80Gi";
+        return Err(NodeShorthandError::Value {
             key,
             text: text.into(),
-            bytes,
-        }),
-        false => Ok(bytes),
+            expected,
+        });
     }
+    check_unit(text).map_err(|problem| NodeShorthandError::NoUnit {
+        key,
+        text: text.into(),
+        problem,
+    })?;
+    Ok(bytes)
 }
 
 impl NodeShorthand {
@@ -191,7 +198,7 @@ impl NodeShorthand {
             }
             "gpu" => self.gpu = Some(GpuModel::parse(text)?.to_string()),
             "vram" => {
-                self.vram = Some(check_unit(
+                self.vram = Some(check_amount(
                     key,
                     text,
                     Bytes::parse_quantity(text).map_err(quantity)?,
@@ -199,7 +206,7 @@ impl NodeShorthand {
             }
             "cpu" => self.cpu = Some(MilliCpu::parse_quantity(text).map_err(quantity)?),
             "memory" => {
-                self.memory = Some(check_unit(
+                self.memory = Some(check_amount(
                     key,
                     text,
                     Bytes::parse_quantity_rounding_up(text).map_err(quantity)?,

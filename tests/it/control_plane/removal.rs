@@ -7,7 +7,8 @@ use super::{ALWAYS, gated, submit, wait_until_all_bound};
 use serde_json::{Value, json};
 use std::process::Command;
 
-/// What docs/start/upgrade-and-removal.md says stays: of pods what their owners wrote and the Binding's annotations, and Events, which expire.
+/// What docs/start/upgrade-and-removal.md says stays: of pods what their owners wrote and the Binding's annotations, and Events, which
+/// expire.
 const NAMED_BY_THE_PAGE: [&str; 2] = ["Pod", "Event"];
 
 #[tokio::test(flavor = "multi_thread")]

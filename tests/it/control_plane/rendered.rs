@@ -108,6 +108,15 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     }
     world.install_of("");
     world.create_runtime_class("nvidia");
+    let pod = manifest("examples/pod.yaml");
+    eventually(
+        "the API server applies the admission policies",
+        async || {
+            let ran = world.kubectl(&["apply", "--dry-run=server", "-f", pod.to_str().unwrap()]);
+            ran.is_success.then_some(())
+        },
+    )
+    .await;
     for example in std::fs::read_dir(manifest("examples")).unwrap() {
         let example = example.unwrap().path();
         let strict = [

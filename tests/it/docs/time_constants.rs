@@ -95,7 +95,7 @@ fn add_constants(folder: &Path, by_file: &mut BTreeMap<String, Vec<TimeConstant>
 fn add_of_items(items: &[Item], found: &mut Vec<TimeConstant>) {
     for item in items {
         match item {
-            Item::Const(one) if is_time(&one.ty) => {
+            Item::Const(one) if is_time(&one.ty) || unit_in_name(&one.ident).is_some() => {
                 found.push(time_constant(&one.ident, &one.expr, &one.attrs));
             }
             Item::Impl(block) => {
@@ -124,6 +124,15 @@ fn is_time(of: &Type) -> bool {
     last.is_some_and(|last| TIME_TYPES.iter().any(|name| last.ident == name))
 }
 
+/// Milliseconds of the unit with which the name of an integer ends.
+fn unit_in_name(name: &syn::Ident) -> Option<u64> {
+    match name.to_string().rsplit_once('_')?.1 {
+        "MILLIS" | "MS" => Some(1),
+        "SECONDS" => Some(1000),
+        _ => None,
+    }
+}
+
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|one| {
         one.path().is_ident("cfg")
@@ -134,7 +143,10 @@ fn is_test(attributes: &[Attribute]) -> bool {
 fn time_constant(name: &syn::Ident, value: &Expr, attributes: &[Attribute]) -> TimeConstant {
     TimeConstant {
         name: name.to_string(),
-        value: value_text(value),
+        value: match (unit_in_name(name), whole(value)) {
+            (Some(millis), Some(number)) => format_duration(Millis(number * millis)),
+            _ => value_text(value),
+        },
         reason: doc_of(attributes),
     }
 }

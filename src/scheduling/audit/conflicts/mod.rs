@@ -2,7 +2,7 @@
 //!
 //! It is an external view. It never reads the ledger, so a Binding that was written late, two leaders at once or a mistake in the
 //! ledger itself shows here, even if the ledger does not know of it. [`mod@check`] finds the conflicts of one node; [`remedy`] finds
-//! the pods that could be evicted; [`audited_pod`] is what is read of a pod, [`gpu_conflict`] what is reported.
+//! the pods that could be evicted; [`audited_pod`] is what is read of a pod, [`over_allocation`] what is reported.
 //!
 //! ```text
 //!  watch ─► observe · remove ─► pods by node ─► due (changed nodes, and some more in turn) ─► check_nodes ─► begun · ended
@@ -18,12 +18,12 @@
 mod audited_pod;
 mod check;
 mod check_queue;
-mod gpu_conflict;
+mod over_allocation;
 mod remedy;
 
 pub use audited_pod::{AuditedPod, BindTimes, GpuShare, Grant, ReservedShare};
-pub use gpu_conflict::{OverAllocation, OverAllocationKind};
-pub(crate) use gpu_conflict::{Party, PartyRole};
+pub use over_allocation::{OverAllocation, OverAllocationKind};
+pub(crate) use over_allocation::{Party, PartyRole};
 pub use remedy::OverAllocationVictim;
 
 use crate::ids::{GpuUuid, NodeName, PodUid};

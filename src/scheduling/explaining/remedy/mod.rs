@@ -57,8 +57,8 @@ pub struct RemedyPlacement {
 }
 
 coded! {
-    /// Every change but the first seven and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort, by
-    /// the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
+    /// Every change but the first seven and [`Self::LabelGpuNodes`] makes the pod fit on its candidate, if it names one. With its effort,
+    /// by the role that has to act: none, the pod's owner, the policy's owner (12 to 14), or the cluster's owner (from 15 on).
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
     pub enum RemedyChange: (u8, Option<&RemedyPlacement>) {

@@ -12,9 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// Kubernetes components' own default: long enough to outlive a busy API server, short enough to wait for.
-const LEASE_DURATION_SECONDS: i32 = 15;
-/// The default of Kubernetes' own components, as a duration.
-const LEASE_DURATION: Millis = Millis::seconds(LEASE_DURATION_SECONDS as u64);
+const LEASE_DURATION: Millis = Millis::seconds(15);
 /// The duration of a Lease that was given up, as client-go writes it.
 const RELEASED_LEASE_SECONDS: i32 = 1;
 
@@ -128,7 +126,7 @@ impl LeaseCandidate {
     fn acquired(&self, transitions: i32, wall: jiff::Timestamp) -> LeaseSpec {
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(LEASE_DURATION_SECONDS),
+            lease_duration_seconds: Some((LEASE_DURATION.0 / 1000) as i32),
             acquire_time: Some(MicroTime(wall)),
             renew_time: Some(MicroTime(wall)),
             lease_transitions: Some(transitions),
@@ -140,7 +138,7 @@ impl LeaseCandidate {
 fn renewed(lease: &LeaseSpec, wall: jiff::Timestamp) -> LeaseSpec {
     LeaseSpec {
         renew_time: Some(MicroTime(wall)),
-        lease_duration_seconds: Some(LEASE_DURATION_SECONDS),
+        lease_duration_seconds: Some((LEASE_DURATION.0 / 1000) as i32),
         ..lease.clone()
     }
 }
