@@ -24,7 +24,7 @@ mod processes;
 mod recording;
 mod removal;
 mod rendered;
-mod servers;
+pub mod servers;
 mod shadow;
 mod upgrade;
 mod viewing;
