@@ -6,7 +6,7 @@ use super::metrics_page::{self, MetricsPage};
 use super::models::ModelSource;
 use super::nvml::GpuSource;
 use super::ownership::OwnerSource;
-use super::pods::PodSource;
+use super::pods::{PodOnNode, PodSource};
 use super::print;
 use super::publish::{PublishOutcome, PublishState, Publisher};
 use super::round::{NodeSampler, ReportSources, Round, is_legacy_runtime};
@@ -19,7 +19,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage_report::{MissingPart, ReportPart};
+use stowage_report::{MissingPart, NodeReport, ReportPart};
 use stowage_scheduling::ids::NodeName;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
@@ -43,13 +43,6 @@ pub struct AgentOptions {
     pub metrics: Option<TcpListener>,
     /// Where pods ask for their turn to start, and the host's `/proc`.
     pub turns: Option<(PathBuf, PathBuf)>,
-}
-
-/// What a single sample prints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputFormat {
-    Tables,
-    Json,
 }
 
 /// Reports until shutdown.
@@ -112,7 +105,10 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
 }
 
 /// Samples once, prints, and reports the result if a destination is given; an error if no replica accepts it.
-pub async fn sample_once(options: AgentOptions, output_format: OutputFormat) -> Result<()> {
+pub async fn sample_once(
+    options: AgentOptions,
+    print: impl FnOnce(&NodeReport, &[PodOnNode]) -> Result<()>,
+) -> Result<()> {
     let (mut rounds, publisher) = start_sampler(options)?;
     let (times, pause) = SINGLE_SAMPLE_ROUNDS;
     for _ in 1..times {
@@ -120,15 +116,7 @@ pub async fn sample_once(options: AgentOptions, output_format: OutputFormat) -> 
         tokio::time::sleep(pause).await;
     }
     let round = rounds.single_sample().await;
-    let text = match output_format {
-        OutputFormat::Tables => print::render_tables(&round.report, &round.pods),
-        OutputFormat::Json => {
-            serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n"
-        }
-    };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("stdout")?;
+    print(&round.report, &round.pods)?;
     match publisher {
         Some(publisher) => report_once(publisher, round).await,
         None => Ok(()),

@@ -44,12 +44,13 @@ use explain::ExplainArgs;
 use log::LogArgs;
 use models::ModelsArgs;
 use node_agent::AgentArgs;
-use output::table_lines;
+use output::OutputArgs;
 use plan::PlanArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use recording::RecordArgs;
 use reference::{CompletionArgs, ManArgs};
 use replay::ReplayArgs;
+use serde_json::json;
 use serve_policy::ServePolicyArgs;
 #[cfg(feature = "lab")]
 use simulate::SimulateArgs;
@@ -139,7 +140,7 @@ enum Command {
         of: SchemaOf,
     },
     /// Print the version
-    Version,
+    Version(OutputArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -251,9 +252,9 @@ struct DemoArgs {
     #[arg(long)]
     once: bool,
 
-    /// Run the scenario once, and print its summary on stdout as one JSON object
-    #[arg(long)]
-    json: bool,
+    /// For programs: the story is told on stderr, and its summary is printed
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Record into this directory, as `serve --record` does, for `stowage replay`
     #[arg(long, value_name = "DIR")]
@@ -307,7 +308,15 @@ impl Cli {
             #[cfg(feature = "lab")]
             Command::Demo(args) => {
                 LogArgs::default().to_stderr("error");
-                runtime.block_on(demo::run(args.show(), args.record))
+                let mode = args.mode();
+                let summary = runtime.block_on(demo::run(mode, args.record))?;
+                if mode == DemoMode::Data {
+                    args.output.print(&summary, |_, _| String::new())?;
+                }
+                Ok(match summary.is_sound() {
+                    true => ExitCode::SUCCESS,
+                    false => ExitCode::FAILURE,
+                })
             }
             Command::Policy(args) => args.run(),
             Command::Plan(args) => args.run(),
@@ -348,9 +357,10 @@ impl Cli {
             Command::WaitTurn(args) => Ok(runtime.block_on(args.run())),
             Command::Completion(args) => args.run(),
             Command::Man(args) => args.run(),
-            Command::Version => {
-                writeln!(std::io::stdout(), "stowage {}", build_info::text())?;
-                Ok(ExitCode::SUCCESS)
+            Command::Version(output) => {
+                let version = json!({ "version": build_info::text() });
+                let text = |_: &_, _| format!("stowage {}\n", build_info::text());
+                output.print(&version, text).map(|()| ExitCode::SUCCESS)
             }
             Command::Schema {
                 of: SchemaOf::Policy,
@@ -386,9 +396,9 @@ pub fn print_to_stderr(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Prints the error and returns the exit code for "no answer"; a broken pipe stays an error.
+/// Prints the error and returns the exit code for "no answer"; a broken pipe and invalid arguments stay errors.
 pub fn exit_without_answer(error: anyhow::Error) -> Result<ExitCode> {
-    if is_broken_pipe(&error) {
+    if is_broken_pipe(&error) || error.is::<clap::Error>() {
         return Err(error);
     }
     print_to_stderr(format_args!("error: {error:#}"));
@@ -405,9 +415,9 @@ const SINGLE_SAMPLE_LOG_FILTER: &str = "error,kube_client=off";
 
 #[cfg(feature = "lab")]
 impl DemoArgs {
-    fn show(&self) -> DemoMode {
-        match (self.json, self.once) {
-            (true, _) => DemoMode::Json,
+    fn mode(&self) -> DemoMode {
+        match (self.output.is_data(), self.once) {
+            (true, _) => DemoMode::Data,
             (false, true) => DemoMode::Once,
             (false, false) => DemoMode::Stay,
         }

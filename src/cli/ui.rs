@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use clap::Args;
 use http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use hyper::body::Incoming;
+use serde::de::IgnoredAny;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -86,7 +87,8 @@ impl UiArgs {
         let own_address = listener.local_addr()?;
         let prefix = format!("/{}", random_key()?);
         let upstream = Upstream::new(self.access.read().await?);
-        send(&upstream.access, "/healthz", HeaderMap::new()).await?;
+        // An address is worth opening only if a Stowage shows its pages behind it.
+        let _: IgnoredAny = operators_client::get(&upstream.access, "/v1/fleet", "fleet").await?;
         let url = format!("http://{own_address}{prefix}/");
         writeln!(
             std::io::stdout(),

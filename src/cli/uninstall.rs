@@ -2,14 +2,16 @@
 //!
 //! Exit codes: 0 if nothing is left to be taken off (with `--dry-run`: even if there is), 1 otherwise.
 
+use crate::cli::output::{Columns, OutputArgs, print};
 use crate::cli::print_to_stderr;
 use anyhow::Result;
 use clap::Args;
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes;
 use stowage_server::kubernetes::uninstall::{self, Leftovers, WriteFailure};
@@ -27,6 +29,9 @@ pub struct UninstallArgs {
     /// Show what would be taken off, and change nothing
     #[arg(long)]
     dry_run: bool,
+
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// The command that deletes objects of every kind that [`Leftovers::objects`] may have.
@@ -41,14 +46,30 @@ impl UninstallArgs {
     pub async fn run(self) -> Result<ExitCode> {
         let client = kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await?;
         let found = uninstall::find(&client).await?;
-        let mut out = std::io::stdout().lock();
-        write!(out, "{}", removal_text(&found, self.dry_run))?;
+        if !self.output.is_data() {
+            print(&removal_text(&found, self.dry_run))?;
+        }
         let failures = if self.dry_run {
             Vec::new()
         } else {
             uninstall::remove(&client, &found).await
         };
-        write!(out, "{}", remaining_text(&found))?;
+        let answer = json!({
+            "dryRun": self.dry_run,
+            "nodes": found.nodes.iter().map(NodeName::as_str).collect::<Vec<_>>(),
+            "markedPods": found.marked_pods(),
+            "gatedPods": found.gated_pods(),
+            "leases": found.leases.iter().map(|lease| lease.name).collect::<Vec<_>>(),
+            "running": found.running,
+            "pending": found.pending,
+            "objects": found.objects,
+            "failures": failures
+                .iter()
+                .map(|failure| format!("{}: {}", failure.object, failure.error))
+                .collect::<Vec<_>>(),
+        });
+        self.output
+            .print(&answer, |_, columns| remaining_text(&found, columns))?;
         for WriteFailure { object, error } in failures.iter().take(MAX_FAILURES_SHOWN) {
             print_to_stderr(format_args!("error: {object}: {error}"));
         }
@@ -97,7 +118,7 @@ fn removal_text(found: &Leftovers, dry_run: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-fn remaining_text(found: &Leftovers) -> String {
+fn remaining_text(found: &Leftovers, columns: Columns) -> String {
     let mut lines = Vec::new();
     if !found.running.is_empty() {
         lines.push(format!(
@@ -121,9 +142,14 @@ fn remaining_text(found: &Leftovers) -> String {
             "Of manifests that were applied: {}.",
             found.objects.join(", ")
         ));
-        lines.push(format!("  {DELETE_OBJECTS}"));
     }
-    lines.iter().map(|line| format!("{line}\n")).collect()
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    // A command is copied, and stays whole.
+    let command = match found.objects.is_empty() {
+        true => String::new(),
+        false => format!("  {DELETE_OBJECTS}\n"),
+    };
+    columns.wrap(&text) + &command
 }
 
 /// `3 pods (team-a: 2, team-b: 1)`.
@@ -142,7 +168,6 @@ fn by_namespace(counts: &BTreeMap<String, usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stowage_scheduling::ids::NodeName;
     use stowage_server::kubernetes::uninstall::FoundLease;
 
     #[test]
@@ -152,7 +177,7 @@ mod tests {
             removal_text(&found, false),
             "Nothing of Stowage is left on nodes and pods.\n"
         );
-        assert_eq!(remaining_text(&found), "");
+        assert_eq!(remaining_text(&found, Columns(None)), "");
     }
 
     #[test]
@@ -170,7 +195,7 @@ mod tests {
             removal_text(&found, true),
             "Would remove:\n  stowage.dev/vram of 1 node\n  the Lease kube-system/stowage-scheduler\n"
         );
-        let stays = remaining_text(&found);
+        let stays = remaining_text(&found, Columns(None));
         assert!(stays.contains("3 pods (team-a: 2, team-b: 1)"), "{stays}");
         assert!(
             stays.contains("no scheduler will place them: 1 pod (team-b: 1)"),
@@ -185,7 +210,7 @@ mod tests {
             "poddisruptionbudgets/stowage".into(),
             "configmaps/stowage-policy".into(),
         ];
-        let stays = remaining_text(&found);
+        let stays = remaining_text(&found, Columns(None));
         assert!(
             stays.contains(": poddisruptionbudgets/stowage, configmaps/stowage-policy."),
             "{stays}"

@@ -10,12 +10,10 @@ mod render;
 
 use super::access::AccessArgs;
 use super::output::OutputArgs;
-use super::{is_broken_pipe, standard_input};
-use crate::cli::print_to_stderr;
+use super::{exit_without_answer, standard_input};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_policy_file::format;
@@ -152,8 +150,6 @@ impl Weights {
     }
 }
 
-/// There is no estimate.
-const NO_ESTIMATE: u8 = 2;
 const FITS_ON_NONE: u8 = 1;
 /// What most workloads need, and not the 131,072 tokens that many models were made for.
 const DEFAULT_CONTEXT: u64 = 8192;
@@ -234,20 +230,15 @@ struct ObservedEngine {
 impl EstimateArgs {
     /// Whatever goes wrong before there is an estimate is none: a script shall not take it for a model that does not fit.
     pub async fn run(self) -> Result<ExitCode> {
-        self.try_run().await.or_else(|error| {
-            if is_broken_pipe(&error) || error.is::<clap::Error>() {
-                return Err(error);
-            }
-            print_to_stderr(format_args!("error: {error:#}"));
-            Ok(NO_ESTIMATE.into())
-        })
+        self.try_run().await.or_else(exit_without_answer)
     }
 
     async fn try_run(self) -> Result<ExitCode> {
         if self.list {
-            return self
-                .print(&model::list(), |models| render::list(models))
-                .map(|()| ExitCode::SUCCESS);
+            let models = model::list();
+            self.output
+                .print(&models, |models, columns| render::list(models, columns))?;
+            return Ok(ExitCode::SUCCESS);
         }
         let observed = self.observe.observe.as_deref().map(Path::new);
         let config = self.config.iter().map(|path| ("CONFIG", path.as_path()));
@@ -293,7 +284,7 @@ impl EstimateArgs {
             estimate,
             observed,
         };
-        self.print(&answer, render::text)?;
+        self.output.print(&answer, render::text)?;
         let is_running = answer.observed.is_some() && !has_requested_gpus;
         Ok(if is_placeable || is_running {
             ExitCode::SUCCESS
@@ -327,12 +318,6 @@ impl EstimateArgs {
             what: what.clone(),
             size,
         }))
-    }
-
-    fn print<T: Serialize>(&self, answer: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
-        let data = self.output.data(answer)?;
-        std::io::stdout().write_all(data.unwrap_or_else(|| text(answer)).as_bytes())?;
-        Ok(())
     }
 }
 

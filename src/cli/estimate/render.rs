@@ -3,15 +3,15 @@
 
 use super::model::ListedModel;
 use super::{EstimateOutput, ObservedEngine};
-use crate::cli::table_lines;
+use crate::cli::output::Columns;
 use stowage_scheduling::units::Bytes;
 use stowage_sizing::estimate::gpus::GpuFit;
 use stowage_sizing::estimate::pod::PodLines;
 use stowage_sizing::estimate::right_size::Advice;
 use stowage_sizing::estimate::{PartName, with_thousands_separators};
 
-pub fn text(answer: &EstimateOutput) -> String {
-    let mut text = heading(answer) + "\n" + &table(answer);
+pub fn text(answer: &EstimateOutput, columns: Columns) -> String {
+    let mut text = heading(answer) + "\n" + &table(answer, columns);
     if !answer.estimate.notes.is_empty() {
         let notes = answer
             .estimate
@@ -28,7 +28,7 @@ pub fn text(answer: &EstimateOutput) -> String {
             if let Some(pod) = &answer.pod {
                 text += &format!("\nIn a pod:\n\n{}", pod_text(pod));
             }
-            text += &format!("\n{}", fits_text(&answer.gpus));
+            text += &format!("\n{}", fits_text(&answer.gpus, columns));
             if let Some(over) = &answer.fits_over {
                 text += &format!(
                     "It fits on {} with --tensor-parallel {}.\n",
@@ -38,7 +38,7 @@ pub fn text(answer: &EstimateOutput) -> String {
             }
         }
     }
-    text
+    columns.wrap(&text)
 }
 
 fn heading(answer: &EstimateOutput) -> String {
@@ -76,7 +76,7 @@ fn gib(bytes: Bytes) -> String {
     format!("{:.2}", bytes.0 as f64 / (1u64 << 30) as f64)
 }
 
-fn table(answer: &EstimateOutput) -> String {
+fn table(answer: &EstimateOutput, columns: Columns) -> String {
     let estimate = &answer.estimate;
     let parts = estimate.parts.iter();
     let rows = parts.map(|part| {
@@ -92,7 +92,7 @@ fn table(answer: &EstimateOutput) -> String {
         gpus => format!("{} GiB over {gpus} GPUs", gib(estimate.total_bytes)),
     };
     let total = vec!["total".into(), gib(estimate.per_gpu_bytes), over];
-    table_lines(
+    columns.table(
         &["PART", "GIB", "FORMULA", "SOURCE"],
         rows.chain([total]),
         &[1],
@@ -128,7 +128,7 @@ fn pod_text(lines: &PodLines) -> String {
     )
 }
 
-fn fits_text(gpus: &[GpuFit]) -> String {
+fn fits_text(gpus: &[GpuFit], columns: Columns) -> String {
     let (fitting, too_small): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.fits);
     let names = |gpus: &[&GpuFit]| {
         gpus.iter()
@@ -152,7 +152,7 @@ fn fits_text(gpus: &[GpuFit]) -> String {
             gib(gpu.kv_cache_bytes),
         ]
     });
-    let table = table_lines(
+    let table = columns.table(
         &[
             "FITS ON", "GIB", "ENGINES", "ASKS FOR", "FRACTION", "KV CACHE",
         ],
@@ -214,7 +214,7 @@ fn gib_without_unit(bytes: Bytes) -> String {
     format!("{:.1}", bytes.0 as f64 / (1u64 << 30) as f64)
 }
 
-pub fn list(models: &[ListedModel]) -> String {
+pub fn list(models: &[ListedModel], columns: Columns) -> String {
     let rows = models.iter().map(|model| {
         vec![
             model.name.to_owned(),
@@ -227,7 +227,7 @@ pub fn list(models: &[ListedModel]) -> String {
             model.repository.to_owned(),
         ]
     });
-    table_lines(
+    columns.table(
         &[
             "MODEL",
             "PARAMETERS",

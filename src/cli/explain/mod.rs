@@ -15,7 +15,7 @@ use super::{NO_ANSWER, exit_without_answer, standard_input};
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use render::Paint;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_scheduling::explaining::explanation::PodVerdict;
@@ -117,19 +117,15 @@ impl ExplainArgs {
     }
 
     fn print(&self, explanation: &Explanation) -> Result<ExitCode> {
-        let mut out = std::io::stdout();
-        let paint = if out.is_terminal() && !wants_no_color() {
+        let paint = if std::io::stdout().is_terminal() && !wants_no_color() {
             Paint::Colored
         } else {
             Paint::Plain
         };
-        let data = self.output.data(explanation)?;
-        let text = data.unwrap_or_else(|| render::text(explanation, paint));
-        // The reader of the pipe, such as `head`, has read enough.
-        match out.write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(exit_code(explanation.verdict)),
-        }
+        self.output.print(explanation, |explanation, columns| {
+            render::text(explanation, columns, paint)
+        })?;
+        Ok(exit_code(explanation.verdict))
     }
 }
 

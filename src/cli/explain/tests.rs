@@ -2,6 +2,7 @@
 //! changed before you commit it.
 
 use super::render::{Paint, text};
+use crate::cli::output::Columns;
 use std::path::PathBuf;
 use std::sync::Arc;
 use stowage_scheduling::explaining::testkit::{ExplainedCluster, TestPod, name, pod};
@@ -50,7 +51,7 @@ fn report(world: &mut ExplainedCluster, busy: &[(usize, u8, u32)]) {
 
 fn check(golden: &str, world: &mut ExplainedCluster, pod: &TestPod) {
     let explanation = world.explained(pod, &ShownNodes::default());
-    let text = text(&explanation, Paint::Plain);
+    let text = text(&explanation, Columns(None), Paint::Plain);
     let path = PathBuf::from(env!("CARGO_WORKSPACE_DIR"))
         .join(format!("tests/golden/explain/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
@@ -324,8 +325,8 @@ fn colors_are_put_on_where_they_are_wanted() {
     let mut world = usual(Policy::default());
     let uid = world.add_waiting(&pod("mistral", "20Gi"));
     let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::default()).unwrap();
-    assert!(text(&explanation, Paint::Colored).contains("\u{1b}[1m"));
-    assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
+    assert!(text(&explanation, Columns(None), Paint::Colored).contains("\u{1b}[1m"));
+    assert!(!text(&explanation, Columns(None), Paint::Plain).contains('\u{1b}'));
 }
 
 /// A node with one GPU, on which an engine sleeps that was granted 60 GiB and uses 4.

@@ -5,16 +5,12 @@
 
 mod table;
 
-use super::access::{Access, ContextAccessArgs};
-use super::is_broken_pipe;
-use super::operators_client::{self, OperatorsClientError, escape_query_value};
+use super::access::ContextAccessArgs;
+use super::exit_without_answer;
+use super::operators_client::{self, escape_query_value};
 use super::output::OutputArgs;
-use crate::cli::print_to_stderr;
 use anyhow::{Context, Result};
 use clap::Args;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use std::io::Write;
 use std::process::ExitCode;
 use stowage_scheduling::explaining::models::{ModelList, ModelLocations};
 use stowage_scheduling::ids::ModelId;
@@ -44,20 +40,12 @@ pub struct ModelsArgs {
     output: OutputArgs,
 }
 
-/// The service cannot be reached.
-const NO_ANSWER: u8 = 2;
 const NOWHERE: u8 = 1;
 
 impl ModelsArgs {
     /// Whatever goes wrong before there is an answer is no answer: a script shall not take it for a model that is nowhere.
     pub async fn run(self) -> Result<ExitCode> {
-        self.try_run().await.or_else(|error| {
-            if is_broken_pipe(&error) {
-                return Err(error);
-            }
-            print_to_stderr(format_args!("error: {error:#}"));
-            Ok(NO_ANSWER.into())
-        })
+        self.try_run().await.or_else(exit_without_answer)
     }
 
     async fn try_run(self) -> Result<ExitCode> {
@@ -65,50 +53,22 @@ impl ModelsArgs {
             ModelId::parse(model).context("MODEL")?;
         }
         let access = self.access.read().await?;
-        let printed = match &self.model {
-            Some(_) => {
-                let is_anywhere = |located: &ModelLocations| located.counts.is_anywhere();
-                self.fetch_and_format(
-                    &access,
-                    "list of a model's places",
-                    table::model_table,
-                    is_anywhere,
-                )
-                .await
-            }
-            None => {
-                let is_anywhere = |list: &ModelList| !list.models.is_empty();
-                self.fetch_and_format(&access, "list of models", table::models_table, is_anywhere)
-                    .await
-            }
+        let path = self.request_path();
+        let is_anywhere = if self.model.is_some() {
+            let located: ModelLocations =
+                operators_client::get(&access, &path, "list of a model's places").await?;
+            self.output.print(&located, table::model_table)?;
+            located.counts.is_anywhere()
+        } else {
+            let list: ModelList = operators_client::get(&access, &path, "list of models").await?;
+            self.output.print(&list, table::models_table)?;
+            !list.models.is_empty()
         };
-        let (text, is_anywhere) = printed?;
-        // The reader of the pipe, such as `head`, has read enough.
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(if is_anywhere {
-                ExitCode::SUCCESS
-            } else {
-                NOWHERE.into()
-            }),
-        }
-    }
-
-    /// What to print, and whether there is any model.
-    async fn fetch_and_format<T: DeserializeOwned + Serialize>(
-        &self,
-        access: &Access,
-        what: &'static str,
-        table: impl FnOnce(&T) -> String,
-        is_anywhere: impl FnOnce(&T) -> bool,
-    ) -> Result<(String, bool), OperatorsClientError> {
-        let answer: T = operators_client::get(access, &self.request_path(), what).await?;
-        let data = self
-            .output
-            .data(&answer)
-            .expect("what was read can be written");
-        let text = data.unwrap_or_else(|| table(&answer));
-        Ok((text, is_anywhere(&answer)))
+        Ok(if is_anywhere {
+            ExitCode::SUCCESS
+        } else {
+            NOWHERE.into()
+        })
     }
 
     fn request_path(&self) -> String {

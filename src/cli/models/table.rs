@@ -1,6 +1,6 @@
 //! Formats where models are as tables.
 
-use crate::cli::table_lines;
+use crate::cli::output::Columns;
 use stowage_scheduling::explaining::models::{
     ModelCounts, ModelList, ModelLocation, ModelLocationState, ModelLocations,
 };
@@ -12,7 +12,7 @@ use stowage_scheduling::units::Millis;
 const WHOLE_UUID: usize = 16;
 
 /// One model: a sentence, and a row for each place.
-pub fn model_table(located: &ModelLocations) -> String {
+pub fn model_table(located: &ModelLocations, columns: Columns) -> String {
     let weights = located
         .weights_bytes
         .map_or("weights of unknown size".into(), |bytes| {
@@ -31,17 +31,17 @@ pub fn model_table(located: &ModelLocations) -> String {
     }
     if !located.places.is_empty() {
         let rows = located.places.iter().map(place_row);
-        text += &table_lines(
+        text += &columns.table(
             &["NODE", "STATE", "READY IN", "SEEN", "GPUS", "POD"],
             rows,
             &[],
         );
     }
-    text + &continuation(located.next.as_ref().map(ToString::to_string))
+    columns.wrap(&text) + &continuation(located.next.as_ref().map(ToString::to_string))
 }
 
 /// All models: a row for each.
-pub fn models_table(list: &ModelList) -> String {
+pub fn models_table(list: &ModelList, columns: Columns) -> String {
     if list.models.is_empty() {
         return "No agent reports a model.\n".into();
     }
@@ -65,7 +65,7 @@ pub fn models_table(list: &ModelList) -> String {
             .chain([summary.counts.absent.to_string()])
             .collect()
     });
-    table_lines(&header, rows, &[1, 2, 3, 4, 5, 6, 7])
+    columns.table(&header, rows, &[1, 2, 3, 4, 5, 6, 7])
         + &continuation(list.next.as_ref().map(ToString::to_string))
 }
 

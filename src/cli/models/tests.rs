@@ -2,6 +2,7 @@
 //! before you commit it.
 
 use super::table;
+use crate::cli::output::Columns;
 use std::path::PathBuf;
 use stowage_scheduling::explaining::models::{PageRequest, list_models, locate};
 use stowage_scheduling::ids::ModelId;
@@ -141,7 +142,10 @@ fn a_models_places_are_listed_with_the_time_until_each_answers() {
     };
     check(
         "one-model",
-        &table::model_table(&locate(cluster.ledger(), &model(LLAMA), &all)),
+        &table::model_table(
+            &locate(cluster.ledger(), &model(LLAMA), &all),
+            Columns(None),
+        ),
     );
     let few = PageRequest {
         limit: 3,
@@ -149,11 +153,17 @@ fn a_models_places_are_listed_with_the_time_until_each_answers() {
     };
     check(
         "one-page",
-        &table::model_table(&locate(cluster.ledger(), &model(LLAMA), &few)),
+        &table::model_table(
+            &locate(cluster.ledger(), &model(LLAMA), &few),
+            Columns(None),
+        ),
     );
     check(
         "nowhere",
-        &table::model_table(&locate(cluster.ledger(), &model("org/unheard-of"), &all)),
+        &table::model_table(
+            &locate(cluster.ledger(), &model("org/unheard-of"), &all),
+            Columns(None),
+        ),
     );
 }
 
@@ -162,13 +172,16 @@ fn all_models_are_listed_with_their_counts() {
     let cluster = cluster();
     check(
         "all-models",
-        &table::models_table(&list_models(
-            cluster.ledger(),
-            &PageRequest {
-                limit: 100,
-                after: None,
-            },
-        )),
+        &table::models_table(
+            &list_models(
+                cluster.ledger(),
+                &PageRequest {
+                    limit: 100,
+                    after: None,
+                },
+            ),
+            Columns(None),
+        ),
     );
     let first = list_models(
         cluster.ledger(),

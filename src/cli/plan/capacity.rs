@@ -5,13 +5,11 @@
 
 use super::gather::{Gathered, kinds_from_objects, pods, policy_for};
 use super::text;
-use crate::cli::output::OutputArgs;
-use crate::cli::print_to_stderr;
-use crate::cli::{is_broken_pipe, standard_input};
+use crate::cli::output::{Columns, OutputArgs};
+use crate::cli::{NO_ANSWER, exit_without_answer, print_to_stderr, standard_input};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -95,9 +93,6 @@ pub struct TypesAnswer {
     pub left_out: Vec<String>,
 }
 
-/// The exit code for input that cannot be read.
-const UNREADABLE: u8 = 2;
-
 /// Its message has its reasons in it, so it is no link of a chain.
 fn nodes_error(nodes: &str, error: &NodeShorthandError) -> anyhow::Error {
     anyhow!("--nodes {nodes:?}: {error}")
@@ -106,14 +101,7 @@ fn nodes_error(nodes: &str, error: &NodeShorthandError) -> anyhow::Error {
 impl CapacityArgs {
     /// Whatever goes wrong before there is a plan is no answer: a script shall not take it for pods without a place.
     pub fn run(self) -> Result<ExitCode> {
-        match self.try_run() {
-            Err(error) if is_broken_pipe(&error) || error.is::<clap::Error>() => Err(error),
-            Err(error) => {
-                print_to_stderr(format_args!("error: {error:#}"));
-                Ok(UNREADABLE.into())
-            }
-            answered => answered,
-        }
+        self.try_run().or_else(exit_without_answer)
     }
 
     fn try_run(&self) -> Result<ExitCode> {
@@ -125,7 +113,7 @@ impl CapacityArgs {
             .transpose()?;
         let Some(policy) = policy_for(self.policy.as_deref(), self.at, dump.as_ref())? else {
             // The problems are printed already.
-            return Ok(UNREADABLE.into());
+            return Ok(NO_ANSWER.into());
         };
         let manifests = self.pods.iter().map(|path| Manifests::read(path));
         let manifests = manifests
@@ -171,11 +159,7 @@ impl CapacityArgs {
             plan,
             left_out: found.left_out,
         };
-        let data = self.output.data(&answer)?;
-        self.print(
-            data.unwrap_or_else(|| text::plan_text(&answer)),
-            &answer.left_out,
-        )?;
+        self.print(&answer, &answer.left_out, text::plan_text)?;
         Ok(if answer.plan.not_held.is_empty() {
             ExitCode::SUCCESS
         } else {
@@ -259,11 +243,7 @@ impl CapacityArgs {
             smallest,
             left_out: found.left_out.clone(),
         };
-        let data = self.output.data(&answer)?;
-        self.print(
-            data.unwrap_or_else(|| text::types_text(&answer)),
-            &answer.left_out,
-        )?;
+        self.print(&answer, &answer.left_out, text::types_text)?;
         Ok(if smallest.is_some() {
             ExitCode::SUCCESS
         } else {
@@ -319,13 +299,18 @@ impl CapacityArgs {
         shorthand.template(self.mig.as_deref())
     }
 
-    fn print(&self, text: String, left_out: &[String]) -> Result<()> {
+    fn print<T: Serialize>(
+        &self,
+        answer: &T,
+        left_out: &[String],
+        text: impl FnOnce(&T, Columns) -> String,
+    ) -> Result<()> {
         if !self.output.is_data() {
             left_out
                 .iter()
                 .for_each(|what| print_to_stderr(format_args!("warning: {what}")));
         }
-        Ok(std::io::stdout().write_all(text.as_bytes())?)
+        self.output.print(answer, text)
     }
 }
 

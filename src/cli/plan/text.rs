@@ -2,7 +2,7 @@
 //! have no place.
 
 use super::capacity::{CapacityAnswer, TypesAnswer};
-use crate::cli::output::table_lines;
+use crate::cli::output::Columns;
 use std::collections::BTreeMap;
 use stowage_scheduling::units::{Bytes, has_or_have, plural};
 use stowage_scheduling::vocabulary::node::NodeKind;
@@ -16,11 +16,11 @@ const MAX_ROWS: usize = 60;
 /// The most names of a list; further ones are only counted.
 const MAX_NAMES: usize = 6;
 
-pub fn plan_text(answer: &CapacityAnswer) -> String {
+pub fn plan_text(answer: &CapacityAnswer, columns: Columns) -> String {
     let plan = &answer.plan;
     let mut text = summary(plan);
     if plan.gpus > 0 {
-        text += &format!("{}\n\n{}", bound_text(plan), layout(plan));
+        text += &format!("{}\n\n{}", bound_text(plan), layout(plan, columns));
     }
     if let Some(one_more) = plan.one_more.filter(|_| plan.not_held.is_empty()) {
         text += &format!("\n{}\n", one_more_text(one_more));
@@ -28,10 +28,10 @@ pub fn plan_text(answer: &CapacityAnswer) -> String {
     if !plan.not_held.is_empty() {
         text += &format!("\n{}", not_held_text(&plan.not_held));
     }
-    text
+    columns.wrap(&text)
 }
 
-pub fn types_text(answer: &TypesAnswer) -> String {
+pub fn types_text(answer: &TypesAnswer, columns: Columns) -> String {
     let rows = answer.types.iter().map(|one| {
         let Some(plan) = &one.plan else {
             let why = one.refused.clone().unwrap_or_default();
@@ -58,7 +58,7 @@ pub fn types_text(answer: &TypesAnswer) -> String {
         ]
         .concat()
     });
-    let mut text = table_lines(
+    let mut text = columns.table(
         &["TYPE", "GPUS", "BOUND", "NODES", "IDLE", "PODS HELD"],
         rows,
         &[1, 2, 3, 4],
@@ -67,7 +67,7 @@ pub fn types_text(answer: &TypesAnswer) -> String {
         Some(smallest) => format!("\nThe smallest type that holds every pod is {smallest}.\n"),
         None => "\nNo type holds every pod; without --gpu-types and with gpu= in --nodes, each pod's reason is shown.\n".into(),
     };
-    text
+    columns.wrap(&text)
 }
 
 /// `2 GPUs hold all 3 pods: 1 node of kind a100-80gb, with 2 of its 8 GPUs.`
@@ -153,11 +153,11 @@ fn bound_text(plan: &CapacityPlan) -> String {
     }
 }
 
-fn layout(plan: &CapacityPlan) -> String {
+fn layout(plan: &CapacityPlan, columns: Columns) -> String {
     let rows: Vec<Vec<String>> = plan.layout.iter().flat_map(node_rows).collect();
     let more = rows.len().saturating_sub(MAX_ROWS);
     let shown = rows.into_iter().take(MAX_ROWS);
-    let mut text = table_lines(&["NODE", "GPU", "USED", "ALLOCATED", "PODS"], shown, &[2]);
+    let mut text = columns.table(&["NODE", "GPU", "USED", "ALLOCATED", "PODS"], shown, &[2]);
     if more > 0 {
         text += &format!("and {more} more; -o json shows all\n");
     }

@@ -1,12 +1,11 @@
 //! `stowage policy check`: all problems of a policy, for people or for CI.
 
-use super::{print_diagnostics, unreadable};
+use super::{diagnostics_text, unreadable};
 use crate::cli::output::OutputArgs;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_policy_file::diagnostic::json::{JsonDiagnostic, json_diagnostics};
@@ -60,10 +59,23 @@ impl CheckArgs {
                 Err(error) => return Ok(unreadable(&error)),
             }
         }
-        match machine_readable(&checked, &self.output)? {
-            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
-            None => checked.iter().try_for_each(print_text)?,
-        }
+        let sources: Vec<PolicySources<'_>> = checked
+            .iter()
+            .map(|one| PolicySources::new(&one.files))
+            .collect();
+        let lines = checked
+            .iter()
+            .zip(&sources)
+            .map(|(one, sources)| PolicyLine {
+                path: one.name(),
+                digest: one.digest.as_deref(),
+                findings: json_diagnostics(&one.found, sources),
+            });
+        let output = CheckOutput {
+            policies: lines.collect(),
+        };
+        self.output
+            .print(&output, |_, _| checked.iter().map(text).collect())?;
         let refused = checked.iter().any(|one| has_errors(&one.found));
         Ok(if refused {
             ExitCode::FAILURE
@@ -96,34 +108,14 @@ impl CheckedPolicy {
     }
 }
 
-fn print_text(checked: &CheckedPolicy) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if !checked.found.is_empty() {
-        print_diagnostics(&checked.found, &checked.files, &mut out)?;
-    }
+fn text(checked: &CheckedPolicy) -> String {
+    let found = match checked.found.is_empty() {
+        true => String::new(),
+        false => diagnostics_text(&checked.found, &checked.files, &std::io::stdout()),
+    };
     let path = checked.name();
     match &checked.digest {
-        Some(digest) => writeln!(out, "{path}: sound, digest {digest}")?,
-        None => writeln!(out, "{path}: refused")?,
+        Some(digest) => format!("{found}{path}: sound, digest {digest}\n"),
+        None => format!("{found}{path}: refused\n"),
     }
-    Ok(())
-}
-
-/// For CI: one object with all policies and their findings.
-fn machine_readable(checked: &[CheckedPolicy], output: &OutputArgs) -> Result<Option<String>> {
-    let sources: Vec<PolicySources<'_>> = checked
-        .iter()
-        .map(|one| PolicySources::new(&one.files))
-        .collect();
-    let lines = checked
-        .iter()
-        .zip(&sources)
-        .map(|(one, sources)| PolicyLine {
-            path: one.name(),
-            digest: one.digest.as_deref(),
-            findings: json_diagnostics(&one.found, sources),
-        });
-    output.data(&CheckOutput {
-        policies: lines.collect(),
-    })
 }

@@ -6,7 +6,6 @@ use crate::cli::print_to_stderr;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -76,10 +75,9 @@ impl DiffArgs {
         }
         let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
-        match self.output.data(&comparison)? {
-            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
-            None => print(&comparison)?,
-        }
+        self.output.print(&comparison, |compared, columns| {
+            columns.wrap(&text(compared))
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -99,7 +97,7 @@ pub fn load_policy_at(
             at.unwrap_or_else(jiff::Timestamp::now),
         ))),
         Err(found) => {
-            print_diagnostics(&found, &files, &mut std::io::stderr())?;
+            print_diagnostics(&found, &files);
             Ok(Err(ExitCode::FAILURE))
         }
     }
@@ -115,52 +113,51 @@ fn load_service(
     Ok((service, left_out_text(loaded.left_out())))
 }
 
-fn print(comparison: &PolicyComparison) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+fn text(comparison: &PolicyComparison) -> String {
     let PolicyComparison {
         pods,
         changes,
         nodes,
     } = comparison;
+    let mut text = String::new();
     for change in nodes {
-        writeln!(out, "node {}", change.node)?;
-        writeln!(out, "    - {}\n    + {}", change.old, change.new)?;
+        text += &format!(
+            "node {}\n    - {}\n    + {}\n",
+            change.node, change.old, change.new
+        );
     }
-    for change in changes {
-        print_change(&mut out, change)?;
-    }
+    text.extend(changes.iter().map(change_text));
     let (pods, nodes) = (plural(*pods, "pod"), plural(nodes.len(), "node"));
-    writeln!(out, "{} of {pods} change, and {nodes}", changes.len())?;
-    Ok(())
+    text + &format!("{} of {pods} change, and {nodes}\n", changes.len())
 }
 
-fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
+fn change_text(change: &DecisionChange) -> String {
     let DecisionChange {
         pod,
         node,
         old,
         new,
     } = change;
-    match node {
-        Some(node) => writeln!(out, "{pod} on {node}")?,
-        None => writeln!(out, "{pod}, waiting")?,
-    }
-    let mut line = |what: &str, of: &dyn Fn(&PodDecision) -> String| -> Result<()> {
+    let mut text = match node {
+        Some(node) => format!("{pod} on {node}\n"),
+        None => format!("{pod}, waiting\n"),
+    };
+    let mut line = |what: &str, of: &dyn Fn(&PodDecision) -> String| {
         let (old, new) = (of(old), of(new));
         if old != new {
-            writeln!(out, "    {what:<16} {old} → {new}")?;
+            text += &format!("    {what:<16} {old} → {new}\n");
         }
-        Ok(())
     };
-    line("class", &|verdict| verdict.class.clone())?;
+    line("class", &|verdict| verdict.class.clone());
     line("tenant", &|verdict| {
         verdict.tenant.clone().unwrap_or_else(|| "none".into())
-    })?;
+    });
     line("may be evicted", &|verdict| {
         if verdict.preemptible { "yes" } else { "no" }.into()
-    })?;
-    line("could go to", &|verdict| listed(&verdict.nodes, "no node"))?;
-    line("would evict", &|verdict| listed(&verdict.victims, "none"))
+    });
+    line("could go to", &|verdict| listed(&verdict.nodes, "no node"));
+    line("would evict", &|verdict| listed(&verdict.victims, "none"));
+    text
 }
 
 /// The most names that are shown; further ones are counted, because a pod may fit thousands of nodes.

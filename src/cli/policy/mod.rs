@@ -55,16 +55,17 @@ impl PolicyArgs {
     }
 }
 
-/// Prints the problems to standard error or output, in colors on a terminal.
-fn print_diagnostics(
-    found: &[Diagnostic],
-    files: &[SourceText],
-    to: &mut (impl Write + IsTerminal),
-) -> Result<()> {
+/// Prints the problems to standard error.
+fn print_diagnostics(found: &[Diagnostic], files: &[SourceText]) {
+    let mut to = std::io::stderr();
+    let _ = write!(to, "{}", diagnostics_text(found, files, &to));
+}
+
+/// The problems, in colors for a terminal.
+fn diagnostics_text(found: &[Diagnostic], files: &[SourceText], to: &impl IsTerminal) -> String {
     let plain = !to.is_terminal() || wants_no_color();
     let colors = if plain { Colors::Off } else { Colors::On };
-    write!(to, "{}", render(found, &PolicySources::new(files), colors))?;
-    Ok(())
+    render(found, &PolicySources::new(files), colors)
 }
 
 fn unreadable(error: &dyn std::error::Error) -> ExitCode {

@@ -1,9 +1,9 @@
 //! `stowage policy show`: one policy in full.
 
 use super::{print_diagnostics, unreadable};
+use crate::cli::output::OutputArgs;
 use anyhow::Result;
 use clap::Args;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_policy_file::load;
@@ -17,6 +17,9 @@ pub struct ShowArgs {
     /// A policy: a directory of YAML files, one file, or `-` for standard input
     #[arg(value_name = "PATH")]
     path: PathBuf,
+
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl ShowArgs {
@@ -27,18 +30,15 @@ impl ShowArgs {
         };
         match load(&files) {
             Ok(loaded) => {
-                let mut out = std::io::stdout().lock();
-                writeln!(
-                    out,
-                    "# {}, digest {}",
-                    self.path.display(),
-                    loaded.policy.digest
-                )?;
-                write!(out, "{}", loaded.show(&files))?;
+                let (path, shown) = (self.path.display(), loaded.show(&files));
+                let policy: serde_json::Value = serde_saphyr::from_str(&shown)?;
+                self.output.print(&policy, |_, _| {
+                    format!("# {path}, digest {}\n{shown}", loaded.policy.digest)
+                })?;
                 Ok(ExitCode::SUCCESS)
             }
             Err(found) => {
-                print_diagnostics(&found, &files, &mut std::io::stderr().lock())?;
+                print_diagnostics(&found, &files);
                 Ok(ExitCode::FAILURE)
             }
         }

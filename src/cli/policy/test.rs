@@ -7,7 +7,6 @@ use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_policy_file::cases as policy_cases;
@@ -60,12 +59,13 @@ impl TestArgs {
                 .any(|one: &TestedDocument| !one.cases.is_empty());
             without_cases += usize::from(!has_cases);
         }
-        match self.output.data(&tried)? {
-            Some(data) => std::io::stdout().write_all(data.as_bytes())?,
+        self.output.print(&tried, |tried, columns| {
             // What holds nothing is not said to hold.
-            None if tried.iter().all(|one| one.cases.is_empty()) => {}
-            None => print(&tried)?,
-        }
+            match tried.iter().all(|one| one.cases.is_empty()) {
+                true => String::new(),
+                false => columns.wrap(&text(tried)),
+            }
+        })?;
         let holds = tried
             .iter()
             .flat_map(|one| &one.cases)
@@ -83,7 +83,7 @@ fn test_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<TestedDoc
     let LoadedPolicy { policy, tests, .. } = match load(files) {
         Ok(loaded) => loaded,
         Err(found) => {
-            print_diagnostics(&found, files, &mut std::io::stderr())?;
+            print_diagnostics(&found, files);
             print_to_stderr(format_args!(
                 "{}: refused; its cases were not tried",
                 path.display()
@@ -113,9 +113,8 @@ fn test_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<TestedDoc
     Ok(Some(tried))
 }
 
-fn print(tried: &[TestedDocument]) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    let (mut held, mut failed) = (0, 0);
+fn text(tried: &[TestedDocument]) -> String {
+    let (mut text, mut held, mut failed) = (String::new(), 0, 0);
     for TestedDocument { file, cases } in tried {
         for case in cases {
             if case.differences.is_empty() {
@@ -123,22 +122,16 @@ fn print(tried: &[TestedDocument]) -> Result<()> {
                 continue;
             }
             failed += 1;
-            writeln!(out, "{file}: {}", case.case)?;
-            case.differences
-                .iter()
-                .try_for_each(|difference| print_difference(&mut out, difference))?;
+            text += &format!("{file}: {}\n", case.case);
+            text.extend(case.differences.iter().map(difference_text));
         }
     }
-    match failed {
-        0 => writeln!(out, "{}", held_text(held))?,
-        1 => writeln!(out, "1 of {} does not hold", plural(held + failed, "case"))?,
-        _ => writeln!(
-            out,
-            "{failed} of {} do not hold",
-            plural(held + failed, "case")
-        )?,
+    let all = plural(held + failed, "case");
+    text + &match failed {
+        0 => format!("{}\n", held_text(held)),
+        1 => format!("1 of {all} does not hold\n"),
+        _ => format!("{failed} of {all} do not hold\n"),
     }
-    Ok(())
 }
 
 fn held_text(held: usize) -> String {
@@ -148,17 +141,16 @@ fn held_text(held: usize) -> String {
     }
 }
 
-fn print_difference(out: &mut impl Write, difference: &Difference) -> Result<()> {
+fn difference_text(difference: &Difference) -> String {
     let Difference {
         what,
         expected,
         found,
         because,
     } = difference;
-    writeln!(out, "    {what:<8} expected  {expected}")?;
-    writeln!(out, "             found     {found}")?;
+    let mut text = format!("    {what:<8} expected  {expected}\n             found     {found}\n");
     for reason in because {
-        writeln!(out, "             because   {reason}")?;
+        text += &format!("             because   {reason}\n");
     }
-    Ok(())
+    text
 }

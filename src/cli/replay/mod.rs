@@ -12,7 +12,6 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 use source::RecordingSource;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_recording::entry::Entry;
@@ -73,10 +72,8 @@ impl ReplayArgs {
             return self.under.run(&self.recording, &self.output);
         }
         let report = replay(RecordingSource::open(&self.recording)?);
-        match self.output.data(&report)? {
-            Some(data) => write!(std::io::stdout(), "{data}")?,
-            None => write!(std::io::stdout(), "{}", text(&report))?,
-        }
+        self.output
+            .print(&report, |report, columns| columns.wrap(&text(report)))?;
         Ok(match (&report.divergence, &report.error) {
             (Some(_), _) => ExitCode::FAILURE,
             (None, Some(_)) => NO_ANSWER.into(),

@@ -4,13 +4,12 @@
 use super::picture;
 use super::source::{RecordingSource, can_be_read_twice};
 use crate::cli::NO_ANSWER;
-use crate::cli::output::{OutputArgs, table_lines};
+use crate::cli::output::{Columns, OutputArgs};
 use crate::cli::policy::policy_at;
 use crate::cli::print_to_stderr;
 use crate::cli::standard_input::{display_name, is_standard_input};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 #[cfg(feature = "lab")]
@@ -102,10 +101,9 @@ impl OtherPolicyArgs {
                 return Ok(ExitCode::from(NO_ANSWER));
             }
         };
-        match output.data(&compared)? {
-            Some(data) => write!(std::io::stdout(), "{data}")?,
-            None => write!(std::io::stdout(), "{}", text(&compared, &self.describe()))?,
-        }
+        output.print(&compared, |compared, columns| {
+            text(compared, &self.describe(), columns)
+        })?;
         #[cfg(feature = "lab")]
         if let Some(file) = &self.plot {
             let title = format!(
@@ -159,7 +157,7 @@ fn each_part(
     Ok(())
 }
 
-fn text(compared: &PolicyComparison, other: &str) -> String {
+fn text(compared: &PolicyComparison, other: &str, columns: Columns) -> String {
     let PolicyComparison {
         lasted,
         stops_at_gap,
@@ -198,7 +196,7 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     let rows = rows
         .into_iter()
         .map(|(what, figure)| vec![what.to_owned(), figure(old), figure(new)]);
-    text += &table_lines(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
+    text += &columns.table(&["", "RECORDED POLICY", "OTHER POLICY"], rows, &[1, 2]);
     let differences: Vec<&PodComparison> = pods.iter().filter(|pod| pod.differs()).collect();
     text += "\n";
     text += &match differences.len() {
@@ -217,7 +215,7 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
          }| vec![pod.clone(), placement_text(recorded), placement_text(other)],
     );
     if !differences.is_empty() {
-        text += &table_lines(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
+        text += &columns.table(&["POD", "RECORDED POLICY", "OTHER POLICY"], shown, &[]);
     }
     if differences.len() > MAX_PODS_SHOWN {
         text += &format!(
@@ -240,7 +238,7 @@ fn text(compared: &PolicyComparison, other: &str) -> String {
     if *stops_at_gap {
         text += "The recording has a gap: what comes after it is not compared\n";
     }
-    text
+    columns.wrap(&text)
 }
 
 fn placement_text(place: &PodPlacement) -> String {

@@ -3,7 +3,6 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use std::io::Write;
 use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -11,12 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stowage_telemetry::build_info;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum OutputFormat {
-    Text,
-    Json,
-}
 
 /// `7`, or `0..9999`, both ends included: far more than other simulations need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,16 +157,6 @@ pub fn interrupt_flag() -> Arc<AtomicBool> {
         });
     });
     interrupted
-}
-
-/// Prints what was reached in the format that is asked for.
-pub fn print(format: OutputFormat, output: &impl Serialize, text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match format {
-        OutputFormat::Json => writeln!(out, "{}", serde_json::to_string_pretty(output)?)?,
-        OutputFormat::Text => write!(out, "{text}")?,
-    }
-    Ok(())
 }
 
 pub fn exit_code(has_failed: bool) -> ExitCode {

@@ -2,10 +2,10 @@
 //! simulation is in `lab::faults`.
 
 use super::campaign::{
-    OutputFormat, Reproduction, SeedOrigin, SeedRange, exit_code, interrupt_flag, minutes, print,
-    time_limit,
+    Reproduction, SeedOrigin, SeedRange, exit_code, interrupt_flag, minutes, time_limit,
 };
 use super::progress_bar;
+use crate::cli::output::{Columns, OutputArgs};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
@@ -58,9 +58,8 @@ pub struct SimulateFaultsArgs {
     #[arg(long, value_name = "BUG", hide = true)]
     planted: Option<PlantedBug>,
 
-    /// Output format
-    #[arg(short, long, value_enum, default_value = "text")]
-    output: OutputFormat,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 fn fault_list() -> String {
@@ -147,15 +146,12 @@ impl SimulateFaultsArgs {
         let within = Duration::from_secs(self.shrink);
         let failed = failed
             .map(|(history, run)| FailedHistory::shrunk_from(&history, run.violations, within));
-        let (has_failed, text) = (
-            failed.is_some(),
-            text(&tally, took, is_interrupted, failed.as_ref()),
-        );
-        print(
-            self.output,
-            &faults_output(&tally, took, is_interrupted, failed),
-            &text,
-        )?;
+        let has_failed = failed.is_some();
+        let output = faults_output(&tally, took, is_interrupted, failed);
+        self.output.print(&output, |output, columns| {
+            let failed = output.failed.as_ref();
+            text(&tally, took, is_interrupted, failed, columns)
+        })?;
         Ok(exit_code(has_failed))
     }
 
@@ -215,15 +211,17 @@ fn text(
     took: Duration,
     is_interrupted: bool,
     failed: Option<&FailedHistory>,
+    columns: Columns,
 ) -> String {
     let seconds = took.as_secs_f64().max(0.001);
     let (histories, decisions) = (
         tally.histories as f64 / seconds * 60.0,
         tally.decisions() as f64 / seconds,
     );
-    let mut text = format!(
+    // Not the commands below, which are copied.
+    let mut text = columns.wrap(&format!(
         "{tally}\nin {seconds:.1} s: {histories:.0} histories a minute, {decisions:.0} decisions a second\n"
-    );
+    ));
     if is_interrupted {
         text += "interrupted\n";
     }
@@ -273,6 +271,7 @@ mod tests {
             Duration::from_secs(1),
             false,
             Some(&failed),
+            Columns(None),
         );
         assert!(
             text.contains("again: stowage simulate faults --seeds 7 --steps 40 --found-by '"),

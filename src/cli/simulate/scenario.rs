@@ -2,12 +2,10 @@
 //! table, an object or a picture. The scenarios are in `lab::simulate::fleet::scenarios`.
 
 use super::{Seeds, progress_bar, run_parallel};
+use crate::cli::output::{Columns, OutputArgs};
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
+use clap::Args;
 use std::fmt::Write as _;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_lab::picture::{Panel, PanelLine, PictureFile};
@@ -50,15 +48,8 @@ struct RunArgs {
     #[arg(long)]
     check: bool,
 
-    /// What to print
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = OutputFormat::Text)]
-    output: OutputFormat,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OutputFormat {
-    Text,
-    Json,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl ScenarioArgs {
@@ -101,17 +92,13 @@ impl AllArgs {
 
 impl RunArgs {
     fn print(&self, reports: &[ScenarioReport]) -> Result<ExitCode> {
-        let mut out = std::io::stdout().lock();
-        match (self.output, reports) {
-            (OutputFormat::Json, [one]) => writeln!(out, "{}", serde_json::to_string_pretty(one)?)?,
-            (OutputFormat::Json, all) => writeln!(out, "{}", serde_json::to_string_pretty(all)?)?,
-            (OutputFormat::Text, all) => {
-                let texts: Vec<String> = all
-                    .iter()
-                    .map(|report| report_text(report, self.short))
-                    .collect();
-                write!(out, "{}", texts.join("\n"))?;
-            }
+        let text = |report: &ScenarioReport, columns| report_text(report, self.short, columns);
+        match reports {
+            [one] => self.output.print(one, text)?,
+            all => self.output.print(&all, |all, columns| {
+                let texts: Vec<String> = all.iter().map(|one| text(one, columns)).collect();
+                texts.join("\n")
+            })?,
         }
         let is_met = reports.iter().all(ScenarioReport::is_met);
         Ok(if self.check && !is_met {
@@ -183,7 +170,7 @@ fn traces(
     scenario.traces.iter().map(read).collect()
 }
 
-fn report_text(report: &ScenarioReport, is_short: bool) -> String {
+fn report_text(report: &ScenarioReport, is_short: bool, columns: Columns) -> String {
     let scenario = scenario(report.scenario).expect("a report is of a scenario");
     let seeds = match report.seeds.as_slice() {
         [one] => format!("seed {one}"),
@@ -196,10 +183,10 @@ fn report_text(report: &ScenarioReport, is_short: bool) -> String {
         ""
     };
     let mut text = format!(
-        "{}: {}\n{seeds}{length}\n\n{}\n\n",
+        "{}: {}\n{seeds}{length}\n\n{}\n",
         report.scenario,
         report.claim,
-        table(scenario, report)
+        table(scenario, report, columns)
     );
     for Figure { name, help, .. } in scenario.figures {
         let _ = writeln!(text, "{name}: {help}");
@@ -215,7 +202,7 @@ fn report_text(report: &ScenarioReport, is_short: bool) -> String {
     for broken in &report.broken {
         let _ = writeln!(text, "broken promise: {broken}");
     }
-    text
+    columns.wrap(&text)
 }
 
 fn target_line(target: &TargetResult) -> String {
@@ -234,27 +221,19 @@ fn target_line(target: &TargetResult) -> String {
     )
 }
 
-fn table(scenario: &Scenario, report: &ScenarioReport) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(
-        ["scheduler"]
-            .into_iter()
-            .chain(scenario.figures.iter().map(|figure| figure.name)),
-    );
-    for VariantLine { variant, figures } in &report.variants {
-        let cell = |figure: &Figure| mean_text(figures[figure.name], figure.decimals);
-        table.add_row(
-            [variant.to_string()]
-                .into_iter()
-                .chain(scenario.figures.iter().map(cell)),
-        );
-    }
-    table
-        .column_iter_mut()
-        .skip(1)
-        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    table
+fn table(scenario: &Scenario, report: &ScenarioReport, columns: Columns) -> String {
+    let titles = scenario.figures.iter().map(|figure| figure.name);
+    let header: Vec<&str> = std::iter::once("scheduler").chain(titles).collect();
+    let rows = report
+        .variants
+        .iter()
+        .map(|VariantLine { variant, figures }| {
+            let cell = |figure: &Figure| mean_text(figures[figure.name], figure.decimals);
+            let cells = scenario.figures.iter().map(cell);
+            std::iter::once(variant.to_string()).chain(cells).collect()
+        });
+    let right: Vec<usize> = (1..header.len()).collect();
+    columns.table(&header, rows, &right)
 }
 
 fn mean_text(Spread { mean, deviation }: Spread, decimals: usize) -> String {
@@ -337,7 +316,7 @@ mod tests {
     #[test]
     fn the_text_has_the_table_the_targets_and_what_the_figures_mean() {
         let (report, _) = report();
-        let text = report_text(&report, false);
+        let text = report_text(&report, false, Columns(None));
         assert!(
             text.starts_with(&format!("{}: {}", SCENARIOS[0].name, SCENARIOS[0].claim)),
             "{text}"

@@ -69,6 +69,16 @@ impl Cell {
         }
     }
 
+    /// The text, without its bar where that has no room.
+    pub fn text_within(&self, width: usize) -> String {
+        let text = self.text();
+        match self {
+            Self::Share { part, of } if text.chars().count() > width => share_text(*part, *of),
+            Self::Percent(Some(percent)) if text.chars().count() > width => percent.to_string(),
+            _ => text,
+        }
+    }
+
     /// How full it is, in thousandths; `None` of what has no bound.
     pub fn fill_thousandths(&self) -> Option<u64> {
         match self {

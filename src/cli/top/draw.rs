@@ -2,7 +2,7 @@
 
 use super::cell::Cell;
 use super::state::Top;
-use super::view::{Column, View, allocated};
+use super::view::{View, allocated, widths};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -173,14 +173,16 @@ fn draw_views(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
 
 fn draw_table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
     let columns = top.view.columns();
-    let first = first_width(columns, area.width);
+    let widths = widths(columns, area.width);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let mut column_spans = Vec::with_capacity(columns.len());
     let mut x = area.x;
     for (index, column) in columns.iter().enumerate() {
-        let width = if index == 0 { first } else { column.width };
-        let width = width.min(area.right().saturating_sub(x));
+        let width = widths[index].min(area.right().saturating_sub(x));
         column_spans.push((x, width));
+        if width == 0 {
+            continue;
+        }
         let mark = match top.sorting().filter(|sorting| sorting.column == index) {
             Some(sorting) if sorting.is_reversed => "▼",
             Some(_) => "▲",
@@ -225,7 +227,7 @@ fn draw_table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
                 buffer,
                 (*x, y),
                 *width,
-                &cell.text(),
+                &cell.text_within(usize::from(*width)),
                 column.is_right,
                 style,
             );
@@ -239,13 +241,6 @@ fn draw_table(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
         };
         draw_line(buffer, area, 1, nothing, Style::new());
     }
-}
-
-/// The first column takes what the others leave.
-fn first_width(columns: &[Column], width: u16) -> u16 {
-    let others: u16 = columns.iter().skip(1).map(|column| column.width + 1).sum();
-    let least = columns.first().map_or(0, |column| column.width);
-    width.saturating_sub(others).max(least)
 }
 
 /// Draws the text of a cell; one that is too long ends in an ellipsis.

@@ -11,15 +11,15 @@ mod view;
 
 use super::access::{Access, ContextAccessArgs};
 use super::operators_client::{self, OperatorsClientError};
-use super::output::OutputArgs;
-use super::{duration, is_broken_pipe, table_lines};
-use crate::cli::print_to_stderr;
+use super::output::{Columns, OutputArgs};
+use super::{duration, exit_without_answer};
 use anyhow::{Result, bail};
+use cell::Cell;
 use clap::Args;
 use draw::{Colors, summary_of};
 use live::Answer;
 use state::Top;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use std::time::Duration;
 use stowage_scheduling::explaining::fleet::Fleet;
 use stowage_telemetry::wants_no_color;
 use tokio::signal::unix::{SignalKind, signal};
-use view::View;
+use view::{Column, View, widths};
 
 const EXIT_CODES: &str = "Exit codes: 0 after q or Ctrl-C, or when the table is printed, 2 if nothing answers, there is no terminal, \
                           or the arguments are invalid.";
@@ -55,8 +55,6 @@ pub struct TopArgs {
     output: OutputArgs,
 }
 
-/// Nothing answers.
-const NO_ANSWER: u8 = 2;
 const FLEET_PATH: &str = "/v1/fleet";
 
 /// Shorter, a large cluster would be asked again before its answer is read.
@@ -70,22 +68,15 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 impl TopArgs {
     pub async fn run(self) -> Result<ExitCode> {
-        self.try_run().await.or_else(|error| {
-            if is_broken_pipe(&error) {
-                return Err(error);
-            }
-            print_to_stderr(format_args!("error: {error:#}"));
-            Ok(NO_ANSWER.into())
-        })
+        self.try_run().await.or_else(exit_without_answer)
     }
 
     async fn try_run(self) -> Result<ExitCode> {
         let access = self.access.read().await?;
         if self.once || self.output.is_data() {
             let fleet: Fleet = operators_client::get(&access, FLEET_PATH, "fleet").await?;
-            let data = self.output.data(&fleet)?;
-            let text = data.unwrap_or_else(|| table(&fleet, self.view));
-            std::io::stdout().write_all(text.as_bytes())?;
+            self.output
+                .print(&fleet, |fleet, columns| table(fleet, self.view, columns))?;
             return Ok(ExitCode::SUCCESS);
         }
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
@@ -160,24 +151,30 @@ fn end_on_signal(is_over: Arc<AtomicBool>) -> Result<()> {
 }
 
 /// The summary and the whole table of a view.
-fn table(fleet: &Fleet, view: View) -> String {
-    let columns = view.columns();
-    let header: Vec<&str> = columns.iter().map(|column| column.title).collect();
-    let right: Vec<usize> = (0..columns.len())
-        .filter(|column| columns[*column].is_right)
-        .collect();
-    let rows = view.rows(fleet);
+fn table(fleet: &Fleet, view: View, columns: Columns) -> String {
     let mut text = summary_of(fleet) + "\n\n";
+    let rows = view.rows(fleet);
     if rows.is_empty() {
         return text + "There is nothing to show.\n";
     }
-    text += &table_lines(
-        &header,
-        rows.iter()
-            .map(|row| row.iter().map(cell::Cell::text).collect()),
-        &right,
-    );
-    text
+    let screen = columns.0.unwrap_or(u16::MAX.into());
+    let widths = widths(view.columns(), u16::try_from(screen).unwrap_or(u16::MAX));
+    let shown: Vec<(usize, &Column)> = view
+        .columns()
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| widths[*index] > 0)
+        .collect();
+    let header: Vec<&str> = shown.iter().map(|(_, column)| column.title).collect();
+    let right: Vec<usize> = (0..shown.len())
+        .filter(|place| shown[*place].1.is_right)
+        .collect();
+    let row = |row: &Vec<Cell>| {
+        let cell = |(index, _): &(usize, _)| row[*index].text_within(widths[*index].into());
+        shown.iter().map(cell).collect()
+    };
+    text += &columns.table(&header, rows.iter().map(row), &right);
+    columns.wrap(&text)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::draw::{Colors, draw};
 use super::state::{KeyOutcome, Top};
 use super::table;
 use super::view::View;
+use crate::cli::output::Columns;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -221,7 +222,9 @@ fn every_view_of_three_nodes() {
 fn the_printed_tables_of_three_nodes() {
     check(
         "once",
-        &View::ALL.map(|view| table(&three_nodes(), view)).join("\n"),
+        &View::ALL
+            .map(|view| table(&three_nodes(), view, Columns(None)))
+            .join("\n"),
     );
 }
 
@@ -344,7 +347,10 @@ fn a_hostile_name_reaches_neither_the_screen_nor_the_table_as_it_is() {
     );
     let mut top = top(fleet.clone());
     press(&mut top, "3");
-    for text in [frame(&mut top, 120, 10), table(&fleet, View::Pods)] {
+    for text in [
+        frame(&mut top, 120, 10),
+        table(&fleet, View::Pods, Columns(None)),
+    ] {
         let is_bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!text.contains(is_bad) && text.contains("[2J"), "{text:?}");
     }
@@ -408,4 +414,30 @@ fn pods_without_an_engine_have_no_kv_cache() {
         [full.clone(), none.clone(), unknown, none.clone()]
     );
     assert_eq!(loads(View::Nodes), [full, none]);
+}
+
+#[test]
+fn on_any_screen_the_figures_are_whole() {
+    let is_bar = |word: &&str| word.contains(['█', '·']);
+    for width in 60..=200 {
+        let mut top = top(three_nodes());
+        for (view, name, figures) in [
+            ("1", "node-a", "112/144 GiB 97 % 7 2 fresh"),
+            ("1", "node-c", "0.0/72.0 GiB ? ? 0 stale"),
+            ("2", "72.0/72.0", "72.0/72.0 GiB 97 % 4 1"),
+            ("3", "qwen-72b", "140.0 GiB 60 min starting"),
+            ("4", "tune-1", "5 2 × 40.0 GiB 90 s refused"),
+            ("5", "meta-llama", "2 112.0 GiB 97 % 7"),
+        ] {
+            press(&mut top, view);
+            let screen = frame(&mut top, width, 20);
+            let row = screen.lines().find(|line| line.contains(name)).unwrap();
+            let words: Vec<&str> = row
+                .split_whitespace()
+                .filter(|word| !is_bar(word))
+                .collect();
+            let words = words.join(" ");
+            assert!(words.ends_with(figures), "{width}: {row}");
+        }
+    }
 }

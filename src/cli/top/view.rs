@@ -49,73 +49,107 @@ impl View {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     pub title: &'static str,
-    /// The first column has at least this, and what the others leave.
-    pub width: u16,
+    /// The first column has this, and what the others leave.
+    width: u16,
+    /// What it needs on a narrow screen: its figures and no bar, or a name's beginning.
+    least: u16,
+    /// Whether the others may have its room there.
+    is_optional: bool,
     pub is_right: bool,
 }
 
-const fn left(title: &'static str, width: u16) -> Column {
+const fn left(title: &'static str, width: u16, least: u16) -> Column {
     Column {
         title,
         width,
+        least,
+        is_optional: false,
         is_right: false,
     }
 }
 
 const fn right(title: &'static str, width: u16) -> Column {
     Column {
-        title,
-        width,
         is_right: true,
+        ..left(title, width, width)
     }
 }
 
+const fn optional(column: Column) -> Column {
+    Column {
+        is_optional: true,
+        ..column
+    }
+}
+
+/// The widths of columns on a screen; 0 of one without room. The last ones shrink first.
+pub fn widths(columns: &[Column], screen: u16) -> Vec<u16> {
+    // Each but the first begins after a space.
+    let total = |widths: &[u16]| {
+        let shown = widths.iter().filter(|width| **width > 0);
+        shown.map(|width| width + 1).sum::<u16>().saturating_sub(1)
+    };
+    let mut least: Vec<u16> = columns.iter().map(|column| column.least).collect();
+    let mut widths: Vec<u16> = columns.iter().map(|column| column.width).collect();
+    for (index, column) in columns.iter().enumerate().rev() {
+        if column.is_optional && total(&least) > screen {
+            (least[index], widths[index]) = (0, 0);
+        }
+    }
+    for index in (0..widths.len()).rev() {
+        let over = total(&widths).saturating_sub(screen);
+        widths[index] -= over.min(widths[index] - least[index]);
+    }
+    widths[0] += screen.saturating_sub(total(&widths));
+    widths
+}
+
 const NODES: [Column; 8] = [
-    left("NODE", 16),
-    left("POOL", 10),
+    left("NODE", 16, 10),
+    optional(left("POOL", 10, 6)),
     right("GPUS", 4),
-    left("ALLOCATED", 24),
-    left("KV CACHE", 12),
+    left("ALLOCATED", 24, 13),
+    left("KV CACHE", 12, 8),
     right("QUEUE", 5),
     right("PODS", 4),
-    left("REPORT", 8),
+    left("REPORT", 8, 7),
 ];
 const GPUS: [Column; 8] = [
-    left("NODE", 16),
+    left("NODE", 16, 10),
     right("GPU", 3),
-    left("MODEL", 21),
-    left("HEALTH", 8),
-    left("ALLOCATED", 24),
-    left("KV CACHE", 12),
+    optional(left("MODEL", 21, 8)),
+    left("HEALTH", 8, 8),
+    left("ALLOCATED", 24, 13),
+    left("KV CACHE", 12, 8),
     right("QUEUE", 5),
     right("PODS", 4),
 ];
 const PODS: [Column; 8] = [
-    left("POD", 20),
-    left("CLASS", 13),
-    left("TENANT", 10),
-    left("NODE", 14),
-    left("GPUS", 7),
+    left("POD", 20, 16),
+    optional(left("CLASS", 13, 8)),
+    optional(left("TENANT", 10, 6)),
+    left("NODE", 14, 10),
+    left("GPUS", 7, 4),
     right("VRAM", 9),
-    right("RUNS FOR", 9),
-    left("STATE", 10),
+    right("RUNS FOR", 8),
+    left("STATE", 10, 8),
 ];
 const PENDING: [Column; 7] = [
-    left("POD", 20),
-    left("CLASS", 13),
-    left("TENANT", 10),
+    left("POD", 20, 16),
+    optional(left("CLASS", 13, 8)),
+    optional(left("TENANT", 10, 6)),
     right("PRIORITY", 10),
     right("REQUESTS", 13),
     right("WAITS FOR", 9),
-    left("STATE", 22),
+    left("STATE", 22, 8),
 ];
 const MODELS: [Column; 7] = [
-    left("MODEL", 24),
+    left("MODEL", 24, 16),
     right("PODS", 4),
-    right("STARTING", 8),
+    optional(right("STARTING", 8)),
     right("GPUS", 4),
     right("VRAM", 10),
-    left("KV CACHE", 12),
+    left("KV CACHE", 12, 8),
     right("QUEUE", 5),
 ];
 

@@ -22,7 +22,7 @@ mod sleeping;
 pub mod start_times;
 mod story;
 pub mod stowage;
-mod summary;
+pub mod summary;
 pub mod termination;
 mod watching;
 mod what_if;
@@ -33,11 +33,10 @@ use play::Play;
 use screen::Screen;
 use setup::Setup;
 use start_times::StartTimesTable;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 use stowage_server::flight_recorder::{FlightRecorder, RecordOptions, RingLimits};
+use summary::Summary;
 
 /// Seed of the start-time simulation.
 const START_TIMES_SEED: u64 = 42;
@@ -54,13 +53,13 @@ pub enum DemoMode {
     Stay,
     /// The story only.
     Once,
-    /// The story on stderr, and its summary on stdout as one JSON object.
-    Json,
+    /// The story on stderr: the caller prints the summary.
+    Data,
 }
 
-/// Plays the story. The exit code says whether every invariant held.
-pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<ExitCode> {
-    let mut screen = if show == DemoMode::Json {
+/// Plays the story.
+pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<Summary> {
+    let mut screen = if show == DemoMode::Data {
         Screen::stderr()
     } else {
         Screen::stdout()
@@ -89,22 +88,15 @@ pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<ExitCode> {
         .lines()
         .iter()
         .for_each(|line| play.screen.line(line));
-    match show {
-        DemoMode::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
-        DemoMode::Once => {}
-        DemoMode::Stay => {
-            let operators = play.setup.stowage.addresses.operators;
-            play.screen.line(&format!(
-                "\nLook around: http://{operators}/ in a browser; curl …/metrics, …/debug/snapshot. Ctrl-C ends."
-            ));
-            tokio::signal::ctrl_c().await?;
-        }
+    play.screen.check()?;
+    if show == DemoMode::Stay {
+        let operators = play.setup.stowage.addresses.operators;
+        play.screen.line(&format!(
+            "\nLook around: http://{operators}/ in a browser; curl …/metrics, …/debug/snapshot. Ctrl-C ends."
+        ));
+        tokio::signal::ctrl_c().await?;
     }
     play.setup.stop().await?;
     recorder.into_iter().for_each(FlightRecorder::stop);
-    Ok(if summary.violations.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(summary)
 }

@@ -373,6 +373,7 @@ impl Play {
         let started = Instant::now();
         loop {
             self.observe();
+            self.screen.check()?;
             if holds(self) {
                 return Ok(());
             }

@@ -3,7 +3,7 @@
 use super::change_tracker::{GpuView, PodChange, PodView};
 use super::reported::ReportedEngines;
 use owo_colors::{OwoColorize, Style};
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use stowage_report::EngineState;
 use stowage_scheduling::units::Bytes;
@@ -19,6 +19,9 @@ const READING_TIME: Duration = Duration::from_millis(1800);
 
 pub(crate) struct Screen {
     out: Box<dyn Write + Send>,
+    /// Why a line was not printed, where the lines are the demo's answer.
+    failed: io::Result<()>,
+    is_answer: bool,
     is_terminal: bool,
     /// `NO_COLOR` is not set.
     has_color: bool,
@@ -32,6 +35,8 @@ impl Screen {
             is_terminal: std::io::stdout().is_terminal(),
             has_color: std::io::stdout().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stdout()),
+            failed: Ok(()),
+            is_answer: true,
             drawn_rows: Vec::new(),
         }
     }
@@ -42,8 +47,15 @@ impl Screen {
             is_terminal: std::io::stderr().is_terminal(),
             has_color: std::io::stderr().is_terminal() && !wants_no_color(),
             out: Box::new(std::io::stderr()),
+            failed: Ok(()),
+            is_answer: false,
             drawn_rows: Vec::new(),
         }
+    }
+
+    /// An error if the reader has gone, or the disk is full: nobody watches the rest.
+    pub fn check(&mut self) -> io::Result<()> {
+        std::mem::replace(&mut self.failed, Ok(()))
     }
 
     pub fn line(&mut self, text: &str) {
@@ -190,15 +202,17 @@ impl Screen {
     fn erase(&mut self) {
         let up = self.drawn_rows.len();
         if up > 0 {
-            // A screen that cannot be written to shows nothing; the demo's result does not depend on it.
+            // What a terminal misses, the next line tells.
             let _ = write!(self.out, "\x1b[{up}A\x1b[J");
             self.drawn_rows.clear();
         }
     }
 
     fn put(&mut self, line: &str) {
-        let _ = writeln!(self.out, "{line}");
-        let _ = self.out.flush();
+        let written = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+        if self.is_answer && self.failed.is_ok() {
+            self.failed = written;
+        }
     }
 
     fn paint(&self, text: &str, style: Style) -> String {

@@ -7,41 +7,46 @@ use stowage_scheduling::units::{Millis, plural};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Summary {
-    pub gpus: usize,
-    pub pods_bound: usize,
-    pub pods_waiting: usize,
+pub struct Summary {
+    pub(crate) gpus: usize,
+    pub(crate) pods_bound: usize,
+    pub(crate) pods_waiting: usize,
     /// Pods that were evicted so that another could be placed.
-    pub evicted: usize,
-    pub allocated_bytes: u64,
-    pub allocatable_bytes: u64,
-    pub allocated_percent: f64,
-    pub filter_calls: usize,
-    pub bind_calls: usize,
+    pub(crate) evicted: usize,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) allocatable_bytes: u64,
+    pub(crate) allocated_percent: f64,
+    pub(crate) filter_calls: usize,
+    pub(crate) bind_calls: usize,
     /// Calls of kube-scheduler for one batch, placed in both ways.
-    pub ways: Vec<PlacementCalls>,
+    pub(crate) ways: Vec<PlacementCalls>,
     /// From a full KV cache on an engine's page to the first decision that used it.
-    pub kv_seen_after_millis: Option<Millis>,
+    pub(crate) kv_seen_after_millis: Option<Millis>,
     /// Engines that slept while jobs used their VRAM, asked, and woke.
-    pub asked_wakes: usize,
+    pub(crate) asked_wakes: usize,
     /// Engines that woke without asking, and lacked memory.
-    pub failed_wakes: usize,
+    pub(crate) failed_wakes: usize,
     /// Engines that woke without asking, as Stowage counted them.
-    pub unasked_wakes: u64,
+    pub(crate) unasked_wakes: u64,
     /// How well start times are predicted.
-    pub start_times: Option<StartTimesTable>,
+    pub(crate) start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
-    pub violations: Vec<String>,
+    pub(crate) violations: Vec<String>,
 }
 
 impl Summary {
+    /// Whether every invariant held.
+    pub fn is_sound(&self) -> bool {
+        self.violations.is_empty()
+    }
+
     /// Adds the start times, which are played apart from the story.
-    pub fn add_start_times(&mut self, start_times: StartTimesTable) {
+    pub(crate) fn add_start_times(&mut self, start_times: StartTimesTable) {
         self.violations.extend(start_times.violations());
         self.start_times = Some(start_times);
     }
 
-    pub fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let verdict = match self.violations.len() {
             0 => "No GPU was ever allocated more than it has, and no exclusive GPU was shared."
                 .to_owned(),

@@ -1,10 +1,9 @@
-//! Formats an explanation for a terminal of 100 columns: the pod and the remedies; [`node`] formats the rest.
+//! Formats an explanation for people: the pod and the remedies; [`node`] formats the rest.
 
 mod loans;
 mod node;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{ContentArrangement, Table};
+use crate::cli::output::Columns;
 use owo_colors::{OwoColorize, Style};
 use std::fmt::Write;
 use stowage_scheduling::explaining::explanation::{
@@ -32,30 +31,29 @@ impl Paint {
     }
 }
 
-const TERMINAL_WIDTH: u16 = 100;
 const WRITE_NEVER_FAILS: &str = "a String takes any text";
 
-pub fn text(explanation: &Explanation, paint: Paint) -> String {
-    let mut text =
-        paint.styled(&headline(explanation), headline_style(explanation.verdict)) + "\n\n";
-    text += &two_columns(&pod_rows(explanation), 1);
+pub fn text(explanation: &Explanation, columns: Columns, paint: Paint) -> String {
+    let headline = columns.wrap(&headline(explanation));
+    let mut text = paint.styled(headline.trim_end(), headline_style(explanation.verdict)) + "\n\n";
+    text += &two_columns(pod_rows(explanation), 2, columns);
     if !explanation.remedies.is_empty() {
         text += &title(remedies_title(explanation.verdict), paint);
         let numbered = explanation.remedies.iter().enumerate();
         let rows: Vec<_> = numbered
             .map(|(index, remedy)| (format!("{}.", index + 1), remedy.text.clone()))
             .collect();
-        text += &two_columns(&rows, 1);
+        text += &two_columns(rows, 2, columns);
     }
     if !explanation.nodes.is_empty() {
         text += &title(&nodes_title(explanation), paint);
         explanation
             .nodes
             .iter()
-            .for_each(|part| text += &node::text(part, paint));
+            .for_each(|part| text += &node::text(part, columns, paint));
     }
     text += &more_nodes_text(explanation);
-    text += &groups_text(&explanation.groups, paint);
+    text += &groups_text(&explanation.groups, columns, paint);
     text
 }
 
@@ -512,7 +510,7 @@ fn more_nodes_text(explanation: &Explanation) -> String {
     }
 }
 
-fn groups_text(groups: &[RefusalGroup], paint: Paint) -> String {
+fn groups_text(groups: &[RefusalGroup], columns: Columns, paint: Paint) -> String {
     if groups.is_empty() {
         return String::new();
     }
@@ -528,26 +526,17 @@ fn groups_text(groups: &[RefusalGroup], paint: Paint) -> String {
     title(
         "Nodes that do not fit, by reason (--all or --node NAME shows them)",
         paint,
-    ) + &two_columns(&rows, 1)
+    ) + &two_columns(rows, 2, columns)
 }
 
-/// Two columns, the second as wide as the terminal allows.
-fn two_columns(rows: &[(String, String)], indent: usize) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(TERMINAL_WIDTH - indent as u16);
-    rows.iter().for_each(|(name, text)| {
-        table.add_row([name, text]);
-    });
-    indented_lines(&table, indent)
+/// Titles, and a paragraph beside each.
+fn two_columns(rows: Vec<(String, String)>, indent: usize, columns: Columns) -> String {
+    let rows = rows.into_iter().map(|(title, text)| vec![title, text]);
+    let columns = columns.paragraph().beside(indent);
+    indented(&columns.table(&[], rows, &[]), indent)
 }
 
-/// Cells are padded to their column's width, the last one too.
-fn indented_lines(table: &Table, indent: usize) -> String {
-    let indent = " ".repeat(indent);
-    table
-        .lines()
-        .map(|row| (indent.clone() + &row).trim_end().to_owned() + "\n")
-        .collect()
+fn indented(text: &str, indent: usize) -> String {
+    let line = |line: &str| format!("{:indent$}{line}\n", "");
+    text.lines().map(line).collect()
 }

@@ -1,8 +1,7 @@
 //! Formats one node of an explanation: whether the pod fits, its GPUs' figures as a table, and a remark on each GPU.
 
-use super::{Paint, TERMINAL_WIDTH, indented_lines, loans, two_columns};
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
+use super::{Paint, indented, loans, two_columns};
+use crate::cli::output::Columns;
 use owo_colors::Style;
 use std::collections::BTreeMap;
 use stowage_scheduling::explaining::explanation::{
@@ -19,7 +18,7 @@ use stowage_scheduling::vocabulary::node_reading::Freshness;
 
 const INDENT: usize = 3;
 
-pub fn text(node: &NodePart, paint: Paint) -> String {
+pub fn text(node: &NodePart, columns: Columns, paint: Paint) -> String {
     let refused = node.misfit.as_ref().or(node.kube_scheduler.as_ref());
     let (verdict, style) = match (refused, &node.score) {
         (Some(misfit), _) => (
@@ -91,10 +90,10 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
             .as_ref()
             .map(|score| ("score".into(), score_text(score))),
     );
-    text += &two_columns(&rows, INDENT - 1);
+    text += &two_columns(rows, INDENT, columns);
     if !node.gpus.is_empty() {
-        text += &indented_lines(&gpu_table(&node.gpus), INDENT - 1);
-        text += &gpu_remarks(&node.gpus);
+        text += &indented(&gpu_table(&node.gpus, columns.beside(INDENT)), INDENT);
+        text += &gpu_remarks(&node.gpus, columns);
     }
     text
 }
@@ -277,9 +276,25 @@ fn score_text(score: &ScorePart) -> String {
 }
 
 /// `total − reserved − headroom − allocated − unaccounted = free`.
-fn gpu_table(gpus: &[GpuPart]) -> Table {
-    let header = [
-        "",
+fn gpu_table(gpus: &[GpuPart], columns: Columns) -> String {
+    let row = |gpu: &GpuPart| {
+        let chosen = if gpu.chosen { "→ " } else { "" };
+        let slice = if gpu.parent.is_some() { "└" } else { "" };
+        let gone = if gpu.gone { " gone" } else { "" };
+        vec![
+            format!("{chosen}{slice}{}{gone}", gpu.index),
+            gpu.total_bytes.to_string(),
+            subtracted(gpu.driver_reserved_bytes),
+            subtracted(gpu.headroom_bytes),
+            subtracted(gpu.allocated_bytes),
+            subtracted(gpu.unaccounted_bytes),
+            gpu.free_bytes.to_string(),
+            gpu.soft_reserved_bytes.to_string(),
+            gpu.kv_cache_percent.map_or("?".into(), |kv| kv.to_string()),
+            gpu.queue.map_or("?".into(), |queue| queue.to_string()),
+        ]
+    };
+    let mut header = vec![
         "GPU",
         "Total",
         "Driver",
@@ -291,44 +306,20 @@ fn gpu_table(gpus: &[GpuPart]) -> Table {
         "KV",
         "Waiting",
     ];
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(header);
-    table.set_width(TERMINAL_WIDTH - INDENT as u16);
-    for column_index in 1..header.len() {
-        if let Some(column) = table.column_mut(column_index) {
-            column.set_cell_alignment(CellAlignment::Right);
+    let mut rows: Vec<Vec<String>> = gpus.iter().map(row).collect();
+    // What no GPU has leaves its room to the others.
+    let none = Bytes::ZERO;
+    for (index, is_empty) in [
+        (7, gpus.iter().all(|gpu| gpu.soft_reserved_bytes == none)),
+        (5, gpus.iter().all(|gpu| gpu.unaccounted_bytes == none)),
+    ] {
+        if is_empty {
+            header.remove(index);
+            rows.iter_mut().for_each(|row| drop(row.remove(index)));
         }
     }
-    for gpu in gpus {
-        let slice = if gpu.parent.is_some() { "└" } else { "" };
-        table.add_row([
-            if gpu.chosen {
-                "→".into()
-            } else {
-                String::new()
-            },
-            if gpu.gone {
-                format!("{slice}{} gone", gpu.index)
-            } else {
-                format!("{slice}{}", gpu.index)
-            },
-            gpu.total_bytes.to_string(),
-            subtracted(gpu.driver_reserved_bytes),
-            subtracted(gpu.headroom_bytes),
-            subtracted(gpu.allocated_bytes),
-            subtracted(gpu.unaccounted_bytes),
-            gpu.free_bytes.to_string(),
-            if gpu.soft_reserved_bytes > Bytes::ZERO {
-                gpu.soft_reserved_bytes.to_string()
-            } else {
-                String::new()
-            },
-            gpu.kv_cache_percent.map_or("?".into(), |kv| kv.to_string()),
-            gpu.queue.map_or("?".into(), |queue| queue.to_string()),
-        ]);
-    }
-    table
+    let right: Vec<usize> = (0..header.len()).collect();
+    columns.table(&header, rows, &right)
 }
 
 fn subtracted(bytes: Bytes) -> String {
@@ -339,7 +330,7 @@ fn subtracted(bytes: Bytes) -> String {
     }
 }
 
-fn gpu_remarks(gpus: &[GpuPart]) -> String {
+fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     for gpu in gpus {
         // A GPU that came after a loss may have the index of the lost one, and slices have their GPU's.
@@ -389,7 +380,7 @@ fn gpu_remarks(gpus: &[GpuPart]) -> String {
     if rows.is_empty() {
         String::new()
     } else {
-        two_columns(&rows, INDENT - 1)
+        two_columns(rows, INDENT, columns)
     }
 }
 

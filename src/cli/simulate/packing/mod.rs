@@ -10,11 +10,11 @@ mod table;
 mod through_extender;
 
 use super::{Seeds, progress_bar, run_parallel};
+use crate::cli::output::{Columns, OutputArgs};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use source::PackingTrace;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stowage_lab::picture::PictureFile;
@@ -78,12 +78,11 @@ pub struct PackingArgs {
     #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
     plot: Option<PictureFile>,
 
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
-/// The output of `--json`; `L` is a policy's result.
+/// What is printed for programs; `L` is a policy's result.
 #[derive(Debug, Serialize)]
 struct PackingOutput<'a, L> {
     variant: &'a str,
@@ -135,7 +134,6 @@ enum StowageDriver {
 impl PackingArgs {
     pub fn run(self) -> Result<ExitCode> {
         let setup = self.setup()?;
-        let mut out = std::io::stdout().lock();
         match self.churn {
             None => {
                 let PackingResults { lines, beginnings } = setup.run_replays()?;
@@ -146,20 +144,23 @@ impl PackingArgs {
                     )?;
                 }
                 let bound = self.bound_on(&setup, &beginnings)?;
-                let text = || {
+                let text = |columns| {
                     table::allocation_table(
                         &setup.source,
                         &setup.played_trace,
                         &lines,
                         bound.as_ref(),
+                        columns,
                     )
                 };
-                self.print(&mut out, &setup, &lines, bound.as_ref(), text)?;
+                self.print(&setup, &lines, bound.as_ref(), text)?;
             }
             Some(load) => {
                 let losses = setup.run_churn(load)?;
-                let text = || table::losses_table(&setup.source, &setup.played_trace, &losses);
-                self.print(&mut out, &setup, &losses, None, text)?;
+                let text = |columns| {
+                    table::losses_table(&setup.source, &setup.played_trace, &losses, columns)
+                };
+                self.print(&setup, &losses, None, text)?;
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -242,23 +243,18 @@ impl PackingArgs {
 
     fn print<L: Serialize>(
         &self,
-        out: &mut impl Write,
         setup: &PackingSetup,
         results: &[L],
         bound: Option<&AllocationBound>,
-        text: impl FnOnce() -> String,
+        text: impl FnOnce(Columns) -> String,
     ) -> Result<()> {
-        if self.json {
-            let output = PackingOutput {
-                variant: &setup.source.variant,
-                results,
-                bound,
-            };
-            writeln!(out, "{}", serde_json::to_string_pretty(&output)?)?;
-        } else {
-            write!(out, "{}", text())?;
-        }
-        Ok(())
+        let output = PackingOutput {
+            variant: &setup.source.variant,
+            results,
+            bound,
+        };
+        self.output
+            .print(&output, |_, columns| columns.wrap(&text(columns)))
     }
 }
 

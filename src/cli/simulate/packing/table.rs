@@ -1,8 +1,7 @@
 //! Results as a table: one line for each policy, beside its published result.
 
 use super::source::PackingTrace;
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
+use crate::cli::output::Columns;
 use stowage_lab::simulate::openb::Trace;
 use stowage_lab::simulate::openb::published::SeedMeans;
 use stowage_lab::simulate::packing::report::RejectionLine;
@@ -21,6 +20,7 @@ pub fn allocation_table(
     setting: &WorkloadTrace,
     lines: &[PackingLine],
     bound: Option<&AllocationBound>,
+    columns: Columns,
 ) -> String {
     let shows_admission = lines
         .iter()
@@ -70,7 +70,10 @@ pub fn allocation_table(
     let rows = rows.chain(most);
     let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
     let (title, never) = (title(source, setting, seeds), never_placed(&source.trace));
-    format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
+    format!(
+        "{title}{never}\n\n{}\n{legend}\n",
+        table(&head, rows, columns)
+    )
 }
 
 fn bound_legend(bound: &AllocationBound) -> String {
@@ -114,6 +117,7 @@ pub fn losses_table(
     source: &PackingTrace,
     setting: &WorkloadTrace,
     losses: &[RejectionLine],
+    columns: Columns,
 ) -> String {
     let rows = losses
         .iter()
@@ -122,10 +126,10 @@ pub fn losses_table(
     let seeds = first.map_or(&[][..], |line| &line.seeds);
     let load = first.map_or(0.0, |line| line.load) * 100.0;
     format!(
-        "{}; pods end, and would keep {load:.1} % of the GPUs busy{}\n\n{}\n\n{CHURN}\n",
+        "{}; pods end, and would keep {load:.1} % of the GPUs busy{}\n\n{}\n{CHURN}\n",
         title(source, setting, seeds),
         never_placed(&source.trace),
-        table(&["policy", "rejected"], rows)
+        table(&["policy", "rejected"], rows, columns)
     )
 }
 
@@ -147,18 +151,9 @@ pub fn title(source: &PackingTrace, setting: &WorkloadTrace, seeds: &[u64]) -> S
     )
 }
 
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(head.iter().copied());
-    rows.for_each(|row| {
-        table.add_row(row);
-    });
-    table
-        .column_iter_mut()
-        .skip(1)
-        .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    table
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>, columns: Columns) -> String {
+    let right: Vec<usize> = (1..head.len()).collect();
+    columns.table(head, rows, &right)
 }
 
 fn figure(figure: Option<f64>) -> String {

@@ -91,7 +91,13 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
     let stage = args.setup().unwrap();
     let PackingResults { lines, beginnings } = stage.run_replays().unwrap();
     let bound = args.bound_on(&stage, &beginnings).unwrap();
-    let text = table::allocation_table(&stage.source, &stage.played_trace, &lines, bound.as_ref());
+    let text = table::allocation_table(
+        &stage.source,
+        &stage.played_trace,
+        &lines,
+        bound.as_ref(),
+        Columns(None),
+    );
     let row = text
         .lines()
         .find(|line| line.contains("bound (LP)"))
@@ -148,6 +154,7 @@ fn the_table_stands_beside_what_was_published() {
         &stage.played_trace,
         &stage.run_replays().unwrap().lines,
         None,
+        Columns(None),
     );
     assert!(
         text.starts_with("openb, tiny: 2 nodes, 10 GPUs, 2 pods; seed 42"),
@@ -209,11 +216,17 @@ fn pods_too_large_for_the_models_they_name_are_simulated_and_reported() {
         let stage = args(&words).unwrap().setup().unwrap();
         let lines = stage.run_replays().unwrap().lines;
         assert_eq!(lines.len(), 2);
-        table::allocation_table(&stage.source, &stage.played_trace, &lines, None)
-            .lines()
-            .nth(1)
-            .unwrap()
-            .to_owned()
+        table::allocation_table(
+            &stage.source,
+            &stage.played_trace,
+            &lines,
+            None,
+            Columns(None),
+        )
+        .lines()
+        .nth(1)
+        .unwrap()
+        .to_owned()
     };
     assert_eq!(said(""), "");
     assert_eq!(
@@ -234,6 +247,7 @@ fn the_table_says_that_the_built_in_trace_is_generated() {
         &stage.source,
         &stage.played_trace,
         &stage.run_churn("0.9".parse().unwrap()).unwrap(),
+        Columns(None),
     );
     assert!(text.starts_with("made up (with --trace DIR"), "{text}");
     assert!(

@@ -1,7 +1,10 @@
 //! `stowage agent`: its arguments, and the sources that they name.
 
+mod tables;
+
 use super::duration;
 use super::log::LogArgs;
+use super::output::OutputArgs;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::net::{SocketAddr, TcpListener};
@@ -14,10 +17,11 @@ use stowage_agent::models::{
 use stowage_agent::nvml::{Nvml, NvmlOptions};
 use stowage_agent::ownership::Owners;
 use stowage_agent::pods::watched::WatchedPods;
-use stowage_agent::pods::{NoPods, PodSource};
+use stowage_agent::pods::{NoPods, PodOnNode, PodSource};
 use stowage_agent::publish::{Destination, Publisher};
-use stowage_agent::run::{self, AgentOptions, OutputFormat};
+use stowage_agent::run::{self, AgentOptions};
 use stowage_kubernetes_objects::port::WriteTimes;
+use stowage_report::NodeReport;
 use stowage_scheduling::ids::NodeName;
 use stowage_scheduling::units::Bytes;
 use stowage_server::kubernetes;
@@ -25,6 +29,7 @@ use stowage_telemetry::listening;
 
 #[derive(Debug, Args)]
 #[command(after_help = super::EXIT_CODES_OF_AGENT)]
+#[command(mut_arg("output", |output| output.requires("once")), mut_arg("json", |json| json.requires("once")))]
 pub struct AgentArgs {
     /// The Node object's name [default: this machine's host name]
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -96,12 +101,11 @@ pub struct AgentArgs {
     once: bool,
 
     /// Print tables (the default with --once)
-    #[arg(long, requires = "once", conflicts_with = "json")]
+    #[arg(long, requires = "once", conflicts_with_all = ["json", "output"])]
     print: bool,
 
-    /// Print the report as JSON
-    #[arg(long, requires = "once")]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     #[command(flatten)]
     pub log: LogArgs,
@@ -126,13 +130,16 @@ impl AgentArgs {
     }
 
     pub async fn run(self) -> Result<()> {
-        let (once, json) = (self.once, self.json);
+        let (once, output) = (self.once, self.output);
         let options = self.options().await?;
-        match (once, json) {
-            (false, _) => run::run(options).await,
-            (true, false) => run::sample_once(options, OutputFormat::Tables).await,
-            (true, true) => run::sample_once(options, OutputFormat::Json).await,
+        if !once {
+            return run::run(options).await;
         }
+        let print = |report: &NodeReport, pods: &[PodOnNode]| {
+            let text = |report: &NodeReport, columns| tables::render_tables(report, pods, columns);
+            output.print(report, text)
+        };
+        run::sample_once(options, print).await
     }
 
     async fn options(self) -> Result<AgentOptions> {
