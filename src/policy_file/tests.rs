@@ -181,6 +181,197 @@ fn exponential_documents_are_rejected_quickly() {
     );
 }
 
+/// One of each: of a shape, a value, a reference and a case.
+#[test]
+fn mistakes_of_all_kinds_are_told_in_one_run() {
+    let text = "kind: SchedulingPolicy\n\
+        headroom: {default: 10}\n\
+        telemetry: {fresh: 40s}\n\
+        classes:\n\
+        - {name: a, limits: {kvcache: 90%}}\n\
+        - {name: b, match: {namespaces: [b]}, mayShareWith: [nobody]}\n\
+        - {name: c, match: {priority: {min: 5, max: 1}}}\n\
+        - {name: d, match: {namespaces: [d]}}\n\
+        - {name: e, match: {namespaces: [d]}}\n\
+        nodePools:\n\
+        - {name: p, classes: [nobody]}\n\
+        ---\n\
+        kind: PolicyTest\n\
+        cases: [{name: x, pod: {name: p}}]\n";
+    assert_eq!(
+        codes(text),
+        [
+            "malformed",
+            "stale-before-fresh",
+            "unknown-field",
+            "unknown-class",
+            "no-pod-matches",
+            "unreachable-class",
+            "unknown-class",
+            "missing-field",
+        ]
+    );
+    let of_others = "kind: SchedulingPolicy\nplanning:\n  pressure: {evictAfter: soon}\n  spare: [{gpus: 1, pool: x}]\n";
+    assert_eq!(codes(of_others), ["malformed", "unknown-pool"]);
+    let twice = ["mode: shadow\n", "mode: enforce\nscoring: {weights: {packing: 0, kvHeadroom: 0, timeToReady: 0, topology: 0}}\n"]
+        .map(|text| format!("kind: SchedulingPolicy\n{text}"));
+    let found = load(&files(&[&twice[0], &twice[1]])).unwrap_err();
+    let found: Vec<_> = found.iter().map(|one| one.code).collect();
+    assert_eq!(found, ["conflict", "weights-all-zero"]);
+}
+
+/// What is told of the rest must be true once the mistake is mended.
+#[test]
+fn a_mistake_draws_no_others_after_it() {
+    for (text, expected) in [
+        // The class is there, under a misspelled section.
+        (
+            "clases: [{name: chat}]\nnodePools: [{name: p, classes: [chat]}]\n",
+            "unknown-field",
+        ),
+        (
+            "nodePool: [{name: p}]\nclasses: [{name: chat, match: {namespaces: [c]}, pools: [p]}]\n",
+            "unknown-field",
+        ),
+        (
+            "classes: {chat: {}}\nnodePools: [{name: p, classes: [chat]}]\n",
+            "wrong-type",
+        ),
+        // A class without its conditions would take the pods of all others.
+        (
+            "classes: [{name: a, match: {namespace: [a]}}, {name: b, match: {namespaces: [b]}}]\n",
+            "unknown-field",
+        ),
+        ("tenants: [{name: a, namespaces: a}]\n", "wrong-type"),
+        ("telemetry: {fresh: 5, stale: 3s}\n", "malformed"),
+        (
+            "startGate: {max: 1}\nclasses: [{name: a, match: {namespaces: [a]}, startGate: {min: 15m}}]\n",
+            "malformed",
+        ),
+        (
+            "classes: [{name: a, match: {namespaces: [a]}, preemptible: soon}, {name: b, match: {namespaces: [b]}, mayShareWith: [a]}]\n",
+            "wrong-type",
+        ),
+    ] {
+        assert_eq!(
+            codes(&format!("kind: SchedulingPolicy\n{text}")),
+            [expected],
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_document_says_what_kind_it_is() {
+    for text in [
+        "mode: shadow\n",
+        "{}",
+        "apiVersion: stowage.dev/v1alpha1\n",
+        "kind: SchedulingPolicy\n---\nmode: shadow\n",
+    ] {
+        let files = files(&[text]);
+        let found = load(&files).map(drop).unwrap_err();
+        assert_eq!(
+            found.iter().map(|one| one.code).collect::<Vec<_>>(),
+            ["missing-field"],
+            "{text}"
+        );
+        let told = render(&found, &PolicySources::new(&files), Colors::Off);
+        assert!(told.contains("add `kind: SchedulingPolicy`"), "{told}");
+    }
+    assert!(codes("cases: []\n").contains(&"missing-field"));
+    assert_eq!(codes("kind: Deployment\nreplicas: 3\n"), ["not-a-policy"]);
+}
+
+/// By day its pods would start as engines that nobody may evict.
+#[test]
+fn a_class_whose_pods_have_more_rights_outside_its_windows_gets_a_warning() {
+    let night = "when: [{from: '20:00', to: '06:00', timeZone: UTC}]";
+    let policy = |classes: &str| {
+        format!("kind: SchedulingPolicy\nclasses:\n{classes}nodePools: [{{name: jobs}}]\n")
+    };
+    let trap =
+        format!("- {{name: night, match: {{namespaces: [jobs]}}, {night}, preemptible: true}}\n");
+    let files = files(&[&policy(&trap)]);
+    let warnings = load(&files).unwrap().warnings;
+    let told = render(&warnings, &PolicySources::new(&files), Colors::Off);
+    assert!(told.contains("outside its windows, pods of `night` are of class `dedicated` or `serving`: never evicted"), "{told}");
+    for (classes, expected) in [
+        // Negative priorities are of the preemptible `opportunistic`.
+        (
+            format!(
+                "- {{name: night, match: {{priority: {{max: -1}}}}, engine: false, {night}, preemptible: true}}\n"
+            ),
+            0,
+        ),
+        (
+            format!("- {{name: night, match: {{namespaces: [jobs]}}, {night}}}\n"),
+            0,
+        ),
+        (
+            format!("- {{name: night, match: {{namespaces: [jobs]}}, engine: false, {night}}}\n"),
+            1,
+        ),
+        (
+            format!("- {{name: night, match: {{namespaces: [jobs]}}, pools: [jobs], {night}}}\n"),
+            1,
+        ),
+        (
+            format!("{trap}- {{name: day, match: {{namespaces: ['job*']}}, preemptible: true}}\n"),
+            0,
+        ),
+        (
+            format!("{trap}- {{name: day, match: {{namespaces: [other]}}, preemptible: true}}\n"),
+            1,
+        ),
+        // Two that together take all.
+        (
+            format!(
+                "{trap}- {{name: low, match: {{namespaces: [jobs], priority: {{max: 0}}}}, preemptible: true}}\n\
+            - {{name: high, match: {{namespaces: [jobs], priority: {{min: 1}}}}, preemptible: true}}\n"
+            ),
+            0,
+        ),
+        // A second class has the other hours, or all but one.
+        (
+            format!(
+                "{trap}- {{name: day, match: {{namespaces: [jobs]}}, when: [{{from: '06:00', to: '20:00', timeZone: UTC}}]}}\n"
+            ),
+            0,
+        ),
+        (
+            format!(
+                "{trap}- {{name: day, match: {{namespaces: [jobs]}}, when: [{{from: '06:00', to: '19:00', timeZone: UTC}}]}}\n"
+            ),
+            1,
+        ),
+        (
+            format!(
+                "{trap}- {{name: day, match: {{namespaces: [jobs]}}, when: [{{from: '06:00', to: '20:00', timeZone: Asia/Tokyo}}]}}\n"
+            ),
+            1,
+        ),
+    ] {
+        let found = codes(&policy(&classes));
+        let count = found
+            .iter()
+            .filter(|code| **code == "outside-windows")
+            .count();
+        assert_eq!(
+            (count, found.len()),
+            (expected, expected),
+            "{classes}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn nights_and_weekends_are_two_windows() {
+    let text = "kind: SchedulingPolicy\nclasses:\n- name: low\n  match: {namespaces: [low]}\n  when:\n\
+        \x20 - {from: '20:00', to: '06:00', timeZone: Europe/Berlin}\n  - {days: [sat-sun], timeZone: Europe/Berlin}\n";
+    assert_eq!(codes(text), [""; 0]);
+}
+
 /// Each is compared with each other, and all are looked at twice a second.
 #[test]
 fn a_class_with_a_window_for_every_minute_is_refused() {

@@ -112,6 +112,51 @@ fn the_exit_code_distinguishes_valid_refused_and_unreadable_policies() {
 }
 
 #[test]
+fn a_path_that_cannot_be_read_hides_none_of_the_others() {
+    let broken = "tests/golden/policy/broken";
+    let [first, last] = ["unknown-field", "many-at-once"].map(|name| format!("{broken}/{name}"));
+    let output = stowage(&["check", &first, "nowhere", &last, "elsewhere"]);
+    assert_eq!(output.status.code(), Some(2));
+    let (told, failed) = (stdout(&output), String::from_utf8_lossy(&output.stderr));
+    for path in [first, last] {
+        assert!(told.contains(&format!("{path}: refused")), "{told}");
+    }
+    for path in ["nowhere", "elsewhere"] {
+        assert!(failed.contains(&format!("cannot read {path}")), "{failed}");
+    }
+}
+
+/// Ten thousand lines, and a mistake in each.
+#[test]
+fn what_is_told_of_a_long_policy_is_bounded_and_the_first_come_first() {
+    let classes: String = (0..10_000)
+        .map(|n| format!("- {{nam: c{n}}}\n"))
+        .collect();
+    let named = |field: &str| {
+        let names: String = (0..5_000)
+            .map(|n| format!("- {{name: c{n}, {field}: c{n}}}\n"))
+            .collect();
+        format!("kind: SchedulingPolicy\nnodePools:\n{names}")
+    };
+    let text = format!("kind: SchedulingPolicy\nclasses:\n{classes}");
+    for (text, first) in [(text, 3), (named("class"), 3), (named("classes"), 3)] {
+        let output = stowage_reads(&["check", "-"], &text);
+        assert_eq!(output.status.code(), Some(1));
+        let told = stdout(&output);
+        assert!(
+            told.contains(&format!(" --> standard input:{first}:")),
+            "{told}"
+        );
+        assert!(told.contains("more like these"), "{told}");
+        assert!(
+            told.lines().count() < 1_000,
+            "{} lines",
+            told.lines().count()
+        );
+    }
+}
+
+#[test]
 fn each_shipped_policy_passes_the_check_without_findings() {
     let told = stdout(&stowage(&["check", "policies"]));
     let shipped = in_order(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies"));
