@@ -20,6 +20,7 @@ pub mod render;
 mod semantic;
 pub mod shape;
 pub mod show;
+mod sound_parts;
 mod source;
 mod tree;
 pub mod windows;
@@ -61,17 +62,23 @@ pub fn load(sources: &[SourceText]) -> Result<LoadedPolicy, Vec<Diagnostic>> {
         policies,
         tests,
         mut diagnostics,
+        mut of_tests,
     } = read_documents(sources, &texts);
     let (merged, mut clashes) = merge::merge(policies, &SHAPES.policy);
     diagnostics.append(&mut clashes);
+    let policy = match has_errors(&diagnostics) {
+        true => {
+            let more = check_sound_parts(&merged, &diagnostics);
+            diagnostics.extend(more.unwrap_or_default());
+            None
+        }
+        false => build_policy(&merged, &mut diagnostics),
+    };
+    diagnostics.append(&mut of_tests);
     let tests: Vec<TestDocument> = tests
         .iter()
         .filter_map(|node| parse_test(node, &mut diagnostics))
         .collect();
-    let policy = match has_errors(&diagnostics) {
-        true => None,
-        false => build_policy(&merged, &mut diagnostics),
-    };
     sort(&mut diagnostics);
     match policy.filter(|_| !has_errors(&diagnostics)) {
         Some(policy) => Ok(LoadedPolicy {
@@ -89,6 +96,8 @@ struct Documents {
     policies: Vec<YamlNode>,
     tests: Vec<YamlNode>,
     diagnostics: Vec<Diagnostic>,
+    /// Those of `tests`.
+    of_tests: Vec<Diagnostic>,
 }
 
 fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
@@ -96,6 +105,7 @@ fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Document
         policies: Vec::new(),
         tests: Vec::new(),
         diagnostics: Vec::new(),
+        of_tests: Vec::new(),
     };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
@@ -124,7 +134,7 @@ fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Document
 /// A file without content, comments or not, is probably an accident: every guarantee would be gone.
 fn empty_file(span: Span) -> Diagnostic {
     Diagnostic::error("empty-file", span, "the file has no content")
-        .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
+        .help("write `kind: SchedulingPolicy` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 
 impl Documents {
@@ -133,12 +143,21 @@ impl Documents {
         if let Some(diagnostic) = shape::foreign_document(&document) {
             return self.diagnostics.push(diagnostic);
         }
-        let (shape, name, list) = match shape::is_test(&document) {
-            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
-            false => (&SHAPES.policy, "a policy", &mut self.policies),
+        let (shape, name, list, found) = match shape::is_test(&document) {
+            true => (
+                &SHAPES.test,
+                "a PolicyTest",
+                &mut self.tests,
+                &mut self.of_tests,
+            ),
+            false => (
+                &SHAPES.policy,
+                "a policy",
+                &mut self.policies,
+                &mut self.diagnostics,
+            ),
         };
-        self.diagnostics
-            .extend(shape::check(&document, shape, name, texts));
+        found.extend(shape::check(&document, shape, name, texts));
         list.push(document);
     }
 }
@@ -156,7 +175,7 @@ fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<
             return None;
         }
     };
-    diagnostics.extend(semantic::check(merged, &spec, &draft));
+    diagnostics.extend(semantic::check(merged, &spec, &draft, &[]));
     if has_errors(diagnostics) {
         return None;
     }
@@ -170,6 +189,14 @@ fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<
             None
         }
     }
+}
+
+/// What the parts without errors get wrong together.
+fn check_sound_parts(merged: &YamlNode, found: &[Diagnostic]) -> Option<Vec<Diagnostic>> {
+    let (merged, broken) = sound_parts::sound_parts(merged.clone(), found)?;
+    let spec: file::PolicySpec = serde_json::from_value(merged.to_json()).ok()?;
+    let draft = Draft::new(&spec).ok()?;
+    Some(semantic::check(&merged, &spec, &draft, &broken))
 }
 
 fn parse_test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<TestDocument> {

@@ -129,9 +129,7 @@ fn a_path_that_cannot_be_read_hides_none_of_the_others() {
 /// Ten thousand lines, and a mistake in each.
 #[test]
 fn what_is_told_of_a_long_policy_is_bounded_and_the_first_come_first() {
-    let classes: String = (0..10_000)
-        .map(|n| format!("- {{nam: c{n}}}\n"))
-        .collect();
+    let classes: String = (0..10_000).map(|n| format!("- {{nam: c{n}}}\n")).collect();
     let named = |field: &str| {
         let names: String = (0..5_000)
             .map(|n| format!("- {{name: c{n}, {field}: c{n}}}\n"))
@@ -238,7 +236,10 @@ fn a_policy_test_without_cases_fails() {
 
 #[test]
 fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
-    let output = stowage_reads(&["check", "--json", "-"], "mood: shadow\n");
+    let output = stowage_reads(
+        &["check", "--json", "-"],
+        "mood: shadow\nkind: SchedulingPolicy\n",
+    );
     assert_eq!(
         output.status.code(),
         Some(1),
@@ -251,13 +252,19 @@ fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
         (&finding["file"], &finding["line"]),
         (&"standard input".into(), &1.into())
     );
-    let sound = stowage_reads(&["check", "-"], "mode: shadow\n");
+    let sound = stowage_reads(&["check", "-"], "kind: SchedulingPolicy\n");
     assert!(
         stdout(&sound).starts_with("standard input: sound, digest "),
         "{}",
         stdout(&sound)
     );
-    assert!(stdout(&stowage_reads(&["show", "-"], "mode: shadow\n")).contains("mode: shadow"));
+    assert!(
+        stdout(&stowage_reads(
+            &["show", "-"],
+            "kind: SchedulingPolicy\nmode: shadow\n"
+        ))
+        .contains("mode: shadow")
+    );
     let cases = "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p, vram: 1Gi}, expect: {class: serving}}\n";
     assert_eq!(stowage_reads(&["test", "-"], cases).status.code(), Some(0));
 }

@@ -6,6 +6,7 @@ use crate::cli::print_to_stderr;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use stowage_policy_file::cases::{DecisionChange, PodDecision, PolicyComparison, compare};
 use stowage_policy_file::load;
 use stowage_policy_file::windows as policy_windows;
+use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
@@ -74,11 +76,15 @@ impl DiffArgs {
         if let Some((_, Some(left_out))) = services.first() {
             print_to_stderr(format_args!("warning: {left_out}"));
         }
+        let workloads = match dump.workloads() {
+            Ok(workloads) => workloads,
+            Err(error) => return Ok(unreadable(&error)),
+        };
         let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
         let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
         match self.output.data(&comparison)? {
             Some(data) => std::io::stdout().write_all(data.as_bytes())?,
-            None => print(&comparison)?,
+            None => print(&comparison, &workloads)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -115,65 +121,137 @@ fn load_service(
     Ok((service, left_out_text(loaded.left_out())))
 }
 
-fn print(comparison: &PolicyComparison) -> Result<()> {
+/// The most columns that names take up, of nodes that change alike and within a line; further names are counted.
+const NODE_NAMES_WIDTH: usize = 56;
+const NAMES_WIDTH: usize = 18;
+
+fn print(comparison: &PolicyComparison, workloads: &BTreeMap<PodKey, String>) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let PolicyComparison {
-        pods,
-        changes,
-        nodes,
-    } = comparison;
-    for change in nodes {
-        writeln!(out, "node {}", change.node)?;
-        writeln!(out, "    - {}\n    + {}", change.old, change.new)?;
+    let mut nodes: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for change in &comparison.nodes {
+        let names = nodes.entry((&change.old, &change.new)).or_default();
+        names.push(change.node.clone());
     }
-    for change in changes {
-        print_change(&mut out, change)?;
+    for ((old, new), names) in nodes {
+        let names = match names.as_slice() {
+            [name] => format!("node {name}"),
+            names => format!("{} nodes: {}", names.len(), listed(names, NODE_NAMES_WIDTH)),
+        };
+        writeln!(out, "{names}\n    - {old}\n    + {new}")?;
     }
-    let (pods, nodes) = (plural(*pods, "pod"), plural(nodes.len(), "node"));
-    writeln!(out, "{} of {pods} change, and {nodes}", changes.len())?;
+    let mut pods: BTreeMap<String, Vec<&DecisionChange>> = BTreeMap::new();
+    for change in &comparison.changes {
+        let title = match (workloads.get(&change.pod), &change.node) {
+            (Some(workload), _) => workload.clone(),
+            (None, Some(node)) => format!("{} on {node}", change.pod),
+            (None, None) => format!("{}, waiting", change.pod),
+        };
+        pods.entry(title).or_default().push(change);
+    }
+    for (title, changes) in pods {
+        print_pods(
+            &mut out,
+            &title,
+            &changes,
+            workloads.contains_key(&changes[0].pod),
+        )?;
+    }
+    let (pods, nodes) = (
+        plural(comparison.pods, "pod"),
+        plural(comparison.nodes.len(), "node"),
+    );
+    writeln!(
+        out,
+        "{} of {pods} change, and {nodes}",
+        comparison.changes.len()
+    )?;
     Ok(())
 }
 
-fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
-    let DecisionChange {
-        pod,
-        node,
-        old,
-        new,
-    } = change;
-    match node {
-        Some(node) => writeln!(out, "{pod} on {node}")?,
-        None => writeln!(out, "{pod}, waiting")?,
-    }
-    let mut line = |what: &str, of: &dyn Fn(&PodDecision) -> String| -> Result<()> {
-        let (old, new) = (of(old), of(new));
-        if old != new {
-            writeln!(out, "    {what:<16} {old} → {new}")?;
+/// What changes for the pods of a workload, each change once with the number of its pods; or for a pod by itself.
+fn print_pods(
+    out: &mut impl Write,
+    title: &str,
+    changes: &[&DecisionChange],
+    is_workload: bool,
+) -> Result<()> {
+    if !is_workload {
+        writeln!(out, "{title}")?;
+        for line in changes
+            .iter()
+            .flat_map(|change| lines(change, Names::Shown))
+        {
+            writeln!(out, "    {line}")?;
         }
-        Ok(())
-    };
-    line("class", &|verdict| verdict.class.clone())?;
-    line("tenant", &|verdict| {
-        verdict.tenant.clone().unwrap_or_else(|| "none".into())
-    })?;
-    line("may be evicted", &|verdict| {
-        if verdict.preemptible { "yes" } else { "no" }.into()
-    })?;
-    line("could go to", &|verdict| listed(&verdict.nodes, "no node"))?;
-    line("would evict", &|verdict| listed(&verdict.victims, "none"))
+        return Ok(());
+    }
+    writeln!(out, "{title}, {}", plural(changes.len(), "pod"))?;
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for line in changes
+        .iter()
+        .flat_map(|change| lines(change, Names::LeftOut))
+    {
+        match counts.iter_mut().find(|(other, _)| *other == line) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((line, 1)),
+        }
+    }
+    for (line, count) in counts {
+        writeln!(out, "{count:>5}  {line}")?;
+    }
+    Ok(())
 }
 
-/// The most names that are shown; further ones are counted, because a pod may fit thousands of nodes.
-const MAX_NAMES_SHOWN: usize = 5;
+/// Whether nodes and victims are named.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Shown,
+    LeftOut,
+}
 
-fn listed(names: &[String], none: &str) -> String {
-    match names.len() {
-        0 => none.into(),
-        n if n <= MAX_NAMES_SHOWN => names.join(", "),
-        n => format!(
-            "{} and {} more",
-            names[..MAX_NAMES_SHOWN].join(", "),
-            n - MAX_NAMES_SHOWN
-        ),
+fn lines(DecisionChange { old, new, .. }: &DecisionChange, names: Names) -> Vec<String> {
+    let word = |what: &str, of: &dyn Fn(&PodDecision) -> String| {
+        let (old, new) = (of(old), of(new));
+        (old != new).then(|| format!("{what} {old} → {new}"))
+    };
+    let list = |what: &str, noun: &str, of: &dyn Fn(&PodDecision) -> Vec<String>| {
+        let (old, new) = (of(old), of(new));
+        let named = |names: &[String]| match names.is_empty() {
+            true => format!("no {noun}"),
+            false => listed(names, NAMES_WIDTH),
+        };
+        (old != new).then(|| match (names, old.is_empty(), new.is_empty()) {
+            (Names::Shown, ..) => format!("{what} {} → {}", named(&old), named(&new)),
+            (_, _, true) => format!("{what} no {noun} any more"),
+            (_, true, _) => format!("{what} a {noun} now"),
+            _ => format!("{what} other {noun}s"),
+        })
+    };
+    let lines = [
+        word("class", &|one| one.class.clone()),
+        word("tenant", &|one| {
+            one.tenant.clone().unwrap_or_else(|| "none".into())
+        }),
+        word("may be evicted", &|one| {
+            if one.preemptible { "yes" } else { "no" }.into()
+        }),
+        list("could go to", "node", &|one| one.nodes.clone()),
+        list("would evict", "pod", &|one| one.victims.clone()),
+    ];
+    lines.into_iter().flatten().collect()
+}
+
+/// As many names as fit, and at least one.
+fn listed(names: &[String], width: usize) -> String {
+    let mut taken = 0;
+    let fits = |name: &&String| {
+        taken += name.len() + 2;
+        taken <= width
+    };
+    let shown = names.iter().take_while(fits).count().max(1);
+    let named = names[..shown].join(", ");
+    match names.len() - shown {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }

@@ -6,6 +6,7 @@
 
 mod classes;
 mod label_sets;
+mod outside_windows;
 mod overlap;
 mod pools;
 mod reach;
@@ -15,13 +16,20 @@ mod spare;
 mod tenants;
 mod windows;
 
-use super::diagnostic::{Diagnostic, has_errors};
+use super::diagnostic::{Diagnostic, Severity};
 use super::file;
-use super::parse::Draft;
+use super::parse::{Draft, DraftClass};
 use super::source::Span;
 use super::tree::YamlNode;
+use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
 
-pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
+/// Checks a policy that lacks its `broken` parts, and says nothing of these.
+pub fn check(
+    merged: &YamlNode,
+    file: &file::PolicySpec,
+    draft: &Draft,
+    broken: &[Span],
+) -> Vec<Diagnostic> {
     let policy = WrittenPolicy {
         merged,
         file,
@@ -32,10 +40,34 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     spare::check(policy, &mut found);
     classes::check(policy, &mut found);
     windows::check(policy, &mut found);
-    // What an invalid class takes from other classes says nothing.
-    if !has_errors(&found) {
-        reach::check(policy, &mut found);
-        overlap::check(policy, &mut found);
+    if draft.classes.len() <= MAX_CLASSES {
+        // What an invalid class takes from other classes says nothing.
+        let is_sound = |one: &&DraftClass| {
+            let entry = one
+                .written_index
+                .and_then(|index| policy.entries("classes").get(index));
+            let is_invalid = |entry: &YamlNode| {
+                let mut errors = found.iter().filter(|one| one.severity == Severity::Error);
+                broken.contains(&entry.span) || errors.any(|one| one.touches(entry.span))
+            };
+            !entry.is_some_and(is_invalid)
+        };
+        let classes: Vec<DraftClass> = draft.classes.iter().filter(is_sound).cloned().collect();
+        let are_all_sound = classes.len() == draft.classes.len();
+        let sound = Draft {
+            classes,
+            ..draft.clone()
+        };
+        let sound = WrittenPolicy {
+            draft: &sound,
+            ..policy
+        };
+        reach::check(sound, &mut found);
+        overlap::check(sound, &mut found);
+        // A class that takes the pods at other hours may be among the invalid ones.
+        if are_all_sound {
+            outside_windows::check(sound, &mut found);
+        }
     }
     let lists = [("tenants", "tenants"), ("nodePools", "node pools")];
     let oversized_lists: Vec<_> = lists
@@ -47,6 +79,7 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
         pools::check(policy, &mut found);
     }
     found.extend(oversized_lists);
+    found.retain(|one| !broken.iter().any(|part| one.touches(*part)));
     found
 }
 
