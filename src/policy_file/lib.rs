@@ -67,12 +67,9 @@ pub fn load(sources: &[SourceText]) -> Result<LoadedPolicy, Vec<Diagnostic>> {
     let (merged, mut clashes) = merge::merge(policies, &SHAPES.policy);
     diagnostics.append(&mut clashes);
     let policy = match has_errors(&diagnostics) {
-        true => {
-            let more = check_sound_parts(&merged, &diagnostics);
-            diagnostics.extend(more.unwrap_or_default());
-            None
-        }
-        false => build_policy(&merged, &mut diagnostics),
+        true => sound_parts::sound_parts(merged.clone(), &diagnostics)
+            .and_then(|(sound, broken)| build_policy(&sound, &broken, &mut diagnostics)),
+        false => build_policy(&merged, &[], &mut diagnostics),
     };
     diagnostics.append(&mut of_tests);
     let tests: Vec<TestDocument> = tests
@@ -162,20 +159,15 @@ impl Documents {
     }
 }
 
-fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+/// The policy; `None` if it has errors. Without its `broken` parts, what the others get wrong together is reported all the same.
+fn build_policy(
+    merged: &YamlNode,
+    broken: &[Span],
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Policy> {
     let spec: file::PolicySpec = deserialize(merged, diagnostics)?;
-    let draft = match Draft::new(&spec) {
-        Ok(draft) => draft,
-        Err(error) => {
-            diagnostics.push(Diagnostic::error(
-                "unreadable",
-                merged.span,
-                error.to_string(),
-            ));
-            return None;
-        }
-    };
-    diagnostics.extend(semantic::check(merged, &spec, &draft, &[]));
+    let draft = readable(Draft::new(&spec), merged, diagnostics)?;
+    diagnostics.extend(semantic::check(merged, &spec, &draft, broken));
     if has_errors(diagnostics) {
         return None;
     }
@@ -191,14 +183,6 @@ fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<
     }
 }
 
-/// What the parts without errors get wrong together.
-fn check_sound_parts(merged: &YamlNode, found: &[Diagnostic]) -> Option<Vec<Diagnostic>> {
-    let (merged, broken) = sound_parts::sound_parts(merged.clone(), found)?;
-    let spec: file::PolicySpec = serde_json::from_value(merged.to_json()).ok()?;
-    let draft = Draft::new(&spec).ok()?;
-    Some(semantic::check(&merged, &spec, &draft, &broken))
-}
-
 fn parse_test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<TestDocument> {
     if has_errors(diagnostics) {
         return None;
@@ -209,22 +193,29 @@ fn parse_test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test
     })
 }
 
-/// A document that passed the check can be parsed; if not, that is reported like any mistake.
 fn deserialize<T: serde::de::DeserializeOwned>(
     node: &YamlNode,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<T> {
-    match serde_json::from_value(node.to_json()) {
-        Ok(raw) => Some(raw),
-        Err(error) => {
-            diagnostics.push(Diagnostic::error(
-                "unreadable",
-                node.span,
-                error.to_string(),
-            ));
-            None
-        }
+    readable(serde_json::from_value(node.to_json()), node, diagnostics)
+}
+
+/// A document that passed the check can be parsed; if not, that is reported like any mistake.
+fn readable<T>(
+    parsed: Result<T, serde_json::Error>,
+    node: &YamlNode,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<T> {
+    match parsed {
+        Ok(parsed) => return Some(parsed),
+        Err(_) if has_errors(diagnostics) => {}
+        Err(error) => diagnostics.push(Diagnostic::error(
+            "unreadable",
+            node.span,
+            error.to_string(),
+        )),
     }
+    None
 }
 
 /// The policy with the digest of what it says, for one that was not read from files.

@@ -22,13 +22,8 @@ pub fn sound_parts(
         // A document that lacks its kind may be right otherwise.
         let mut is_found = error.code == "missing-field";
         for span in error.spans() {
-            if !broken.iter().any(|part| part.contains(span)) {
-                let Some(part) = take_part(&mut merged, span) else {
-                    continue;
-                };
-                broken.push(part);
-            }
-            is_found = true;
+            broken.extend(take_part(&mut merged, span));
+            is_found |= broken.iter().any(|part| part.contains(span));
         }
         if !is_found || count >= MAX_ERRORS {
             return None;

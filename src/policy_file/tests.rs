@@ -208,8 +208,8 @@ fn mistakes_of_all_kinds_are_told_in_one_run() {
         - {name: d, match: {namespaces: [d]}}\n\
         - {name: e, match: {namespaces: [d]}}\n\
         nodePools:\n\
+        - {name: p, selector: {a: b}, classes: [nobody]}\n\
         - {name: all}\n\
-        - {name: p, classes: [nobody]}\n\
         ---\n\
         kind: PolicyTest\n\
         cases: [{name: x, pod: {name: p}}]\n";

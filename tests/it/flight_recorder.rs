@@ -228,7 +228,7 @@ fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() 
     let recording = recorded_demo().to_str().unwrap();
     let said = stowage(&["replay", recording, "--policy", policy.to_str().unwrap()]);
     assert!(
-        said.code == 1 && said.err.contains("policy.yaml:2:"),
+        said.code == 1 && said.err.contains("policy.yaml:3:"),
         "{} {}{}",
         said.code,
         said.out,

@@ -185,7 +185,7 @@ fn ci_reads_findings_with_lines_and_columns() {
     );
     assert_eq!(
         (&finding["line"], &finding["column"]),
-        (&3.into(), &8.into())
+        (&4.into(), &8.into())
     );
     assert!(finding["file"].as_str().unwrap().ends_with("20-more.yaml"));
     assert!(

@@ -65,11 +65,7 @@ impl CheckArgs {
             None => checked.iter().try_for_each(print_text)?,
         }
         let refused = checked.iter().any(|one| has_errors(&one.found));
-        Ok(match (unread, refused) {
-            (Some(code), _) => code,
-            (None, true) => ExitCode::FAILURE,
-            (None, false) => ExitCode::SUCCESS,
-        })
+        Ok(unread.unwrap_or(ExitCode::from(u8::from(refused))))
     }
 }
 

@@ -53,35 +53,24 @@ impl DiffArgs {
             ("NEW", &*self.new),
             ("--cluster", &*self.cluster),
         ])?;
-        let mut policies = Vec::new();
-        for path in [&self.old, &self.new] {
-            match load_policy_at(path, self.at)? {
-                Ok(policy) => policies.push(policy),
-                Err(code) => return Ok(code),
-            }
-        }
-        let dump = match Dump::read(&self.cluster) {
-            Ok(dump) => dump,
-            Err(error) => return Ok(unreadable(&error)),
+        let [old, new] = [&self.old, &self.new].map(|path| load_policy_at(path, self.at));
+        let policies = match (old?, new?) {
+            (Ok(old), Ok(new)) => [old, new],
+            (Err(code), _) | (_, Err(code)) => return Ok(code),
         };
-        let services: Result<Vec<_>, _> = policies
-            .into_iter()
-            .map(|policy| load_service(&dump, policy))
-            .collect();
-        let services = match services {
-            Ok(services) => services,
+        let read = Dump::read(&self.cluster).and_then(|dump| {
+            let [old, new] = policies.map(|policy| load_service(&dump, policy));
+            Ok((dump.workloads()?, old?, new?))
+        });
+        let (workloads, (old, left_out), (new, _)) = match read {
+            Ok(read) => read,
             Err(error) => return Ok(unreadable(&error)),
         };
         // Which pods cannot be understood does not depend on the policy.
-        if let Some((_, Some(left_out))) = services.first() {
+        if let Some(left_out) = left_out {
             print_to_stderr(format_args!("warning: {left_out}"));
         }
-        let workloads = match dump.workloads() {
-            Ok(workloads) => workloads,
-            Err(error) => return Ok(unreadable(&error)),
-        };
-        let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
-        let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
+        let comparison = compare(&mut old.cluster(), &mut new.cluster());
         match self.output.data(&comparison)? {
             Some(data) => std::io::stdout().write_all(data.as_bytes())?,
             None => print(&comparison, &workloads)?,
@@ -133,112 +122,89 @@ fn print(comparison: &PolicyComparison, workloads: &BTreeMap<PodKey, String>) ->
         names.push(change.node.clone());
     }
     for ((old, new), names) in nodes {
-        let names = match names.as_slice() {
-            [name] => format!("node {name}"),
-            names => format!("{} nodes: {}", names.len(), listed(names, NODE_NAMES_WIDTH)),
-        };
-        writeln!(out, "{names}\n    - {old}\n    + {new}")?;
+        let count = plural(names.len(), "node");
+        let names = listed(&names, NODE_NAMES_WIDTH);
+        writeln!(out, "{count}: {names}\n    - {old}\n    + {new}")?;
     }
-    let mut pods: BTreeMap<String, Vec<&DecisionChange>> = BTreeMap::new();
+    let mut pods: BTreeMap<(String, Names), Vec<&DecisionChange>> = BTreeMap::new();
     for change in &comparison.changes {
         let title = match (workloads.get(&change.pod), &change.node) {
-            (Some(workload), _) => workload.clone(),
-            (None, Some(node)) => format!("{} on {node}", change.pod),
-            (None, None) => format!("{}, waiting", change.pod),
+            (Some(workload), _) => (workload.clone(), Names::LeftOut),
+            (None, Some(node)) => (format!("{} on {node}", change.pod), Names::Shown),
+            (None, None) => (format!("{}, waiting", change.pod), Names::Shown),
         };
         pods.entry(title).or_default().push(change);
     }
-    for (title, changes) in pods {
-        print_pods(
-            &mut out,
-            &title,
-            &changes,
-            workloads.contains_key(&changes[0].pod),
-        )?;
+    for ((title, names), changes) in pods {
+        print_pods(&mut out, &title, names, &changes)?;
     }
-    let (pods, nodes) = (
-        plural(comparison.pods, "pod"),
-        plural(comparison.nodes.len(), "node"),
-    );
-    writeln!(
-        out,
-        "{} of {pods} change, and {nodes}",
-        comparison.changes.len()
-    )?;
+    let nodes = plural(comparison.nodes.len(), "node");
+    let (changed, pods) = (comparison.changes.len(), plural(comparison.pods, "pod"));
+    writeln!(out, "{changed} of {pods} change, and {nodes}")?;
     Ok(())
 }
 
-/// What changes for the pods of a workload, each change once with the number of its pods; or for a pod by itself.
-fn print_pods(
-    out: &mut impl Write,
-    title: &str,
-    changes: &[&DecisionChange],
-    is_workload: bool,
-) -> Result<()> {
-    if !is_workload {
-        writeln!(out, "{title}")?;
-        for line in changes
-            .iter()
-            .flat_map(|change| lines(change, Names::Shown))
-        {
-            writeln!(out, "    {line}")?;
-        }
-        return Ok(());
-    }
-    writeln!(out, "{title}, {}", plural(changes.len(), "pod"))?;
-    let mut counts: Vec<(String, usize)> = Vec::new();
-    for line in changes
-        .iter()
-        .flat_map(|change| lines(change, Names::LeftOut))
-    {
-        match counts.iter_mut().find(|(other, _)| *other == line) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((line, 1)),
-        }
-    }
-    for (line, count) in counts {
-        writeln!(out, "{count:>5}  {line}")?;
-    }
-    Ok(())
-}
-
-/// Whether nodes and victims are named.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Whether nodes and victims are named: of a pod by itself they are, and of a workload the pods that change alike are counted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Names {
     Shown,
     LeftOut,
 }
 
+fn print_pods(
+    out: &mut impl Write,
+    title: &str,
+    names: Names,
+    changes: &[&DecisionChange],
+) -> Result<()> {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for line in changes.iter().flat_map(|change| lines(change, names)) {
+        match counts.iter_mut().find(|(other, _)| *other == line) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((line, 1)),
+        }
+    }
+    match names {
+        Names::Shown => writeln!(out, "{title}")?,
+        Names::LeftOut => writeln!(out, "{title}, {}", plural(changes.len(), "pod"))?,
+    }
+    for (line, count) in counts {
+        match names {
+            Names::Shown => writeln!(out, "    {line}")?,
+            Names::LeftOut => writeln!(out, "{count:>5}  {line}")?,
+        }
+    }
+    Ok(())
+}
+
 fn lines(DecisionChange { old, new, .. }: &DecisionChange, names: Names) -> Vec<String> {
-    let word = |what: &str, of: &dyn Fn(&PodDecision) -> String| {
-        let (old, new) = (of(old), of(new));
-        (old != new).then(|| format!("{what} {old} → {new}"))
-    };
-    let list = |what: &str, noun: &str, of: &dyn Fn(&PodDecision) -> Vec<String>| {
-        let (old, new) = (of(old), of(new));
-        let named = |names: &[String]| match names.is_empty() {
-            true => format!("no {noun}"),
-            false => listed(names, NAMES_WIDTH),
-        };
-        (old != new).then(|| match (names, old.is_empty(), new.is_empty()) {
-            (Names::Shown, ..) => format!("{what} {} → {}", named(&old), named(&new)),
-            (_, _, true) => format!("{what} no {noun} any more"),
-            (_, true, _) => format!("{what} a {noun} now"),
-            _ => format!("{what} other {noun}s"),
-        })
-    };
-    let lines = [
-        word("class", &|one| one.class.clone()),
-        word("tenant", &|one| {
-            one.tenant.clone().unwrap_or_else(|| "none".into())
-        }),
-        word("may be evicted", &|one| {
-            if one.preemptible { "yes" } else { "no" }.into()
-        }),
-        list("could go to", "node", &|one| one.nodes.clone()),
-        list("would evict", "pod", &|one| one.victims.clone()),
+    let [(tenant, evicted), (new_tenant, new_evicted)] = [old, new].map(|one| {
+        let tenant = one.tenant.as_deref().unwrap_or("none");
+        (tenant, if one.preemptible { "yes" } else { "no" })
+    });
+    let words = [
+        ("class", &*old.class, &*new.class),
+        ("tenant", tenant, new_tenant),
+        ("may be evicted", evicted, new_evicted),
     ];
-    lines.into_iter().flatten().collect()
+    let words = words.into_iter().filter(|(_, old, new)| old != new);
+    let words = words.map(|(what, old, new)| format!("{what} {old} → {new}"));
+    let lists = [
+        ("could go to", "node", &old.nodes, &new.nodes),
+        ("would evict", "pod", &old.victims, &new.victims),
+    ];
+    let lists = lists.into_iter().filter(|(_, _, old, new)| old != new);
+    let lists = lists.map(|(what, noun, old, new)| match names {
+        Names::Shown => format!(
+            "{what} {} → {}",
+            listed(old, NAMES_WIDTH),
+            listed(new, NAMES_WIDTH)
+        ),
+        Names::LeftOut if new.is_empty() => format!("{what} no {noun} any more"),
+        Names::LeftOut if old.is_empty() => format!("{what} a {noun} now"),
+        Names::LeftOut => format!("{what} other {noun}s"),
+    });
+    words.chain(lists).collect()
 }
 
 /// As many names as fit, and at least one.
@@ -249,9 +215,13 @@ fn listed(names: &[String], width: usize) -> String {
         taken <= width
     };
     let shown = names.iter().take_while(fits).count().max(1);
-    let named = names[..shown].join(", ");
-    match names.len() - shown {
-        0 => named,
-        more => format!("{named} and {more} more"),
+    match names {
+        [] => "none".into(),
+        names if names.len() <= shown => names.join(", "),
+        names => format!(
+            "{} and {} more",
+            names[..shown].join(", "),
+            names.len() - shown
+        ),
     }
 }

@@ -71,11 +71,6 @@ impl Diagnostic {
         std::iter::once(self.span).chain(self.related.iter().map(|(span, _)| *span))
     }
 
-    /// Whether one of its places is in `part`.
-    pub fn touches(&self, part: Span) -> bool {
-        self.spans().any(|span| part.contains(span))
-    }
-
     pub fn help(self, help: impl Into<String>) -> Self {
         Self {
             help: Some(help.into()),

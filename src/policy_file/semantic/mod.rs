@@ -42,15 +42,17 @@ pub fn check(
     windows::check(policy, &mut found);
     if draft.classes.len() <= MAX_CLASSES {
         // What an invalid class takes from other classes says nothing.
+        let errors = found.iter().filter(|one| one.severity == Severity::Error);
+        let marked: Vec<Span> = errors
+            .flat_map(Diagnostic::spans)
+            .chain(broken.iter().copied())
+            .collect();
+        let entries = policy.entries("classes");
+        let is_invalid = |entry: &YamlNode| marked.iter().any(|span| entry.span.contains(*span));
         let is_sound = |one: &&DraftClass| {
-            let entry = one
-                .written_index
-                .and_then(|index| policy.entries("classes").get(index));
-            let is_invalid = |entry: &YamlNode| {
-                let mut errors = found.iter().filter(|one| one.severity == Severity::Error);
-                broken.contains(&entry.span) || errors.any(|one| one.touches(entry.span))
-            };
-            !entry.is_some_and(is_invalid)
+            !one.written_index
+                .and_then(|index| entries.get(index))
+                .is_some_and(is_invalid)
         };
         let classes: Vec<DraftClass> = draft.classes.iter().filter(is_sound).cloned().collect();
         let are_all_sound = classes.len() == draft.classes.len();
@@ -79,7 +81,8 @@ pub fn check(
         pools::check(policy, &mut found);
     }
     found.extend(oversized_lists);
-    found.retain(|one| !broken.iter().any(|part| one.touches(*part)));
+    let is_broken = |span| broken.iter().any(|part| part.contains(span));
+    found.retain(|one| !one.spans().any(is_broken));
     found
 }
 

@@ -21,10 +21,9 @@ pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
         let cells = cells(later, matches).unwrap_or_else(|| vec![matches.clone()]);
         let (mut names, mut rights) = (BTreeSet::new(), BTreeSet::new());
         for next in cells.iter().filter_map(|cell| follower(one, later, cell)) {
-            let more = more_rights(&one.class, next);
-            if !more.is_empty() {
-                names.insert(next.name.as_str());
-                rights.extend(more);
+            for right in more_rights(&one.class, next) {
+                names.insert(&next.name);
+                rights.insert(right);
             }
         }
         if names.is_empty() {
@@ -63,17 +62,12 @@ fn follower<'a>(one: &DraftClass, later: &'a [DraftClass], pods: &Match) -> Opti
 }
 
 /// What pods may do as `outside` that they may not as `within`.
-fn more_rights(within: &Class, outside: &Class) -> Vec<&'static str> {
+fn more_rights(within: &Class, outside: &Class) -> impl Iterator<Item = &'static str> {
     let is_preemptible = |class: &Class| class.eviction == Preemptibility::ForHigherPriority;
-    let mut rights = Vec::new();
-    if is_preemptible(within) && !is_preemptible(outside) {
-        rights.push("never evicted");
-    }
-    if outside.engine && !within.engine {
-        rights.push("taken for engines");
-    }
-    if within.pools.is_some() && outside.pools.is_none() {
-        rights.push("in any node pool");
-    }
-    rights
+    let rights = [
+        (is_preemptible(within) && !is_preemptible(outside)).then_some("never evicted"),
+        (outside.engine && !within.engine).then_some("taken for engines"),
+        (within.pools.is_some() && outside.pools.is_none()).then_some("in any node pool"),
+    ];
+    rights.into_iter().flatten()
 }
