@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use stowage_policy_file::cases::{DecisionChange, PodDecision, PolicyComparison, compare};
+use stowage_policy_file::cases::{DecisionChange, PolicyComparison, compare};
 use stowage_policy_file::load;
 use stowage_policy_file::windows as policy_windows;
 use stowage_scheduling::ids::PodKey;

@@ -18,7 +18,7 @@ mod windows;
 
 use super::diagnostic::{Diagnostic, Severity};
 use super::file;
-use super::parse::{Draft, DraftClass};
+use super::parse::Draft;
 use super::source::Span;
 use super::tree::YamlNode;
 use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
@@ -42,24 +42,19 @@ pub fn check(
     windows::check(policy, &mut found);
     if draft.classes.len() <= MAX_CLASSES {
         // What an invalid class takes from other classes says nothing.
-        let errors = found.iter().filter(|one| one.severity == Severity::Error);
-        let marked: Vec<Span> = errors
+        let marked: Vec<Span> = found
+            .iter()
+            .filter(|one| one.severity == Severity::Error)
             .flat_map(Diagnostic::spans)
             .chain(broken.iter().copied())
             .collect();
         let entries = policy.entries("classes");
-        let is_invalid = |entry: &YamlNode| marked.iter().any(|span| entry.span.contains(*span));
-        let is_sound = |one: &&DraftClass| {
-            !one.written_index
-                .and_then(|index| entries.get(index))
-                .is_some_and(is_invalid)
-        };
-        let classes: Vec<DraftClass> = draft.classes.iter().filter(is_sound).cloned().collect();
-        let are_all_sound = classes.len() == draft.classes.len();
-        let sound = Draft {
-            classes,
-            ..draft.clone()
-        };
+        let mut sound = draft.clone();
+        sound.classes.retain(|one| {
+            let entry = one.written_index.and_then(|index| entries.get(index));
+            !entry.is_some_and(|entry| marked.iter().any(|span| entry.span.contains(*span)))
+        });
+        let are_all_sound = sound.classes.len() == draft.classes.len();
         let sound = WrittenPolicy {
             draft: &sound,
             ..policy

@@ -1,24 +1,25 @@
 //! Finds classes whose pods have more rights outside their windows than within: by day they would start as engines that nobody
 //! may evict, and still be there at night.
 
+use super::WrittenPolicy;
 use super::reach::{cells, covers};
 use super::windows::cover_the_week;
-use super::{WrittenPolicy, key_span};
 use crate::diagnostic::{Diagnostic, quoted, quoted_list};
 use crate::parse::DraftClass;
 use std::collections::BTreeSet;
 use stowage_scheduling::policy::{Class, Match, Preemptibility, built_in_classes};
 
 pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
-    let (classes, entries) = (&policy.draft.classes, policy.entries("classes"));
+    let classes = &policy.draft.classes;
     for (index, one) in classes.iter().enumerate() {
-        let entry = one.written_index.and_then(|index| entries.get(index));
-        let Some(entry) = entry.filter(|_| !one.class.when.is_empty()) else {
+        let entry = one
+            .written_index
+            .and_then(|index| policy.entries("classes").get(index));
+        let Some((when, _)) = entry.and_then(|entry| entry.entry("when")) else {
             continue;
         };
         let later = &classes[index + 1..];
-        let matches = &one.class.matches;
-        let cells = cells(later, matches).unwrap_or_else(|| vec![matches.clone()]);
+        let cells = cells(later, &one.class.matches).unwrap_or_default();
         let (mut names, mut rights) = (BTreeSet::new(), BTreeSet::new());
         for next in cells.iter().filter_map(|cell| follower(one, later, cell)) {
             for right in more_rights(&one.class, next) {
@@ -35,7 +36,7 @@ pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
             quoted_list(&Vec::from_iter(names), "or"),
             Vec::from_iter(rights).join(", ")
         );
-        found.push(Diagnostic::warning("outside-windows", key_span(entry, "when"), message).help(
+        found.push(Diagnostic::warning("outside-windows", when.span, message).help(
             "add a class behind it with the same `match` and without `when`, for the other hours",
         ));
     }
@@ -50,8 +51,10 @@ fn follower<'a>(one: &DraftClass, later: &'a [DraftClass], pods: &Match) -> Opti
             continue;
         }
         if next.when.is_empty() {
-            let is_built_in = built_in_classes().iter().any(|one| one.name == next.name);
-            return is_built_in.then_some(next);
+            return built_in_classes()
+                .iter()
+                .any(|one| one.name == next.name)
+                .then_some(next);
         }
         windows.extend_from_slice(&next.when);
         if cover_the_week(&windows) {
@@ -63,11 +66,12 @@ fn follower<'a>(one: &DraftClass, later: &'a [DraftClass], pods: &Match) -> Opti
 
 /// What pods may do as `outside` that they may not as `within`.
 fn more_rights(within: &Class, outside: &Class) -> impl Iterator<Item = &'static str> {
-    let is_preemptible = |class: &Class| class.eviction == Preemptibility::ForHigherPriority;
-    let rights = [
-        (is_preemptible(within) && !is_preemptible(outside)).then_some("never evicted"),
+    [
+        (within.eviction != outside.eviction && outside.eviction == Preemptibility::Never)
+            .then_some("never evicted"),
         (outside.engine && !within.engine).then_some("taken for engines"),
         (within.pools.is_some() && outside.pools.is_none()).then_some("in any node pool"),
-    ];
-    rights.into_iter().flatten()
+    ]
+    .into_iter()
+    .flatten()
 }

@@ -122,16 +122,16 @@ fn check_hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
     );
 }
 
-/// Whether one of these windows is open at every minute of a week in which no clock is changed.
+/// Whether at every minute of a week in which no clock is changed one of these windows is open that has the first one's time zone.
 pub fn cover_the_week(windows: &[Window]) -> bool {
     let mut open = vec![false; MINUTES_PER_WEEK as usize];
-    for (from, to) in windows.iter().flat_map(open_minutes) {
+    let of_one_zone = windows
+        .iter()
+        .filter(|one| one.time_zone == windows[0].time_zone);
+    for (from, to) in of_one_zone.flat_map(open_minutes) {
         open[from as usize..to as usize].fill(true);
     }
-    let is_of_one_zone = windows
-        .windows(2)
-        .all(|two| two[0].time_zone == two[1].time_zone);
-    is_of_one_zone && !open.contains(&false)
+    !open.contains(&false)
 }
 
 /// The minutes of a week in which it is open; what goes over the end of the week is at its beginning, too.
