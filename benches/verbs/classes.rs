@@ -80,7 +80,10 @@ fn policy_with_classes() -> Policy {
             format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
         format!("  - {{name: team-{n}, engine: false, match: {{expression: \"{rule}\"}}}}\n")
     };
-    let text = format!("classes:\n{}", (0..CLASSES).map(class).collect::<String>());
+    let text = format!(
+        "kind: SchedulingPolicy\nclasses:\n{}",
+        (0..CLASSES).map(class).collect::<String>()
+    );
     load(&[SourceText::new("policy.yaml", text)])
         .expect("the policy is one")
         .policy

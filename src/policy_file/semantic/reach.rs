@@ -63,7 +63,7 @@ fn is_empty(matches: &Match) -> bool {
 }
 
 /// Whether every pod of `inner` is one of `outer`.
-fn covers(outer: &Match, inner: &Match) -> bool {
+pub(super) fn covers(outer: &Match, inner: &Match) -> bool {
     let whole = i32::MIN..=i32::MAX;
     let (wide, narrow) = (
         outer.priority.as_ref().unwrap_or(&whole),
@@ -107,7 +107,7 @@ pub(crate) fn covers_namespaces(outer: &Match, inner: &Match) -> bool {
 }
 
 /// `matches` divided so that each cell is in an earlier class or outside it, except where texts cannot tell.
-fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
+pub(super) fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
     let priority_ranges = priority_ranges(earlier, matches);
     let sharing = match matches.sharing {
         Some(sharing) => vec![sharing],

@@ -138,6 +138,21 @@ impl Dump {
         Ok(found)
     }
 
+    /// What makes each pod again, such as `Deployment team-a/llama`. Pods that nothing makes again are not in it.
+    pub fn workloads(&self) -> Result<BTreeMap<PodKey, String>, DumpError> {
+        let mut found = BTreeMap::new();
+        self.for_each_object(|object| {
+            if let DumpObject::Pod(pod) = object
+                && let Ok((_, key)) = objects::identity(&pod)
+                && let Some((kind, name)) = objects::workload(&pod)
+            {
+                let named = printable(&format!("{kind} {}/{name}", key.namespace));
+                found.insert(key, named);
+            }
+        })?;
+        Ok(found)
+    }
+
     /// Every pod that requests a GPU, every node, and the labels of namespaces.
     pub fn contents(&self) -> Result<DumpContents, DumpError> {
         let mut found = DumpContents::default();

@@ -601,7 +601,7 @@ mod tests {
 
     #[test]
     fn readiness_waits_for_namespace_labels_only_if_the_policy_selects_by_them() {
-        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let text = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let selecting =
             stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
                 .unwrap()

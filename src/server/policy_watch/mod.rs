@@ -183,9 +183,12 @@ fn built_in_instead_of(texts: &[SourceText]) -> Policy {
         })
     };
     let policy = match texts.iter().any(says_shadow) {
-        true => load(&[SourceText::new("built in", "mode: shadow\n")])
-            .map(|found| found.policy)
-            .ok(),
+        true => load(&[SourceText::new(
+            "built in",
+            "kind: SchedulingPolicy\nmode: shadow\n",
+        )])
+        .map(|found| found.policy)
+        .ok(),
         false => None,
     };
     policy.unwrap_or_else(built_in)
@@ -455,7 +458,7 @@ mod tests {
     #[test]
     fn a_policy_with_namespace_selectors_waits_for_the_labels_of_namespaces() {
         let service = ServerState::with_stopped_clock(built_in());
-        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let text = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let texts = [SourceText::new("policy.yaml", text)];
         let (before, change) = (
             service.cluster().ledger().policy().digest,
@@ -495,8 +498,7 @@ mod tests {
     #[test]
     fn a_policy_that_is_withdrawn_before_it_came_into_force_leaves_no_watch_of_namespaces() {
         let service = ServerState::with_stopped_clock(built_in());
-        let selects =
-            "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let selects = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let change = PolicyChangeLock::default();
         for then in ["", "classes: [{nmae: typo}]\n"] {
             let [selects, then] =

@@ -121,7 +121,10 @@ classes:
 "#;
 
     fn sources(text: &str) -> Vec<SourceText> {
-        vec![SourceText::new("policy.yaml", text)]
+        vec![SourceText::new(
+            "policy.yaml",
+            format!("kind: SchedulingPolicy\n{text}"),
+        )]
     }
 
     fn service(text: &str) -> Arc<ServerState> {
@@ -166,7 +169,7 @@ classes:
     #[test]
     fn a_policy_that_is_read_within_a_window_has_it_open_at_once() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service("{}"), PolicyChangeLock::default());
+        let (service, change) = (service(""), PolicyChangeLock::default());
         at("2026-11-23T23:00:00+01:00");
         assert!(matches!(
             apply_texts(&service, &sources(NIGHTS), &change),

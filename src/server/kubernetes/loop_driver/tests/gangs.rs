@@ -11,9 +11,12 @@ use stowage_scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecis
 use stowage_scheduling::verbs::request::VerbRequest;
 
 fn policy_of(text: &str) -> Policy {
-    policy_file::load(&[SourceText::new("policy.yaml", text)])
-        .expect("the policy is sound")
-        .policy
+    policy_file::load(&[SourceText::new(
+        "policy.yaml",
+        format!("kind: SchedulingPolicy\n{text}"),
+    )])
+    .expect("the policy is sound")
+    .policy
 }
 
 /// A replica of a Job that Kueue has admitted, on the only GPU of a node.
