@@ -91,7 +91,7 @@ fn policy_with_classes() -> Policy {
 
 /// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
-    let ledger = extender.service.cluster();
+    let ledger = extender.state.cluster();
     let class = |traits: &PodTraits| {
         ledger
             .ledger()
@@ -134,7 +134,7 @@ fn report(by_default: &Samples, by_rules: &Samples) {
 
 /// Prints how much longer the first pod of its kind waits: for its classification.
 fn report_classifying(extender: &Extender) {
-    let policy = extender.service.cluster().ledger().policy().clone();
+    let policy = extender.state.cluster().ledger().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits {
@@ -178,7 +178,7 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
                 Policy::default()
             };
             let started = Instant::now();
-            extender.service.set_policy(policy);
+            extender.state.set_policy(policy);
             changes.add(started.elapsed());
         }
         is_over.store(true, Ordering::Relaxed);

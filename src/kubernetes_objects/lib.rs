@@ -513,9 +513,9 @@ fn with_granted_amounts(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Deman
     // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
     // now.
     let may_be_exclusive = || {
-        let asked = annotation(pod, user_annotations::EXCLUSIVE);
+        let requested = annotation(pod, user_annotations::EXCLUSIVE);
         granted.is_some_and(|granted| granted > demand.vram())
-            || asked.is_some_and(|text| text != "false")
+            || requested.is_some_and(|text| text != "false")
     };
     match (
         granted_exclusive(pod).unwrap_or_else(may_be_exclusive),

@@ -174,7 +174,7 @@ fn other_resources(node: &Node) -> BTreeMap<Arc<str>, bool> {
 }
 
 fn change((key, value): (&String, &String)) -> Option<NodeLabel> {
-    let state = MANAGER_STATES.iter().find(|(known, _)| known == key);
+    let state = MANAGER_STATES.iter().find(|(label, _)| label == key);
     let is_changing = match state {
         Some((_, idle)) => !idle.contains(&value.as_str()),
         None => key.starts_with(DEPLOY_LABEL_PREFIX) && value.contains(PAUSED_VALUE),

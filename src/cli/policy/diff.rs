@@ -103,9 +103,9 @@ fn load_service(
     dump: &Dump,
     policy: Policy,
 ) -> Result<(Arc<ServerState>, Option<String>), DumpError> {
-    let service = ServerState::new(policy);
-    let loaded = DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
-    Ok((service, left_out_text(loaded.left_out())))
+    let state = ServerState::new(policy);
+    let loaded = DumpControlPlane::load(dump, &state, &mut ClusterIndex::default())?;
+    Ok((state, left_out_text(loaded.left_out())))
 }
 
 /// The most columns that names take up, of nodes that change alike and within a line; further names are counted.

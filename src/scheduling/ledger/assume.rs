@@ -197,10 +197,10 @@ impl Ledger {
             victims: victims.into(),
         };
         self.pod_states.edit_waiting(uid, |waiting| {
-            let known = waiting.narrowed_to.as_ref();
-            let recorded = known.filter(|known| known.node == narrowed_to.node);
+            let previous = waiting.narrowed_to.as_ref();
+            let recorded = previous.filter(|previous| previous.node == narrowed_to.node);
             // Victims that are named again have no more time for it: they may never leave.
-            let deadline = recorded.map_or(narrowed_to.deadline, |known| known.deadline);
+            let deadline = recorded.map_or(narrowed_to.deadline, |recorded| recorded.deadline);
             waiting.narrowed_to = Some(Reservation {
                 deadline,
                 ..narrowed_to
@@ -371,10 +371,10 @@ impl Ledger {
         borrows: bool,
     ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
-            Some(PodPhase::Bound(known)) if known.node == *node => BoundPod {
-                devices: known.devices.clone().or(devices),
-                borrows: known.borrows || borrows,
-                ..known.clone()
+            Some(PodPhase::Bound(bound)) if bound.node == *node => BoundPod {
+                devices: bound.devices.clone().or(devices),
+                borrows: bound.borrows || borrows,
+                ..bound.clone()
             },
             Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded_gpus() == devices => {
                 BoundPod {

@@ -189,7 +189,7 @@ impl Policy {
             .enumerate()
             .filter(|(_, class)| is_closed(class));
         let closed = closed
-            .map(|(place, _)| ClassId::from_index(place))
+            .map(|(class_index, _)| ClassId::from_index(class_index))
             .collect();
         Self {
             open,
@@ -432,7 +432,7 @@ impl Policy {
             .map(|pool| pool.name.as_str());
         self.spare_rules_now()
             .filter(|(_, rule)| rule.covers(pool, model))
-            .map(|(place, _)| place)
+            .map(|(rule_index, _)| rule_index)
             .collect()
     }
 
@@ -471,7 +471,7 @@ fn classes_kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
         .enumerate()
         .filter(|(_, class)| !class.may_be_placed_in(pool));
     kept_out
-        .map(|(place, _)| ClassId::from_index(place))
+        .map(|(class_index, _)| ClassId::from_index(class_index))
         .collect()
 }
 

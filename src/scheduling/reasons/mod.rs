@@ -45,17 +45,17 @@ pub struct NodeAnswers {
     pub more_nodes_help: bool,
 }
 
-const fn answers(filter: &'static str, conflict: &'static str) -> NodeAnswers {
+const fn answers(filter: &'static str, bind: &'static str) -> NodeAnswers {
     NodeAnswers {
         filter,
-        bind: conflict,
+        bind,
         plan: "give more nodes",
         more_nodes_help: false,
     }
 }
 
-const fn temporary(conflict: &'static str) -> NodeAnswers {
-    answers(NO_GPU_NOW, conflict)
+const fn temporary(bind: &'static str) -> NodeAnswers {
+    answers(NO_GPU_NOW, bind)
 }
 
 impl NodeAnswers {

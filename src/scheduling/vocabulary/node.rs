@@ -98,7 +98,7 @@ impl Node {
     /// The UUIDs of these GPUs; indices that the node does not have are skipped.
     pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
         gpus.iter()
-            .filter_map(|place| self.devices.get(place))
+            .filter_map(|gpu_index| self.devices.get(gpu_index))
             .map(|device| device.uuid.clone())
             .collect()
     }
@@ -141,7 +141,7 @@ impl Node {
     pub(crate) fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
         self.start_factors
             .iter()
-            .find(|(known, _)| *known == kind)
+            .find(|(of_kind, _)| *of_kind == kind)
             .map(|(_, factors)| factors)
     }
 

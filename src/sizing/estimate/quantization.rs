@@ -142,15 +142,15 @@ impl Quantization {
     /// unknown; the modules that the file excludes from quantization are excluded all the same.
     pub fn read(fields: &Fields<'_>, requested: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
-            let asked = requested.filter(|precision| *precision != Precision::HALF);
-            let how = if asked == Some(Precision::FP8) {
+            let applied = requested.filter(|precision| *precision != Precision::HALF);
+            let how = if applied == Some(Precision::FP8) {
                 PrecisionOverride::OnLoad
             } else {
                 PrecisionOverride::Checkpoint
             };
             return Ok(Self {
-                precision_override: asked.map(|_| how),
-                ..Self::uniform(asked.unwrap_or(Precision::HALF))
+                precision_override: applied.map(|_| how),
+                ..Self::uniform(applied.unwrap_or(Precision::HALF))
             });
         };
         if requested == Some(Precision::HALF) {
@@ -162,10 +162,10 @@ impl Quantization {
         let mut read = match (Self::from_file(&fields), requested) {
             (own, None) => own.map_err(with_flag_hint)?,
             // The file's own has its groups and scales.
-            (Ok(own), Some(asked)) if own.precision.name == asked.name => own,
-            (_, Some(asked)) => Self {
+            (Ok(own), Some(precision)) if own.precision.name == precision.name => own,
+            (_, Some(precision)) => Self {
                 precision_override: Some(PrecisionOverride::Checkpoint),
-                ..Self::uniform(asked)
+                ..Self::uniform(precision)
             },
         };
         let scheme_bits = match fields.object("kv_cache_scheme") {

@@ -281,7 +281,7 @@ impl NodeState {
         let is_other = self
             .identity
             .as_ref()
-            .is_some_and(|known| !known.is_same_machine(&identity));
+            .is_some_and(|previous| !previous.is_same_machine(&identity));
         self.identity = Some(identity);
         is_other
     }
@@ -529,9 +529,9 @@ mod view_version {
     }
 }
 
-fn reuse_if_equal<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
-    if **known == *new {
-        known.clone()
+fn reuse_if_equal<T: PartialEq>(previous: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
+    if **previous == *new {
+        previous.clone()
     } else {
         new.into()
     }
