@@ -90,7 +90,7 @@ fn time_refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize)
         cluster.ledger.apply(FilterDecided {
             uid: uid.clone(),
             answer: FilterAnswer::Refused {
-                asked: Some(snapshot.node_set(0..nodes)),
+                queried_nodes: Some(snapshot.node_set(0..nodes)),
             },
         });
     }
@@ -253,7 +253,7 @@ fn apply_plan(cluster: &mut FullCluster, plan: &Plan) {
         match step {
             PlanStep::Place(places) => {
                 let taken = ledger.apply(ReservePlaces {
-                    places: places.clone(),
+                    placements: places.clone(),
                     generation,
                 });
                 taken.expect("nothing has changed since");

@@ -37,8 +37,8 @@ pub fn print(cluster: &BenchCluster) {
             .collect();
         let started = Instant::now();
         for body in &bodies {
-            let taken = reports(&extender, &Sender::Anyone, extender.service.now(), body)
-                .expect("an answer");
+            let taken =
+                reports(&extender, &Sender::Anyone, extender.state.now(), body).expect("an answer");
             assert_eq!(taken.accepted, 1);
         }
         least = least.min(started.elapsed());

@@ -80,7 +80,10 @@ fn policy_with_classes() -> Policy {
             format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
         format!("  - {{name: team-{n}, engine: false, match: {{expression: \"{rule}\"}}}}\n")
     };
-    let text = format!("classes:\n{}", (0..CLASSES).map(class).collect::<String>());
+    let text = format!(
+        "kind: SchedulingPolicy\nclasses:\n{}",
+        (0..CLASSES).map(class).collect::<String>()
+    );
     load(&[SourceText::new("policy.yaml", text)])
         .expect("the policy is one")
         .policy
@@ -88,7 +91,7 @@ fn policy_with_classes() -> Policy {
 
 /// Each class accepts its own pods.
 fn assert_classified(extender: &Extender) {
-    let ledger = extender.service.cluster();
+    let ledger = extender.state.cluster();
     let class = |traits: &PodTraits| {
         ledger
             .ledger()
@@ -131,7 +134,7 @@ fn report(by_default: &Samples, by_rules: &Samples) {
 
 /// Prints how much longer the first pod of its kind waits: for its classification.
 fn report_classifying(extender: &Extender) {
-    let policy = extender.service.cluster().ledger().policy().clone();
+    let policy = extender.state.cluster().ledger().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
         let traits = PodTraits {
@@ -175,7 +178,7 @@ fn report_change(extender: &Extender, cluster: &BenchCluster) {
                 Policy::default()
             };
             let started = Instant::now();
-            extender.service.set_policy(policy);
+            extender.state.set_policy(policy);
             changes.add(started.elapsed());
         }
         is_over.store(true, Ordering::Relaxed);

@@ -41,10 +41,10 @@ fn compare(cluster: &BenchCluster) {
         limits: LIMITS,
     };
     let recorder =
-        FlightRecorder::start(&options, &both[1].service).expect("the directory is writable");
+        FlightRecorder::start(&options, &both[1].state).expect("the directory is writable");
     let is_recording = || {
         both[1]
-            .service
+            .state
             .recording_tap()
             .is_some_and(|tap| tap.is_recording())
     };
@@ -111,7 +111,7 @@ fn compare(cluster: &BenchCluster) {
 
 /// Times of checkpoints, each begun when the one before is written: until then changes copy what it shares.
 fn time_checkpoints(extender: &Extender) -> Samples {
-    let service = &extender.service;
+    let service = &extender.state;
     let written = || service.metrics.recording.bytes.get();
     let mut samples = Samples::default();
     for _ in 0..CHECKPOINTS {

@@ -54,16 +54,19 @@ const STEPS_PER_CHECK: usize = 16;
 /// All have the default headroom, so that an allocation under one policy is not too much under another.
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
     let texts = [
-        "{}",
+        "",
         "tenants: [{name: t, namespaces: [default], limit: {vram: 200Gi}}]\n",
         "classes:\n- name: few\n  match: {expression: \"pod.gpus > 1 || pod.labels['app'] == 'a1'\"}\n  mayShareWith: [few]\n- name: rest\n",
         "mode: shadow\ntelemetry: {fresh: 1s, stale: 2s, expired: refuse}\n",
     ];
     texts
         .map(|text| {
-            load(&[SourceText::new("p", text)])
-                .expect("it is sound")
-                .policy
+            load(&[SourceText::new(
+                "p",
+                format!("kind: SchedulingPolicy\n{text}"),
+            )])
+            .expect("it is sound")
+            .policy
         })
         .into()
 });

@@ -81,7 +81,7 @@ fn drift(
             None => record == gpu,
             Some(index) => gpus
                 .iter()
-                .any(|known| known.uuid == *gpu && known.index == index),
+                .any(|reported| reported.uuid == *gpu && reported.index == index),
         })
     };
     let is_elsewhere = used.keys().any(|gpu| !is_recorded(gpu));

@@ -93,11 +93,11 @@ impl MetricsPage {
 }
 
 /// Serves the metrics page until the future is dropped.
-pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
+pub async fn serve(listener: TcpListener, metrics_page: Arc<MetricsPage>) {
     let router = Router::new()
         .route(
             "/metrics",
-            get(move || async move { page.render_response() }),
+            get(move || async move { metrics_page.render_response() }),
         )
         .fallback(|| async {
             (
@@ -125,9 +125,9 @@ pub async fn serve(listener: TcpListener, page: Arc<MetricsPage>) {
         let Ok(queued) = queue_permits.clone().try_acquire_owned() else {
             continue;
         };
-        let (turns, router) = (connection_permits.clone(), router.clone());
+        let (permits, router) = (connection_permits.clone(), router.clone());
         tokio::spawn(async move {
-            let turn = tokio::time::timeout(QUEUE_TIMEOUT, turns.acquire_owned()).await;
+            let turn = tokio::time::timeout(QUEUE_TIMEOUT, permits.acquire_owned()).await;
             drop(queued);
             if let Ok(Ok(_turn)) = turn {
                 // A client that is late loses its connection, and learns so.

@@ -48,12 +48,12 @@ pub struct AgentOptions {
 /// Reports until shutdown.
 pub async fn run(mut options: AgentOptions) -> Result<()> {
     let (interval, node) = (options.interval, options.node.clone());
-    let page = Arc::new(MetricsPage::default());
+    let metrics_page = Arc::new(MetricsPage::default());
     // Ends with the runtime, which ends with this function.
     let _served = options
         .metrics
         .take()
-        .map(|listener| serve_metrics(listener, &page))
+        .map(|listener| serve_metrics(listener, &metrics_page))
         .transpose()?;
     let turns = options
         .turns
@@ -90,10 +90,10 @@ pub async fn run(mut options: AgentOptions) -> Result<()> {
             if let Some((turns, _)) = &turns {
                 turns.lock().advance(&pods, Instant::now());
             }
-            page.record_round(&report, sensors, begun.elapsed());
+            metrics_page.record_round(&report, sensors, begun.elapsed());
             log_changes(&report.missing, &mut last_missing);
             publisher.publish(report, as_of).await;
-            page.record_published(&publisher.state());
+            metrics_page.record_published(&publisher.state());
         };
         tokio::select! {
             () = round => {}
@@ -170,12 +170,15 @@ fn start_sampler(options: AgentOptions) -> Result<(NodeSampler, Option<Publisher
     Ok((sampler, publisher))
 }
 
-fn serve_metrics(listener: TcpListener, page: &Arc<MetricsPage>) -> Result<AbortOnDropHandle<()>> {
+fn serve_metrics(
+    listener: TcpListener,
+    metrics_page: &Arc<MetricsPage>,
+) -> Result<AbortOnDropHandle<()>> {
     info!("metrics: http://{}/metrics", listener.local_addr()?);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(AbortOnDropHandle::new(tokio::spawn(metrics_page::serve(
         listener,
-        page.clone(),
+        metrics_page.clone(),
     ))))
 }
 

@@ -97,7 +97,7 @@ impl AccessArgs {
         named.filter(|server| !server.is_empty())
     }
 
-    async fn read_for(&self, context: Option<&str>, known: Option<Route>) -> Result<Access> {
+    async fn read_for(&self, context: Option<&str>, discovered: Option<Route>) -> Result<Access> {
         let named = self.named_server();
         let is_tls = named
             .as_ref()
@@ -107,7 +107,7 @@ impl AccessArgs {
             true => ClusterCredentials::find(self.kubeconfig.as_deref(), context).await?,
             false => None,
         };
-        let route = match (known, named, &cluster) {
+        let route = match (discovered, named, &cluster) {
             (Some(route), ..) => route,
             (None, Some(server), _) => Route::Address(server),
             (None, None, Some(cluster)) => {

@@ -144,8 +144,8 @@ impl BundleArgs {
         }
         let access = self.access.read().await?;
         let redact = if self.redact { "&redact=true" } else { "" };
-        let page = format!("/v1/bundle?minutes={}{redact}", self.last);
-        operators_client::download(&access, &page, ("bundle", &MAGIC), out).await?;
+        let path = format!("/v1/bundle?minutes={}{redact}", self.last);
+        operators_client::download(&access, &path, ("bundle", &MAGIC), out).await?;
         Ok(Vec::new())
     }
 }

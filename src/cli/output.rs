@@ -41,7 +41,7 @@ impl OutputArgs {
         text: impl FnOnce(&T, Columns) -> String,
     ) -> Result<()> {
         let printed = match self.output {
-            Format::Text if !self.json => return print(&text(answer, Columns::of_stdout())),
+            Format::Text if !self.json => return print(&text(answer, Columns::for_stdout())),
             Format::Yaml => {
                 serde_saphyr::to_string(answer).context("the answer cannot be written as YAML")?
             }
@@ -68,7 +68,7 @@ const GAPS: [usize; 2] = [2, 1];
 
 impl Columns {
     /// Those of standard output: what COLUMNS says, or the terminal has.
-    pub fn of_stdout() -> Self {
+    pub fn for_stdout() -> Self {
         let named = std::env::var("COLUMNS").ok();
         let named = named.and_then(|columns| columns.parse().ok());
         let terminal = || terminal_size::terminal_size_of(std::io::stdout());

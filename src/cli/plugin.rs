@@ -16,7 +16,11 @@ const COMMANDS: [&str; 10] = [
 /// Whether the process was started under the plugin's name.
 pub fn is_plugin(program: Option<&OsStr>) -> bool {
     let name = program.map(Path::new).and_then(Path::file_stem);
-    name.is_some_and(|name| PROGRAM_NAMES.iter().any(|known| name == *known))
+    name.is_some_and(|name| {
+        PROGRAM_NAMES
+            .iter()
+            .any(|program_name| name == *program_name)
+    })
 }
 
 /// The command line of the plugin.

@@ -110,7 +110,7 @@ mod tests {
         let variable = |name: &str| {
             variables
                 .iter()
-                .find(|(known, _)| *known == name)
+                .find(|(variable_name, _)| *variable_name == name)
                 .map(|(_, value)| (*value).to_owned())
         };
         Ok(args

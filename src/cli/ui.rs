@@ -145,8 +145,8 @@ impl Upstream {
 }
 
 /// The server's answer, as soon as it begins.
-async fn send(access: &Access, page: &str, headers: HeaderMap) -> Result<http::Response<Incoming>> {
-    let answer = operators_client::send(access, page, headers);
+async fn send(access: &Access, path: &str, headers: HeaderMap) -> Result<http::Response<Incoming>> {
+    let answer = operators_client::send(access, path, headers);
     let answer = tokio::time::timeout(RESPONSE_TIMEOUT, answer).await;
     let too_slow = || format!("{} takes too long to answer", access.server_name());
     Ok(answer.with_context(too_slow)??)
@@ -158,12 +158,12 @@ async fn answer(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
         Ok(path) => path,
         Err(refused) => return *refused,
     };
-    let page = head
+    let path_and_query = head
         .uri
         .query()
         .map_or(path.to_owned(), |query| format!("{path}?{query}"));
     proxy
-        .fetch_with_renewal(&page, &head.headers)
+        .fetch_with_renewal(&path_and_query, &head.headers)
         .await
         .unwrap_or_else(|error| {
             let text = format!("{error:#}\n");
@@ -202,17 +202,18 @@ impl Proxy {
         if text(FETCH_SITE).is_some_and(|site| !["same-origin", "none"].contains(&site)) {
             return Err(refused(StatusCode::FORBIDDEN, "another page asked for it"));
         }
-        let Some(page) = path.strip_prefix(&*self.prefix) else {
+        let Some(page_path) = path.strip_prefix(&*self.prefix) else {
             let text = "open the whole address that stowage ui printed; it is another one after each start";
             return Err(refused(StatusCode::NOT_FOUND, text));
         };
-        match page {
-            page if PROXIED_PATHS.contains(&page) => Ok(page),
-            page if page
-                .strip_prefix(ASSETS)
-                .is_some_and(|name| !name.contains(['/', '%'])) =>
+        match page_path {
+            proxied if PROXIED_PATHS.contains(&proxied) => Ok(proxied),
+            asset
+                if asset
+                    .strip_prefix(ASSETS)
+                    .is_some_and(|name| !name.contains(['/', '%'])) =>
             {
-                Ok(page)
+                Ok(asset)
             }
             // The page's own addresses are relative to the last slash.
             "" => {
@@ -226,9 +227,9 @@ impl Proxy {
     }
 
     /// The server's answer; with a new token, if the one before is not accepted any more.
-    async fn fetch_with_renewal(&self, page: &str, headers: &HeaderMap) -> Result<Response> {
+    async fn fetch_with_renewal(&self, path: &str, headers: &HeaderMap) -> Result<Response> {
         let upstream = self.upstream.lock().await.clone();
-        let answer = self.fetch(&upstream, page, headers).await?;
+        let answer = self.fetch(&upstream, path, headers).await?;
         if answer.status() != StatusCode::UNAUTHORIZED {
             return Ok(answer);
         }
@@ -246,14 +247,14 @@ impl Proxy {
         };
         match renewed.read_at == upstream.read_at {
             true => Ok(answer),
-            false => self.fetch(&renewed, page, headers).await,
+            false => self.fetch(&renewed, path, headers).await,
         }
     }
 
     async fn fetch(
         &self,
         upstream: &Upstream,
-        page: &str,
+        path: &str,
         headers: &HeaderMap,
     ) -> Result<Response> {
         let forwarded = |from: &HeaderMap, names: &[HeaderName]| -> HeaderMap {
@@ -263,7 +264,7 @@ impl Proxy {
                 .collect()
         };
         let headers = forwarded(headers, &FORWARDED_REQUEST_HEADERS);
-        let answer = send(&upstream.access, page, headers).await?;
+        let answer = send(&upstream.access, path, headers).await?;
         let (status, headers) = (
             answer.status(),
             forwarded(answer.headers(), &FORWARDED_RESPONSE_HEADERS),

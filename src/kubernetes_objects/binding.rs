@@ -11,6 +11,7 @@ use stowage_scheduling::vocabulary::placement::Placement;
 /// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
 pub const IN_MEMORY_CDI_KIND: &str = "runtime.nvidia.com/gpu";
 
+const MIB: u64 = 1 << 20;
 /// Maximum bytes of an annotation key's name, behind its domain.
 const MAX_KEY_NAME_BYTES: usize = 63;
 
@@ -75,10 +76,6 @@ fn annotations(
             placement.memory_fraction.to_string(),
         ),
         (
-            binding_annotations::VISIBLE_DEVICES.to_owned(),
-            names.clone(),
-        ),
-        (
             binding_annotations::LEADER_EPOCH.to_owned(),
             epoch.to_string(),
         ),
@@ -90,10 +87,46 @@ fn annotations(
             lenders.join(","),
         );
     }
-    annotations
-        .extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
+    // Exactly one of them gives a container its GPUs: without the annotation the variable is empty, and that is none.
+    if placement.has_vram_limits {
+        annotations.extend(vram_limits(demand, placement));
+    } else {
+        let visible_devices = binding_annotations::VISIBLE_DEVICES.to_owned();
+        annotations.insert(visible_devices, names.clone());
+        annotations
+            .extend(nri_keys(demand, cdi_kind).filter_map(|(_, key)| Some((key?, names.clone()))));
+    }
     annotations.extend(container_fractions(demand, placement));
     annotations
+}
+
+/// What kai-gpu-fractioning gives each container: its GPUs, and what the driver keeps for it and lets it have on each. A borrower is
+/// kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its VRAM gets it at once.
+fn vram_limits(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
+    let devices = gpu_names(placement, None);
+    let is_borrower = !placement.borrowed_from.is_empty();
+    demand.containers.iter().flat_map(move |container| {
+        let mebibytes = (container.vram.0 / u64::from(demand.gpus.max(1)) / MIB).max(1);
+        let kept = if is_borrower { 1 } else { mebibytes };
+        let key = |suffix: &str| {
+            let prefix = binding_annotations::LIMITS_PREFIX;
+            format!("{prefix}{}{suffix}", container.name)
+        };
+        [
+            (
+                key(binding_annotations::LIMITED_DEVICES_SUFFIX),
+                devices.clone(),
+            ),
+            (
+                key(binding_annotations::VRAM_REQUEST_SUFFIX),
+                format!("{kept}Mi"),
+            ),
+            (
+                key(binding_annotations::VRAM_LIMIT_SUFFIX),
+                format!("{mebibytes}Mi"),
+            ),
+        ]
+    })
 }
 
 /// The containers that request VRAM, each with the key of its annotation for the NRI plugin, if it can have one.
@@ -195,17 +228,75 @@ mod tests {
                 ..Placement::from_plugin(node(&"n".repeat(253)))
             };
             let epoch = LeaderEpoch::new(lender(0).as_str(), i32::MAX, &"f".repeat(32));
-            let added = annotations(&demand, &placement, kind, &epoch);
-            let added: usize = added
-                .iter()
-                .map(|(key, value)| key.len() + value.len())
-                .sum();
-            assert!(
-                added <= max_added_bytes(&demand),
-                "{added} of {}",
-                max_added_bytes(&demand)
-            );
+            for has_vram_limits in [false, true] {
+                let placement = Placement {
+                    has_vram_limits,
+                    ..placement.clone()
+                };
+                let added = annotations(&demand, &placement, kind, &epoch);
+                let added: usize = added
+                    .iter()
+                    .map(|(key, value)| key.len() + value.len())
+                    .sum();
+                assert!(
+                    added <= max_added_bytes(&demand),
+                    "{added} of {}",
+                    max_added_bytes(&demand)
+                );
+            }
         }
+    }
+
+    /// The annotations of a pod of two containers on two GPUs that are others' than those of every Binding.
+    fn devices_and_limits(borrowed_from: &[&str], has_vram_limits: bool) -> Vec<(String, String)> {
+        let container = |name: &str, gib| VramContainer {
+            name: name.into(),
+            vram: Bytes::gib(gib),
+        };
+        let demand = Demand {
+            containers: [container("engine", 40), container("draft", 3)].into(),
+            ..demand_of(43 << 29, 2, Sharing::Shared, 0)
+        };
+        let placement = Placement {
+            devices: [gpu("GPU-a"), gpu("GPU-b")].into(),
+            borrowed_from: borrowed_from.iter().map(|lender| uid(lender)).collect(),
+            has_vram_limits,
+            ..Placement::from_plugin(node("n"))
+        };
+        let epoch = LeaderEpoch::new("lease", 1, "nonce");
+        annotations(&demand, &placement, Some("nvidia.com/gpu"), &epoch)
+            .into_iter()
+            .filter(|(key, _)| !key.starts_with("stowage.dev/") || key.ends_with("visible-devices"))
+            .filter(|(key, _)| !key.ends_with("gpu-memory-fraction"))
+            .collect()
+    }
+
+    #[test]
+    fn one_writer_gives_each_container_its_gpus_and_the_driver_its_limits() {
+        let all = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            let owned = |(key, value): &(&str, &str)| ((*key).into(), (*value).into());
+            pairs.iter().map(owned).collect()
+        };
+        let names = "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b";
+        let plain = all(&[
+            ("nvidia.cdi.k8s.io/container.draft", names),
+            ("nvidia.cdi.k8s.io/container.engine", names),
+            ("stowage.dev/visible-devices", names),
+        ]);
+        assert_eq!(devices_and_limits(&[], false), plain);
+        let limited = |draft, engine| {
+            all(&[
+                ("nvidia.com/container.draft.gpu-memory.limit", "1536Mi"),
+                ("nvidia.com/container.draft.gpu-memory.request", draft),
+                ("nvidia.com/container.draft.gpus.devices", "GPU-a,GPU-b"),
+                ("nvidia.com/container.engine.gpu-memory.limit", "20480Mi"),
+                ("nvidia.com/container.engine.gpu-memory.request", engine),
+                ("nvidia.com/container.engine.gpus.devices", "GPU-a,GPU-b"),
+            ])
+        };
+        assert_eq!(devices_and_limits(&[], true), limited("1536Mi", "20480Mi"));
+        let borrower = devices_and_limits(&["lender"], true);
+        assert_eq!(borrower, limited("1Mi", "1Mi"), "nothing is kept for it");
     }
 
     #[test]

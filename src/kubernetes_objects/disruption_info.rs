@@ -345,8 +345,22 @@ fn millis_between(earlier: Timestamp, later: Timestamp) -> Result<Millis, Millis
 }
 
 fn owner(pod: &Pod) -> Option<OwnerUid> {
-    let controller = owners(pod).find(|owner| owner.controller == Some(true))?;
-    OwnerUid::parse(&controller.uid).ok()
+    OwnerUid::parse(&controller(pod)?.uid).ok()
+}
+
+fn controller(pod: &Pod) -> Option<&OwnerReference> {
+    owners(pod).find(|owner| owner.controller == Some(true))
+}
+
+/// The kind and name of what makes a pod again. The ReplicaSet between a pod and its Deployment is named after both.
+pub fn workload(pod: &Pod) -> Option<(&str, &str)> {
+    let controller = controller(pod)?;
+    let hash = label(pod, "pod-template-hash").filter(|_| controller.kind == "ReplicaSet");
+    let deployment = hash.and_then(|hash| controller.name.strip_suffix(hash)?.strip_suffix('-'));
+    Some(match deployment {
+        Some(name) => ("Deployment", name),
+        None => (&controller.kind, &controller.name),
+    })
 }
 
 fn index(pod: &Pod) -> Option<u32> {

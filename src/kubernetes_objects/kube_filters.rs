@@ -103,7 +103,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
             rules::anti_affinities(pod),
             Some(UnsupportedRule::TooManyRules),
         );
-        let known = Requirements {
+        let requirements = Requirements {
             namespace: namespace(pod),
             amounts,
             repels,
@@ -111,7 +111,7 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
         };
         return Requirements {
             unsupported,
-            ..known
+            ..requirements
         };
     }
     let Some(spec) = &pod.spec else {

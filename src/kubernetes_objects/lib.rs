@@ -29,7 +29,9 @@ pub use conditions::{
 };
 pub use disruption_budget::budget;
 pub(crate) use disruption_info::is_mirror;
-pub use disruption_info::{member_without_placement, observed_disruption_info as disruption};
+pub use disruption_info::{
+    member_without_placement, observed_disruption_info as disruption, workload,
+};
 pub use images::{node_images, start_progress};
 pub use node_signs::{
     devices_from_labels, node_signs, plugin_devices, resources, with_recorded_uuids,
@@ -96,6 +98,13 @@ pub mod binding_annotations {
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+    /// Prefix of a container's name: what kai-gpu-fractioning gives it, by the three suffixes.
+    pub(crate) const LIMITS_PREFIX: &str = "nvidia.com/container.";
+    pub(crate) const LIMITED_DEVICES_SUFFIX: &str = ".gpus.devices";
+    /// VRAM on each GPU that is always there for the container: the driver ends a borrower for it.
+    pub(crate) const VRAM_REQUEST_SUFFIX: &str = ".gpu-memory.request";
+    /// VRAM on each GPU beyond which the container gets none.
+    pub(crate) const VRAM_LIMIT_SUFFIX: &str = ".gpu-memory.limit";
 }
 
 /// The annotation of what stands for an object that is larger than Stowage reads. Nobody can write it: no key in Kubernetes has a
@@ -504,9 +513,9 @@ fn with_granted_amounts(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Deman
     // Without a record, a pod is exclusive if anything indicates it: it was granted more than it requested, or it requests it
     // now.
     let may_be_exclusive = || {
-        let asked = annotation(pod, user_annotations::EXCLUSIVE);
+        let requested = annotation(pod, user_annotations::EXCLUSIVE);
         granted.is_some_and(|granted| granted > demand.vram())
-            || asked.is_some_and(|text| text != "false")
+            || requested.is_some_and(|text| text != "false")
     };
     match (
         granted_exclusive(pod).unwrap_or_else(may_be_exclusive),

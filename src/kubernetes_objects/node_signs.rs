@@ -35,6 +35,9 @@ const MANAGER_STATES: [(&str, &[&str]); 3] = [
 /// The GPU operator's pods run where such a label says so, and a manager that works adds to the value that they pause.
 const DEPLOY_LABEL_PREFIX: &str = "nvidia.com/gpu.deploy.";
 const PAUSED_VALUE: &str = "paused-for-";
+/// The condition of a node on which kai-gpu-fractioning has each container's VRAM limits kept by the driver. When its operator stops,
+/// the condition becomes `Unknown`.
+const LIMITS_CONDITION: &str = "gpu-fractioning.nvidia.com/Ready";
 /// Parts of names of resources that stand for NVIDIA GPUs.
 const GPU_NAME_PARTS: [&str; 3] = ["gpu", "nvidia", "cuda"];
 
@@ -113,7 +116,15 @@ pub fn node_signs(node: &Node, labelled: &Result<Option<Vec<Device>>, NodeLabel>
             .collect(),
         unreadable: labelled.as_ref().err().cloned(),
         labelled: devices.map(|devices| (devices.len() as u32, devices[0].total)),
+        keeps_vram_limits: has_condition(node, LIMITS_CONDITION),
     }
+}
+
+fn has_condition(node: &Node, kind: &str) -> bool {
+    let conditions = node.status.iter().flat_map(|status| &status.conditions);
+    conditions
+        .flatten()
+        .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
 /// The devices that device plugins advertise on a node, for placement.
@@ -163,7 +174,7 @@ fn other_resources(node: &Node) -> BTreeMap<Arc<str>, bool> {
 }
 
 fn change((key, value): (&String, &String)) -> Option<NodeLabel> {
-    let state = MANAGER_STATES.iter().find(|(known, _)| known == key);
+    let state = MANAGER_STATES.iter().find(|(label, _)| label == key);
     let is_changing = match state {
         Some((_, idle)) => !idle.contains(&value.as_str()),
         None => key.starts_with(DEPLOY_LABEL_PREFIX) && value.contains(PAUSED_VALUE),

@@ -48,9 +48,11 @@ fn published_devices(spec: &ResourceSliceSpec) -> Vec<PublishedDevices> {
             Some(true) => reach(device.node_name.as_deref(), device.node_selector.as_ref()),
             _ => of_slice.clone(),
         };
-        let same_reach = found.iter_mut().find(|known| is_reached_by(known, &reach));
+        let same_reach = found
+            .iter_mut()
+            .find(|devices| is_reached_by(devices, &reach));
         match (same_reach, reach) {
-            (Some(known), _) => add_device(known, device, &spec.driver),
+            (Some(devices), _) => add_device(devices, device, &spec.driver),
             (None, Reach::Node(name)) => found.push(PublishedDevices::OnNode(name)),
             (None, Reach::Selected(terms)) => {
                 let mut devices = PublishedDevices::Shared {
@@ -82,8 +84,14 @@ fn reach(node: Option<&str>, selector: Option<&NodeSelector>) -> Reach {
 
 fn is_reached_by(devices: &PublishedDevices, reach: &Reach) -> bool {
     match (devices, reach) {
-        (PublishedDevices::OnNode(known), Reach::Node(name)) => known == name,
-        (PublishedDevices::Shared { terms: known, .. }, Reach::Selected(terms)) => known == terms,
+        (PublishedDevices::OnNode(on_node), Reach::Node(name)) => on_node == name,
+        (
+            PublishedDevices::Shared {
+                terms: listed_terms,
+                ..
+            },
+            Reach::Selected(terms),
+        ) => listed_terms == terms,
         _ => false,
     }
 }
@@ -93,13 +101,13 @@ fn add_device(devices: &mut PublishedDevices, device: &Device, driver: &str) {
     let PublishedDevices::Shared { uuids, .. } = devices else {
         return;
     };
-    let DeviceUuids::Known(known) = uuids else {
+    let DeviceUuids::Known(listed) = uuids else {
         return;
     };
     let mut named = uuids_of(device, driver).peekable();
     let is_known = named.peek().is_some();
-    known.extend(named);
-    if !is_known || known.len() > MAX_UUIDS {
+    listed.extend(named);
+    if !is_known || listed.len() > MAX_UUIDS {
         *uuids = DeviceUuids::Unknown;
     }
 }
@@ -140,7 +148,7 @@ mod tests {
         json!({ "name": "gpu", "attributes": { "uuid": { "string": uuid } } })
     }
 
-    fn known(uuids: &[&str]) -> DeviceUuids {
+    fn known_uuids(uuids: &[&str]) -> DeviceUuids {
         DeviceUuids::Known(
             uuids
                 .iter()
@@ -166,7 +174,7 @@ mod tests {
             all,
             [PublishedDevices::Shared {
                 terms: None,
-                uuids: known(&["GPU-1", "GPU-2"])
+                uuids: known_uuids(&["GPU-1", "GPU-2"])
             }]
         );
         let term =
@@ -183,7 +191,7 @@ mod tests {
         let each = json!({ "perDeviceNodeSelection": true, "devices": [on_a, everywhere] });
         let shared = PublishedDevices::Shared {
             terms: None,
-            uuids: known(&["GPU-2"]),
+            uuids: known_uuids(&["GPU-2"]),
         };
         assert_eq!(read(each).devices, [node("a"), shared]);
     }
@@ -229,7 +237,10 @@ mod tests {
         let qualified =
             json!({ "name": "a", "attributes": { "gpu.nvidia.com/uuid": { "string": "GPU-1" } } });
         let part = json!({ "name": "b", "attributes": { "parentUUID": { "string": "GPU-2" } } });
-        assert_eq!(shared(json!([qualified, part])), known(&["GPU-1", "GPU-2"]));
+        assert_eq!(
+            shared(json!([qualified, part])),
+            known_uuids(&["GPU-1", "GPU-2"])
+        );
         let another =
             json!({ "name": "a", "attributes": { "example.com/uuid": { "string": "GPU-1" } } });
         assert_eq!(shared(json!([gpu("GPU-1"), another])), DeviceUuids::Unknown);

@@ -212,15 +212,15 @@ mod tests {
             } },
         }))
         .unwrap();
-        let StorageObject::Volume(place) = volume.to_storage_object() else {
+        let StorageObject::Volume(topology) = volume.to_storage_object() else {
             panic!("it is a volume")
         };
         assert_eq!(
-            place.zones[&TopologyLabel::Zone],
+            topology.zones[&TopologyLabel::Zone],
             ["a", "b"].map(str::to_owned).into()
         );
         assert_eq!(
-            place.zones[&TopologyLabel::Region],
+            topology.zones[&TopologyLabel::Region],
             ["north".to_owned()].into()
         );
     }

@@ -370,3 +370,29 @@ fn a_waiting_pod_with_more_labels_than_expressions_are_evaluated_for_is_refused(
     bound["nodeName"] = json!("a");
     assert!(read(600, bound).is_ok(), "it may have got them since");
 }
+
+#[test]
+fn limits_are_kept_where_the_condition_is_true_and_unknown_is_no_limit() {
+    let keeps = |conditions: serde_json::Value| {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": { "name": "n" }, "status": { "conditions": conditions },
+        }))
+        .unwrap();
+        node_signs(&node, &Ok(None)).keeps_vram_limits
+    };
+    let ready =
+        |status: &str| json!({ "type": "gpu-fractioning.nvidia.com/Ready", "status": status });
+    let kubelet = json!({ "type": "Ready", "status": "True" });
+    assert!(keeps(json!([kubelet, ready("True")])));
+    for conditions in [
+        json!([]),
+        json!(null),
+        json!([kubelet]),
+        json!([ready("False"), kubelet]),
+        json!([ready("Unknown")]),
+        json!([ready("true")]),
+        json!([{ "type": "gpu-fractioning.nvidia.com/ready", "status": "True" }]),
+    ] {
+        assert!(!keeps(conditions.clone()), "{conditions}");
+    }
+}

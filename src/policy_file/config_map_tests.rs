@@ -2,7 +2,7 @@
 
 use super::*;
 
-const POLICY: &str = "# the policy\nmode: shadow\nclasses:\n- name: chat\n  match: {namespaces: [chat]}\n---\nkind: PolicyTest\n";
+const POLICY: &str = "# the policy\nmode: shadow\nclasses:\n- name: chat\n  match: {namespaces: [chat]}\nkind: SchedulingPolicy\n---\nkind: PolicyTest\n";
 
 fn config_map(block: &str, text: &str) -> String {
     let indented: String = text.lines().map(|line| format!("    {line}\n")).collect();
@@ -38,7 +38,7 @@ fn files_in_a_config_map_load_like_plain_files() {
             serde_json::json!(POLICY)
         ),
         format!(
-            "kind: ConfigMap\ndata: {{a.yml: 'mode: shadow', b.yaml: {}}}\n",
+            "kind: ConfigMap\ndata: {{a.yml: '{{kind: SchedulingPolicy, mode: shadow}}', b.yaml: {}}}\n",
             serde_json::json!(POLICY.replace("mode: shadow\n", ""))
         ),
     ] {

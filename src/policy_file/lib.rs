@@ -20,6 +20,7 @@ pub mod render;
 mod semantic;
 pub mod shape;
 pub mod show;
+mod sound_parts;
 mod source;
 mod tree;
 pub mod windows;
@@ -61,17 +62,20 @@ pub fn load(sources: &[SourceText]) -> Result<LoadedPolicy, Vec<Diagnostic>> {
         policies,
         tests,
         mut diagnostics,
+        mut of_tests,
     } = read_documents(sources, &texts);
     let (merged, mut clashes) = merge::merge(policies, &SHAPES.policy);
     diagnostics.append(&mut clashes);
+    let policy = match has_errors(&diagnostics) {
+        true => sound_parts::sound_parts(merged.clone(), &diagnostics)
+            .and_then(|(sound, broken)| build_policy(&sound, &broken, &mut diagnostics)),
+        false => build_policy(&merged, &[], &mut diagnostics),
+    };
+    diagnostics.append(&mut of_tests);
     let tests: Vec<TestDocument> = tests
         .iter()
         .filter_map(|node| parse_test(node, &mut diagnostics))
         .collect();
-    let policy = match has_errors(&diagnostics) {
-        true => None,
-        false => build_policy(&merged, &mut diagnostics),
-    };
     sort(&mut diagnostics);
     match policy.filter(|_| !has_errors(&diagnostics)) {
         Some(policy) => Ok(LoadedPolicy {
@@ -89,6 +93,8 @@ struct Documents {
     policies: Vec<YamlNode>,
     tests: Vec<YamlNode>,
     diagnostics: Vec<Diagnostic>,
+    /// Those of `tests`.
+    of_tests: Vec<Diagnostic>,
 }
 
 fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
@@ -96,6 +102,7 @@ fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Document
         policies: Vec::new(),
         tests: Vec::new(),
         diagnostics: Vec::new(),
+        of_tests: Vec::new(),
     };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
@@ -124,7 +131,7 @@ fn read_documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Document
 /// A file without content, comments or not, is probably an accident: every guarantee would be gone.
 fn empty_file(span: Span) -> Diagnostic {
     Diagnostic::error("empty-file", span, "the file has no content")
-        .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
+        .help("write `kind: SchedulingPolicy` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 
 impl Documents {
@@ -133,30 +140,34 @@ impl Documents {
         if let Some(diagnostic) = shape::foreign_document(&document) {
             return self.diagnostics.push(diagnostic);
         }
-        let (shape, name, list) = match shape::is_test(&document) {
-            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
-            false => (&SHAPES.policy, "a policy", &mut self.policies),
+        let (shape, name, list, found) = match shape::is_test(&document) {
+            true => (
+                &SHAPES.test,
+                "a PolicyTest",
+                &mut self.tests,
+                &mut self.of_tests,
+            ),
+            false => (
+                &SHAPES.policy,
+                "a policy",
+                &mut self.policies,
+                &mut self.diagnostics,
+            ),
         };
-        self.diagnostics
-            .extend(shape::check(&document, shape, name, texts));
+        found.extend(shape::check(&document, shape, name, texts));
         list.push(document);
     }
 }
 
-fn build_policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+/// The policy; `None` if it has errors. Without its `broken` parts, what the others get wrong together is reported all the same.
+fn build_policy(
+    merged: &YamlNode,
+    broken: &[Span],
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Policy> {
     let spec: file::PolicySpec = deserialize(merged, diagnostics)?;
-    let draft = match Draft::new(&spec) {
-        Ok(draft) => draft,
-        Err(error) => {
-            diagnostics.push(Diagnostic::error(
-                "unreadable",
-                merged.span,
-                error.to_string(),
-            ));
-            return None;
-        }
-    };
-    diagnostics.extend(semantic::check(merged, &spec, &draft));
+    let draft = readable(Draft::new(&spec), merged, diagnostics)?;
+    diagnostics.extend(semantic::check(merged, &spec, &draft, broken));
     if has_errors(diagnostics) {
         return None;
     }
@@ -182,22 +193,29 @@ fn parse_test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test
     })
 }
 
-/// A document that passed the check can be parsed; if not, that is reported like any mistake.
 fn deserialize<T: serde::de::DeserializeOwned>(
     node: &YamlNode,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<T> {
-    match serde_json::from_value(node.to_json()) {
-        Ok(raw) => Some(raw),
-        Err(error) => {
-            diagnostics.push(Diagnostic::error(
-                "unreadable",
-                node.span,
-                error.to_string(),
-            ));
-            None
-        }
+    readable(serde_json::from_value(node.to_json()), node, diagnostics)
+}
+
+/// A document that passed the check can be parsed; if not, that is reported like any mistake.
+fn readable<T>(
+    parsed: Result<T, serde_json::Error>,
+    node: &YamlNode,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<T> {
+    match parsed {
+        Ok(parsed) => return Some(parsed),
+        Err(_) if has_errors(diagnostics) => {}
+        Err(error) => diagnostics.push(Diagnostic::error(
+            "unreadable",
+            node.span,
+            error.to_string(),
+        )),
     }
+    None
 }
 
 /// The policy with the digest of what it says, for one that was not read from files.

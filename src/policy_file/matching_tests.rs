@@ -4,15 +4,19 @@
 use super::*;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
+fn of_kind(text: &str) -> SourceText {
+    SourceText::new("policy.yaml", format!("{text}\nkind: SchedulingPolicy\n"))
+}
+
 fn codes(text: &str) -> Vec<&'static str> {
-    match load(&[SourceText::new("policy.yaml", text)]) {
+    match load(&[of_kind(text)]) {
         Ok(loaded) => loaded.warnings.iter().map(|one| one.code).collect(),
         Err(found) => found.iter().map(|one| one.code).collect(),
     }
 }
 
 fn policy(text: &str) -> Policy {
-    let loaded = load(&[SourceText::new("policy.yaml", text)]);
+    let loaded = load(&[of_kind(text)]);
     loaded
         .unwrap_or_else(|found| {
             panic!(
@@ -220,7 +224,10 @@ fn a_namespace_selector_matches_nothing_while_labels_are_unknown() {
 fn shown_selectors_parse_again_and_name_their_origin() {
     let text = "classes:\n- name: own\n  match:\n    namespaces: ['team-*']\n    matchExpressions:\n    - {key: a, operator: Exists}\n    \
                 - {key: b, operator: In, values: ['1']}\ntenants:\n- name: t\n  namespaceSelector: {matchLabels: {team: t}}\n";
-    let files = [SourceText::new("0.yaml", text)];
+    let files = [SourceText::new(
+        "0.yaml",
+        format!("{text}kind: SchedulingPolicy\n"),
+    )];
     let loaded = load(&files).unwrap();
     let shown = loaded.show(&files);
     for (line, place) in [

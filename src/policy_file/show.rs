@@ -98,8 +98,8 @@ impl PolicyListing<'_> {
     }
 
     fn line(&mut self, text: String, written: Option<&YamlNode>) {
-        let place = written.map_or("default".into(), |node| self.sources.line_of(node.span));
-        self.lines.push(format!("{text:<COLUMN$}  # {place}"));
+        let location = written.map_or("default".into(), |node| self.sources.line_of(node.span));
+        self.lines.push(format!("{text:<COLUMN$}  # {location}"));
     }
 
     /// The last line is a class' `max`: if the class has none, it is the policy's.

@@ -73,6 +73,11 @@ impl Span {
         Self::new(self.file, offset(range.start)..offset(range.end))
     }
 
+    /// Whether `other` is within it.
+    pub fn contains(self, other: Self) -> bool {
+        self.file == other.file && self.start <= other.start && other.end <= self.end
+    }
+
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }

@@ -78,7 +78,8 @@ pub enum KeptAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRanking {
     /// Indices of the nodes that were asked about, as runs: first index and length.
-    pub asked: Vec<(u32, u32)>,
+    #[serde(rename = "asked")]
+    pub queried: Vec<(u32, u32)>,
     /// Number of names of no node.
     pub unknown: u32,
     /// The best nodes, best first, with the GPUs of each.
@@ -108,7 +109,8 @@ pub enum KeptBind {
         placement: Placement,
         is_reserved: bool,
         is_new: bool,
-        wakes: bool,
+        #[serde(rename = "wakes")]
+        wakes_engine: bool,
     },
     AlreadyBound,
     /// Reason, and the node that it names.
@@ -134,17 +136,17 @@ impl Serialize for Answer {
 }
 
 impl KeptBind {
-    fn from_assume_failure(conflict: &AllocationFailure) -> Self {
+    fn from_assume_failure(failure: &AllocationFailure) -> Self {
         use AllocationFailure::{AlreadyReserved, BoundElsewhere, Unsettled};
-        let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = conflict
+        let (BoundElsewhere { node } | Unsettled { node } | AlreadyReserved { node }) = failure
         else {
             return Self::Refused {
-                why: conflict.to_string(),
+                why: failure.to_string(),
                 node: None,
             };
         };
         Self::Refused {
-            why: conflict.code().into(),
+            why: failure.code().into(),
             node: Some(node.clone()),
         }
     }
@@ -172,10 +174,10 @@ impl KeptAnswer {
                     placement: decision.placement,
                     is_reserved: decision.is_reserved,
                     is_new: decision.is_new,
-                    wakes: decision.wakes_engine,
+                    wakes_engine: decision.wakes_engine,
                 },
                 Ok(BindAnswer::AlreadyBound) => KeptBind::AlreadyBound,
-                Err(conflict) => KeptBind::from_assume_failure(&conflict),
+                Err(failure) => KeptBind::from_assume_failure(&failure),
             }),
         }
     }
@@ -196,21 +198,21 @@ impl KeptRanking {
         let Shortlist {
             best,
             rejected: refused,
-            node_indices: mut places,
+            mut node_indices,
         } = list;
         let mut refused: Vec<(u32, Misfit)> = refused
             .into_iter()
-            .map(|(asked, misfit)| (places[asked], misfit))
+            .map(|(query_index, misfit)| (node_indices[query_index], misfit))
             .collect();
         // kube-scheduler goes round the nodes from another one each time: these are a few runs, which a stable sort merges.
-        refused.sort_by_key(|(place, _)| *place);
-        places.sort();
+        refused.sort_by_key(|(node_index, _)| *node_index);
+        node_indices.sort();
         let mut digest = FxHasher::default();
         refused.hash(&mut digest);
-        let known_count = places.partition_point(|place| *place != NO_INDEX);
+        let known_count = node_indices.partition_point(|node_index| *node_index != NO_INDEX);
         Self {
-            asked: runs(&places[..known_count]),
-            unknown: (places.len() - known_count) as u32,
+            queried: runs(&node_indices[..known_count]),
+            unknown: (node_indices.len() - known_count) as u32,
             best: best
                 .iter()
                 .map(|candidate| (candidate.node_index as u32, candidate.gpus))
@@ -222,11 +224,11 @@ impl KeptRanking {
 
     /// The indices of the nodes that were asked about, and [`NO_INDEX`] for each name of no node.
     pub fn indices(&self) -> impl Iterator<Item = u32> {
-        let known = self
-            .asked
+        let existing = self
+            .queried
             .iter()
             .flat_map(|(first, length)| *first..first.saturating_add(*length));
-        known.chain(std::iter::repeat_n(NO_INDEX, self.unknown as usize))
+        existing.chain(std::iter::repeat_n(NO_INDEX, self.unknown as usize))
     }
 }
 
@@ -250,10 +252,10 @@ fn count_codes(codes: impl Iterator<Item = &'static str>) -> BTreeMap<String, u3
 /// Sorted indices as runs of consecutive ones.
 fn runs(indices: &[u32]) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
-    for place in indices {
+    for index in indices {
         match runs.last_mut() {
-            Some((first, length)) if *first + *length == *place => *length += 1,
-            _ => runs.push((*place, 1)),
+            Some((first, length)) if *first + *length == *index => *length += 1,
+            _ => runs.push((*index, 1)),
         }
     }
     runs

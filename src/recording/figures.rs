@@ -18,7 +18,7 @@ impl Figures {
             + reading.gpus.iter().map(gpus).sum::<usize>();
         let mut figures = Vec::with_capacity(count);
         figures.push(reading.sampled.0);
-        figures.extend(reading.engines.iter().map(|engine| engine.seen.0));
+        figures.extend(reading.engines.iter().map(|engine| engine.observed_at.0));
         for gpu in &reading.gpus {
             let load = gpu.engine_load;
             figures.push(encode_optional(gpu.used.map(|used| used.0))?);
@@ -65,7 +65,7 @@ impl Figures {
         let mut figures = self.0.iter().copied();
         reading.sampled = Moment(figures.next()?);
         for engine in &mut reading.engines {
-            engine.seen = Moment(figures.next()?);
+            engine.observed_at = Moment(figures.next()?);
         }
         for gpu in &mut reading.gpus {
             gpu.used = figures.next()?.checked_sub(1).map(Bytes);

@@ -62,8 +62,8 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
             input: input(text),
         }));
         let answered = match input(text) {
-            Input::FilterAsked(asked) => {
-                let view = cluster.apply(*asked);
+            Input::FilterAsked(query) => {
+                let view = cluster.apply(*query);
                 let names: Vec<&str> = view
                     .snapshot
                     .nodes()
@@ -88,7 +88,7 @@ pub(super) fn entries(inputs: &[String], each_segment: usize) -> Vec<Vec<Entry>>
                 );
                 Some(Decision::Filter(list))
             }
-            Input::BindAsked(asked) => Some(Decision::Bind(cluster.apply(*asked))),
+            Input::BindAsked(query) => Some(Decision::Bind(cluster.apply(*query))),
             input => {
                 cluster.apply(input);
                 None
@@ -332,11 +332,11 @@ fn an_entry_without_an_end_takes_no_more_memory_than_the_longest() {
     }
     impl std::io::Read for Endless {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-            let place = self
+            let frame_offset = self
                 .at
                 .checked_sub(self.head.len())
                 .map(|at| at % self.frame.len());
-            let left = place.map_or(&self.head[self.at.min(self.head.len())..], |place| {
+            let left = frame_offset.map_or(&self.head[self.at.min(self.head.len())..], |place| {
                 &self.frame[place..]
             });
             let taken = left.len().min(buffer.len());

@@ -31,7 +31,8 @@ pub enum Line {
         n: u64,
         node: NodeName,
         sampled: Moment,
-        seen: Vec<Moment>,
+        #[serde(rename = "seen")]
+        observed_at: Vec<Moment>,
     },
     /// Report of the node's reading, with these differences of its figures.
     ReadingDiffers {
@@ -79,17 +80,17 @@ impl LatestReports {
             }
             Input::ReadingReported(report) => match self.take_differences(&report) {
                 Some(by) if by.len() <= figures::time_count(&report.reading) => {
-                    let seen = report
+                    let observed_at = report
                         .reading
                         .engines
                         .iter()
-                        .map(|engine| engine.seen)
+                        .map(|engine| engine.observed_at)
                         .collect();
                     Line::SameReading {
                         n,
                         node: report.node,
                         sampled: report.reading.sampled,
-                        seen,
+                        observed_at,
                     }
                 }
                 Some(by) => Line::ReadingDiffers {
@@ -131,20 +132,20 @@ impl LatestReports {
                 n,
                 node,
                 sampled,
-                seen,
+                observed_at,
             } => {
                 let mut reading = self
                     .latest_reading(&node)
                     .ok_or(MissingEarlierReport(node.clone()))?;
-                if reading.engines.len() != seen.len() {
+                if reading.engines.len() != observed_at.len() {
                     return Err(MissingEarlierReport(node));
                 }
                 reading.sampled = sampled;
                 reading
                     .engines
                     .iter_mut()
-                    .zip(seen)
-                    .for_each(|(engine, seen)| engine.seen = seen);
+                    .zip(observed_at)
+                    .for_each(|(engine, observed_at)| engine.observed_at = observed_at);
                 self.record_reading(&node, &reading);
                 (
                     n,
@@ -179,11 +180,11 @@ impl LatestReports {
                     .insert(report.node.clone(), DevicesReported::clone(report));
             }
             Input::ReadingReported(report) => {
-                let known = LatestReading {
+                let latest = LatestReading {
                     figures: Figures::from_reading(&report.reading),
                     shape: report.reading.clone(),
                 };
-                self.readings.insert(report.node.clone(), known);
+                self.readings.insert(report.node.clone(), latest);
             }
             _ => {}
         }
@@ -228,6 +229,6 @@ impl LatestReports {
         self.readings
             .get_mut(node)
             .into_iter()
-            .for_each(|known| known.figures = Figures::from_reading(reading));
+            .for_each(|latest| latest.figures = Figures::from_reading(reading));
     }
 }

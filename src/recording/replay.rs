@@ -183,29 +183,29 @@ impl Replay {
         self.next += 1;
         self.progress.inputs += 1;
         match input {
-            Input::FilterAsked(asked) => {
-                let view = cluster.apply(*asked);
+            Input::FilterAsked(query) => {
+                let view = cluster.apply(*query);
                 self.pending.filter(number, view);
             }
-            Input::PrioritizeAsked(asked) => {
-                let view = cluster.apply(*asked);
+            Input::PrioritizeAsked(query) => {
+                let view = cluster.apply(*query);
                 self.pending.prioritize(number, view);
             }
-            Input::PreemptAsked(asked) => {
-                let pod = asked.request.key.clone();
-                let view = cluster.apply(*asked).map(|(_, view)| view);
+            Input::PreemptAsked(query) => {
+                let pod = query.request.key.clone();
+                let view = cluster.apply(*query).map(|(_, view)| view);
                 self.pending
                     .preempt(number, pod, cluster.ledger().generation(), view);
             }
-            Input::NarrowAsked(asked) => {
-                let pod = asked.request.key.clone();
-                let narrowed = cluster.apply(*asked);
+            Input::NarrowAsked(query) => {
+                let pod = query.request.key.clone();
+                let narrowed = cluster.apply(*query);
                 self.pending
                     .narrow(number, pod, cluster.ledger().generation(), narrowed);
             }
-            Input::BindAsked(asked) => {
-                let pod = asked.key.clone();
-                let answer = cluster.apply(*asked);
+            Input::BindAsked(query) => {
+                let pod = query.key.clone();
+                let answer = cluster.apply(*query);
                 self.pending
                     .bind(number, pod, cluster.ledger().generation(), answer);
             }

@@ -110,12 +110,12 @@ mod tests {
     fn old_figures_and_engines_that_do_not_answer_are_unknown_and_not_idle() {
         let serving =
             json!({ "state": "serving", "kvCacheUsage": 0.5, "waiting": 2, "ageMillis": 5000 });
-        let known = EngineFigures::Serving {
+        let serving_figures = EngineFigures::Serving {
             kv_cache: Permille::from_share(0.5),
             waiting: Some(2),
             running: None,
         };
-        assert_eq!(figures(serving.clone(), 20_000), Some(known));
+        assert_eq!(figures(serving.clone(), 20_000), Some(serving_figures));
         assert_eq!(figures(serving, 25_000), Some(EngineFigures::Silent));
         assert_eq!(
             figures(json!({ "state": "unreachable" }), 0),

@@ -149,7 +149,7 @@ impl NodeReport {
                     EngineState::Unreachable | EngineState::Other => return None,
                 },
                 reusable_in: engine.reusable_in.clone(),
-                seen: received.before(engine.age_millis),
+                observed_at: received.before(engine.age_millis),
             })
         };
         let mut readings: Vec<EngineReading> = self.engines.iter().filter_map(reading).collect();
@@ -171,12 +171,12 @@ impl NodeReport {
                 | EngineState::Draining => Some(SleepState::Awake),
                 EngineState::Unreachable | EngineState::Other => None,
             };
-            let known = by_pod.entry(&engine.pod).or_insert(state);
-            *known = match (*known, state) {
+            let pod_state = by_pod.entry(&engine.pod).or_insert(state);
+            *pod_state = match (*pod_state, state) {
                 (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => {
                     Some(SleepState::Awake)
                 }
-                (known, state) => known.and(state),
+                (recorded, state) => recorded.and(state),
             };
         }
         let processes = self
@@ -222,9 +222,9 @@ impl NodeReport {
                 bytes: report.bytes,
             };
             match best.get_mut(&report.model) {
-                Some(known) => {
-                    known.bytes = known.bytes.max(found.bytes);
-                    known.tier = known.tier.max(found.tier);
+                Some(best_found) => {
+                    best_found.bytes = best_found.bytes.max(found.bytes);
+                    best_found.tier = best_found.tier.max(found.tier);
                 }
                 None => {
                     best.insert(&report.model, found);
@@ -333,7 +333,7 @@ mod tests {
         let reading = report(json!(engines))
             .reading(Moment(10_000), FRESH)
             .unwrap();
-        let said: Vec<_> = reading
+        let reported: Vec<_> = reading
             .engines
             .iter()
             .map(|engine| {
@@ -346,7 +346,7 @@ mod tests {
             .collect();
         let asleep = EngineModelState::Asleep;
         assert_eq!(
-            said,
+            reported,
             [
                 ("a", EngineModelState::Resident, None),
                 ("b", EngineModelState::Loading, None),
@@ -354,7 +354,7 @@ mod tests {
                 ("x", asleep(SleepLevel::WeightsDiscarded), Some("team")),
             ]
         );
-        assert_eq!(reading.engines[2].seen, Moment(9_800));
+        assert_eq!(reading.engines[2].observed_at, Moment(9_800));
         assert_eq!(
             reading.engines[2]
                 .gpus

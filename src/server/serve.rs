@@ -169,23 +169,23 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     fit_descriptors(&mut options.limits);
     let (endpoints, renewals, secret_certificate) = open_endpoints(&options)?;
     let (policy, watch) = open_policy(&options.policy)?;
-    let service = ServerState::new(policy);
+    let state = ServerState::new(policy);
     // Dropped last: it sends the spans of what was finished at the end.
     let _exporting = options
         .traces
         .as_ref()
-        .map(|traces| start_traces(traces, &service))
+        .map(|traces| start_traces(traces, &state))
         .transpose()?;
     // Before anything is known of the cluster, and dropped after everything has stopped.
     let _recorder = options
         .record
         .as_ref()
-        .map(|record| start_recorder(record, &service))
+        .map(|record| start_recorder(record, &state))
         .transpose()?;
     let (background, stop_cluster) = (BackgroundRuntime::start()?, CancellationToken::new());
     let connected = connect(
         &options,
-        &service,
+        &state,
         secret_certificate,
         &background,
         &stop_cluster,
@@ -198,11 +198,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         page_auth,
     } = connected;
     if let Some(watch) = watch {
-        let watching = watch.run(
-            service.clone(),
-            control_plane.clone(),
-            options.policy.own_pod,
-        );
+        let watching = watch.run(state.clone(), control_plane.clone(), options.policy.own_pod);
         let watching = stop_cluster
             .clone()
             .run_until_cancelled_owned(watching)
@@ -210,7 +206,7 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         tasks.spawn_on(watching, background.handle());
     }
     let extender =
-        Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
+        Extender::new(state.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender
         .with_page_auth(page_auth)
         .with_gpu_series(options.admin.gpu_series);
@@ -226,16 +222,16 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
         .map(drop);
     tasks.spawn_on(autoscaling, background.handle());
 
-    wait_for_first_certificate(&service).await;
+    wait_for_first_certificate(&state).await;
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
-    info!(policy = %service.cluster().ledger().policy().digest, "the policy in force");
+    info!(policy = %state.cluster().ledger().policy().digest, "the policy in force");
     log_address("the scheduler", &endpoints.scheduler)?;
     log_address("agents", &endpoints.agents)?;
     log_address("operators", &endpoints.operators)?;
     let mut renewing = JoinSet::new();
     for renewal in renewals {
-        renewing.spawn(renewal.run(service.metrics.edge.clone()));
+        renewing.spawn(renewal.run(state.metrics.edge.clone()));
     }
     let http = server::serve(extender, endpoints, stop_http.clone());
     let outcome = tokio::select! {
@@ -250,14 +246,14 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     outcome
 }
 
-fn start_recorder(options: &RecordOptions, service: &Arc<ServerState>) -> Result<FlightRecorder> {
-    let recorder = FlightRecorder::start(options, service)?;
+fn start_recorder(options: &RecordOptions, state: &Arc<ServerState>) -> Result<FlightRecorder> {
+    let recorder = FlightRecorder::start(options, state)?;
     info!(directory = %options.directory.display(), "the flight recorder records");
     Ok(recorder)
 }
 
 /// Records spans from here on, and exports them to the collector.
-fn start_traces(options: &TraceOptions, service: &ServerState) -> Result<ExporterThread> {
+fn start_traces(options: &TraceOptions, state: &ServerState) -> Result<ExporterThread> {
     let trust = Trust::new(options.ca.clone()).context("--otlp-ca")?;
     let connector =
         HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&trust.config));
@@ -266,8 +262,8 @@ fn start_traces(options: &TraceOptions, service: &ServerState) -> Result<Exporte
         endpoint: options.endpoint.clone(),
         instance: options.instance.clone(),
     };
-    let (traces, exporting) = traces::start(collector, connector, &service.metrics.traces)?;
-    service.set_traces(traces);
+    let (traces, exporting) = traces::start(collector, connector, &state.metrics.traces)?;
+    state.set_traces(traces);
     info!(collector = %options.endpoint, "spans are sent to a collector");
     Ok(exporting)
 }
@@ -292,8 +288,8 @@ fn open_policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)>
 
 /// Waits for the certificate that is read from the API server: agents that connect before are not answered. After the
 /// timeout everything else is served without it.
-async fn wait_for_first_certificate(service: &ServerState) {
-    let mut certificate = service.missing_certificate_reason.subscribe();
+async fn wait_for_first_certificate(state: &ServerState) {
+    let mut certificate = state.missing_certificate_reason.subscribe();
     let _ = tokio::time::timeout(
         FIRST_CERTIFICATE_TIMEOUT,
         certificate.wait_for(Option::is_none),
@@ -312,17 +308,13 @@ struct SecretCertificate {
 }
 
 impl SecretCertificate {
-    fn run(
-        self,
-        client: kube::Client,
-        service: Arc<ServerState>,
-    ) -> impl Future<Output = ()> + Send {
+    fn run(self, client: kube::Client, state: Arc<ServerState>) -> impl Future<Output = ()> + Send {
         let Self {
             options,
             tls,
             addresses,
         } = self;
-        certificates::run(client, service, options, addresses, move |found| {
+        certificates::run(client, state, options, addresses, move |found| {
             let loaded =
                 tls::from_pem(&found.chain, &found.key.0).map_err(|error| error.to_string())?;
             tls.replace(&loaded);
@@ -427,13 +419,13 @@ fn log_address(who: &str, endpoint: &Endpoint) -> Result<()> {
 
 async fn connect(
     options: &ServeOptions,
-    service: &Arc<ServerState>,
+    state: &Arc<ServerState>,
     secret_certificate: Option<SecretCertificate>,
     background: &BackgroundRuntime,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     match &options.source {
-        ClusterSource::Dump(path) => load_dump(path, service, background, shutdown),
+        ClusterSource::Dump(path) => load_dump(path, state, background, shutdown),
         ClusterSource::ApiServer {
             kubeconfig,
             lead_with,
@@ -449,11 +441,11 @@ async fn connect(
                 Some(account) => {
                     let authority: Arc<dyn AgentAuthority> =
                         Arc::new(TokenReviews::new(reviews.clone(), account));
-                    AgentAuth::Token(TokenGuard::new(authority, service.clone()))
+                    AgentAuth::Token(TokenGuard::new(authority, state.clone()))
                 }
             };
             let page_auth = match options.admin.requires_tokens {
-                true => PageAuth::new(Arc::new(AccessReviews::new(reviews)), service.clone()),
+                true => PageAuth::new(Arc::new(AccessReviews::new(reviews)), state.clone()),
                 false => PageAuth::Anyone,
             };
             let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
@@ -461,14 +453,14 @@ async fn connect(
             options.times = *times;
             let (control_plane, mut tasks) = {
                 let _inside = background.handle().enter();
-                kubernetes::start(client.clone(), service.clone(), options, shutdown.clone())
+                kubernetes::start(client.clone(), state.clone(), options, shutdown.clone())
             };
             if let Some(secret_certificate) = secret_certificate {
                 // Until then there is none, whoever asks first.
-                service
+                state
                     .missing_certificate_reason
                     .send_replace(Some("the Secret was not read yet".into()));
-                let renewing = secret_certificate.run(client, service.clone());
+                let renewing = secret_certificate.run(client, state.clone());
                 let renewing = shutdown
                     .clone()
                     .run_until_cancelled_owned(renewing)
@@ -487,18 +479,17 @@ async fn connect(
 
 fn load_dump(
     path: &Path,
-    service: &Arc<ServerState>,
+    state: &Arc<ServerState>,
     background: &BackgroundRuntime,
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     let dump = Dump::read(path)?;
     let mut index = ClusterIndex::default();
-    let control_plane = DumpControlPlane::load(&dump, service, &mut index)?;
+    let control_plane = DumpControlPlane::load(&dump, state, &mut index)?;
     let left_out = left_out_text(control_plane.left_out());
-    let control_plane =
-        ActivityRecordingControlPlane::new(Arc::new(control_plane), service.clone());
+    let control_plane = ActivityRecordingControlPlane::new(Arc::new(control_plane), state.clone());
     drop(dump);
-    let totals = service.cluster().ledger().totals();
+    let totals = state.cluster().ledger().totals();
     info!(
         "{}: {}, {}, {} bound, {} waiting",
         path.display(),
@@ -517,7 +508,7 @@ fn load_dump(
     }
     let (mut tasks, threads) = (JoinSet::new(), background.handle());
     let ticks = tick::run(
-        service.clone(),
+        state.clone(),
         Arc::new(Mutex::new(index)),
         control_plane.clone(),
     );
@@ -525,7 +516,7 @@ fn load_dump(
         shutdown.clone().run_until_cancelled_owned(ticks).map(drop),
         threads,
     );
-    let audit = conflict_audit::run(service.clone(), control_plane.clone());
+    let audit = conflict_audit::run(state.clone(), control_plane.clone());
     tasks.spawn_on(
         shutdown.clone().run_until_cancelled_owned(audit).map(drop),
         threads,

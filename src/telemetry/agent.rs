@@ -122,18 +122,18 @@ impl AgentMetrics {
         &self,
         latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>,
     ) -> String {
-        let mut page = Vec::new();
-        self.write(&mut Scrape::new(&mut page), latest)
+        let mut text = Vec::new();
+        self.write(&mut Scrape::new(&mut text), latest)
             .expect("writing to memory does not fail");
-        String::from_utf8(page).expect("the text format is UTF-8")
+        String::from_utf8(text).expect("the text format is UTF-8")
     }
 
     fn write(
         &self,
-        page: &mut Scrape<'_>,
+        scrape: &mut Scrape<'_>,
         latest: Option<(&NodeReport, &BTreeMap<GpuUuid, SensorReading>)>,
     ) -> io::Result<()> {
-        page.write_registered(&self.families)?;
+        scrape.write_registered(&self.families)?;
         let Some((report, sensors)) = latest else {
             return Ok(());
         };
@@ -148,7 +148,7 @@ impl AgentMetrics {
                 1.0,
             )
         });
-        page.write_samples(&self.gpu_info, info)?;
+        scrape.write_samples(&self.gpu_info, info)?;
         let sampled_gpus: Vec<SampledGpu<'_>> = gpus
             .iter()
             .map(|gpu| SampledGpu {
@@ -161,7 +161,7 @@ impl AgentMetrics {
             let samples = sampled_gpus
                 .iter()
                 .filter_map(|one| Some(([one.gpu.uuid.as_str()], figure(one)?)));
-            page.write_samples(family, samples)?;
+            scrape.write_samples(family, samples)?;
         }
         let in_state = |state| {
             report
@@ -170,14 +170,14 @@ impl AgentMetrics {
                 .filter(|engine| engine.state == state)
                 .count()
         };
-        page.write_samples(
+        scrape.write_samples(
             &self.engines,
             EngineState::VARIANTS
                 .iter()
                 .map(|state| ([state.into_str()], in_state(*state) as f64)),
         )?;
         let lacks = |part| report.missing.iter().any(|missing| missing.part == part);
-        page.write_samples(
+        scrape.write_samples(
             &self.missing,
             ReportPart::VARIANTS
                 .iter()

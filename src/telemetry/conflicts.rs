@@ -6,7 +6,7 @@ use stowage_scheduling::audit::conflicts::{AuditRound, OverAllocationAudit, Over
 use stowage_scheduling::control_loop::EvictionOutcome;
 use strum::VariantArray;
 
-pub struct ConflictMetrics {
+pub struct OverAllocationMetrics {
     /// Current conflicts, by kind.
     current: IntGaugeVec,
     /// Detected conflicts, by kind.
@@ -17,7 +17,7 @@ pub struct ConflictMetrics {
     unchecked: IntGauge,
 }
 
-impl ConflictMetrics {
+impl OverAllocationMetrics {
     pub(super) fn new(families: &mut Families) -> Self {
         let kind = || {
             known(
@@ -57,17 +57,17 @@ impl ConflictMetrics {
     }
 
     /// Sets the gauges after an audit.
-    pub fn set(&self, conflicts: &OverAllocationAudit, round: &AuditRound) {
+    pub fn set(&self, audit: &OverAllocationAudit, round: &AuditRound) {
         for &kind in OverAllocationKind::VARIANTS {
             self.current
                 .with_label_values(&[kind.into_str()])
-                .set(conflicts.count(kind) as i64);
+                .set(audit.count(kind) as i64);
         }
-        for conflict in &round.begun {
+        for over_allocation in &round.begun {
             self.detected
-                .with_label_values(&[conflict.kind.into_str()])
+                .with_label_values(&[over_allocation.kind.into_str()])
                 .inc();
         }
-        self.unchecked.set(conflicts.waiting() as i64);
+        self.unchecked.set(audit.waiting() as i64);
     }
 }

@@ -111,7 +111,7 @@ impl DeviceMetrics {
     /// `ages`: of each node with a report, the age of its latest one.
     pub fn write(
         &self,
-        page: &mut Scrape<'_>,
+        scrape: &mut Scrape<'_>,
         ledger: &Ledger,
         ages: &[(NodeName, Millis)],
         series: GpuSeries,
@@ -126,28 +126,28 @@ impl DeviceMetrics {
                 1.0,
             )
         });
-        page.write_samples(&self.node_info, info)?;
+        scrape.write_samples(&self.node_info, info)?;
         let warnings = nodes(ledger)
             .flat_map(|(node, _)| node.warnings.iter().map(move |warning| (node, warning)));
         let warnings = warnings.map(|(node, warning)| ([node.name.as_str(), warning.code()], 1.0));
-        page.write_samples(&self.warnings, warnings)?;
+        scrape.write_samples(&self.warnings, warnings)?;
         let gpus = nodes(ledger).flat_map(|(node, _)| devices(node));
-        page.write_value(
+        scrape.write_value(
             &self.unknown_load,
             gpus.filter(|one| one.gpu.engine_load.partial).count() as f64,
         )?;
-        page.write_samples(
+        scrape.write_samples(
             &self.report_age,
             ages.iter()
                 .map(|(node, age)| ([node.as_str()], seconds(*age))),
         )?;
         match series {
-            GpuSeries::Exported => self.write_gpus(page, ledger),
+            GpuSeries::Exported => self.write_gpus(scrape, ledger),
             GpuSeries::LeftOut => Ok(()),
         }
     }
 
-    fn write_gpus(&self, page: &mut Scrape<'_>, ledger: &Ledger) -> io::Result<()> {
+    fn write_gpus(&self, scrape: &mut Scrape<'_>, ledger: &Ledger) -> io::Result<()> {
         let all = || nodes(ledger).flat_map(|(node, _)| devices(node).map(move |one| (node, one)));
         let info = all().map(|(node, DeviceUsage { device, .. })| {
             let index = device.index.to_string();
@@ -161,7 +161,7 @@ impl DeviceMetrics {
                 1.0,
             )
         });
-        page.write_samples(&self.gpu_info, info)?;
+        scrape.write_samples(&self.gpu_info, info)?;
         let figures: [(&Sampled, Figure); 5] = [
             (&self.allocatable, |node, one| bytes(one.allocatable(node))),
             (&self.allocated, |_, one| bytes(one.gpu.charged)),
@@ -178,7 +178,7 @@ impl DeviceMetrics {
                     figure(node, &one),
                 )
             });
-            page.write_samples(family, samples)?;
+            scrape.write_samples(family, samples)?;
         }
         Ok(())
     }
@@ -202,6 +202,6 @@ const NODE_KINDS: [(NodeKind, &str); 3] = [
 fn kind_label(kind: NodeKind) -> &'static str {
     NODE_KINDS
         .iter()
-        .find(|(known, _)| *known == kind)
+        .find(|(of_kind, _)| *of_kind == kind)
         .map_or("", |(_, name)| name)
 }

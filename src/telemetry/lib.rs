@@ -44,7 +44,7 @@ use prometheus::{
 };
 
 pub(crate) use autoscaling::AutoscalingMetrics;
-pub(crate) use conflicts::ConflictMetrics;
+pub(crate) use conflicts::OverAllocationMetrics;
 pub(crate) use devices::DeviceMetrics;
 pub use edge::EdgeMetrics;
 pub(crate) use lending::LendingMetrics;
@@ -131,7 +131,7 @@ pub struct Metrics {
     pub policy: PolicyMetrics,
     pub lending: LendingMetrics,
     pub recording: RecordingMetrics,
-    pub conflicts: ConflictMetrics,
+    pub over_allocations: OverAllocationMetrics,
     pub starts: StartMetrics,
     pub autoscaling: AutoscalingMetrics,
     pub edge: EdgeMetrics,
@@ -178,7 +178,7 @@ impl Metrics {
             policy: PolicyMetrics::new(families),
             lending: LendingMetrics::new(families),
             recording: RecordingMetrics::new(families),
-            conflicts: ConflictMetrics::new(families),
+            over_allocations: OverAllocationMetrics::new(families),
             starts: StartMetrics::new(families),
             edge: EdgeMetrics::new(families),
             usage: UsageMetrics::new(families),

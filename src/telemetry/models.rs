@@ -84,7 +84,7 @@ impl ModelMetrics {
 
     pub fn write<'e>(
         &self,
-        page: &mut Scrape<'_>,
+        scrape: &mut Scrape<'_>,
         engines: impl IntoIterator<Item = &'e EngineSummary>,
     ) -> io::Result<()> {
         let (models, not_exported) = most_used(by_model(engines));
@@ -92,7 +92,7 @@ impl ModelMetrics {
             let states = STATES.iter().zip(figures.replicas);
             states.map(move |(state, count)| ([model.as_str(), *state], count as f64))
         });
-        page.write_samples(&self.replicas, replicas)?;
+        scrape.write_samples(&self.replicas, replicas)?;
         let figures: [(&Sampled, Figure); 5] = [
             (&self.kv_cache, |one| {
                 (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)
@@ -108,9 +108,9 @@ impl ModelMetrics {
             let samples = models
                 .iter()
                 .filter_map(|(model, one)| Some(([model.as_str()], figure(one)?)));
-            page.write_samples(family, samples)?;
+            scrape.write_samples(family, samples)?;
         }
-        page.write_value(&self.not_exported, not_exported as f64)
+        scrape.write_value(&self.not_exported, not_exported as f64)
     }
 }
 
@@ -197,17 +197,17 @@ mod tests {
         }
     }
 
-    fn page(engines: &[EngineSummary]) -> String {
+    fn metrics_text(engines: &[EngineSummary]) -> String {
         let mut families = Families::new();
         let metrics = ModelMetrics::new(&mut families);
-        let mut page = Vec::new();
-        metrics.write(&mut Scrape::new(&mut page), engines).unwrap();
-        String::from_utf8(page).unwrap()
+        let mut text = Vec::new();
+        metrics.write(&mut Scrape::new(&mut text), engines).unwrap();
+        String::from_utf8(text).unwrap()
     }
 
     #[test]
     fn a_models_figures_are_those_of_its_serving_engines() {
-        let text = page(&[
+        let text = metrics_text(&[
             engine("m", EngineState::Serving, Some(0.25)),
             engine("m", EngineState::Serving, Some(0.75)),
             engine("m", EngineState::Serving, None),
@@ -237,7 +237,7 @@ mod tests {
         let hostile =
             (0..3000).map(|n| engine(&format!("made-up-{n:04}"), EngineState::Serving, Some(0.5)));
         let served = (0..2).map(|_| engine("served", EngineState::Serving, Some(0.5)));
-        let text = page(&hostile.chain(served).collect::<Vec<_>>());
+        let text = metrics_text(&hostile.chain(served).collect::<Vec<_>>());
         assert_eq!(
             text.matches("stowage_model_kv_cache_usage_ratio{").count(),
             MAX_MODELS

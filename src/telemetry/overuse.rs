@@ -43,18 +43,18 @@ impl OveruseMetrics {
     /// `over`: these pods, each with what it uses beyond its grant.
     pub fn write<'a>(
         &self,
-        page: &mut Scrape<'_>,
+        scrape: &mut Scrape<'_>,
         over: impl Iterator<Item = (&'a PodKey, Bytes)>,
     ) -> io::Result<()> {
         let mut overusing: Vec<(&PodKey, Bytes)> = over.collect();
         overusing.sort_unstable_by_key(|(key, excess)| (Reverse(*excess), *key));
         let named = overusing.iter().take(MAX_NAMED_PODS);
-        page.write_samples(
+        scrape.write_samples(
             &self.excess,
             named.map(|(key, excess)| ([&*key.namespace, &*key.name], bytes(*excess))),
         )?;
-        page.write_value(&self.pods, overusing.len() as f64)?;
-        page.write_value(
+        scrape.write_value(&self.pods, overusing.len() as f64)?;
+        scrape.write_value(
             &self.unnamed,
             overusing.len().saturating_sub(MAX_NAMED_PODS) as f64,
         )
@@ -72,11 +72,11 @@ mod tests {
             .map(|n| PodKey::parse("team", &format!("p{n}")).unwrap())
             .collect();
         let rendered = |over: Vec<(&PodKey, Bytes)>| {
-            let mut page = Vec::new();
+            let mut text = Vec::new();
             metrics
-                .write(&mut Scrape::new(&mut page), over.into_iter())
+                .write(&mut Scrape::new(&mut text), over.into_iter())
                 .unwrap();
-            String::from_utf8(page).unwrap()
+            String::from_utf8(text).unwrap()
         };
         let text = rendered(
             keys.iter()

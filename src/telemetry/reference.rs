@@ -60,7 +60,7 @@ fn section(text: &mut String, head: &str, families: &Families) {
         let labels = labels.iter().map(|label| {
             let values = label_values(label);
             match shared.get(label.name) {
-                Some(known) if *known == values => format!("`{}`", label.name),
+                Some(shared_values) if *shared_values == values => format!("`{}`", label.name),
                 _ => format!("`{}`: {values}", label.name),
             }
         });

@@ -119,12 +119,12 @@ mod tests {
     fn names_that_users_choose_cannot_break_a_line() {
         let mut families = Families::new();
         let family = families.sampled("x", "What \\ it\nis.", [open("model", "few")]);
-        let mut page = Vec::new();
+        let mut text = Vec::new();
         let hostile = "a\"} 1\nstowage_leader 1\n\\é";
-        Scrape::new(&mut page)
+        Scrape::new(&mut text)
             .write_samples(&family, [([hostile], 0.5)])
             .unwrap();
-        let text = String::from_utf8(page).unwrap();
+        let text = String::from_utf8(text).unwrap();
         let expected = "# HELP x What \\\\ it\\nis.\n# TYPE x gauge\nx{model=\"a\\\"} 1\\nstowage_leader 1\\n\\\\é\"} 0.5\n";
         assert_eq!(text, expected);
     }
@@ -133,10 +133,10 @@ mod tests {
     fn a_family_without_samples_is_not_written() {
         let mut families = Families::new();
         let family = families.sampled("x", "Nothing.", [open("node", "nodes")]);
-        let mut page = Vec::new();
-        Scrape::new(&mut page)
+        let mut text = Vec::new();
+        Scrape::new(&mut text)
             .write_samples::<1, &str>(&family, [])
             .unwrap();
-        assert_eq!(page, b"");
+        assert_eq!(text, b"");
     }
 }

@@ -67,7 +67,7 @@ impl StartMetrics {
             .observe(start.expected.0 as f64 / 1e3);
     }
 
-    pub fn write(&self, page: &mut Scrape<'_>, errors: &StartErrors) -> io::Result<()> {
+    pub fn write(&self, scrape: &mut Scrape<'_>, errors: &StartErrors) -> io::Result<()> {
         let bases = [("calibrated", errors.expected), ("policy", errors.prior)];
         // Without a start there is no error, not one of zero.
         let bases = if errors.starts == 0 {
@@ -76,15 +76,15 @@ impl StartMetrics {
             &bases[..]
         };
         let of = |thousandths: u64| thousandths as f64 / 1e3;
-        page.write_samples(
+        scrape.write_samples(
             &self.median_error,
             bases.iter().map(|(basis, error)| ([basis], of(error.p50))),
         )?;
-        page.write_samples(
+        scrape.write_samples(
             &self.high_error,
             bases.iter().map(|(basis, error)| ([basis], of(error.p90))),
         )?;
-        page.write_value(&self.starts, errors.starts as f64)
+        scrape.write_value(&self.starts, errors.starts as f64)
     }
 }
 
@@ -111,11 +111,11 @@ mod tests {
             expected: Percentiles { p50: 200, p90: 200 },
             prior: Percentiles { p50: 700, p90: 700 },
         };
-        let mut page = Vec::new();
-        let mut scrape = Scrape::new(&mut page);
+        let mut text = Vec::new();
+        let mut scrape = Scrape::new(&mut text);
         scrape.write_registered(metrics.families()).unwrap();
         metrics.starts.write(&mut scrape, &errors).unwrap();
-        let text = String::from_utf8(page).unwrap();
+        let text = String::from_utf8(text).unwrap();
         for line in [
             "stowage_engine_start_duration_seconds_sum{engine=\"vllm\"} 100",
             "stowage_engine_start_expected_seconds_sum{engine=\"vllm\"} 80",

@@ -120,7 +120,7 @@ impl UsageMetrics {
         }
     }
 
-    pub fn write(&self, page: &mut Scrape<'_>, sample: &UsageSample<'_>) -> io::Result<()> {
+    pub fn write(&self, scrape: &mut Scrape<'_>, sample: &UsageSample<'_>) -> io::Result<()> {
         let UsageSample {
             totals,
             usage,
@@ -135,27 +135,27 @@ impl UsageMetrics {
             ("reserved", totals.reservations),
             ("soft-reserved", totals.soft_reservations),
         ];
-        page.write_samples(
+        scrape.write_samples(
             &self.ledger_pods,
             pods.map(|(state, count)| ([state], count as f64)),
         )?;
-        page.write_value(&self.nodes, totals.nodes as f64)?;
-        page.write_value(&self.dra_nodes, totals.dra_nodes as f64)?;
-        page.write_value(&self.gpus, totals.gpus as f64)?;
-        page.write_value(&self.vram_allocatable, bytes(totals.capacity))?;
-        page.write_value(&self.vram_allocated, bytes(totals.charged))?;
-        page.write_value(&self.vram_fragmented, bytes(*fragmented))?;
-        page.write_value(&self.vram_lent, bytes(totals.lent))?;
-        page.write_value(&self.borrowers, totals.borrowing as f64)?;
-        page.write_value(&self.reusable_engines, totals.reusable_engines as f64)?;
-        page.write_samples(
+        scrape.write_value(&self.nodes, totals.nodes as f64)?;
+        scrape.write_value(&self.dra_nodes, totals.dra_nodes as f64)?;
+        scrape.write_value(&self.gpus, totals.gpus as f64)?;
+        scrape.write_value(&self.vram_allocatable, bytes(totals.capacity))?;
+        scrape.write_value(&self.vram_allocated, bytes(totals.charged))?;
+        scrape.write_value(&self.vram_fragmented, bytes(*fragmented))?;
+        scrape.write_value(&self.vram_lent, bytes(totals.lent))?;
+        scrape.write_value(&self.borrowers, totals.borrowing as f64)?;
+        scrape.write_value(&self.reusable_engines, totals.reusable_engines as f64)?;
+        scrape.write_samples(
             &self.spare,
             spare.iter().enumerate().flat_map(spare_samples),
         )?;
-        page.write_value(&self.reservations, totals.reservations as f64)?;
-        page.write_value(&self.reservation_age, seconds(usage.oldest_reservation))?;
-        self.class.write(page, &usage.classes)?;
-        self.tenant.write(page, &usage.tenants)
+        scrape.write_value(&self.reservations, totals.reservations as f64)?;
+        scrape.write_value(&self.reservation_age, seconds(usage.oldest_reservation))?;
+        self.class.write(scrape, &usage.classes)?;
+        self.tenant.write(scrape, &usage.tenants)
     }
 }
 
@@ -183,13 +183,13 @@ impl ClassFamilies {
         }
     }
 
-    fn write(&self, page: &mut Scrape<'_>, classes: &[ClassUsage]) -> io::Result<()> {
+    fn write(&self, scrape: &mut Scrape<'_>, classes: &[ClassUsage]) -> io::Result<()> {
         let of = |figure: fn(&ClassUsage) -> f64| {
             classes.iter().map(move |one| ([&one.name], figure(one)))
         };
-        page.write_samples(&self.allocated, of(|class| bytes(class.allocated)))?;
-        page.write_samples(&self.borrowed, of(|class| bytes(class.borrowed)))?;
-        page.write_samples(
+        scrape.write_samples(&self.allocated, of(|class| bytes(class.allocated)))?;
+        scrape.write_samples(&self.borrowed, of(|class| bytes(class.borrowed)))?;
+        scrape.write_samples(
             &self.oldest_pending,
             of(|class| seconds(class.oldest_pending)),
         )?;
@@ -200,7 +200,7 @@ impl ClassFamilies {
                 ([name, "bound"], one.bound as f64),
             ]
         });
-        page.write_samples(&self.pods, pods)
+        scrape.write_samples(&self.pods, pods)
     }
 }
 
@@ -231,26 +231,26 @@ impl TenantFamilies {
         }
     }
 
-    fn write(&self, page: &mut Scrape<'_>, tenants: &[TenantShare]) -> io::Result<()> {
+    fn write(&self, scrape: &mut Scrape<'_>, tenants: &[TenantShare]) -> io::Result<()> {
         let of = |figure: fn(&TenantShare) -> Option<f64>| {
             tenants
                 .iter()
                 .filter_map(move |one| Some(([&one.name], figure(one)?)))
         };
-        page.write_samples(&self.allocated, of(|tenant| Some(bytes(tenant.allocated))))?;
-        page.write_samples(&self.guarantee, of(|tenant| tenant.guarantee.map(bytes)))?;
-        page.write_samples(&self.borrowed, of(|tenant| Some(bytes(tenant.borrowed))))?;
-        page.write_samples(&self.limit, of(|tenant| tenant.limit.map(bytes)))?;
-        page.write_samples(&self.pending, of(|tenant| Some(tenant.pending as f64)))
+        scrape.write_samples(&self.allocated, of(|tenant| Some(bytes(tenant.allocated))))?;
+        scrape.write_samples(&self.guarantee, of(|tenant| tenant.guarantee.map(bytes)))?;
+        scrape.write_samples(&self.borrowed, of(|tenant| Some(bytes(tenant.borrowed))))?;
+        scrape.write_samples(&self.limit, of(|tenant| tenant.limit.map(bytes)))?;
+        scrape.write_samples(&self.pending, of(|tenant| Some(tenant.pending as f64)))
     }
 }
 
 /// Two rules may be for the same GPUs, so each has its place in front.
 fn spare_samples(
-    (place, (rule, free)): (usize, &(&SpareRule, Option<u32>)),
+    (rule_index, (rule, free)): (usize, &(&SpareRule, Option<u32>)),
 ) -> Vec<([String; 2], f64)> {
     let Some(free) = free else { return Vec::new() };
-    let name = format!("{place}: {rule}");
+    let name = format!("{rule_index}: {rule}");
     vec![
         ([name.clone(), "kept".into()], rule.gpus.into()),
         ([name, "free".into()], (*free).into()),

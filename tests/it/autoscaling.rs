@@ -72,7 +72,7 @@ impl AutoscalingSetup {
             "node": "node-a", "bootId": "boot", "sequence": self.sequence, "gpus": [],
             "engines": (0..4).map(engine).collect::<Vec<_>>(),
         });
-        let now = self.extender.service.now();
+        let now = self.extender.state.now();
         let taken = reports(
             &self.extender,
             &Sender::Anyone,
@@ -104,7 +104,7 @@ impl AutoscalingSetup {
         let page: Value = serde_json::from_str(&text).unwrap();
         let desired = page["desiredReplicas"].as_u64().unwrap();
         let metric = format!("\nstowage_model_desired_replicas{{model=\"{MODEL}\"}} {desired}\n");
-        let metrics = self.extender.service.metrics.render();
+        let metrics = self.extender.state.metrics.render();
         assert!(metrics.contains(&metric), "{metrics}");
         (desired, page["reason"].as_str().unwrap().to_owned())
     }

@@ -3,7 +3,9 @@
 
 use crate::helm::Helm;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 const KUBE_SYSTEM: &str = "kube-system";
 
@@ -18,15 +20,151 @@ fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> 
         .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
 }
 
+/// Those of the service.
 fn arguments(objects: &[Value]) -> Vec<&str> {
-    let stowage = named(objects, "Deployment", "stowage").unwrap();
-    let arguments = stowage["spec"]["template"]["spec"]["containers"][0]["args"]
+    arguments_of(objects, SERVICE)
+}
+
+/// The kind and the name of a workload, and under which name `extraArgs` has its arguments.
+type Workload = [&'static str; 3];
+const SERVICE: Workload = ["Deployment", "stowage", "stowage"];
+const AGENTS: Workload = ["DaemonSet", "stowage-agent", "agent"];
+
+/// Those of a workload's first container.
+fn arguments_of(objects: &[Value], [kind, name, _]: Workload) -> Vec<&str> {
+    let workload = named(objects, kind, name).unwrap();
+    let arguments = workload["spec"]["template"]["spec"]["containers"][0]["args"]
         .as_array()
         .unwrap();
     arguments
         .iter()
         .map(|argument| argument.as_str().unwrap())
         .collect()
+}
+
+/// Values under which the chart sets flags that it does not set by default.
+const SET_FLAGS: [&str; 2] = [
+    "certificates.mode=files,startTurns.enabled=true",
+    "flightRecorder.enabled=true",
+];
+
+/// The flags that the chart sets by itself, under any values.
+fn flags_set(helm: &Helm, workload: Workload) -> BTreeSet<String> {
+    let mut flags = BTreeSet::new();
+    for set in SET_FLAGS {
+        let objects = rendered(helm, &["--set", set]);
+        let arguments = arguments_of(&objects, workload).into_iter();
+        let names = arguments.map(|argument| argument.split('=').next().unwrap());
+        flags.extend(
+            names
+                .filter(|name| name.starts_with("--"))
+                .map(str::to_owned),
+        );
+    }
+    assert!(flags.len() > 6, "{flags:?}");
+    flags
+}
+
+#[test]
+fn every_flag_that_the_pages_name_can_be_set() {
+    let Some(helm) = Helm::find() else { return };
+    let mut settable = 0;
+    for (command, workload) in [("serve", SERVICE), ("agent", AGENTS)] {
+        let mut stowage = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        let help = stowage.args([command, "--help"]).output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        let is_end = |c: char| c != '-' && !c.is_ascii_lowercase();
+        let there: BTreeSet<&str> = help
+            .split(is_end)
+            .filter(|word| word.starts_with("--"))
+            .collect();
+        let set = flags_set(&helm, workload);
+        for page in [
+            "start/install.md",
+            "use/install-day.md",
+            "use/run-day.md",
+            "use/flight-recorder.md",
+        ] {
+            let text = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("docs")
+                .join(page);
+            let text = std::fs::read_to_string(text).unwrap();
+            let named: BTreeSet<&str> = text
+                .split(is_end)
+                .filter(|word| there.contains(word))
+                .collect();
+            for flag in named.into_iter().filter(|flag| !set.contains(*flag)) {
+                let extra = format!("extraArgs.{}={{{flag}=15s}}", workload[2]);
+                let objects = rendered(&helm, &["--set", &extra]);
+                let last = arguments_of(&objects, workload).pop().unwrap();
+                assert_eq!(last, format!("{flag}=15s"), "{page}");
+                settable += 1;
+            }
+        }
+    }
+    assert!(settable > 5, "only {settable} flags were found");
+}
+
+/// A flag twice: the container does not start.
+#[test]
+fn a_flag_that_the_chart_sets_is_no_extra_one() {
+    let Some(helm) = Helm::find() else { return };
+    for workload in [SERVICE, AGENTS] {
+        for flag in flags_set(&helm, workload) {
+            // It may be given more than once: a folder each.
+            if flag == "--hf-cache" {
+                continue;
+            }
+            let place = format!("/extraArgs/{}/0", workload[2]);
+            for argument in [flag.clone(), format!("{flag}=x")] {
+                let set = format!("extraArgs.{}={{{argument}}}", workload[2]);
+                let refused = helm.render(KUBE_SYSTEM, &["--set", &set]);
+                let said = refused.expect_err(&set);
+                assert!(said.contains(&place), "{set}: {said}");
+            }
+        }
+    }
+    let longer = "extraArgs.stowage={--agents-connections=40000}";
+    let objects = rendered(&helm, &["--set", longer]);
+    assert!(arguments(&objects).contains(&"--agents-connections=40000"));
+}
+
+#[test]
+fn the_flight_recorder_writes_to_a_volume_that_is_large_enough() {
+    let Some(helm) = Helm::find() else { return };
+    let records = |argument: &&str| argument.starts_with("--record");
+    let without = rendered(&helm, &[]);
+    assert_eq!(arguments(&without).into_iter().find(records), None);
+    for size in [8_u64, 512, 2048] {
+        let set = format!("flightRecorder.enabled=true,flightRecorder.size={size}");
+        let objects = rendered(&helm, &["--set", &set]);
+        let pod = &named(&objects, "Deployment", "stowage").unwrap()["spec"]["template"]["spec"];
+        let of_size = format!("--record-size={size}");
+        let recorded: Vec<&str> = arguments(&objects).into_iter().filter(records).collect();
+        assert_eq!(recorded, ["--record=/var/lib/stowage/recording", &of_size]);
+        let called = |list: &Value| {
+            let all = list.as_array().unwrap().iter();
+            all.clone()
+                .find(|one| one["name"] == "recording")
+                .unwrap()
+                .clone()
+        };
+        let mount = called(&pod["containers"][0]["volumeMounts"]);
+        assert_eq!(
+            (&mount["mountPath"], &mount["readOnly"]),
+            (&"/var/lib/stowage".into(), &Value::Null)
+        );
+        let limit = called(&pod["volumes"])["emptyDir"]["sizeLimit"].clone();
+        let limit = limit
+            .as_str()
+            .unwrap()
+            .strip_suffix("Mi")
+            .unwrap()
+            .parse::<u64>()
+            .unwrap();
+        // By two segments, each of up to an eighth.
+        assert!(limit > size + size.div_ceil(4), "{limit} MiB for {size}");
+    }
 }
 
 #[test]
@@ -58,6 +196,11 @@ fn a_value_of_a_wrong_type_or_name_is_refused_with_its_place() {
         ("certificates.mode=openssl", "/certificates/mode"),
         ("runtimeClass=7", "/runtimeClass"),
         ("kubeScheduler.mode=enforce", "/kubeScheduler/mode"),
+        ("flightRecorder.enabled=yes", "/flightRecorder/enabled"),
+        ("flightRecorder.size=7", "/flightRecorder/size"),
+        ("extraArgs.agent=--mps", "/extraArgs/agent"),
+        ("extraArgs.agent={--mps,interval=15s}", "/extraArgs/agent/1"),
+        ("extraArgs.scheduler={--mps}", "scheduler"),
     ] {
         let said = helm.render(KUBE_SYSTEM, &["--set", set]).expect_err(set);
         assert!(
@@ -87,6 +230,10 @@ fn guards_are_rendered_with_every_choice_of_values() {
         ],
         &["--set", "certificates.mode=cert-manager"],
         &["--set", "certificates.mode=files"],
+        &[
+            "--set",
+            "flightRecorder.enabled=true,extraArgs.agent={--mps},extraArgs.stowage={--gpu-metrics=false}",
+        ],
     ] {
         let objects = rendered(&helm, flags);
         crate::shipped_manifests::assert_guards(&objects);

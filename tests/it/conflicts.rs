@@ -114,7 +114,8 @@ impl AuditedReplica {
 }
 
 fn policy_of(text: &str) -> Policy {
-    let sources = [SourceText::new("policy.yaml", text.as_bytes().to_vec())];
+    let text = format!("kind: SchedulingPolicy\n{text}");
+    let sources = [SourceText::new("policy.yaml", text)];
     load(&sources).expect("the policy is sound").policy
 }
 

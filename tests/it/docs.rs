@@ -5,7 +5,7 @@ mod commands;
 mod engines;
 mod excerpts;
 mod links;
-mod markdown;
+pub mod markdown;
 mod shown;
 mod time_constants;
 

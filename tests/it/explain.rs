@@ -304,3 +304,28 @@ fn a_dump_is_explained_offline_and_by_any_policy() {
     );
     assert_eq!(asked(&["llm", "--policy", &broken]).0, 2);
 }
+
+#[test]
+fn of_a_cordoned_node_it_says_what_the_page_about_draining_quotes() {
+    let node = json!({
+        "kind": "Node",
+        "metadata": {"name": "node-a", "labels": {
+            "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920",
+        }},
+        "spec": {"unschedulable": true},
+        "status": {"allocatable": {"cpu": "16", "memory": "64Gi", "pods": "110"}},
+    });
+    let dump = json!({ "kind": "List", "apiVersion": "v1", "items": [node, pod("llm", "40Gi")] });
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.json");
+    std::fs::write(&file, dump.to_string()).unwrap();
+    let output = command(&["llm", "--cluster", file.to_str().unwrap()]);
+    let told = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}{}", stderr(&output));
+    let page = include_str!("../../docs/use/run-day.md");
+    let section = page.split("\n## Drain a node\n").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let quoted = "the node is cordoned";
+    assert!(told.contains(quoted), "{told}");
+    assert!(section.contains(&format!("`{quoted}`")), "{section}");
+}

@@ -220,11 +220,15 @@ fn the_recorded_demand_is_played_under_another_policy_beside_the_recorded_one() 
 fn another_policy_with_a_mistake_names_its_line_and_standard_input_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let policy = directory.path().join("policy.yaml");
-    std::fs::write(&policy, "packing:\n  policy: fastest\n").unwrap();
+    std::fs::write(
+        &policy,
+        "kind: SchedulingPolicy\npacking:\n  policy: fastest\n",
+    )
+    .unwrap();
     let recording = recorded_demo().to_str().unwrap();
     let said = stowage(&["replay", recording, "--policy", policy.to_str().unwrap()]);
     assert!(
-        said.code == 1 && said.err.contains("policy.yaml:2:"),
+        said.code == 1 && said.err.contains("policy.yaml:3:"),
         "{} {}{}",
         said.code,
         said.out,

@@ -40,6 +40,7 @@ mod packing;
 mod plan_capacity;
 mod planner;
 mod policy_check;
+mod policy_diff;
 mod printed;
 mod process;
 mod publish;

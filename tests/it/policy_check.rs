@@ -112,6 +112,49 @@ fn the_exit_code_distinguishes_valid_refused_and_unreadable_policies() {
 }
 
 #[test]
+fn a_path_that_cannot_be_read_hides_none_of_the_others() {
+    let broken = "tests/golden/policy/broken";
+    let [first, last] = ["unknown-field", "many-at-once"].map(|name| format!("{broken}/{name}"));
+    let output = stowage(&["check", &first, "nowhere", &last, "elsewhere"]);
+    assert_eq!(output.status.code(), Some(2));
+    let (told, failed) = (stdout(&output), String::from_utf8_lossy(&output.stderr));
+    for path in [first, last] {
+        assert!(told.contains(&format!("{path}: refused")), "{told}");
+    }
+    for path in ["nowhere", "elsewhere"] {
+        assert!(failed.contains(&format!("cannot read {path}")), "{failed}");
+    }
+}
+
+/// Ten thousand lines, and a mistake in each.
+#[test]
+fn what_is_told_of_a_long_policy_is_bounded_and_the_first_come_first() {
+    let classes: String = (0..10_000).map(|n| format!("- {{nam: c{n}}}\n")).collect();
+    let named = |field: &str| {
+        let names: String = (0..5_000)
+            .map(|n| format!("- {{name: c{n}, {field}: c{n}}}\n"))
+            .collect();
+        format!("kind: SchedulingPolicy\nnodePools:\n{names}")
+    };
+    let text = format!("kind: SchedulingPolicy\nclasses:\n{classes}");
+    for (text, first) in [(text, 3), (named("class"), 3), (named("classes"), 3)] {
+        let output = stowage_reads(&["check", "-"], &text);
+        assert_eq!(output.status.code(), Some(1));
+        let told = stdout(&output);
+        assert!(
+            told.contains(&format!(" --> standard input:{first}:")),
+            "{told}"
+        );
+        assert!(told.contains("more like these"), "{told}");
+        assert!(
+            told.lines().count() < 1_000,
+            "{} lines",
+            told.lines().count()
+        );
+    }
+}
+
+#[test]
 fn each_shipped_policy_passes_the_check_without_findings() {
     let told = stdout(&stowage(&["check", "policies"]));
     let shipped = in_order(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies"));
@@ -142,7 +185,7 @@ fn ci_reads_findings_with_lines_and_columns() {
     );
     assert_eq!(
         (&finding["line"], &finding["column"]),
-        (&3.into(), &8.into())
+        (&4.into(), &8.into())
     );
     assert!(finding["file"].as_str().unwrap().ends_with("20-more.yaml"));
     assert!(
@@ -193,7 +236,10 @@ fn a_policy_test_without_cases_fails() {
 
 #[test]
 fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
-    let output = stowage_reads(&["check", "--json", "-"], "mood: shadow\n");
+    let output = stowage_reads(
+        &["check", "--json", "-"],
+        "mood: shadow\nkind: SchedulingPolicy\n",
+    );
     assert_eq!(
         output.status.code(),
         Some(1),
@@ -206,13 +252,19 @@ fn cli_check_reads_standard_input_and_has_the_same_json_option_as_the_others() {
         (&finding["file"], &finding["line"]),
         (&"standard input".into(), &1.into())
     );
-    let sound = stowage_reads(&["check", "-"], "mode: shadow\n");
+    let sound = stowage_reads(&["check", "-"], "kind: SchedulingPolicy\n");
     assert!(
         stdout(&sound).starts_with("standard input: sound, digest "),
         "{}",
         stdout(&sound)
     );
-    assert!(stdout(&stowage_reads(&["show", "-"], "mode: shadow\n")).contains("mode: shadow"));
+    assert!(
+        stdout(&stowage_reads(
+            &["show", "-"],
+            "kind: SchedulingPolicy\nmode: shadow\n"
+        ))
+        .contains("mode: shadow")
+    );
     let cases = "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p, vram: 1Gi}, expect: {class: serving}}\n";
     assert_eq!(stowage_reads(&["test", "-"], cases).status.code(), Some(0));
 }

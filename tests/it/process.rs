@@ -623,6 +623,19 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     ] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }
+    let filled = told.split("Opportunistic jobs fill the rest").nth(1);
+    let filled = filled.and_then(|rest| rest.split("\n\n").next()).unwrap();
+    let jobs = |sign: &str| {
+        filled
+            .lines()
+            .filter(|line| line.trim_start().starts_with(sign))
+            .count()
+    };
+    assert!(jobs("+ ") > 0, "no job runs:\n{filled}");
+    assert!(
+        jobs("· ") > 0,
+        "no job gets the reason why it runs nowhere:\n{filled}"
+    );
 }
 
 /// Until it has read its roles, an API server that has just started refuses all.

@@ -45,7 +45,7 @@ fn policy_for_side(side: &str) -> String {
     };
     let first = if side == "b" { other } else { "" };
     let moving = "  - name: moving\n    match:\n      labels: {app: moving}\n    engine: false\n";
-    let telemetry = "telemetry: {fresh: 24h, stale: 48h}\n";
+    let telemetry = "kind: SchedulingPolicy\ntelemetry: {fresh: 24h, stale: 48h}\n";
     format!(
         "{telemetry}classes:\n{first}{moving}nodePools:\n{}{}",
         pool("a"),

@@ -60,7 +60,7 @@ pub fn sleeping(pod: &PodUid, device: &Device, amount: u8) -> EngineReading {
         gpus: [device.uuid.clone()].into(),
         state: EngineModelState::Asleep(SleepLevel::from_reported(Some(amount % 3))),
         reusable_in: amount.is_multiple_of(2).then(|| "default".into()),
-        seen: Moment(u64::MAX),
+        observed_at: Moment(u64::MAX),
     }
 }
 

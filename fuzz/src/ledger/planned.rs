@@ -42,7 +42,7 @@ impl FuzzedControlPlane {
         let ledger = &mut self.replicas[self.leader].ledger;
         if ledger
             .apply(ReservePlaces {
-                places: places.clone(),
+                placements: places.clone(),
                 generation,
             })
             .is_err()

@@ -139,7 +139,7 @@ impl Fetcher {
         let deadline = Instant::now() + self.limits.response_timeout;
         let first = uri(ip, address, address.scheme);
         let error = match timeout_at(deadline, self.get_once(&first)).await {
-            Ok(Ok(page)) => return Ok((page, address.scheme)),
+            Ok(Ok(metrics_page)) => return Ok((metrics_page, address.scheme)),
             Ok(Err(error)) if error.may_be_other_scheme() => error,
             Ok(Err(error)) => return Err(error),
             Err(_) => return Err(FetchError::TimedOut(first, self.limits.response_timeout)),
@@ -150,7 +150,7 @@ impl Fetcher {
             Scheme::Http
         };
         match timeout_at(deadline, self.get_once(&uri(ip, address, other))).await {
-            Ok(Ok(page)) => Ok((page, other)),
+            Ok(Ok(metrics_page)) => Ok((metrics_page, other)),
             Ok(Err(error @ (FetchError::Tls(..) | FetchError::Status(..))))
                 if !error.may_be_other_scheme() =>
             {
@@ -198,7 +198,7 @@ impl Fetcher {
         if body.size_hint().lower() > self.limits.max_page_bytes as u64 {
             return Err(too_long());
         }
-        let mut page = Vec::new();
+        let mut metrics_page = Vec::new();
         let (mut medium, mut large) = (None, None);
         while let Some(frame) = body.frame().await {
             let frame =
@@ -206,10 +206,10 @@ impl Fetcher {
             let Ok(data) = frame.into_data() else {
                 continue;
             };
-            if page.len() + data.len() > self.limits.max_page_bytes {
+            if metrics_page.len() + data.len() > self.limits.max_page_bytes {
                 return Err(too_long());
             }
-            let length = page.len() + data.len();
+            let length = metrics_page.len() + data.len();
             if length > self.limits.medium_page_bytes && medium.is_none() {
                 medium = Some(
                     self.medium_permits
@@ -226,13 +226,13 @@ impl Fetcher {
                         .expect("it is never closed"),
                 );
             }
-            page.extend_from_slice(&data);
+            metrics_page.extend_from_slice(&data);
         }
         // If only the end of the connection ends the page, a complete last line cannot be distinguished from half of one.
         if !is_framed {
-            page.truncate(whole_lines(&page).len());
+            metrics_page.truncate(whole_lines(&metrics_page).len());
         }
-        Ok(page)
+        Ok(metrics_page)
     }
 }
 

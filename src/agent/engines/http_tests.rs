@@ -843,7 +843,7 @@ async fn a_pod_with_a_gpu_of_which_no_engine_can_be_read_is_named() {
             ("silent", false, &on)
         ]
     );
-    let reason = |place: usize| &*found.unread[place].reason;
+    let reason = |index: usize| &*found.unread[index].reason;
     assert!(
         reason(1).contains("vLLM's production stack, which is no engine"),
         "{}",

@@ -274,8 +274,8 @@ impl EngineWatcher {
     }
 
     fn remove_gone(&mut self, queries: &BTreeMap<EndpointKey, EngineQuery>) {
-        self.slots.retain(|place, slot| {
-            let stays = queries.contains_key(place);
+        self.slots.retain(|endpoint, slot| {
+            let stays = queries.contains_key(endpoint);
             if let (false, Some(visit)) = (stays, &slot.running_probe) {
                 visit.abort();
             }

@@ -106,9 +106,9 @@ impl Properties {
 impl EngineProbe {
     pub async fn run(self, fetcher: &Fetcher) -> ProbeResult {
         let sent_at = Instant::now();
-        let answer = |page| ProbeResult {
+        let answer = |figures| ProbeResult {
             sent_at,
-            figures: page,
+            figures,
             health: None,
             properties: None,
         };
@@ -118,21 +118,21 @@ impl EngineProbe {
                 answer(self.metrics(fetcher, metrics).await)
             }
             ProbeKind::Metrics(metrics, SecondProbe::Health(health)) => {
-                let (page, health) =
+                let (figures, health) =
                     tokio::join!(self.metrics(fetcher, metrics), self.health(fetcher, health));
                 ProbeResult {
                     health: Some(health),
-                    ..answer(page)
+                    ..answer(figures)
                 }
             }
             ProbeKind::Metrics(metrics, SecondProbe::Properties) => {
-                let (page, properties) = tokio::join!(
+                let (figures, properties) = tokio::join!(
                     self.metrics(fetcher, metrics),
                     self.properties(fetcher, metrics)
                 );
                 ProbeResult {
                     properties,
-                    ..answer(page)
+                    ..answer(figures)
                 }
             }
         }
@@ -151,7 +151,7 @@ impl EngineProbe {
                 Err(error)
                     if best_error
                         .as_ref()
-                        .is_none_or(|known| error.informativeness() > known.informativeness()) =>
+                        .is_none_or(|best| error.informativeness() > best.informativeness()) =>
                 {
                     best_error = Some(error);
                 }
@@ -166,8 +166,8 @@ impl EngineProbe {
         fetcher: &Fetcher,
         address: &MetricsAddress,
     ) -> Result<EngineFigures, MetricsError> {
-        let (page, scheme) = fetcher.get(self.ip, address).await?;
-        match parse_page(&page, self.engine) {
+        let (metrics_page, scheme) = fetcher.get(self.ip, address).await?;
+        match parse_page(&metrics_page, self.engine) {
             Ok(figures) => Ok(EngineFigures {
                 address: MetricsAddress {
                     scheme,

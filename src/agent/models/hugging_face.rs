@@ -103,13 +103,13 @@ impl HuggingFace {
             return self.scanned.get(name)?.weights.clone();
         }
         let mark = ChangeMark::read_from(folder, walk);
-        if let Some(known) = self.scanned.get(name).filter(|known| known.mark == mark) {
-            let files = known
+        if let Some(cached) = self.scanned.get(name).filter(|cached| cached.mark == mark) {
+            let files = cached
                 .weights
                 .as_ref()
                 .map_or(0, |weights| weights.files.len());
             walk.reserve_files(folder, files);
-            return known.weights.clone();
+            return cached.weights.clone();
         }
         let weights = read_snapshot(folder, &mark.snapshot, walk);
         if walk.is_over() {

@@ -155,7 +155,7 @@ pub fn default_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) 
     let mut found: Vec<PathBuf> = candidates
         .into_iter()
         .flatten()
-        .filter(|place| place.is_dir())
+        .filter(|cache| cache.is_dir())
         .collect();
     found.sort();
     found.dedup();

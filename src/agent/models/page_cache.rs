@@ -34,10 +34,10 @@ pub(crate) fn is_mostly_cached(files: &[WeightFile], round: u64) -> bool {
 }
 
 fn is_majority_in_memory(probes: impl Iterator<Item = PageCacheProbe>) -> bool {
-    let (cached, total) = probes.fold((0, 0), |(cached, asked), seen| {
+    let (cached, total) = probes.fold((0, 0), |(cached, probed), probe| {
         (
-            cached + u64::from(seen == PageCacheProbe::InMemory),
-            asked + 1,
+            cached + u64::from(probe == PageCacheProbe::InMemory),
+            probed + 1,
         )
     });
     total > 0 && 2 * cached > total

@@ -145,16 +145,16 @@ impl Walk {
     }
 
     fn read_entries(&mut self, path: &Path, entries: fs::ReadDir) -> BTreeSet<String> {
-        let (mut names, mut seen, mut odd) = (BTreeSet::new(), 0, None);
+        let (mut names, mut entry_count, mut odd) = (BTreeSet::new(), 0, None);
         for entry in entries {
             if !self.has_time_for(path) {
                 break;
             }
-            if seen == MAX_ENTRIES {
+            if entry_count == MAX_ENTRIES {
                 self.record_problem(ScanProblem::TooMany { path: path.into() });
                 break;
             }
-            seen += 1;
+            entry_count += 1;
             match entry.map(|entry| entry.file_name().into_string()) {
                 Ok(Ok(name)) => drop(names.insert(name)),
                 Ok(Err(name)) => drop(odd.get_or_insert(name)),

@@ -13,8 +13,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use stowage_scheduling::units::Bytes;
 
-/// The largest public indexes name 150,000 tensors in 15 MB.
-const MAX_INDEX: u64 = 32 << 20;
+/// The largest public indexes name 280,000 tensors in 30 MB.
+pub const MAX_INDEX: u64 = 64 << 20;
 
 /// The largest public models have a few hundred shards.
 const MAX_SHARDS: usize = 10_000;
@@ -47,12 +47,13 @@ const FORMATS: [WeightFormat; 3] = [
     },
 ];
 
+/// How the weights in a folder are stored, and which of its files have them.
 #[derive(Debug)]
-struct WeightFormat {
-    index: Option<&'static str>,
+pub struct WeightFormat {
+    pub index: Option<&'static str>,
     /// Name of the file, or prefix of the shards, that engines load without an index.
     main: &'static str,
-    extension: &'static str,
+    pub extension: &'static str,
     others: Others,
 }
 
@@ -87,12 +88,46 @@ pub enum WeightExtent {
     Part,
 }
 
-/// `None` if nothing in the folder is or names weights.
+impl WeightFormat {
+    /// The format that engines load from a folder with files of these names; `None` if nothing in it is or names weights.
+    pub fn of_folder(names: &BTreeSet<String>) -> Option<&'static Self> {
+        FORMATS.iter().find(|format| {
+            let has_index = format.index.is_some_and(|index| names.contains(index));
+            has_index || !format.shard_sets(names).is_empty()
+        })
+    }
+
+    /// The files that engines load without an index, those that belong together in one set.
+    pub fn shard_sets<'a>(&self, names: &'a BTreeSet<String>) -> Vec<ShardSet<'a>> {
+        let mut sets: BTreeMap<_, ShardSet<'a>> = BTreeMap::new();
+        for name in names {
+            let Some(stem) = name.strip_suffix(self.extension) else {
+                continue;
+            };
+            let (stem, total) = shard(stem).unwrap_or((stem, 1));
+            let set = sets.entry((stem, total)).or_default();
+            set.files.push(name);
+            set.total = total;
+        }
+        // Other programs' copies of the same weights, and adapters.
+        let is_beside = |stem: &str| {
+            ["consolidated", "adapter"]
+                .iter()
+                .any(|other| stem.starts_with(other))
+        };
+        if self.others == Others::AreNotWeights || sets.keys().any(|(stem, _)| *stem == self.main) {
+            sets.retain(|(stem, _), _| *stem == self.main);
+        } else if sets.keys().any(|(stem, _)| !is_beside(stem)) {
+            sets.retain(|(stem, _), _| !is_beside(stem));
+        }
+        sets.into_values().collect()
+    }
+}
+
 pub fn read_weights(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let names = walk.entry_names(folder);
-    FORMATS
-        .iter()
-        .find_map(|format| weights_of_format(format, folder, &names, walk))
+    let format = WeightFormat::of_folder(&names)?;
+    Some(weights_of_format(format, folder, &names, walk))
 }
 
 fn weights_of_format(
@@ -100,7 +135,7 @@ fn weights_of_format(
     folder: &Path,
     names: &BTreeSet<String>,
     walk: &mut Walk,
-) -> Option<ModelWeights> {
+) -> ModelWeights {
     if let Some(index) = format.index.filter(|index| names.contains(*index)) {
         let shards = shards(&folder.join(index), walk);
         // An index that cannot be parsed leaves open what is missing.
@@ -110,10 +145,10 @@ fn weights_of_format(
             MissingFiles::Some
         };
         let shards = shards.unwrap_or_else(|| files_by_name(format, names).0);
-        return Some(existing_weights(folder, shards, missing, walk));
+        return existing_weights(folder, shards, missing, walk);
     }
     let (files, missing) = files_by_name(format, names);
-    (!files.is_empty()).then(|| existing_weights(folder, files, missing, walk))
+    existing_weights(folder, files, missing, walk)
 }
 
 /// Files that should be present and are known to be missing.
@@ -163,7 +198,7 @@ fn existing_weights(
 }
 
 /// An index must not lead out of its folder.
-fn is_below(name: &str) -> bool {
+pub fn is_below(name: &str) -> bool {
     Path::new(name)
         .components()
         .all(|part| matches!(part, Component::Normal(_)))
@@ -172,13 +207,8 @@ fn is_below(name: &str) -> bool {
 /// The files that an index names.
 fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
     let file = walk.open(index, MAX_INDEX)?;
-    let file = ShortStrings {
-        inner: file,
-        length: 0,
-        is_escaped: false,
-    };
-    match serde_json::from_reader::<_, ShardIndex>(BufReader::new(file)) {
-        Ok(index) => Some(index.weight_map.0),
+    match WeightIndex::read(file) {
+        Ok(index) => Some(index.shards),
         Err(error) => {
             walk.record_problem(ScanProblem::NoIndex {
                 path: index.into(),
@@ -218,30 +248,55 @@ impl<R: Read> Read for ShortStrings<R> {
     }
 }
 
-#[derive(Deserialize)]
-struct ShardIndex {
-    weight_map: Shards,
+/// What an index says of the weights.
+#[derive(Debug, Deserialize)]
+pub struct WeightIndex {
+    /// Names of the files.
+    #[serde(rename = "weight_map", deserialize_with = "values")]
+    pub shards: BTreeSet<String>,
+    #[serde(default)]
+    metadata: Option<IndexMetadata>,
+}
+
+#[derive(Debug, Deserialize)]
+struct IndexMetadata {
+    /// Some have 1.2e11.
+    #[serde(default)]
+    total_size: Option<f64>,
+}
+
+impl WeightIndex {
+    /// Holds no more of the index than the distinct names of its files.
+    pub fn read(file: impl Read) -> Result<Self, serde_json::Error> {
+        serde_json::from_reader(BufReader::new(ShortStrings {
+            inner: file,
+            length: 0,
+            is_escaped: false,
+        }))
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_size(&self) -> Option<u64> {
+        let size = self.metadata.as_ref()?.total_size?;
+        Some(size as u64)
+    }
 }
 
 /// The values of a map from tensors to files, each once: the map itself would take a hundred times as much.
-struct Shards(BTreeSet<String>);
-
-impl<'de> Deserialize<'de> for Shards {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Tensors)
-    }
+fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
+    deserializer.deserialize_map(Tensors)
 }
 
 struct Tensors;
 
 impl<'de> Visitor<'de> for Tensors {
-    type Value = Shards;
+    type Value = BTreeSet<String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map from tensors to files")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut shards = BTreeSet::new();
         while let Some((IgnoredAny, file)) = map.next_entry::<_, String>()? {
             if file.len() > MAX_NAME {
@@ -257,7 +312,7 @@ impl<'de> Visitor<'de> for Tensors {
                 )));
             }
         }
-        Ok(Shards(shards))
+        Ok(shards)
     }
 }
 
@@ -266,16 +321,7 @@ fn files_by_name(
     format: &WeightFormat,
     names: &BTreeSet<String>,
 ) -> (BTreeSet<String>, MissingFiles) {
-    let sets = shard_sets(format, names);
-    let main: Vec<&ShardSet> = sets
-        .iter()
-        .filter(|((stem, _), _)| *stem == format.main)
-        .map(|(_, set)| set)
-        .collect();
-    let selected = match (&main[..], &format.others) {
-        ([], Others::AreWeights) => sets.values().collect(),
-        _ => main,
-    };
+    let selected = format.shard_sets(names);
     let missing = selected.iter().any(|set| set.files.len() < set.total);
     let files = selected
         .iter()
@@ -294,27 +340,23 @@ fn files_by_name(
 
 /// One file, or the shards that belong together.
 #[derive(Debug, Default)]
-struct ShardSet<'a> {
-    files: Vec<&'a str>,
-    total: usize,
+pub struct ShardSet<'a> {
+    pub files: Vec<&'a str>,
+    pub total: usize,
 }
 
-/// The shard sets of a format, by their name without extension and number, and by the number of shards in it.
-fn shard_sets<'a>(
-    format: &WeightFormat,
-    names: &'a BTreeSet<String>,
-) -> BTreeMap<(&'a str, usize), ShardSet<'a>> {
-    let mut sets: BTreeMap<_, ShardSet<'a>> = BTreeMap::new();
-    for name in names {
-        let Some(stem) = name.strip_suffix(format.extension) else {
-            continue;
-        };
-        let (stem, total) = shard(stem).unwrap_or((stem, 1));
-        let set = sets.entry((stem, total)).or_default();
-        set.files.push(name);
-        set.total = total;
+impl ShardSet<'_> {
+    /// Name of the first shard that is missing.
+    pub fn missing(&self) -> Option<String> {
+        let first = self.files.first();
+        let first = first.filter(|_| self.files.len() < self.total)?;
+        let (numbered, of_all) = first.rsplit_once("-of-")?;
+        let (stem, number) = numbered.rsplit_once('-')?;
+        let width = number.len();
+        let mut names =
+            (1..=self.total).map(|number| format!("{stem}-{number:0width$}-of-{of_all}"));
+        names.find(|name| !self.files.contains(&name.as_str()))
     }
-    sets
 }
 
 /// `model-00001-of-00004` as `model` and 4.
@@ -438,6 +480,22 @@ mod tests {
             of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]),
             Some((WeightExtent::Whole, 6))
         );
+    }
+
+    #[test]
+    fn copies_and_adapters_are_no_weights_beside_a_model_s_own() {
+        for (beside, bytes) in [
+            ("consolidated.safetensors", 5),
+            ("adapter_model.safetensors", 5),
+            ("other.safetensors", 11),
+        ] {
+            assert_eq!(
+                of(&[("weights.safetensors", 5), (beside, 6)]),
+                Some((WeightExtent::Whole, bytes)),
+                "{beside}"
+            );
+            assert_eq!(of(&[(beside, 6)]), Some((WeightExtent::Whole, 6)));
+        }
     }
 
     #[test]

@@ -377,7 +377,7 @@ fn processes(device: &Device<'_>) -> Result<(Vec<ProcessReport>, Option<u32>), N
         let used = process_memory(&process);
         found
             .entry(process.pid)
-            .and_modify(|known| *known = used.max(*known))
+            .and_modify(|largest| *largest = used.max(*largest))
             .or_insert(used);
         gpu_instance = gpu_instance.or(process.gpu_instance_id);
     }

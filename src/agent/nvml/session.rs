@@ -154,7 +154,7 @@ impl Session {
             };
             let placement = self.placements.get(&uuid);
             for report in &mut reports {
-                report.numa_node = placement.and_then(|place| place.numa_node);
+                report.numa_node = placement.and_then(|placement| placement.numa_node);
                 report.nvlink_island = placement
                     .and_then(|placement| placement.island)
                     .filter(|_| report.parent.is_none());

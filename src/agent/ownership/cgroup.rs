@@ -81,10 +81,10 @@ impl Cgroups {
             return Ok(ProcessOwner::Gone);
         };
         let started = start_time(&stat);
-        if let Some(known) = self.cache.get(&pid)
-            && started == Some(known.started)
+        if let Some(cached) = self.cache.get(&pid)
+            && started == Some(cached.started)
         {
-            return Ok(known.owner.clone());
+            return Ok(cached.owner.clone());
         }
         let Some(cgroup) = self.read(pid, "cgroup")? else {
             return Ok(ProcessOwner::Gone);
@@ -107,9 +107,9 @@ impl Cgroups {
         self.cache.retain(|pid, _| pids.contains(pid));
     }
 
-    fn insert(&mut self, pid: u32, known: CachedProcess) {
+    fn insert(&mut self, pid: u32, process: CachedProcess) {
         if self.cache.len() < MAX_CACHED || self.cache.contains_key(&pid) {
-            self.cache.insert(pid, known);
+            self.cache.insert(pid, process);
         }
     }
 

@@ -239,8 +239,8 @@ impl<'a> PodsByUid<'a> {
     /// The pod of this node among those of the nodes around it; the outermost if none is known, because pods become known a
     /// little later than their processes.
     fn innermost(&self, named: &[PodUid]) -> PodUid {
-        let known = named.iter().rev().find_map(|uid| self.0.get(uid.as_str()));
-        known.copied().unwrap_or(&named[0]).clone()
+        let pod_on_node = named.iter().rev().find_map(|uid| self.0.get(uid.as_str()));
+        pod_on_node.copied().unwrap_or(&named[0]).clone()
     }
 }
 

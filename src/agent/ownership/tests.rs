@@ -225,12 +225,12 @@ async fn a_gpu_is_found_by_each_name_that_device_plugins_give_it() {
 
 #[tokio::test]
 async fn a_slice_is_found_by_its_place_and_by_its_gpu_instance() {
-    let slice = |uuid: &str, place, instance, pid| {
+    let slice = |uuid: &str, mig_index, instance, pid| {
         let mut slice = gpu(uuid, 0, &[pid]);
         slice.parent = Some(GpuUuid::parse("GPU-a").unwrap());
         slice.numbers = DeviceNumbers {
             minor: Some(5),
-            mig_index: Some(place),
+            mig_index: Some(mig_index),
             gpu_instance: Some(instance),
         };
         slice

@@ -130,7 +130,7 @@ impl WatchedState {
 
     fn remove_pod(&mut self, pod: &Pod) {
         if let (Some(pods), Some(uid)) = (&mut self.pods, &pod.metadata.uid) {
-            pods.retain(|known, _| known.as_str() != uid);
+            pods.retain(|pod_uid, _| pod_uid.as_str() != uid);
         }
     }
 }

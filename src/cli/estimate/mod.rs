@@ -274,7 +274,10 @@ impl EstimateArgs {
         let answer = EstimateOutput {
             model: name,
             pod: is_placeable.then(pod),
-            fits_over: FitsOver::find(&model, &workload, &sizes).filter(|_| !is_placeable),
+            fits_over: match is_placeable {
+                true => None,
+                false => FitsOver::find(&model, &workload, &sizes),
+            },
             model_type: model.model_type,
             workload,
             gpus,

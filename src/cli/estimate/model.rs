@@ -3,12 +3,14 @@
 use crate::cli::standard_input::is_standard_input;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use stowage_agent::models::weights::{MAX_INDEX, WeightFormat, WeightIndex, is_below};
 use stowage_scheduling::units::Bytes;
 use stowage_sizing::estimate::architecture::ModelArchitecture;
-use stowage_sizing::estimate::checkpoint::{Checkpoint, Index};
+use stowage_sizing::estimate::checkpoint::Checkpoint;
 use stowage_sizing::estimate::config::{Config, ConfigError};
 use stowage_sizing::estimate::quantization::Precision;
 use stowage_sizing::estimate::shipped::{MODELS, ShippedModel};
@@ -19,8 +21,6 @@ const QUANTIZATION: &str = "hf_quant_config.json";
 const INDEX: &str = "model.safetensors.index.json";
 /// Maximum size of a config.json: the largest known one has a few hundred KiB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// Maximum size of an index, which is read as a stream: the largest known ones have some 30 MiB.
-const MAX_INDEX_BYTES: u64 = 512 << 20;
 /// Maximum number of files that are looked at in a folder.
 const MAX_FILES: usize = 10_000;
 
@@ -57,9 +57,8 @@ fn placed(file: &str, error: &ConfigError) -> anyhow::Error {
 #[derive(Default)]
 struct ModelFiles {
     config: Option<PathBuf>,
-    index: Option<PathBuf>,
-    safetensors: Vec<PathBuf>,
-    gguf: Vec<PathBuf>,
+    /// Its weights and their index, by their names.
+    weights: BTreeMap<String, PathBuf>,
 }
 
 impl ModelFiles {
@@ -78,7 +77,7 @@ impl ModelFiles {
             }
         }
         let first = paths.first().context("CONFIG")?;
-        if files.config.is_none() && files.gguf.is_empty() {
+        if files.config.is_none() && !files.format().is_some_and(is_gguf) {
             let folder = if first.is_dir() {
                 first
             } else {
@@ -93,6 +92,14 @@ impl ModelFiles {
             files.config = Some(beside);
         }
         Ok(files)
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        self.weights.keys().cloned().collect()
+    }
+
+    fn format(&self) -> Option<&'static WeightFormat> {
+        WeightFormat::of_folder(&self.names())
     }
 
     fn add_folder(&mut self, folder: &Path) -> Result<()> {
@@ -118,14 +125,18 @@ impl ModelFiles {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        if name.ends_with(".safetensors") {
-            if is_named || !name.starts_with("adapter") {
-                self.safetensors.push(path);
+        let is_index = name == INDEX || is_named && name.ends_with(".index.json");
+        let extensions = [".safetensors", ".gguf", ".bin"];
+        if is_index || extensions.iter().any(|known| name.ends_with(known)) {
+            let name = if is_index { INDEX.to_owned() } else { name };
+            let other = self.weights.insert(name, path.clone());
+            if let Some(other) = other.filter(|other| *other != path) {
+                bail!(
+                    "{} and {} have one name; give the files of one model",
+                    other.display(),
+                    path.display()
+                );
             }
-        } else if name.ends_with(".gguf") {
-            self.gguf.push(path);
-        } else if name == INDEX || is_named && name.ends_with(".index.json") {
-            self.index = Some(path);
         } else if is_named || name == CONFIG && self.config.is_none() {
             ensure!(
                 self.config.is_none(),
@@ -138,11 +149,13 @@ impl ModelFiles {
         Ok(())
     }
 
-    fn read(mut self, precision: Option<Precision>) -> Result<(String, ModelArchitecture)> {
-        let mut checkpoint = Checkpoint::default();
-        let Some(path) = &self.config else {
-            return self.read_gguf(precision);
-        };
+    fn read(&self, precision: Option<Precision>) -> Result<(String, ModelArchitecture)> {
+        let format = self.format();
+        // What is beside a GGUF file may be of another program.
+        if let Some(gguf) = format.filter(|format| is_gguf(format)) {
+            return self.read_gguf(gguf, precision);
+        }
+        let path = self.config.as_ref().context(CONFIG)?;
         let name = path.display().to_string();
         let opened = open(path).with_context(|| {
             format!("{name}: CONFIG cannot be read; give a config.json, the folder that has it, or --model for one that is built in")
@@ -156,143 +169,141 @@ impl ModelFiles {
             added.map_err(|error| placed(&name, &error))?;
         }
         let read = ModelArchitecture::read_with_precision(&config, precision);
-        let mut model = read.map_err(|error| placed(&name, &error))?;
-        let index = self.read_index()?;
-        let shards_are_there = self.take_shards(&index, &mut model)?;
-        if shards_are_there {
-            for path in &self.safetensors {
-                let (file, length) = open(path)?;
-                let added = checkpoint.add_safetensors(file, length, |tensor| model.loads(tensor));
-                added.with_context(|| path.display().to_string())?;
+        let model = read.map_err(|error| placed(&name, &error))?;
+        let model = match format.filter(|format| format.index == Some(INDEX)) {
+            Some(safetensors) if !model.quantization.is_overridden() => {
+                self.with_safetensors(model, safetensors)?
             }
-            let total = index.and_then(|index| index.total_size).map(u128::from);
-            if let Some(total) =
-                total.filter(|total| checkpoint.bytes.abs_diff(*total) > total / 1000)
-            {
-                model.notes.push(format!(
-                    "the index says {total} bytes, and the files' headers {}: these count",
-                    checkpoint.bytes
-                ));
-            }
-        } else if let Some(total) = index.and_then(|index| index.total_size) {
-            checkpoint = Checkpoint::from_total(total);
-        }
-        if checkpoint.bytes > 0 {
-            model = model.with_checkpoint(checkpoint);
-        } else if !self.gguf.is_empty() {
-            return self.read_gguf(precision);
-        }
+            _ => model,
+        };
         Ok((name, model))
     }
 
-    fn read_index(&self) -> Result<Option<Index>> {
-        let Some(path) = &self.index else {
-            return Ok(None);
+    /// The model with the weights of its files, as far as they are there.
+    fn with_safetensors(
+        &self,
+        mut model: ModelArchitecture,
+        format: &WeightFormat,
+    ) -> Result<ModelArchitecture> {
+        let (files, total) = match self.weights.get(INDEX) {
+            Some(path) => {
+                let index = read_index(path)?;
+                let total = index.total_size().filter(|total| *total > 0);
+                let shards = index.shards.iter();
+                (
+                    shards.map(|shard| path.with_file_name(shard)).collect(),
+                    total,
+                )
+            }
+            None => (self.whole_sets(format)?.concat(), None),
         };
-        let name = || path.display().to_string();
-        let (file, length) = open(path)?;
-        ensure!(
-            length <= MAX_INDEX_BYTES,
-            "{} is larger than {}: that is no index",
-            name(),
-            Bytes(MAX_INDEX_BYTES)
-        );
-        let index = Index::read(file)
-            .with_context(|| format!("{}: this is no index; download it again", name()))?;
-        let is_name = |shard: &String| {
-            Path::new(shard)
-                .file_name()
-                .is_some_and(|name| name == shard.as_str())
-        };
-        if let Some(shard) = index.shards.iter().find(|shard| !is_name(shard)) {
-            bail!(
-                "{}: {shard:?} is not the name of a file beside it; download it again",
-                name()
-            );
+        let missing = files.iter().filter(|file| !file.is_file()).count();
+        if missing > 0 {
+            let instead = match total {
+                Some(_) => "its total_size is taken",
+                None => "the weights are counted",
+            };
+            model.notes.push(format!(
+                "{missing} of {} files of the index are not here: {instead}",
+                files.len()
+            ));
+            return Ok(match total {
+                Some(total) => model.with_checkpoint(Checkpoint::from_total(total)),
+                None => model,
+            });
         }
-        Ok(Some(index))
+        let mut checkpoint = Checkpoint::default();
+        for path in &files {
+            let (file, length) = open(path)?;
+            let added = checkpoint.add_safetensors(file, length, |tensor| model.loads(tensor));
+            added.with_context(|| path.display().to_string())?;
+        }
+        let bytes = checkpoint.bytes;
+        let is_far = |total: &u128| bytes > 0 && bytes.abs_diff(*total) > total / 1000;
+        if let Some(total) = total.map(u128::from).filter(is_far) {
+            model.notes.push(format!(
+                "the index says {total} bytes, and the files' headers {bytes}: these count"
+            ));
+        }
+        Ok(model.with_checkpoint(checkpoint))
     }
 
-    /// Chooses the files of the weights: those of the index. Whether all are there.
-    fn take_shards(
-        &mut self,
-        index: &Option<Index>,
-        model: &mut ModelArchitecture,
-    ) -> Result<bool> {
-        let name_of = |path: &PathBuf| {
-            path.file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
-        };
-        match (index, &self.index) {
-            (Some(index), Some(path)) => {
-                self.safetensors = index
-                    .shards
-                    .iter()
-                    .map(|shard| path.with_file_name(shard))
-                    .collect();
-                let missing = self
-                    .safetensors
-                    .iter()
-                    .filter(|shard| !shard.is_file())
-                    .count();
-                if missing > 0 {
-                    model.notes.push(format!(
-                        "{missing} of {} files of the index are not here: its total_size is taken",
-                        self.safetensors.len()
-                    ));
-                }
-                return Ok(missing == 0);
-            }
-            // Mistral's repositories have the same weights twice.
-            _ if self
-                .safetensors
+    /// The files that an engine loads without an index, each set with all its parts.
+    fn whole_sets(&self, format: &WeightFormat) -> Result<Vec<Vec<PathBuf>>> {
+        let names = self.names();
+        let sets = format.shard_sets(&names).into_iter().map(|set| {
+            let paths: Vec<PathBuf> = set
+                .files
                 .iter()
-                .any(|path| !name_of(path).starts_with("consolidated")) =>
-            {
-                self.safetensors
-                    .retain(|path| !name_of(path).starts_with("consolidated"));
+                .map(|name| self.weights[*name].clone())
+                .collect();
+            if let Some(missing) = set.missing() {
+                bail!(
+                    "{}: {} of its {} files are given, without {missing}; give all of them, or their folder",
+                    paths[0].display(),
+                    paths.len(),
+                    set.total
+                );
             }
-            _ => {}
-        }
-        let parts = self
-            .safetensors
-            .iter()
-            .filter_map(|path| part_count(&name_of(path)));
-        check_parts(parts.max(), &self.safetensors)?;
-        Ok(!self.safetensors.is_empty())
+            Ok(paths)
+        });
+        sets.collect()
     }
 
     /// The model of GGUF files, which have their configuration in them.
-    fn read_gguf(&self, precision: Option<Precision>) -> Result<(String, ModelArchitecture)> {
+    fn read_gguf(
+        &self,
+        format: &WeightFormat,
+        precision: Option<Precision>,
+    ) -> Result<(String, ModelArchitecture)> {
+        let sets = self.whole_sets(format)?;
+        let [files] = &sets[..] else {
+            bail!(
+                "{} files are GGUF, and each is a model: give one of them by name, such as {}",
+                sets.len(),
+                sets[0][0].display()
+            );
+        };
         let mut checkpoint = Checkpoint::default();
         let mut first = None;
-        let mut parts = None;
-        for path in &self.gguf {
+        for path in files {
             let (file, length) = open(path)?;
             let name = path.display().to_string();
-            let config = checkpoint
-                .add_gguf(file, length)
-                .with_context(|| name.clone())?;
-            let of_all = config
-                .fields()
-                .count("split.count")
-                .filter(|count| *count > 1);
+            let added = checkpoint.add_gguf(file, length);
+            let config = added.with_context(|| name.clone())?;
+            let parts = config.fields().count("split.count").unwrap_or(1).max(1);
             ensure!(
-                of_all.is_some() || self.gguf.len() == 1,
-                "{} files are GGUF, and each is a model: give one of them by name, such as {name}",
-                self.gguf.len()
+                parts == files.len() as u64,
+                "{name}: {} of its {parts} files are given; give all of them under their own names, or their folder",
+                files.len()
             );
-            parts = parts.max(of_all);
             first.get_or_insert((name, config));
         }
-        check_parts(parts, &self.gguf)?;
         let (name, config) = first.context("no file of weights")?;
         let read = ModelArchitecture::read_with_precision(&config, precision);
         let model = read.map_err(|error| placed(&name, &error))?;
         Ok((name, model.with_checkpoint(checkpoint)))
     }
+}
+
+fn is_gguf(format: &WeightFormat) -> bool {
+    format.extension == ".gguf"
+}
+
+fn read_index(path: &Path) -> Result<WeightIndex> {
+    let name = path.display();
+    let (file, length) = open(path)?;
+    ensure!(
+        length <= MAX_INDEX,
+        "{name} is larger than {}: that is no index",
+        Bytes(MAX_INDEX)
+    );
+    let index = WeightIndex::read(file.take(MAX_INDEX))
+        .with_context(|| format!("{name}: this is no index; download it again"))?;
+    if let Some(shard) = index.shards.iter().find(|shard| !is_below(shard)) {
+        bail!("{name}: {shard:?} is not the name of a file beside it; download it again");
+    }
+    Ok(index)
 }
 
 /// The folder that a file is in.
@@ -301,23 +312,6 @@ fn folder_of(file: &Path) -> &Path {
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
-}
-
-/// The number of files that `model-00001-of-00003.safetensors` is one of.
-fn part_count(name: &str) -> Option<u64> {
-    let (_, count) = name.rsplit_once("-of-")?;
-    count.split('.').next()?.parse().ok()
-}
-
-fn check_parts(of_all: Option<u64>, files: &[PathBuf]) -> Result<()> {
-    let there = files.len() as u64;
-    match of_all.filter(|count| *count != there) {
-        Some(count) => bail!(
-            "{}: {there} of its {count} files are given; give all of them, or their folder",
-            files[0].display()
-        ),
-        None => Ok(()),
-    }
 }
 
 /// A regular file and its length: a pipe would wait for its writer.

@@ -50,10 +50,11 @@ pub async fn observe(what: &str, args: &ObserveArgs) -> Result<Observation> {
     if path.is_file() {
         return from_file(&read_limited(std::fs::File::open(path)?)?);
     }
-    if path
-        .extension()
-        .is_some_and(|kind| ["json", "txt", "prom"].iter().any(|known| kind == *known))
-    {
+    if path.extension().is_some_and(|kind| {
+        ["json", "txt", "prom"]
+            .iter()
+            .any(|file_kind| kind == *file_kind)
+    }) {
         bail!("there is no such file");
     }
     let key = pod_key(what, args.namespace.as_deref()).context(
@@ -85,8 +86,8 @@ fn from_file(bytes: &[u8]) -> Result<Observation> {
     }
 }
 
-fn from_metrics_page(page: &[u8]) -> Result<Observation> {
-    let figures = engine_metrics::parse_page(page, None)
+fn from_metrics_page(metrics_page: &[u8]) -> Result<Observation> {
+    let figures = engine_metrics::parse_page(metrics_page, None)
         .context("this is the metrics page of no known engine")?;
     let problems = figures
         .problems

@@ -52,12 +52,12 @@ pub fn from_dump(
     options: &ShownNodes,
 ) -> Result<Explanation, ExplainError> {
     let dump = Dump::read(path)?;
-    let service = ServerState::new(policy);
-    let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
+    let state = ServerState::new(policy);
+    let loaded = DumpControlPlane::load(&dump, &state, &mut ClusterIndex::default())?;
     if let Some(left_out) = left_out_text(loaded.left_out()) {
         print_to_stderr(format_args!("warning: {left_out}"));
     }
-    let mut cluster = service.cluster_copy();
+    let mut cluster = state.cluster_copy();
     let explained = cluster
         .ledger()
         .uid_of(key)

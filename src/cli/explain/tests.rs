@@ -95,7 +95,7 @@ fn it_lacks_some_gib_and_a_pod_could_be_evicted() {
     world.cluster.apply(FilterDecided {
         uid: uid.clone(),
         answer: FilterAnswer::Refused {
-            asked: Some(snapshot.node_set(0..1)),
+            queried_nodes: Some(snapshot.node_set(0..1)),
         },
     });
     world.advance(Millis::seconds(3));

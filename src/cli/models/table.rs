@@ -29,8 +29,8 @@ pub fn model_table(located: &ModelLocations, columns: Columns) -> String {
             human_duration(ready)
         );
     }
-    if !located.places.is_empty() {
-        let rows = located.places.iter().map(place_row);
+    if !located.locations.is_empty() {
+        let rows = located.locations.iter().map(location_row);
         text += &columns.table(
             &["NODE", "STATE", "READY IN", "SEEN", "GPUS", "POD"],
             rows,
@@ -69,33 +69,35 @@ pub fn models_table(list: &ModelList, columns: Columns) -> String {
         + &continuation(list.next.as_ref().map(ToString::to_string))
 }
 
-fn place_row(place: &ModelLocation) -> Vec<String> {
-    let level = place
+fn location_row(location: &ModelLocation) -> Vec<String> {
+    let level = location
         .sleep_level
         .map_or(String::new(), |level| format!(" (level {level})"));
-    let reuse = if place.reusable_in.is_some() {
+    let reuse = if location.reusable_in.is_some() {
         ", reusable"
     } else {
         ""
     };
-    let ask = if place.wakeable == Some(false) {
+    let ask = if location.wakeable == Some(false) {
         ", ask first"
     } else {
         ""
     };
-    let uid = || place.pod_uid.as_ref().map(|uid| format!("UID {uid}"));
+    let uid = || location.pod_uid.as_ref().map(|uid| format!("UID {uid}"));
     vec![
-        place.node.to_string(),
-        format!("{}{level}{reuse}{ask}", state_name(place.state)),
-        place.ready_in_millis.map_or("unknown".into(), ready_text),
-        format!("{} ago", human_duration(place.age_millis)),
-        place
+        location.node.to_string(),
+        format!("{}{level}{reuse}{ask}", state_name(location.state)),
+        location
+            .ready_in_millis
+            .map_or("unknown".into(), ready_text),
+        format!("{} ago", human_duration(location.age_millis)),
+        location
             .gpus
             .iter()
             .map(short_uuid)
             .collect::<Vec<_>>()
             .join(" "),
-        place
+        location
             .pod
             .as_ref()
             .map(ToString::to_string)

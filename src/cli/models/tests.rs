@@ -41,7 +41,7 @@ fn engine(pod: &str, name: &str, on: (&str, u32), state: EngineModelState) -> En
         gpus: [gpu_at(on.0, on.1)].into(),
         state,
         reusable_in: (pod == "launcher").then(|| "default".into()),
-        seen: stowage_scheduling::testkit::START,
+        observed_at: stowage_scheduling::testkit::START,
     }
 }
 

@@ -114,7 +114,10 @@ pub fn kinds_from_objects(
     for (source, node) in nodes {
         match node_template(node, &labels, &policy.nodes) {
             Ok(kind) => {
-                if !kinds.iter_mut().any(|known| known.absorb(&kind)) {
+                if !kinds
+                    .iter_mut()
+                    .any(|alike_nodes| alike_nodes.absorb(&kind))
+                {
                     kinds.push(AlikeNodes::new(kind));
                 }
             }

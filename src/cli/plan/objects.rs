@@ -210,13 +210,13 @@ pub fn node_template(
 }
 
 fn template_gpu(model: GpuModel, total: Bytes) -> TemplateGpu {
-    let known = GpuType::find(model.as_str()).ok();
-    let name = known.map_or_else(|| model.to_string(), |known| known.name.to_owned());
+    let gpu_type = GpuType::find(model.as_str()).ok();
+    let name = gpu_type.map_or_else(|| model.to_string(), |gpu_type| gpu_type.name.to_owned());
     TemplateGpu {
         name,
         model,
         total,
-        gpu_type: known,
+        gpu_type,
     }
 }
 

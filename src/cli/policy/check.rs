@@ -13,7 +13,7 @@ use stowage_policy_file::diagnostic::{Diagnostic, has_errors};
 use stowage_policy_file::{PolicySources, SourceText, load};
 use stowage_server::policy_watch::read;
 
-const EXIT_CODES: &str = "Exit codes: 0 if every policy is sound, 1 if one would be refused, 2 if one cannot be read or the arguments are invalid.";
+const EXIT_CODES: &str = "Exit codes: 0 if every policy is sound, 1 if one would be refused, 2 if one cannot be read (the others are checked) or the arguments are invalid.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
@@ -52,11 +52,11 @@ struct PolicyLine<'a> {
 impl CheckArgs {
     pub fn run(self) -> Result<ExitCode> {
         standard_input::check_named_once(self.paths.iter().map(|path| ("PATH", &**path)))?;
-        let mut checked = Vec::new();
+        let (mut checked, mut unread) = (Vec::new(), None);
         for path in &self.paths {
             match read::read_policies(path) {
                 Ok(policies) => checked.extend(policies.into_iter().map(check)),
-                Err(error) => return Ok(unreadable(&error)),
+                Err(error) => unread = Some(unreadable(&error)),
             }
         }
         let sources: Vec<PolicySources<'_>> = checked
@@ -77,11 +77,7 @@ impl CheckArgs {
         self.output
             .print(&output, |_, _| checked.iter().map(text).collect())?;
         let refused = checked.iter().any(|one| has_errors(&one.found));
-        Ok(if refused {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(unread.unwrap_or(ExitCode::from(u8::from(refused))))
     }
 }
 

@@ -6,12 +6,14 @@ use crate::cli::print_to_stderr;
 use crate::cli::standard_input;
 use anyhow::Result;
 use clap::Args;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use stowage_policy_file::cases::{DecisionChange, PodDecision, PolicyComparison, compare};
+use stowage_policy_file::cases::{DecisionChange, PolicyComparison, compare};
 use stowage_policy_file::load;
 use stowage_policy_file::windows as policy_windows;
+use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::{Dump, DumpControlPlane, DumpError, left_out_text};
@@ -50,33 +52,26 @@ impl DiffArgs {
             ("NEW", &*self.new),
             ("--cluster", &*self.cluster),
         ])?;
-        let mut policies = Vec::new();
-        for path in [&self.old, &self.new] {
-            match load_policy_at(path, self.at)? {
-                Ok(policy) => policies.push(policy),
-                Err(code) => return Ok(code),
-            }
-        }
-        let dump = match Dump::read(&self.cluster) {
-            Ok(dump) => dump,
-            Err(error) => return Ok(unreadable(&error)),
+        let [old, new] = [&self.old, &self.new].map(|path| load_policy_at(path, self.at));
+        let policies = match (old?, new?) {
+            (Ok(old), Ok(new)) => [old, new],
+            (Err(code), _) | (_, Err(code)) => return Ok(code),
         };
-        let services: Result<Vec<_>, _> = policies
-            .into_iter()
-            .map(|policy| load_service(&dump, policy))
-            .collect();
-        let services = match services {
-            Ok(services) => services,
+        let read = Dump::read(&self.cluster).and_then(|dump| {
+            let [old, new] = policies.map(|policy| load_service(&dump, policy));
+            Ok((dump.workloads()?, old?, new?))
+        });
+        let (workloads, (old, left_out), (new, _)) = match read {
+            Ok(read) => read,
             Err(error) => return Ok(unreadable(&error)),
         };
         // Which pods cannot be understood does not depend on the policy.
-        if let Some((_, Some(left_out))) = services.first() {
+        if let Some(left_out) = left_out {
             print_to_stderr(format_args!("warning: {left_out}"));
         }
-        let services: Vec<_> = services.into_iter().map(|(service, _)| service).collect();
-        let comparison = compare(&mut services[0].cluster(), &mut services[1].cluster());
+        let comparison = compare(&mut old.cluster(), &mut new.cluster());
         self.output.print(&comparison, |compared, columns| {
-            columns.wrap(&text(compared))
+            columns.wrap(&text(compared, &workloads))
         })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -108,69 +103,115 @@ fn load_service(
     dump: &Dump,
     policy: Policy,
 ) -> Result<(Arc<ServerState>, Option<String>), DumpError> {
-    let service = ServerState::new(policy);
-    let loaded = DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
-    Ok((service, left_out_text(loaded.left_out())))
+    let state = ServerState::new(policy);
+    let loaded = DumpControlPlane::load(dump, &state, &mut ClusterIndex::default())?;
+    Ok((state, left_out_text(loaded.left_out())))
 }
 
-fn text(comparison: &PolicyComparison) -> String {
-    let PolicyComparison {
-        pods,
-        changes,
-        nodes,
-    } = comparison;
+/// The most columns that names take up, of nodes that change alike and within a line; further names are counted.
+const NODE_NAMES_WIDTH: usize = 56;
+const NAMES_WIDTH: usize = 18;
+
+fn text(comparison: &PolicyComparison, workloads: &BTreeMap<PodKey, String>) -> String {
     let mut text = String::new();
-    for change in nodes {
-        text += &format!(
-            "node {}\n    - {}\n    + {}\n",
-            change.node, change.old, change.new
-        );
+    let mut nodes: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for change in &comparison.nodes {
+        let names = nodes.entry((&change.old, &change.new)).or_default();
+        names.push(change.node.clone());
     }
-    text.extend(changes.iter().map(change_text));
-    let (pods, nodes) = (plural(*pods, "pod"), plural(nodes.len(), "node"));
-    text + &format!("{} of {pods} change, and {nodes}\n", changes.len())
+    for ((old, new), names) in nodes {
+        let count = plural(names.len(), "node");
+        let names = listed(&names, NODE_NAMES_WIDTH);
+        text += &format!("{count}: {names}\n    - {old}\n    + {new}\n");
+    }
+    let mut pods: BTreeMap<(String, Names), Vec<&DecisionChange>> = BTreeMap::new();
+    for change in &comparison.changes {
+        let title = match (workloads.get(&change.pod), &change.node) {
+            (Some(workload), _) => (workload.clone(), Names::LeftOut),
+            (None, Some(node)) => (format!("{} on {node}", change.pod), Names::Shown),
+            (None, None) => (format!("{}, waiting", change.pod), Names::Shown),
+        };
+        pods.entry(title).or_default().push(change);
+    }
+    for ((title, names), changes) in pods {
+        text += &pods_text(&title, names, &changes);
+    }
+    let nodes = plural(comparison.nodes.len(), "node");
+    let (changed, pods) = (comparison.changes.len(), plural(comparison.pods, "pod"));
+    text + &format!("{changed} of {pods} change, and {nodes}\n")
 }
 
-fn change_text(change: &DecisionChange) -> String {
-    let DecisionChange {
-        pod,
-        node,
-        old,
-        new,
-    } = change;
-    let mut text = match node {
-        Some(node) => format!("{pod} on {node}\n"),
-        None => format!("{pod}, waiting\n"),
-    };
-    let mut line = |what: &str, of: &dyn Fn(&PodDecision) -> String| {
-        let (old, new) = (of(old), of(new));
-        if old != new {
-            text += &format!("    {what:<16} {old} → {new}\n");
+/// Whether nodes and victims are named: of a pod by itself they are, and of a workload the pods that change alike are counted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Names {
+    Shown,
+    LeftOut,
+}
+
+fn pods_text(title: &str, names: Names, changes: &[&DecisionChange]) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for line in changes.iter().flat_map(|change| lines(change, names)) {
+        match counts.iter_mut().find(|(other, _)| *other == line) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((line, 1)),
         }
+    }
+    let mut text = match names {
+        Names::Shown => format!("{title}\n"),
+        Names::LeftOut => format!("{title}, {}\n", plural(changes.len(), "pod")),
     };
-    line("class", &|verdict| verdict.class.clone());
-    line("tenant", &|verdict| {
-        verdict.tenant.clone().unwrap_or_else(|| "none".into())
-    });
-    line("may be evicted", &|verdict| {
-        if verdict.preemptible { "yes" } else { "no" }.into()
-    });
-    line("could go to", &|verdict| listed(&verdict.nodes, "no node"));
-    line("would evict", &|verdict| listed(&verdict.victims, "none"));
+    text.extend(counts.into_iter().map(|(line, count)| match names {
+        Names::Shown => format!("    {line}\n"),
+        Names::LeftOut => format!("{count:>5}  {line}\n"),
+    }));
     text
 }
 
-/// The most names that are shown; further ones are counted, because a pod may fit thousands of nodes.
-const MAX_NAMES_SHOWN: usize = 5;
+fn lines(DecisionChange { old, new, .. }: &DecisionChange, names: Names) -> Vec<String> {
+    let [(tenant, evicted), (new_tenant, new_evicted)] = [old, new].map(|one| {
+        let tenant = one.tenant.as_deref().unwrap_or("none");
+        (tenant, if one.preemptible { "yes" } else { "no" })
+    });
+    let words = [
+        ("class", &*old.class, &*new.class),
+        ("tenant", tenant, new_tenant),
+        ("may be evicted", evicted, new_evicted),
+    ];
+    let words = words.into_iter().filter(|(_, old, new)| old != new);
+    let words = words.map(|(what, old, new)| format!("{what} {old} → {new}"));
+    let lists = [
+        ("could go to", "node", &old.nodes, &new.nodes),
+        ("would evict", "pod", &old.victims, &new.victims),
+    ];
+    let lists = lists.into_iter().filter(|(_, _, old, new)| old != new);
+    let lists = lists.map(|(what, noun, old, new)| match names {
+        Names::Shown => format!(
+            "{what} {} → {}",
+            listed(old, NAMES_WIDTH),
+            listed(new, NAMES_WIDTH)
+        ),
+        Names::LeftOut if new.is_empty() => format!("{what} no {noun} any more"),
+        Names::LeftOut if old.is_empty() => format!("{what} a {noun} now"),
+        Names::LeftOut => format!("{what} other {noun}s"),
+    });
+    words.chain(lists).collect()
+}
 
-fn listed(names: &[String], none: &str) -> String {
-    match names.len() {
-        0 => none.into(),
-        n if n <= MAX_NAMES_SHOWN => names.join(", "),
-        n => format!(
+/// As many names as fit, and at least one.
+fn listed(names: &[String], width: usize) -> String {
+    let mut taken = 0;
+    let fits = |name: &&String| {
+        taken += name.len() + 2;
+        taken <= width
+    };
+    let shown = names.iter().take_while(fits).count().max(1);
+    match names {
+        [] => "none".into(),
+        names if names.len() <= shown => names.join(", "),
+        names => format!(
             "{} and {} more",
-            names[..MAX_NAMES_SHOWN].join(", "),
-            n - MAX_NAMES_SHOWN
+            names[..shown].join(", "),
+            names.len() - shown
         ),
     }
 }

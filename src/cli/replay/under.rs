@@ -241,16 +241,16 @@ fn text(compared: &PolicyComparison, other: &str, columns: Columns) -> String {
     columns.wrap(&text)
 }
 
-fn placement_text(place: &PodPlacement) -> String {
-    let waited = DurationText(place.waited);
-    let Some(node) = &place.node else {
+fn placement_text(placement: &PodPlacement) -> String {
+    let waited = DurationText(placement.waited);
+    let Some(node) = &placement.node else {
         return format!("none, waited {waited}");
     };
-    let evicted = match place.evictions {
+    let evicted = match placement.evictions {
         0 => String::new(),
         n => format!(", evicted {n} ×"),
     };
-    let gpus = place
+    let gpus = placement
         .gpus
         .iter()
         .map(|gpu| gpu.as_str())

@@ -276,8 +276,8 @@ fn draw_status(top: &Top, area: Rect, buffer: &mut Buffer, colors: Colors) {
         );
     }
     let count = top.rows().len();
-    let place = if count == 0 { 0 } else { top.selected + 1 };
-    let text = format!("{place}/{count}  ? help  / filter  > sort  r reverse  q quit");
+    let row_number = if count == 0 { 0 } else { top.selected + 1 };
+    let text = format!("{row_number}/{count}  ? help  / filter  > sort  r reverse  q quit");
     draw_line(buffer, area, row, &text, colors.foreground(Color::DarkGray));
 }
 

@@ -170,7 +170,7 @@ pub trait PageAuthority: Send + Sync + 'static {
     fn may_see<'a>(
         &'a self,
         token: &'a str,
-        page: &'a OperatorPage,
+        operator_page: &'a OperatorPage,
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>>;
 }
 

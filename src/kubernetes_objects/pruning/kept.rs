@@ -165,7 +165,7 @@ status {
 
 const NODE: &str = "
 spec { unschedulable taints }
-status { capacity allocatable nodeInfo { systemUUID machineID } images { names sizeBytes } }";
+status { capacity allocatable conditions { type status } nodeInfo { systemUUID machineID } images { names sizeBytes } }";
 
 const UNREADABLE_AFFINITY: &str = r#"{"spec":{"nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"operator":"?"}]}]}}}}"#;
 

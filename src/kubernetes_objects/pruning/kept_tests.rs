@@ -291,9 +291,15 @@ fn every_node_field_that_is_read_is_kept() {
     let node = json!({
         "metadata": { "name": "n", "uid": "u", "labels": labels },
         "spec": { "taints": [{ "key": "k", "effect": "NoSchedule" }] },
-        "status": { "capacity": amounts, "allocatable": amounts, "images": [{ "names": ["i:1"], "sizeBytes": 7 << 30 }] },
+        "status": { "capacity": amounts, "allocatable": amounts, "images": [{ "names": ["i:1"], "sizeBytes": 7 << 30 }],
+            "conditions": [{ "type": "gpu-fractioning.nvidia.com/Ready", "status": "True", "lastHeartbeatTime": null }] },
     });
-    let fields = ["/spec/taints", "/status/images", "/status/nodeInfo"];
+    let fields = [
+        "/spec/taints",
+        "/status/images",
+        "/status/nodeInfo",
+        "/status/conditions",
+    ];
     reads_the_same("nodes", &node, &fields, |node: &Node| {
         let labelled = objects::devices_from_labels(node);
         texts![

@@ -351,10 +351,10 @@ mod tests {
             filters.set_pod(uid("job"), job);
             filters.set_pending(uid("serving"), wants("other", 1000));
             let steps = steps_with_filters(cluster.ledger_mut(), &filters.snapshot(), 64);
-            let [PlanStep::Place(places)] = &*steps else {
+            let [PlanStep::Place(placements)] = &*steps else {
                 panic!("{steps:?}")
             };
-            assert_eq!(&*places[0].reservation.victims, [uid("job")]);
+            assert_eq!(&*placements[0].reservation.victims, [uid("job")]);
         }
     }
 

@@ -77,7 +77,7 @@ pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<Summary> {
         limits: RECORDING_LIMITS,
     });
     let recorder =
-        recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.service));
+        recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.state));
     let recorder = recorder.transpose()?;
     play.play_story().await?;
     let mut summary = play.summary();

@@ -147,7 +147,7 @@ impl Play {
         };
         self.wait_until("all who arrived are bound", all_bound)
             .await?;
-        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.service);
+        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.state);
         self.wait_until("their engines are up", all_up).await
     }
 
@@ -217,14 +217,14 @@ impl Play {
 
     async fn overload_engine(&mut self, newcomer: StoryPod) -> Result<()> {
         let foresight =
-            HypotheticalPod::for_manifest(&self.setup.stowage.service, newcomer.manifest(None))?;
+            HypotheticalPod::for_manifest(&self.setup.stowage.state, newcomer.manifest(None))?;
         let seat = foresight
             .predicted_gpu()
             .context("there is no room for the chapter's pod")?;
-        let place = gpu_name(seat.gpu.as_str());
+        let gpu = gpu_name(seat.gpu.as_str());
         let server = self.chronicle.first_serving_pod_on(seat.gpu.as_str());
         let engine = server
-            .with_context(|| format!("no engine serves on {place}"))?
+            .with_context(|| format!("no engine serves on {gpu}"))?
             .name
             .clone();
         let FakeEngineLoad {
@@ -233,7 +233,7 @@ impl Play {
             ..
         } = OVERLOAD;
         self.screen.note(&format!(
-            "{} would go to {place}, beside {engine}",
+            "{} would go to {gpu}, beside {engine}",
             newcomer.name
         ));
         self.screen.note(&format!(
@@ -255,7 +255,7 @@ impl Play {
             .kv_observed_after
             .insert(Millis(started.elapsed().as_millis() as u64));
         self.screen.note(&format!(
-            "{after} ms later decisions know: no more serving pods for {place}"
+            "{after} ms later decisions know: no more serving pods for {gpu}"
         ));
         let model = self.model_of(&engine)?;
         let desired = self
@@ -339,13 +339,13 @@ impl Play {
 
     fn is_excluded_from(&self, newcomer: &StoryPod, seat: &PredictedGpu) -> bool {
         let foresight =
-            HypotheticalPod::for_manifest(&self.setup.stowage.service, newcomer.manifest(None));
+            HypotheticalPod::for_manifest(&self.setup.stowage.state, newcomer.manifest(None));
         foresight.is_ok_and(|foresight| foresight.is_excluded_from(seat))
     }
 
     fn predict_fastest_node(&mut self, arrival: &StoryPod) -> Result<()> {
         let foresight =
-            HypotheticalPod::for_manifest(&self.setup.stowage.service, arrival.manifest(None))?;
+            HypotheticalPod::for_manifest(&self.setup.stowage.state, arrival.manifest(None))?;
         let times = foresight.start_times();
         let (first, rest) = times.split_first().context("there are no nodes")?;
         let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
@@ -354,10 +354,9 @@ impl Play {
             .without_model()
             .predicted_gpu()
             .context("there is no room for the chapter's pod")?;
-        let (name, place) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
+        let (name, gpu) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
         let (nearest_models, node) = (seconds(first), &first.1);
-        self.screen
-            .note(&format!("{name} would fit best on {place}"));
+        self.screen.note(&format!("{name} would fit best on {gpu}"));
         self.screen.note(&format!(
             "from {node}'s disk it answers after {nearest_models} s, elsewhere over the network after {elsewhere} s"
         ));
@@ -408,7 +407,7 @@ impl Play {
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let violations = invariant_violations(&gpus, &pods);
-        let audited = audit(self.setup.stowage.service.cluster().ledger());
+        let audited = audit(self.setup.stowage.state.cluster().ledger());
         self.violations.extend(
             violations
                 .into_iter()
@@ -423,9 +422,9 @@ impl Play {
         if let Some(crowd) =
             crowd.filter(|crowd| self.is_excluded_from(&crowd.excluded_pod, &crowd.gpu))
         {
-            let place = gpu_name(crowd.gpu.gpu.as_str());
+            let gpu = gpu_name(crowd.gpu.gpu.as_str());
             self.violations.push(format!(
-                "{pod} joined {place}, where the KV cache was known to be full"
+                "{pod} joined {gpu}, where the KV cache was known to be full"
             ));
         }
         if let Some(best) = self
@@ -497,7 +496,7 @@ impl Play {
             unasked_wakes: self
                 .setup
                 .stowage
-                .service
+                .state
                 .metrics
                 .lending
                 .wakes

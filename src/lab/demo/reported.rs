@@ -27,7 +27,7 @@ pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<ReportedEngines> 
     let engine_load = reading
         .gpus
         .iter()
-        .find(|seen| seen.uuid.as_str() == gpu)?
+        .find(|gpu_reading| gpu_reading.uuid.as_str() == gpu)?
         .engine_load;
     (!states.is_empty()).then_some(ReportedEngines {
         engine_load,

@@ -121,7 +121,7 @@ impl Setup {
         let is_observed = |version| latest.is_none_or(|latest| version >= latest);
         self.scheduler
             .observations()
-            .until(|seen| is_observed(seen.progress().nodes_version).then_some(()))
+            .until(|observed| is_observed(observed.progress().nodes_version).then_some(()))
             .await;
     }
 }

@@ -237,7 +237,7 @@ impl StartErrorPercentiles {
 
 /// The cluster, and the dice of its kubelets.
 struct StartSimulation {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: ClusterIndex,
     dice: Random,
     /// Starts played so far.
@@ -248,9 +248,9 @@ struct StartSimulation {
 
 impl StartSimulation {
     fn new(seed: u64) -> Result<Self> {
-        let service = ServerState::with_time_source(CLOCK, Policy::default());
+        let state = ServerState::with_time_source(CLOCK, Policy::default());
         let mut starts = Self {
-            service,
+            state,
             index: ClusterIndex::default(),
             dice: Random::seeded(seed, 0),
             starts_played: 0,
@@ -261,7 +261,7 @@ impl StartSimulation {
             let node = NodeName::parse(machine.node)?;
             let devices = vec![device(machine)?];
             starts
-                .service
+                .state
                 .cluster()
                 .apply(DevicesReported {
                     node,
@@ -270,7 +270,7 @@ impl StartSimulation {
                 })
                 .map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         }
-        starts.service.lead_from_the_start();
+        starts.state.lead_from_the_start();
         Ok(starts)
     }
 
@@ -305,7 +305,7 @@ impl StartSimulation {
         advance_clock(engine);
         bound["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
         self.apply_pod(&bound)?;
-        self.index.delete_pod(&self.service, &parsed(&bound)?);
+        self.index.delete_pod(&self.state, &parsed(&bound)?);
 
         let observed = pull.0 + engine.0;
         let off = |time: Millis| time.0.abs_diff(observed) as f64 * 100.0 / observed as f64;
@@ -361,11 +361,11 @@ impl StartSimulation {
     }
 
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Result<Arc<PodStart>> {
-        let mut cluster = self.service.cluster();
-        let asked =
+        let mut cluster = self.state.cluster();
+        let query =
             BindAsked::for_pod(cluster.ledger(), uid, node).context("the pod is in the ledger")?;
         let BindAnswer::Write(decision) = cluster
-            .apply(asked)
+            .apply(query)
             .map_err(|why| anyhow::anyhow!("{why:?}"))?
         else {
             bail!("{uid} is bound already");
@@ -377,7 +377,7 @@ impl StartSimulation {
                 is_new: decision.is_new,
             },
             answer: BindingAnswer::Written,
-            latest_landing: Millis::seconds(16),
+            max_commit_delay: Millis::seconds(16),
         });
         let start = cluster
             .ledger()
@@ -387,7 +387,7 @@ impl StartSimulation {
     }
 
     fn apply_pod(&mut self, pod: &Value) -> Result<()> {
-        self.index.apply_pod(&self.service, &parsed(pod)?);
+        self.index.apply_pod(&self.state, &parsed(pod)?);
         Ok(())
     }
 
@@ -408,7 +408,7 @@ impl StartSimulation {
             "metadata": { "name": machine.node, "uid": machine.node },
             "status": { "images": images },
         }))?;
-        self.index.apply_node(&self.service, &node);
+        self.index.apply_node(&self.state, &node);
         Ok(())
     }
 
@@ -426,7 +426,7 @@ impl StartSimulation {
             })
         };
         let holdings = MODELS.iter().map(on_disk).collect::<Result<Vec<_>>>()?;
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let reading = NodeReading {
             sampled: cluster.ledger().now(),
             holdings: holdings.into(),

@@ -190,7 +190,14 @@ pub(crate) fn chapters() -> Vec<Chapter> {
         Chapter {
             title: "Opportunistic jobs fill the rest",
             text: "They run until a serving pod needs their GPU. A pod that fits nowhere gets the reason in its Events.",
-            steps: vec![StoryStep::Fill(opportunistic("batch-eval", 8, 8))],
+            // Each GPU has little left: enough for the small ones, and for none of the others.
+            steps: vec![StoryStep::Fill(
+                [
+                    opportunistic("tokenizer", 4, 2),
+                    opportunistic("batch-eval", 8, 8),
+                ]
+                .concat(),
+            )],
         },
         Chapter {
             title: "A serving pod arrives, and the cluster is full",

@@ -33,7 +33,7 @@ pub struct Addresses {
 
 /// A running Stowage.
 pub struct Stowage {
-    pub service: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     /// For reading: only the agents write to it.
     pub board: Arc<Board>,
     /// How many replicas each model needs.
@@ -48,12 +48,12 @@ pub struct Stowage {
 impl Stowage {
     /// Starts it on free ports, or on those of an earlier one.
     pub fn start(api: &ApiServer, policy: Policy, addresses: Option<Addresses>) -> Result<Self> {
-        let service = ServerState::new(policy);
+        let state = ServerState::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
         let options = kubernetes::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
         let (control_plane, mut tasks) = kubernetes::start(
             api.client("stowage")?,
-            service.clone(),
+            state.clone(),
             options,
             stop_cluster.clone(),
         );
@@ -65,7 +65,7 @@ impl Stowage {
             agents: Endpoint::plain(agents_listener),
             operators: Endpoint::plain(operators_listener),
         };
-        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
+        let extender = Extender::new(state.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();
         let replicas = extender.autoscaling.clone();
         let autoscaling = autoscaling::run(extender.clone(), AUTOSCALING_INTERVAL);
@@ -82,7 +82,7 @@ impl Stowage {
             operators,
         };
         Ok(Self {
-            service,
+            state,
             board,
             autoscaling: replicas,
             addresses,

@@ -28,9 +28,9 @@ pub(crate) struct PredictedGpu {
 }
 
 impl HypotheticalPod {
-    pub fn for_manifest(service: &ServerState, manifest: Value) -> Result<Self> {
+    pub fn for_manifest(state: &ServerState, manifest: Value) -> Result<Self> {
         let pod: Pod = serde_json::from_value(manifest).context("the story's pods are pods")?;
-        let mut ledger = service.cluster();
+        let mut ledger = state.cluster();
         let policy = ledger.ledger().policy().clone();
         let demand = objects::demand(&pod, &policy)?;
         Ok(Self {
@@ -95,17 +95,17 @@ impl HypotheticalPod {
             .devices
             .iter()
             .position(|device| device.uuid == seat.gpu);
-        index.is_some_and(|place| {
+        index.is_some_and(|gpu_index| {
             self.demand
                 .terms
-                .is_exceeded_by(node.gpus[place].engine_load)
+                .is_exceeded_by(node.gpus[gpu_index].engine_load)
         })
     }
 }
 
 /// Whether an engine is starting anywhere: until it is ready, no other starts on its GPU.
-pub(crate) fn is_any_engine_starting(service: &ServerState) -> bool {
-    let snapshot = service.cluster().snapshot();
+pub(crate) fn is_any_engine_starting(state: &ServerState) -> bool {
+    let snapshot = state.cluster().snapshot();
     snapshot
         .nodes()
         .iter()

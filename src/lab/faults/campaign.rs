@@ -50,7 +50,10 @@ pub fn play_all(
             let run = play(&history);
             let mut reached = progress.lock();
             reached.0 += run.tally.clone();
-            let is_first = reached.1.as_ref().is_none_or(|(known, ..)| index < *known);
+            let is_first = reached
+                .1
+                .as_ref()
+                .is_none_or(|(first_failed, ..)| index < *first_failed);
             if is_first && !run.violations.is_empty() {
                 reached.1 = Some((index, history, run));
             }

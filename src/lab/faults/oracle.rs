@@ -147,9 +147,9 @@ fn usable_per_gpu(pod: &Value) -> Option<u64> {
 pub fn requested_gpus(pod: &Value) -> (u64, u64) {
     let gpus = pod["metadata"]["annotations"]["stowage.dev/gpus"].as_str();
     let gpus = gpus.and_then(|gpus| gpus.parse().ok()).unwrap_or(1);
-    let asked = pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"].as_str();
-    let gib: u64 = asked
-        .and_then(|asked| asked.strip_suffix("Gi")?.parse().ok())
+    let limit = pod["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"].as_str();
+    let gib: u64 = limit
+        .and_then(|quantity| quantity.strip_suffix("Gi")?.parse().ok())
         .unwrap_or(0);
     (gpus, (gib << 30).div_ceil(gpus))
 }

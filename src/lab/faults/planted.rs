@@ -131,9 +131,9 @@ async fn replay_first_answer(
     let recorded = remembered.lock().get(&what).cloned();
     let answer = next.run(request).await;
     let (mut head, body) = answer.into_parts();
-    if let Some(known) = recorded {
+    if let Some(body_before) = recorded {
         head.status = StatusCode::OK;
-        return Response::from_parts(head, Body::from(known));
+        return Response::from_parts(head, Body::from(body_before));
     }
     let Ok(body) = to_bytes(body, usize::MAX).await else {
         return Response::from_parts(head, Body::empty());

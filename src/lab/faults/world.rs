@@ -86,7 +86,7 @@ struct HistoryFeatures {
 struct RunningReplica {
     /// Its name at the API server.
     client: String,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     /// Its two addresses, without a network.
     scheduler_router: axum::Router,
     agent_router: axum::Router,
@@ -384,7 +384,7 @@ impl FaultyCluster {
         let is_acting = |replica: &Option<RunningReplica>| {
             replica
                 .as_ref()
-                .is_some_and(|replica| replica.service.leadership.is_open())
+                .is_some_and(|replica| replica.state.leadership.is_open())
         };
         self.replicas.iter().position(is_acting)
     }

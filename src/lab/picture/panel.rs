@@ -190,18 +190,18 @@ fn spread(ys: &mut [f64], heights: &[f64], top: f64, bottom: f64) {
             blocks.push((sum / (n + m) as f64, n + m));
         }
     }
-    let mut place = 0;
+    let mut first = 0;
     for (start, count) in blocks {
-        let height: f64 = heights[place..place + count].iter().sum();
+        let height: f64 = heights[first..first + count].iter().sum();
         let mut y = start.clamp(top, (bottom - height + NAME_HEIGHT).max(top));
-        for (member, height) in ys[place..place + count]
+        for (member, height) in ys[first..first + count]
             .iter_mut()
-            .zip(&heights[place..place + count])
+            .zip(&heights[first..first + count])
         {
             *member = y;
             y += height;
         }
-        place += count;
+        first += count;
     }
 }
 

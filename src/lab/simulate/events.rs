@@ -41,9 +41,9 @@ impl<T> EventQueue<T> {
 
     /// The next event; its time becomes the present.
     pub fn pop(&mut self) -> Option<T> {
-        let Reverse((when, place)) = self.queue.pop()?;
+        let Reverse((when, sequence)) = self.queue.pop()?;
         self.now = when;
-        self.events.remove(&place)
+        self.events.remove(&sequence)
     }
 }
 

@@ -104,7 +104,7 @@ impl<'a> Table<'a> {
         };
         let columns: Vec<&str> = head.split(',').map(str::trim).collect();
         let row =
-            |(place, line): (usize, &'a str)| TableRow::read(file, place + 1, line, columns.len());
+            |(index, line): (usize, &'a str)| TableRow::read(file, index + 1, line, columns.len());
         let rows: Vec<TableRow<'a>> = lines.map(row).collect::<Result<_, _>>()?;
         if rows.is_empty() {
             return Err(TableError::NoRows { file: file.into() });

@@ -195,11 +195,12 @@ fn describe_node(policy: &Policy, node: &stowage_scheduling::vocabulary::node::N
     } else {
         admitted.join(", ")
     };
-    let state = match (node_exclusion(node), node.closed, node.miscut) {
-        (Some(misfit), ..) => format!(", closed: {}", misfit.phrase()),
-        (_, true, _) => ", closed: no pod is placed there".into(),
-        (_, _, true) => ", closed: its GPUs are not cut as expected".into(),
-        _ => String::new(),
+    let exclusion = node_exclusion(node);
+    let closed = match (&exclusion, node.closed, node.miscut) {
+        (Some(misfit), ..) => misfit.phrase(),
+        (_, true, _) => "no fresh report (telemetry.expired: refuse)",
+        (_, _, true) => "its GPUs are not cut as expected",
+        _ => return format!("{kind}, {classes}, {} allocatable", node.capacity()),
     };
-    format!("{kind}, {classes}, {} allocatable{state}", node.capacity())
+    format!("{kind}, {classes}, closed: {closed}")
 }

@@ -309,7 +309,8 @@ fn unexpected_victims_are_reported_with_the_cost_of_each_set() {
 fn a_class_may_be_restricted_to_pools() {
     let files = [crate::SourceText::new(
         "policy.yaml",
-        "nodePools: [{name: gold, selector: {pool: gold}}, {name: iron, selector: {pool: iron}}]\n\
+        "kind: SchedulingPolicy\n\
+         nodePools: [{name: gold, selector: {pool: gold}}, {name: iron, selector: {pool: iron}}]\n\
          classes: [{name: batch-only, match: {namespaces: [jobs]}, pools: [iron]}]\n",
     )];
     let loaded = crate::load(&files).unwrap_or_else(|found| panic!("{found:?}"));

@@ -66,6 +66,11 @@ impl Diagnostic {
         self
     }
 
+    /// The marked place and the related ones.
+    pub fn spans(&self) -> impl Iterator<Item = Span> {
+        std::iter::once(self.span).chain(self.related.iter().map(|(span, _)| *span))
+    }
+
     pub fn help(self, help: impl Into<String>) -> Self {
         Self {
             help: Some(help.into()),

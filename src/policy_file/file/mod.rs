@@ -36,6 +36,7 @@ pub struct PolicySpec<C = WrittenClass> {
     /// The version of this format.
     pub api_version: Option<ApiVersion>,
     /// The kind of this file.
+    #[schemars(required)]
     pub kind: Option<PolicyKind>,
     #[serde(flatten)]
     pub settings: Settings,

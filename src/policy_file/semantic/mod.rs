@@ -6,6 +6,7 @@
 
 mod classes;
 mod label_sets;
+mod outside_windows;
 mod overlap;
 mod pools;
 mod reach;
@@ -15,13 +16,20 @@ mod spare;
 mod tenants;
 mod windows;
 
-use super::diagnostic::{Diagnostic, has_errors};
+use super::diagnostic::{Diagnostic, Severity};
 use super::file;
 use super::parse::Draft;
 use super::source::Span;
 use super::tree::YamlNode;
+use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
 
-pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
+/// Checks a policy that lacks its `broken` parts, and says nothing of these.
+pub fn check(
+    merged: &YamlNode,
+    file: &file::PolicySpec,
+    draft: &Draft,
+    broken: &[Span],
+) -> Vec<Diagnostic> {
     let policy = WrittenPolicy {
         merged,
         file,
@@ -32,10 +40,31 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
     spare::check(policy, &mut found);
     classes::check(policy, &mut found);
     windows::check(policy, &mut found);
-    // What an invalid class takes from other classes says nothing.
-    if !has_errors(&found) {
-        reach::check(policy, &mut found);
-        overlap::check(policy, &mut found);
+    if draft.classes.len() <= MAX_CLASSES {
+        // What an invalid class takes from other classes says nothing.
+        let marked: Vec<Span> = found
+            .iter()
+            .filter(|one| one.severity == Severity::Error)
+            .flat_map(Diagnostic::spans)
+            .chain(broken.iter().copied())
+            .collect();
+        let entries = policy.entries("classes");
+        let mut sound = draft.clone();
+        sound.classes.retain(|one| {
+            let entry = one.written_index.and_then(|index| entries.get(index));
+            !entry.is_some_and(|entry| marked.iter().any(|span| entry.span.contains(*span)))
+        });
+        let are_all_sound = sound.classes.len() == draft.classes.len();
+        let sound = WrittenPolicy {
+            draft: &sound,
+            ..policy
+        };
+        reach::check(sound, &mut found);
+        overlap::check(sound, &mut found);
+        // A class that takes the pods at other hours may be among the invalid ones.
+        if are_all_sound {
+            outside_windows::check(sound, &mut found);
+        }
     }
     let lists = [("tenants", "tenants"), ("nodePools", "node pools")];
     let oversized_lists: Vec<_> = lists
@@ -47,6 +76,8 @@ pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<D
         pools::check(policy, &mut found);
     }
     found.extend(oversized_lists);
+    let is_broken = |span| broken.iter().any(|part| part.contains(span));
+    found.retain(|one| !one.spans().any(is_broken));
     found
 }
 

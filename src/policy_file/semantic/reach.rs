@@ -63,7 +63,7 @@ fn is_empty(matches: &Match) -> bool {
 }
 
 /// Whether every pod of `inner` is one of `outer`.
-fn covers(outer: &Match, inner: &Match) -> bool {
+pub(super) fn covers(outer: &Match, inner: &Match) -> bool {
     let whole = i32::MIN..=i32::MAX;
     let (wide, narrow) = (
         outer.priority.as_ref().unwrap_or(&whole),
@@ -107,7 +107,7 @@ pub(crate) fn covers_namespaces(outer: &Match, inner: &Match) -> bool {
 }
 
 /// `matches` divided so that each cell is in an earlier class or outside it, except where texts cannot tell.
-fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
+pub(super) fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
     let priority_ranges = priority_ranges(earlier, matches);
     let sharing = match matches.sharing {
         Some(sharing) => vec![sharing],
@@ -196,7 +196,7 @@ fn priority_ranges(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusiv
 fn unreachable(
     policy: WrittenPolicy<'_>,
     entry: usize,
-    place: usize,
+    class_index: usize,
     takers: &BTreeSet<usize>,
 ) -> Diagnostic {
     let span = policy
@@ -204,7 +204,7 @@ fn unreachable(
         .get(entry)
         .map_or(policy.merged.span, name_span);
     let (name, by) = (
-        &policy.draft.classes[place].class.name,
+        &policy.draft.classes[class_index].class.name,
         names_with_verb(policy, takers),
     );
     let message = format!("no pod is ever of class `{name}`: {by} them all before");
@@ -225,21 +225,22 @@ fn built_in_replaced(
     taken: &[usize],
 ) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
-    let is_preemptible =
-        |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
+    let is_preemptible = |class_index: &usize| {
+        classes[*class_index].class.eviction == Preemptibility::ForHigherPriority
+    };
     // A preemptible built-in class takes what it always took.
-    let is_custom = |place: &&usize| classes[**place].written_index.is_some();
+    let is_custom = |class_index: &&usize| classes[**class_index].written_index.is_some();
     let victims =
         takers.iter().filter(is_custom).any(is_preemptible) && !taken.iter().all(is_preemptible);
     let catches_all = taken
         .iter()
-        .any(|place| classes[*place].class.name == SERVING);
+        .any(|class_index| classes[*class_index].class.name == SERVING);
     if !victims && !catches_all {
         return None;
     }
     let which: Vec<&str> = taken
         .iter()
-        .map(|place| classes[*place].class.name.as_str())
+        .map(|class_index| classes[*class_index].class.name.as_str())
         .collect();
     let (by, which) = (names_with_verb(policy, takers), quoted_list(&which, "and"));
     let end = if victims { ", and may be evicted" } else { "" };
@@ -271,7 +272,8 @@ fn names_with_verb(policy: WrittenPolicy<'_>, takers: &BTreeSet<usize>) -> Strin
 
 fn spans(policy: WrittenPolicy<'_>, class_indexes: &BTreeSet<usize>) -> Vec<Span> {
     let entries = policy.entries("classes");
-    let entry = |place: &usize| entries.get(policy.draft.classes[*place].written_index?);
+    let entry =
+        |class_index: &usize| entries.get(policy.draft.classes[*class_index].written_index?);
     class_indexes
         .iter()
         .filter_map(entry)

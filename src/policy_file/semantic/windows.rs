@@ -1,4 +1,4 @@
-//! Finds windows that never open, and windows of one list that overlap.
+//! Finds windows that never open.
 
 use super::{WrittenPolicy, key_span, span};
 use crate::diagnostic::{Diagnostic, quoted};
@@ -11,7 +11,7 @@ use stowage_scheduling::policy::window::{DayRange, MINUTES_PER_DAY};
 
 /// Minutes of a week.
 const MINUTES_PER_WEEK: u32 = 7 * MINUTES_PER_DAY as u32;
-/// The most windows of one list: each is compared with each other here, and checked twice a second while the policy is in force.
+/// The most windows of one list: each is checked twice a second while the policy is in force.
 const MAX_WINDOWS: usize = 64;
 
 pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
@@ -64,13 +64,6 @@ pub fn check_windows(list: &YamlNode, windows: &[Window], found: &mut Vec<Diagno
     for (entry, window) in entries.iter().zip(windows) {
         check_days(entry, window, found);
         check_hours(entry, window, found);
-    }
-    for (index, (later, window)) in entries.iter().zip(windows).enumerate() {
-        let is_overlapped =
-            |other: &Window| other.time_zone == window.time_zone && may_overlap(other, window);
-        if let Some(earlier) = windows[..index].iter().position(is_overlapped) {
-            found.push(overlapping(&entries[earlier], later, &windows[earlier]));
-        }
     }
 }
 
@@ -129,13 +122,16 @@ fn check_hours(entry: &YamlNode, window: &Window, found: &mut Vec<Diagnostic>) {
     );
 }
 
-/// Whether two windows of one time zone are ever open together, in a week in which its clock is not changed.
-fn may_overlap(a: &Window, b: &Window) -> bool {
-    let (a, b) = (open_minutes(a), open_minutes(b));
-    a.iter().any(|(from, to)| {
-        b.iter()
-            .any(|(other_from, other_to)| from < other_to && other_from < to)
-    })
+/// Whether at every minute of a week in which no clock is changed one of these windows is open that has the first one's time zone.
+pub fn cover_the_week(windows: &[Window]) -> bool {
+    let mut open = vec![false; MINUTES_PER_WEEK as usize];
+    let of_one_zone = windows
+        .iter()
+        .filter(|one| one.time_zone == windows[0].time_zone);
+    for (from, to) in of_one_zone.flat_map(open_minutes) {
+        open[from as usize..to as usize].fill(true);
+    }
+    !open.contains(&false)
 }
 
 /// The minutes of a week in which it is open; what goes over the end of the week is at its beginning, too.
@@ -157,14 +153,4 @@ fn open_minutes(window: &Window) -> Vec<(u32, u32)> {
         })
         .filter(|(from, to)| from < to)
         .collect()
-}
-
-fn overlapping(earlier: &YamlNode, later: &YamlNode, window: &Window) -> Diagnostic {
-    let message = format!(
-        "the windows overlap: {} is open at some of these hours",
-        quoted(&window.to_string())
-    );
-    Diagnostic::error("window-overlaps", later.span, message)
-        .related(earlier.span, "this one")
-        .help("let one end where the other begins, or make one window of both")
 }

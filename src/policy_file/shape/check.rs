@@ -111,7 +111,11 @@ impl ShapeCheck<'_> {
         };
         for field in fields.iter().filter(missing) {
             let message = format!("{} is missing", quoted(&field.name));
-            let help = format!("add `{}: …`", field.name);
+            let value = match &field.shape {
+                SchemaShape::Enum(words) if words.len() == 1 => &words[0],
+                _ => "…",
+            };
+            let help = format!("add `{}: {value}`", field.name);
             self.found.push(
                 Diagnostic::error("missing-field", node.span, message)
                     .label("here")

@@ -195,9 +195,12 @@ fn integer(schema: &Json, format: &str) -> Option<SchemaShape> {
     })
 }
 
-/// Whether a document has test cases. A document without a kind is a policy.
+/// Whether a document has test cases. One without a kind is taken for what it looks like.
 pub fn is_test(document: &YamlNode) -> bool {
-    document.get("kind").and_then(YamlNode::text) == Some(KINDS[1])
+    match document.get("kind") {
+        Some(kind) => kind.text() == Some(KINDS[1]),
+        None => document.get("cases").is_some(),
+    }
 }
 
 /// The diagnostic for a document whose `kind` is neither a policy's nor a test's; `None` for one without a kind or with a known one.

@@ -6,7 +6,11 @@ use crate::source::{FileId, PolicySources, SourceText};
 use crate::tree;
 
 fn check_text(text: &str) -> Vec<Diagnostic> {
-    let files = [SourceText::new("policy.yaml", text)];
+    let text = match text.contains("kind: SchedulingPolicy") {
+        true => text.to_owned(),
+        false => format!("{text}kind: SchedulingPolicy\n"),
+    };
+    let files = [SourceText::new("policy.yaml", text.as_str())];
     let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     assert_eq!(broken, []);
     check(

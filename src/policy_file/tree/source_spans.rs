@@ -9,12 +9,12 @@ pub fn source_range(source: &str, text: &str, range: Range<usize>) -> Option<Ran
     let mut reader = QuoteReader::new(source);
     let (mut start, mut end) = (None, None);
     for (at, c) in text.char_indices() {
-        let place = reader.next_place(c)?;
+        let span = reader.next_place(c)?;
         if at >= range.start && start.is_none() {
-            start = Some(place.start);
+            start = Some(span.start);
         }
         if at < range.end {
-            end = Some(place.end);
+            end = Some(span.end);
         }
     }
     let start = start.or(end)?;
@@ -34,12 +34,9 @@ pub fn content_map(source: &str, text: &str) -> Option<ContentMap> {
     let mut bounds = Vec::with_capacity(text.len() + 1);
     let mut end = offset(reader.at);
     for c in text.chars() {
-        let place = reader.next_place(c)?;
-        bounds.extend(std::iter::repeat_n(
-            (offset(place.start), end),
-            c.len_utf8(),
-        ));
-        end = offset(place.end);
+        let span = reader.next_place(c)?;
+        bounds.extend(std::iter::repeat_n((offset(span.start), end), c.len_utf8()));
+        end = offset(span.end);
     }
     bounds.push((end, end));
     Some(ContentMap { bounds })

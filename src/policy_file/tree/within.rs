@@ -14,10 +14,10 @@ pub(crate) fn read_within(
     nodes: &mut usize,
 ) -> (Vec<YamlNode>, Vec<Diagnostic>) {
     let (mut documents, mut diagnostics) = read(text.as_bytes(), outer.file, nodes);
-    let places = content_map(sources.slice(outer), text);
+    let source_map = content_map(sources.slice(outer), text);
     let relocate = |span: &mut Span| {
-        *span = match &places {
-            Some(places) => outer.part(places.source_range(span.range())),
+        *span = match &source_map {
+            Some(source_map) => outer.part(source_map.source_range(span.range())),
             None => outer,
         };
     };

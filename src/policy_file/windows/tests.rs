@@ -153,6 +153,34 @@ fn any_window() -> impl Strategy<Value = Window> {
     )
 }
 
+/// Where the clock of a zone stands at each minute of a stretch of time, and which of the windows are open then: the clock is
+/// followed minute by minute, and a window opens and closes when it first shows its times of a day, or later ones.
+fn followed(zone: &TimeZone, windows: &[Window], begin: Timestamp, minutes: i64) -> Vec<bool> {
+    let shown: Vec<DateTime> = (0..minutes)
+        .map(|minute| zone.to_datetime(begin + minute.minutes()))
+        .collect();
+    let first_shown = |day: Date, time: TimeOfDay| {
+        let wanted = day.to_datetime(Time::midnight()) + i64::from(time.minutes()).minutes();
+        shown
+            .iter()
+            .position(|one| *one >= wanted)
+            .unwrap_or(shown.len())
+    };
+    let mut open = vec![false; shown.len()];
+    let mut day = shown[0].date();
+    while day <= shown[shown.len() - 1].date() {
+        let weekday = day.weekday().to_monday_zero_offset() as u8;
+        let next = day.tomorrow().unwrap();
+        for window in windows.iter().filter(|one| one.days.contains(weekday)) {
+            let last = if window.to < window.from { next } else { day };
+            let (from, to) = (first_shown(day, window.from), first_shown(last, window.to));
+            open[from.min(to)..to].fill(true);
+        }
+        day = next;
+    }
+    open
+}
+
 proptest! {
     /// By the clock on the wall, where it shows no time twice and skips none.
     #[test]
@@ -178,5 +206,29 @@ proptest! {
         let openings = states.windows(2).filter(|pair| !pair[0] && pair[1]).count();
         // A stretch of 24 hours touches two days of the zone, and both may begin in it.
         prop_assert!(openings <= 2);
+    }
+
+    /// Also around the days on which clocks change, with windows over midnight and some that overlap: a list is open whenever
+    /// one of its windows is.
+    #[test]
+    fn a_list_of_windows_is_open_as_a_clock_that_is_followed_minute_by_minute_shows(
+        windows in proptest::collection::vec(any_window(), 1..4),
+        // Berlin, New York and Lord Howe change their clocks within three days after some of these.
+        begin in prop::sample::select(vec!["2026-03-06", "2026-03-27", "2026-04-03", "2026-10-02", "2026-10-23", "2026-10-30", "2026-07-03"]),
+    ) {
+        let zone = &windows[0].time_zone;
+        let windows: Vec<Window> = windows.iter().map(|one| Window { time_zone: zone.clone(), ..one.clone() }).collect();
+        let class = serde_json::json!({"name": "a", "match": {"namespaces": ["a"]}, "when": windows});
+        let text = serde_json::json!({"kind": "SchedulingPolicy", "classes": [class]}).to_string();
+        let loaded = crate::load(&[crate::SourceText::new("p.yaml", text)]);
+        let policy = loaded.map_err(|found| TestCaseError::fail(format!("{found:?}")))?.policy;
+        let begin = at(&format!("{begin}T00:00:00Z"));
+        let mut zones = TimeZones::default();
+        let followed = followed(zones.zone(zone).unwrap(), &windows, begin, 4 * 24 * 60);
+        // A window of the day before the first is not followed.
+        for minute in 36 * 60..4 * 24 * 60 {
+            let time = begin + minute.minutes();
+            prop_assert_eq!(!zones.open_at(&policy, time).is_empty(), followed[minute as usize], "{}", time);
+        }
     }
 }

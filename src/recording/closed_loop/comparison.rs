@@ -231,10 +231,11 @@ impl Agreement {
             .filter(|(_, pod)| is_decided_by_stowage(pod))
         {
             let Some(bound) = &pod.bound else { continue };
-            let place = tally.pods.get(uid).and_then(|first| first.binding.as_ref());
-            let is_same_node = place.is_some_and(|place| place.node == bound.node);
+            let binding = tally.pods.get(uid).and_then(|first| first.binding.as_ref());
+            let is_same_node = binding.is_some_and(|binding| binding.node == bound.node);
             let is_same_gpus = is_same_node
-                && place.is_some_and(|place| gpu_set(&place.devices) == gpu_set(&bound.devices));
+                && binding
+                    .is_some_and(|binding| gpu_set(&binding.devices) == gpu_set(&bound.devices));
             agreement.placements += 1;
             agreement.same_node += u64::from(is_same_node);
             agreement.same_gpus += u64::from(is_same_gpus);
@@ -304,14 +305,14 @@ impl Waits {
 
 impl PodPlacement {
     fn new(first: &FirstPlacement, ended: Moment) -> Self {
-        let until = first.binding.as_ref().map_or(ended, |place| place.at);
+        let until = first.binding.as_ref().map_or(ended, |binding| binding.at);
         Self {
-            node: first.binding.as_ref().map(|place| place.node.clone()),
+            node: first.binding.as_ref().map(|binding| binding.node.clone()),
             gpus: gpu_set(
                 &first
                     .binding
                     .as_ref()
-                    .and_then(|place| place.devices.clone()),
+                    .and_then(|binding| binding.devices.clone()),
             )
             .into_iter()
             .cloned()

@@ -147,8 +147,8 @@ impl RecordedDemand {
         match input {
             Input::PodObserved(observed) => self.observe(&observed.0, *number),
             Input::FilterPodObserved(observed) => self.observe_filters(observed),
-            Input::FilterAsked(asked) => {
-                let request = &asked.0;
+            Input::FilterAsked(query) => {
+                let request = &query.0;
                 let entry = self.pods.entry(request.uid.clone());
                 let new = || RecordedPod {
                     number: *number,
@@ -405,11 +405,11 @@ impl RecordedPod {
         let saved = disruption.at(now).checkpoint;
         let is_repeat = self.updates.iter().rev().find_map(|(_, show)| match show {
             BoundPodUpdate::Pod {
-                is_starting: known,
+                is_starting: was_starting,
                 disruption: last,
                 saved: at,
             } => Some(
-                *known == is_starting
+                *was_starting == is_starting
                     && last.disruption_info == disruption.disruption_info
                     && is_about_equal(*at, saved),
             ),
@@ -432,7 +432,9 @@ impl RecordedPod {
         let last_filtered = self.first_filtered.map(|_| self.last_filtered);
         last_filtered
             .zip(self.bound.as_ref())
-            .map_or(Millis::default(), |(asked, bound)| bound.at.since(asked))
+            .map_or(Millis::default(), |(filtered_at, bound)| {
+                bound.at.since(filtered_at)
+            })
     }
 
     /// Time from its deletion until it was gone.

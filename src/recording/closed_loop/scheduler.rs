@@ -164,7 +164,7 @@ impl ClosedLoop<'_> {
                 is_new: decision.is_new,
             },
             answer: BindingAnswer::Written,
-            latest_landing: Millis::default(),
+            max_commit_delay: Millis::default(),
         });
         let now = self.now();
         if let Some(pod) = self.pods.get(uid) {

@@ -273,9 +273,9 @@ impl<'d> ClosedLoop<'d> {
             .policy_at(&self.recorded_policy, &mut self.zones, at);
         let mut policy = policy.with_namespace_labels(&Default::default());
         policy.version = self.control_loop.cluster_access.ledger().policy().version;
-        let known = Policy::clone(self.control_loop.cluster_access.ledger().policy())
+        let current = Policy::clone(self.control_loop.cluster_access.ledger().policy())
             .with_namespace_labels(&Default::default());
-        if policy != known {
+        if policy != current {
             self.control_loop.cluster_access.apply(PolicySet {
                 policy,
                 prepared: None,
@@ -332,13 +332,13 @@ impl<'d> ClosedLoop<'d> {
         let scheduled_at = recorded
             .first_filtered
             .or(recorded.bound.as_ref().map(|bound| bound.at));
-        if let Some(asked) = scheduled_at.filter(|_| {
+        if let Some(starts_at) = scheduled_at.filter(|_| {
             !recorded
                 .gates
                 .iter()
                 .any(|(_, gate)| *gate == SchedulingGate::Planned)
         }) {
-            self.schedule_event(asked, LoopEvent::SchedulingStarts(uid.clone()));
+            self.schedule_event(starts_at, LoopEvent::SchedulingStarts(uid.clone()));
         }
         if let (None, Some(gone)) = (&recorded.bound, recorded.gone_at) {
             self.schedule_event(gone, LoopEvent::Ends(uid.clone()));
@@ -357,7 +357,7 @@ impl<'d> ClosedLoop<'d> {
             }
             LoopEvent::SchedulingStarts(uid) => self.schedule(&uid),
             LoopEvent::Binds(uid, node) => self.bind_or_requeue(&uid, &node),
-            LoopEvent::Observed(uid, place) => self.replay_update(&uid, place),
+            LoopEvent::Observed(uid, update) => self.replay_update(&uid, update),
             LoopEvent::Ends(uid) | LoopEvent::GracePeriodEnds(uid) => self.remove_pod(&uid),
             LoopEvent::Round => {
                 self.round();
@@ -505,12 +505,14 @@ impl<'d> ClosedLoop<'d> {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let Some(place) = &pod.placement else { return };
+        let Some(placement) = &pod.placement else {
+            return;
+        };
         let state = ObservedPhase::Bound {
-            node: place.node.clone(),
-            devices: place.devices.clone(),
+            node: placement.node.clone(),
+            devices: placement.devices.clone(),
             starting: is_starting,
-            ran: Some(self.now().since(place.since)),
+            ran: Some(self.now().since(placement.since)),
         };
         let mut observation = self.observation(uid, pod, state);
         let borrows = self
@@ -527,7 +529,7 @@ impl<'d> ClosedLoop<'d> {
             .footprint
             .clone()
             .map(|footprint| NodeFootprint {
-                node: place.node.clone(),
+                node: placement.node.clone(),
                 ..footprint
             });
         let successor = pod
@@ -671,12 +673,14 @@ impl<'d> ClosedLoop<'d> {
         self.control_loop
             .cluster_access
             .apply(PodDeleted(uid.clone()));
-        let Some(place) = pod.placement else { return };
+        let Some(placement) = pod.placement else {
+            return;
+        };
         self.pods_by_node
-            .get_mut(&place.node)
+            .get_mut(&placement.node)
             .into_iter()
             .for_each(|here| _ = here.remove(uid));
-        let ran_before = pod.ran_before + now.since(place.since);
+        let ran_before = pod.ran_before + now.since(placement.since);
         let is_finished = self
             .demand
             .total_runtime(pod.recorded_uid)

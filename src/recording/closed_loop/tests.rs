@@ -184,7 +184,7 @@ impl Recorded {
             placement: decision.placement,
             stage: BindingStage::Request { is_new: true },
             answer: BindingAnswer::Written,
-            latest_landing: Millis::default(),
+            max_commit_delay: Millis::default(),
         };
         self.note(written.clone());
         self.cluster.apply(written);

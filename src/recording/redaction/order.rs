@@ -52,9 +52,9 @@ pub fn is_kept(text: &str) -> bool {
 /// model may be named after its registry.
 pub(crate) fn is_known_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(domain, _)| {
-        KNOWN_KEY_DOMAINS.iter().any(|known| {
+        KNOWN_KEY_DOMAINS.iter().any(|known_domain| {
             domain
-                .strip_suffix(known)
+                .strip_suffix(known_domain)
                 .is_some_and(|before| before.is_empty() || before.ends_with('.'))
         })
     })

@@ -73,7 +73,7 @@ const POD_TRAITS_TYPE: &str = "PodTraits";
 pub(crate) struct Redacted<'a, T: ?Sized> {
     value: &'a T,
     names: &'a dyn Names,
-    place: TextKind,
+    kind: TextKind,
 }
 
 impl<'a, T: ?Sized> Redacted<'a, T> {
@@ -81,7 +81,7 @@ impl<'a, T: ?Sized> Redacted<'a, T> {
         Self {
             value,
             names,
-            place: TextKind::Name,
+            kind: TextKind::Name,
         }
     }
 }
@@ -91,7 +91,7 @@ impl<T: Serialize + ?Sized> Serialize for Redacted<'_, T> {
         self.value.serialize(RedactingSerializer {
             inner: serializer,
             names: self.names,
-            place: self.place,
+            kind: self.kind,
         })
     }
 }
@@ -99,20 +99,20 @@ impl<T: Serialize + ?Sized> Serialize for Redacted<'_, T> {
 struct RedactingSerializer<'a, S> {
     inner: S,
     names: &'a dyn Names,
-    place: TextKind,
+    kind: TextKind,
 }
 
 /// Serializer of elements, keys and values, all of the same kind.
 struct RedactingParts<'a, C> {
     inner: C,
     names: &'a dyn Names,
-    place: TextKind,
+    kind: TextKind,
 }
 
 struct RedactingFields<'a, C> {
     inner: C,
     names: &'a dyn Names,
-    place: TextKind,
+    kind: TextKind,
     type_name: &'static str,
 }
 
@@ -152,14 +152,14 @@ impl TextKind {
 }
 
 impl<'a, S> RedactingSerializer<'a, S> {
-    fn redacted<'v, T: ?Sized>(&self, value: &'v T, place: TextKind) -> Redacted<'v, T>
+    fn redacted<'v, T: ?Sized>(&self, value: &'v T, kind: TextKind) -> Redacted<'v, T>
     where
         'a: 'v,
     {
         Redacted {
             value,
             names: self.names,
-            place,
+            kind,
         }
     }
 
@@ -170,7 +170,7 @@ impl<'a, S> RedactingSerializer<'a, S> {
         Ok(RedactingParts {
             inner: begin(self.inner)?,
             names: self.names,
-            place: self.place,
+            kind: self.kind,
         })
     }
 }
@@ -214,7 +214,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     );
 
     fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
-        let value = if self.place == TextKind::Image {
+        let value = if self.kind == TextKind::Image {
             self.names.image(value)
         } else {
             value
@@ -223,7 +223,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     }
 
     fn serialize_str(self, text: &str) -> Result<S::Ok, S::Error> {
-        match (self.place, text.split_once('/')) {
+        match (self.kind, text.split_once('/')) {
             (TextKind::Kept, _) => self.inner.serialize_str(text),
             (TextKind::NameInNamespace, Some((namespace, name))) => {
                 let [namespace, name] = [namespace, name].map(|part| self.names.name(part));
@@ -235,7 +235,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
-        let redacted = self.redacted(value, self.place);
+        let redacted = self.redacted(value, self.kind);
         self.inner.serialize_some(&redacted)
     }
 
@@ -244,7 +244,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let redacted = self.redacted(value, self.place.for_type(name));
+        let redacted = self.redacted(value, self.kind.for_type(name));
         self.inner.serialize_newtype_struct(name, &redacted)
     }
 
@@ -255,7 +255,7 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         variant: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
-        let redacted = self.redacted(value, self.place.for_field(name, variant));
+        let redacted = self.redacted(value, self.kind.for_field(name, variant));
         self.inner
             .serialize_newtype_variant(name, index, variant, &redacted)
     }
@@ -295,19 +295,15 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         of: &'static str,
         length: usize,
     ) -> Result<Self::SerializeStruct, S::Error> {
-        if of == POD_TRAITS_TYPE && self.place != TextKind::ReplacedPod {
+        if of == POD_TRAITS_TYPE && self.kind != TextKind::ReplacedPod {
             return Ok(RedactingStruct::Traits(self, Map::new()));
         }
-        let Self {
-            inner,
-            names,
-            place,
-        } = self;
+        let Self { inner, names, kind } = self;
         let inner = inner.serialize_struct(of, length)?;
         Ok(RedactingStruct::Plain(RedactingFields {
             inner,
             names,
-            place,
+            kind,
             type_name: of,
         }))
     }
@@ -319,16 +315,12 @@ impl<'a, S: Serializer> Serializer for RedactingSerializer<'a, S> {
         variant: &'static str,
         length: usize,
     ) -> Result<Self::SerializeStructVariant, S::Error> {
-        let Self {
-            inner,
-            names,
-            place,
-        } = self;
+        let Self { inner, names, kind } = self;
         let inner = inner.serialize_struct_variant(of, index, variant, length)?;
         Ok(RedactingFields {
             inner,
             names,
-            place,
+            kind,
             type_name: of,
         })
     }
@@ -345,7 +337,7 @@ macro_rules! parts {
             type Error = C::Error;
 
             fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
-                self.inner.$method(&Redacted { value, names: self.names, place: self.place })
+                self.inner.$method(&Redacted { value, names: self.names, kind: self.kind })
             }
 
             fn end(self) -> Result<C::Ok, C::Error> {
@@ -367,11 +359,11 @@ impl<C: SerializeMap> SerializeMap for RedactingParts<'_, C> {
     type Error = C::Error;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
-        let place = self.place.for_map_key();
+        let kind = self.kind.for_map_key();
         self.inner.serialize_key(&Redacted {
             value: key,
             names: self.names,
-            place,
+            kind,
         })
     }
 
@@ -379,7 +371,7 @@ impl<C: SerializeMap> SerializeMap for RedactingParts<'_, C> {
         self.inner.serialize_value(&Redacted {
             value,
             names: self.names,
-            place: self.place,
+            kind: self.kind,
         })
     }
 
@@ -397,13 +389,13 @@ impl<C: SerializeStructVariant> SerializeStructVariant for RedactingFields<'_, C
         field: &'static str,
         value: &T,
     ) -> Result<(), C::Error> {
-        let place = self.place.for_field(self.type_name, field);
+        let kind = self.kind.for_field(self.type_name, field);
         self.inner.serialize_field(
             field,
             &Redacted {
                 value,
                 names: self.names,
-                place,
+                kind,
             },
         )
     }
@@ -424,13 +416,13 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
     ) -> Result<(), S::Error> {
         match self {
             Self::Plain(fields) => {
-                let place = fields.place.for_field(fields.type_name, field);
+                let kind = fields.kind.for_field(fields.type_name, field);
                 fields.inner.serialize_field(
                     field,
                     &Redacted {
                         value,
                         names: fields.names,
-                        place,
+                        kind,
                     },
                 )
             }
@@ -456,7 +448,7 @@ impl<S: Serializer> SerializeStruct for RedactingStruct<'_, S> {
                 let traits: PodTraits =
                     serde_json::from_value(Value::Object(fields)).map_err(S::Error::custom)?;
                 serializer.names.pod(traits).serialize(RedactingSerializer {
-                    place: TextKind::ReplacedPod,
+                    kind: TextKind::ReplacedPod,
                     ..serializer
                 })
             }

@@ -179,10 +179,10 @@ fn node_names<'a>(view: &'a DecisionView, kept: &KeptRanking) -> Vec<&'a str> {
     // A corrupt count would take all memory.
     let indices = kept.indices().take(MAX_NAMES);
     indices
-        .map(|place| match place {
+        .map(|index| match index {
             NO_INDEX => "",
-            place => nodes
-                .get(place as usize)
+            node_index => nodes
+                .get(node_index as usize)
                 .map_or("", |node| node.name.as_str()),
         })
         .collect()

@@ -105,10 +105,10 @@ const QUANTITIES: usize = MetricQuantity::AllDiscarded as usize + 1;
 
 /// Parses a page. `hint` is the engine that the pod declares; without one, or if the page is not that engine's, the page
 /// identifies it.
-pub fn parse_page(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
+pub fn parse_page(metrics_page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
     let mut values_by_dialect: Vec<DialectValues<'_>> =
         dialects().map(DialectValues::new).collect();
-    for line in Scan::new(page, &WANTED) {
+    for line in Scan::new(metrics_page, &WANTED) {
         let (wanted, sample) = match &line {
             MetricLine::Sample(sample) => (sample.tag, Some(sample)),
             MetricLine::Garbled(is) => (*is, None),
@@ -131,12 +131,12 @@ pub fn parse_page(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownP
         .map(DialectValues::figures)
         .reduce(Figures::filled_from)
         .or_else(|| {
-            engine_by_prefix(page).map(|engine| Figures {
+            engine_by_prefix(metrics_page).map(|engine| Figures {
                 engine,
                 ..Figures::default()
             })
         })
-        .ok_or_else(|| unknown(page))
+        .ok_or_else(|| unknown(metrics_page))
 }
 
 /// A name that means something on a page.
@@ -221,9 +221,12 @@ impl<'p> DialectValues<'p> {
     /// Whether the page is in this dialect.
     fn is_present(&self) -> bool {
         let is_reported = |quantity: &MetricQuantity| {
-            let place = *quantity as usize;
-            self.unreliable[place].is_some()
-                || self.ranks.iter().any(|rank| rank.values[place].is_some())
+            let quantity_index = *quantity as usize;
+            self.unreliable[quantity_index].is_some()
+                || self
+                    .ranks
+                    .iter()
+                    .any(|rank| rank.values[quantity_index].is_some())
         };
         self.has_lines && self.dialect.required.iter().all(is_reported)
     }
@@ -274,7 +277,7 @@ impl<'p> DialectValues<'p> {
         let key =
             RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
         let rank_index = match self.ranks.iter().position(|rank| rank.key == key) {
-            Some(place) => place,
+            Some(index) => index,
             None if self.ranks.len() < MAX_RANKS => {
                 self.ranks.push(Rank {
                     key,
@@ -292,7 +295,7 @@ impl<'p> DialectValues<'p> {
             }
         };
         let current = &mut self.ranks[rank_index].values[quantity as usize];
-        *current = Some(current.map_or(value, |known| known.max(value)));
+        *current = Some(current.map_or(value, |largest| largest.max(value)));
     }
 
     fn record_garbled(&mut self, metric: &'static Metric) {
@@ -360,12 +363,12 @@ impl<'p> DialectValues<'p> {
     }
 
     fn set_if_missing(&mut self, rank_index: usize, quantity: MetricQuantity, value: Option<f64>) {
-        let known = &mut self.ranks[rank_index].values[quantity as usize];
-        let (None, Some(value)) = (*known, value) else {
+        let recorded = &mut self.ranks[rank_index].values[quantity as usize];
+        let (None, Some(value)) = (*recorded, value) else {
             return;
         };
         match accept(range(quantity), value) {
-            Some(value) => *known = Some(value),
+            Some(value) => *recorded = Some(value),
             None => {
                 self.record_impossible(derived_name(quantity), quantity, value.to_string().into())
             }
@@ -502,8 +505,8 @@ impl Figures {
 }
 
 /// The engine of a page that has its metrics, and none of those that are read: it has not served a request yet.
-fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
-    let mut lines = page
+fn engine_by_prefix(metrics_page: &[u8]) -> Option<Engine> {
+    let mut lines = metrics_page
         .split(|&byte| byte == b'\n')
         .map(<[u8]>::trim_ascii_start);
     lines.find_map(|line| {
@@ -515,8 +518,10 @@ fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
     })
 }
 
-fn unknown(page: &[u8]) -> UnknownPage {
-    let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+fn unknown(metrics_page: &[u8]) -> UnknownPage {
+    let mut lines = metrics_page
+        .split(|&byte| byte == b'\n')
+        .map(<[u8]>::trim_ascii);
     match lines.find(|line| !line.is_empty()) {
         None => UnknownPage::Empty,
         // A character takes four bytes at most.

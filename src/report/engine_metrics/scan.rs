@@ -149,9 +149,9 @@ pub struct Scan<'p, 'w, T> {
 }
 
 impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
-    pub fn new(page: &'p [u8], wanted: &'w WantedMetrics<T>) -> Self {
+    pub fn new(metrics_page: &'p [u8], wanted: &'w WantedMetrics<T>) -> Self {
         Self {
-            remaining: page,
+            remaining: metrics_page,
             wanted,
             malformed_lines: 0,
         }
@@ -357,6 +357,6 @@ fn unescape(raw: &[u8]) -> Vec<u8> {
 }
 
 /// A page up to its last line end: the certainly complete part of a page that may have been cut.
-pub fn whole_lines(page: &[u8]) -> &[u8] {
-    &page[..memchr::memrchr(b'\n', page).map_or(0, |end| end + 1)]
+pub fn whole_lines(metrics_page: &[u8]) -> &[u8] {
+    &metrics_page[..memchr::memrchr(b'\n', metrics_page).map_or(0, |end| end + 1)]
 }

@@ -24,7 +24,8 @@ pub struct Autoscaler {
 struct ModelRecord {
     scaling: ModelScaling,
     /// When it last had a replica.
-    seen: Moment,
+    #[serde(rename = "seen")]
+    last_replica_at: Moment,
 }
 
 impl Autoscaler {
@@ -37,8 +38,9 @@ impl Autoscaler {
         now: Moment,
     ) -> BTreeMap<ModelId, DesiredReplicas> {
         let window = rules.scale_down.window;
-        self.models
-            .retain(|model, record| loads.contains_key(model) || now.since(record.seen) <= window);
+        self.models.retain(|model, record| {
+            loads.contains_key(model) || now.since(record.last_replica_at) <= window
+        });
         let named: Vec<ModelId> = rules.named_models().take(MAX_MODELS).collect();
         for model in self.models.keys().chain(&named) {
             loads.entry(model.clone()).or_default();
@@ -50,7 +52,7 @@ impl Autoscaler {
         let decide = |(model, load): (ModelId, ModelLoad)| {
             let record = self.models.entry(model.clone()).or_default();
             if load.has_replicas() {
-                record.seen = now;
+                record.last_replica_at = now;
             }
             let desired = record.scaling.decide(&rules.for_model(&model), &load, now);
             (model, desired)

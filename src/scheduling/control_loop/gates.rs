@@ -57,10 +57,10 @@ impl<B: ClusterAccess> ControlLoop<B> {
         key: &PodKey,
         uid: &PodUid,
         reservation: &Reservation,
-        lifted: Result<(), ControlPlaneError>,
+        removed: Result<(), ControlPlaneError>,
         now: Moment,
     ) {
-        match lifted {
+        match removed {
             // The watch shows it, too.
             Ok(()) | Err(ControlPlaneError::Gone) => {}
             Err(error) => {

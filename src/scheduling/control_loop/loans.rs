@@ -210,7 +210,7 @@ impl<B: ClusterAccess> ControlLoop<B> {
 /// The answer that a pod is due and does not show; `None` if it needs none.
 pub(super) fn due_wake_answer(wake: &WakeStatus) -> Option<WakeAnswer> {
     match (&wake.request, &wake.answered_request) {
-        (Some(request), told) if wake.is_wakeable && told.as_ref() != Some(request) => {
+        (Some(request), answered) if wake.is_wakeable && answered.as_ref() != Some(request) => {
             Some(WakeAnswer::Wakeable {
                 request: request.clone(),
             })

@@ -169,7 +169,7 @@ impl<B: ClusterAccess> ControlLoop<B> {
             placement.reservation.deadline = placement.reservation.deadline + took
         });
         let reserve = ReservePlaces {
-            places: placements.clone(),
+            placements: placements.clone(),
             generation: basis.generation,
         };
         let result = self.cluster_access.lock().apply(reserve);

@@ -138,7 +138,7 @@ mod tests {
         write(name, change, StatusPurpose::AbandonReservation)
     }
 
-    fn touch(name: &str) -> PodWrite {
+    fn requeue(name: &str) -> PodWrite {
         write(name, StatusChange::requeue(), StatusPurpose::Requeue)
     }
 
@@ -147,9 +147,9 @@ mod tests {
         let mut writes = WriteQueue::default();
         writes.add(nominate("a", "n"));
         writes.add(nominate("a", "m"));
-        writes.add(touch("b"));
+        writes.add(requeue("b"));
         assert_eq!(writes.next(), Some(nominate("a", "n")));
-        assert_eq!(writes.next(), Some(touch("b")));
+        assert_eq!(writes.next(), Some(requeue("b")));
         assert_eq!(writes.next(), None);
         writes.end(&uid("a"));
         assert_eq!(writes.next(), Some(nominate("a", "m")));
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn a_write_that_a_reservation_needs_finds_a_place_beside_those_that_can_wait() {
         let mut writes = WriteQueue::default();
-        (0..200).for_each(|nth| writes.add(touch(&format!("pod-{nth:03}"))));
+        (0..200).for_each(|nth| writes.add(requeue(&format!("pod-{nth:03}"))));
         let first: Vec<PodWrite> = std::iter::from_fn(|| writes.next()).collect();
         assert_eq!(first.len(), MAX_DEFERRABLE_IN_PROGRESS);
         (0..200).for_each(|nth| writes.add(nominate(&format!("urgent-{nth:03}"), "n")));
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(urgent.len(), MAX_IN_PROGRESS - MAX_DEFERRABLE_IN_PROGRESS);
         // Neither kind keeps the other out for ever: the oldest is next.
         writes.end(first[0].uid());
-        assert_eq!(writes.next(), Some(touch("pod-024")));
+        assert_eq!(writes.next(), Some(requeue("pod-024")));
         writes.end(urgent[0].uid());
         assert_eq!(writes.next(), Some(nominate("urgent-008", "n")));
     }

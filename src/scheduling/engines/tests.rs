@@ -53,8 +53,8 @@ fn an_engine_of_an_earlier_or_a_later_version_is_read_back() {
 fn every_engine_has_one_declaration_and_names_of_its_own() {
     let mut names = BTreeSet::new();
     let mut prefixes = BTreeSet::new();
-    for (place, one) in DECLARATIONS.iter().enumerate() {
-        assert_eq!(one.engine as usize, place, "{}", one.name);
+    for (index, one) in DECLARATIONS.iter().enumerate() {
+        assert_eq!(one.engine as usize, index, "{}", one.name);
         assert!(
             one.spellings
                 .iter()

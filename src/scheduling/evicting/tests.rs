@@ -50,10 +50,9 @@ fn candidate(
 ) -> PreemptionCandidate {
     let mut candidate = PreemptionCandidate::new(testkit::node(node), vec![gpu(); gpus]);
     for victim in &potential_victims {
-        victim
-            .gpus
-            .iter()
-            .for_each(|place| candidate.gpus[place].charge(victim.per_gpu, Sharing::Shared));
+        victim.gpus.iter().for_each(|gpu_index| {
+            candidate.gpus[gpu_index].charge(victim.per_gpu, Sharing::Shared)
+        });
     }
     candidate.potential_victims = potential_victims;
     candidate

@@ -36,7 +36,7 @@ pub fn request_part(demand: &Demand) -> RequestPart {
 pub(crate) fn requested_vram(demand: &Demand) -> Bytes {
     match demand.traits.vram {
         Bytes::ZERO => demand.vram(),
-        asked => asked.min(demand.vram()),
+        requested => requested.min(demand.vram()),
     }
 }
 
@@ -99,11 +99,11 @@ pub fn spare_parts(facts: &Facts) -> Vec<SparePart> {
     if !policy.is_preemptible(demand.class) || demand.is_allocated_externally() {
         return Vec::new();
     }
-    let part = |(place, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
+    let part = |(rule_index, (rule, free)): (usize, &(SpareRule, Option<u32>))| SparePart {
         rule: rule.to_string(),
         keeps: rule.gpus,
         free: *free,
-        kept_from_pod: demand.kept.contains(place),
+        kept_from_pod: demand.kept.contains(rule_index),
         window: policy
             .open_window(&rule.when)
             .or(rule.when.first())

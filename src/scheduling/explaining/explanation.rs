@@ -59,7 +59,8 @@ pub struct Explanation {
     pub remedies: Vec<Remedy>,
     /// Findings of the continuous audit: GPU conflicts that the pod takes part in. The ledger does not know of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub conflicts: Vec<ConflictPart>,
+    #[serde(rename = "conflicts")]
+    pub over_allocations: Vec<OverAllocationPart>,
 }
 
 /// The replica that answers is on standby: kube-scheduler asks the leader, and only the leader knows what it asked.
@@ -74,21 +75,28 @@ pub struct StandbyPart {
 /// One GPU in conflict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ConflictPart {
+pub struct OverAllocationPart {
     #[serde(flatten)]
-    pub conflict: OverAllocation,
+    pub over_allocation: OverAllocation,
     pub text: String,
 }
 
-impl ConflictPart {
+impl OverAllocationPart {
     /// The conflict as the reader of an explanation of the pod `explained` may see it.
-    pub fn for_reader(reader: PodAccess, explained: &PodKey, conflict: &OverAllocation) -> Self {
-        let text = conflict.text_naming(&|pod| reader.may_see(explained, pod));
-        let mut conflict = conflict.clone();
-        conflict
+    pub fn for_reader(
+        reader: PodAccess,
+        explained: &PodKey,
+        over_allocation: &OverAllocation,
+    ) -> Self {
+        let text = over_allocation.text_naming(&|pod| reader.may_see(explained, pod));
+        let mut over_allocation = over_allocation.clone();
+        over_allocation
             .parties
             .retain(|party| reader.may_see(explained, &party.key));
-        Self { conflict, text }
+        Self {
+            over_allocation,
+            text,
+        }
     }
 }
 
@@ -308,9 +316,11 @@ pub struct RefusedPart {
     /// How many nodes the scheduler asked about; other plugins had ruled out the rest.
     pub asked_about: u32,
     /// How often it was requeued since the scheduler last asked.
-    pub woken: u32,
+    #[serde(rename = "woken")]
+    pub requeues: u32,
     /// How many times in a row it was requeued and refused again.
-    pub unanswered_wakes: u32,
+    #[serde(rename = "unansweredWakes")]
+    pub failed_requeues: u32,
     /// Nobody has asked about it since this process began to act: an earlier one may have refused it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supposed: bool,
@@ -345,6 +355,9 @@ pub struct NodePart {
     /// Warnings about its GPUs that follow from its Node object.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The driver keeps containers within their VRAM here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_vram_limits: bool,
     /// How current the measurements of this node are.
     pub freshness: Freshness,
     /// The age of the latest report's figures.

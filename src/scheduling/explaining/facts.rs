@@ -131,10 +131,10 @@ impl Facts {
         self.queried_nodes = self
             .entry
             .refusal()
-            .and_then(|refused| refused.asked.as_ref())
-            .map(|asked| {
-                let asked = self.snapshot.nodes_in(asked);
-                asked
+            .and_then(|refused| refused.queried_nodes.as_ref())
+            .map(|node_set| {
+                let nodes = self.snapshot.nodes_in(node_set);
+                nodes
                     .filter_map(|node| self.snapshot.index_of(node.name.as_str()))
                     .collect()
             });
@@ -145,18 +145,18 @@ impl Facts {
     pub fn was_queried(&self, index: usize) -> Option<bool> {
         self.queried_nodes
             .as_ref()
-            .map(|asked| asked.contains(&index))
+            .map(|queried| queried.contains(&index))
     }
 
     /// On how many nodes the scheduler asked when the pod was last refused; all, where that is unknown.
     pub(crate) fn queried_count(&self) -> u32 {
-        let asked = self.queried_nodes.as_ref().map(BTreeSet::len);
-        asked.unwrap_or(self.snapshot.nodes().len()) as u32
+        let queried = self.queried_nodes.as_ref().map(BTreeSet::len);
+        queried.unwrap_or(self.snapshot.nodes().len()) as u32
     }
 
     /// The indices of the nodes that the scheduler would accept, as far as that is known.
     pub(crate) fn queried_indices(&self) -> impl Iterator<Item = usize> {
-        (0..self.snapshot.nodes().len()).filter(|place| self.may_be_queried(*place))
+        (0..self.snapshot.nodes().len()).filter(|node_index| self.may_be_queried(*node_index))
     }
 
     /// Whether the scheduler accepts the node at `index`, as far as that is known.
@@ -305,8 +305,8 @@ impl NodeDetails {
 
     /// What was last read of the engines on a GPU, and what counts of it; `None` without a fresh report.
     pub fn engine_load(&self, gpu: &GpuUuid) -> Option<(EngineLoad, SmoothedLoad)> {
-        let known = self.engine_loads.iter().find(|(uuid, ..)| uuid == gpu);
-        known.map(|(_, reading, smoothed)| (*reading, *smoothed))
+        let found = self.engine_loads.iter().find(|(uuid, ..)| uuid == gpu);
+        found.map(|(_, reading, smoothed)| (*reading, *smoothed))
     }
 
     /// The pods on these `gpus` of `devices`; none, if the node has other devices by now.

@@ -239,7 +239,7 @@ impl Fleet {
                 let charges = occupant
                     .gpus
                     .iter()
-                    .filter_map(|place| node.gpus.get(place));
+                    .filter_map(|gpu_index| node.gpus.get(gpu_index));
                 let charged = charges
                     .map(|gpu| gpu.charge_for(occupant.per_gpu, occupant.sharing))
                     .sum();

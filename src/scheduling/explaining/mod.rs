@@ -97,7 +97,7 @@ pub fn explain_for(
         groups: outline.groups(&facts, options),
         impasse: remedy::impasse(&facts).filter(|_| verdict == PodVerdict::DoesNotFit),
         remedies: remedy::remedies(cluster, &facts, &outline, verdict),
-        conflicts: Vec::new(),
+        over_allocations: Vec::new(),
     })
 }
 

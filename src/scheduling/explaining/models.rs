@@ -41,7 +41,8 @@ pub struct ModelLocations {
     /// weights take.
     pub absent_ready_in_millis: Option<Millis>,
     /// In order of node.
-    pub places: Vec<ModelLocation>,
+    #[serde(rename = "places")]
+    pub locations: Vec<ModelLocation>,
     /// The node after which the next page begins; `None` if this is the last.
     pub next: Option<NodeName>,
 }
@@ -118,7 +119,11 @@ pub struct ModelLocation {
 }
 
 /// Where one model is.
-pub fn locate(ledger: &Ledger, model: &ModelId, page: &PageRequest<NodeName>) -> ModelLocations {
+pub fn locate(
+    ledger: &Ledger,
+    model: &ModelId,
+    page_request: &PageRequest<NodeName>,
+) -> ModelLocations {
     let heaviest = ledger.all_node_states().filter_map(|node_state| {
         Some(node_state.believed_reading()?.holdings.get(model)?.bytes)
             .filter(|bytes| *bytes > Bytes::ZERO)
@@ -131,7 +136,7 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &PageRequest<NodeName>) ->
         weights_bytes: weights,
         counts: ModelCounts::default(),
         absent_ready_in_millis: None,
-        places: Vec::new(),
+        locations: Vec::new(),
         next: None,
     };
     let nodes = ledger
@@ -151,17 +156,17 @@ pub fn locate(ledger: &Ledger, model: &ModelId, page: &PageRequest<NodeName>) ->
             weights,
             usual_engine: usual,
         };
-        let places = reported.locations(model);
-        if let Some(weights) = weights.filter(|_| places.is_empty()) {
+        let locations = reported.locations(model);
+        if let Some(weights) = weights.filter(|_| locations.is_empty()) {
             let here = reported.start_time(None, weights, usual).total();
             absent = Some(absent.map_or(here, |soonest| soonest.min(here)));
         }
-        located.counts.add_node(&places);
-        if page.after.as_ref().is_none_or(|after| after < name) && !places.is_empty() {
-            if located.places.len() < page.limit {
-                located.places.extend(places);
+        located.counts.add_node(&locations);
+        if page_request.after.as_ref().is_none_or(|after| after < name) && !locations.is_empty() {
+            if located.locations.len() < page_request.limit {
+                located.locations.extend(locations);
             } else if located.next.is_none() {
-                located.next = located.places.last().map(|last| last.node.clone());
+                located.next = located.locations.last().map(|last| last.node.clone());
             }
         }
     }
@@ -196,7 +201,7 @@ fn usual_engine(ledger: &Ledger, model: &ModelId) -> Option<Engine> {
 }
 
 /// Lists all models and in how many places each is. Never more than one list page of them is kept, whatever agents report.
-pub fn list_models(ledger: &Ledger, page: &PageRequest<ModelId>) -> ModelList {
+pub fn list_models(ledger: &Ledger, page_request: &PageRequest<ModelId>) -> ModelList {
     let mut counts_by_model: BTreeMap<&ModelId, ModelCounts> = BTreeMap::new();
     let mut is_more = false;
     let nodes: Vec<_> = ledger
@@ -209,12 +214,16 @@ pub fn list_models(ledger: &Ledger, page: &PageRequest<ModelId>) -> ModelList {
     {
         let here = reading.engines.iter().map(|engine| &engine.model);
         for model in here.chain(reading.holdings.iter().map(|holding| &holding.model)) {
-            if page.after.as_ref().is_none_or(|after| after < model) {
+            if page_request
+                .after
+                .as_ref()
+                .is_none_or(|after| after < model)
+            {
                 counts_by_model.entry(model).or_default();
             }
         }
         // Of those that come after the page, none can be in it: only smaller names come.
-        while counts_by_model.len() > page.limit {
+        while counts_by_model.len() > page_request.limit {
             counts_by_model.pop_last();
             is_more = true;
         }
@@ -407,7 +416,7 @@ impl ReportedModels<'_> {
                 EngineModelState::Resident => Some(Millis::default()),
                 _ => self.weights.map(ready),
             },
-            age_millis: self.ledger.now().since(engine.seen),
+            age_millis: self.ledger.now().since(engine.observed_at),
             wakeable: level.and_then(|_| self.ledger.may_wake(&engine.pod)),
         }
     }
@@ -433,11 +442,11 @@ impl ReportedModels<'_> {
 
 impl ModelCounts {
     /// Counts the locations on one node.
-    fn add_node(&mut self, places: &[ModelLocation]) {
-        places
+    fn add_node(&mut self, locations: &[ModelLocation]) {
+        locations
             .iter()
-            .for_each(|place| *self.count_mut(place.state) += 1);
-        self.absent += u32::from(places.is_empty());
+            .for_each(|location| *self.count_mut(location.state) += 1);
+        self.absent += u32::from(locations.is_empty());
     }
 
     fn count_mut(&mut self, state: ModelLocationState) -> &mut u32 {

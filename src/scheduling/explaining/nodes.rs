@@ -47,9 +47,11 @@ impl NodeOutline {
     pub fn new(facts: &Facts, options: &ShownNodes) -> Self {
         let nodes = facts.snapshot.nodes();
         let (accepted, filtered): (Vec<usize>, Vec<usize>) =
-            (0..nodes.len()).partition(|place| facts.filter_reason(*place).is_none());
-        let list_of = |places: &[usize], limit| {
-            let names = places.iter().map(|place| nodes[*place].name.as_str());
+            (0..nodes.len()).partition(|node_index| facts.filter_reason(*node_index).is_none());
+        let list_of = |node_indices: &[usize], limit| {
+            let names = node_indices
+                .iter()
+                .map(|node_index| nodes[*node_index].name.as_str());
             shortlist(&facts.snapshot, facts.demand(), names, facts.attempt(limit))
         };
         let list = list_of(&accepted, max_shown_nodes(options, nodes.len()));
@@ -69,7 +71,9 @@ impl NodeOutline {
             };
             Some((*index, refusal))
         }));
-        refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
+        refused.sort_by_cached_key(|(node_index, _)| {
+            (distance(&nodes[*node_index], facts), *node_index)
+        });
         let counts = Counts {
             nodes: nodes.len() as u32,
             gpus: nodes
@@ -102,7 +106,7 @@ impl NodeOutline {
             .best
             .iter()
             .map(|candidate| candidate.node_index);
-        let refused = self.refused.iter().map(|(place, _)| *place);
+        let refused = self.refused.iter().map(|(node_index, _)| *node_index);
         match options {
             ShownNodes::Node(name) => facts.snapshot.index_of(name.as_str()).into_iter().collect(),
             ShownNodes::All => best.chain(refused).collect(),
@@ -113,7 +117,11 @@ impl NodeOutline {
                 best.chain(refused).collect()
             }
             ShownNodes::Best(_) => best
-                .chain(self.examples(facts).into_iter().map(|(place, ..)| place))
+                .chain(
+                    self.examples(facts)
+                        .into_iter()
+                        .map(|(node_index, ..)| node_index),
+                )
                 .collect(),
         }
     }
@@ -123,10 +131,10 @@ impl NodeOutline {
         if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= MAX_REFUSED_SHOWN {
             return Vec::new();
         }
-        let group = |(place, reason, count): (usize, Reason, u32)| RefusalGroup {
+        let group = |(node_index, reason, count): (usize, Reason, u32)| RefusalGroup {
             code: reason.code,
             count,
-            example: facts.snapshot.nodes()[place].name.clone(),
+            example: facts.snapshot.nodes()[node_index].name.clone(),
             text: reason.text,
         };
         let mut groups: Vec<RefusalGroup> = self.examples(facts).into_iter().map(group).collect();
@@ -148,10 +156,14 @@ impl NodeOutline {
 
     /// Whether a node fits that the scheduler would accept.
     pub(crate) fn fits_on_queried_node(&self, facts: &Facts) -> bool {
-        let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
+        let refused: BTreeSet<usize> = self
+            .refused
+            .iter()
+            .map(|(node_index, _)| *node_index)
+            .collect();
         facts
             .queried_indices()
-            .any(|place| !refused.contains(&place))
+            .any(|node_index| !refused.contains(&node_index))
     }
 
     /// The nodes that do not fit, the nearest first, as far as the scheduler would accept them.
@@ -161,18 +173,18 @@ impl NodeOutline {
     ) -> impl Iterator<Item = (usize, Misfit)> {
         self.refused
             .iter()
-            .filter(|(place, _)| facts.may_be_queried(*place))
-            .filter_map(|(place, refusal)| Some((*place, refusal.misfit()?)))
+            .filter(|(node_index, _)| facts.may_be_queried(*node_index))
+            .filter_map(|(node_index, refusal)| Some((*node_index, refusal.misfit()?)))
     }
 
     /// The nodes on which the pod may fit once others have left, the nearest first, as far as the scheduler would accept them then.
-    pub(crate) fn preemption_places(&self, facts: &Facts) -> impl Iterator<Item = usize> {
-        let may_fit = |place: usize| match facts.filter_reason(place) {
+    pub(crate) fn preemption_node_indices(&self, facts: &Facts) -> impl Iterator<Item = usize> {
+        let may_fit = |node_index: usize| match facts.filter_reason(node_index) {
             Some(reason) => reason.entry(),
-            None => facts.was_queried(place) != Some(false),
+            None => facts.was_queried(node_index) != Some(false),
         };
-        let refused = self.refused.iter().map(|(place, _)| *place);
-        refused.filter(move |place| may_fit(*place))
+        let refused = self.refused.iter().map(|(node_index, _)| *node_index);
+        refused.filter(move |node_index| may_fit(*node_index))
     }
 
     /// What is shown of the node at `index` of the snapshot.
@@ -226,6 +238,7 @@ impl NodeOutline {
             devices: devices(node, facts.demand()),
             pool: details.pool.clone(),
             warnings: node.warnings.iter().map(ToString::to_string).collect(),
+            keeps_vram_limits: node.keeps_vram_limits,
             freshness: node.freshness,
             report_age_millis: details.report_age,
             tier: holding.map(|holding| holding.tier),
@@ -317,6 +330,7 @@ pub fn unknown_node(name: &NodeName) -> NodePart {
         devices: None,
         pool: None,
         warnings: Vec::new(),
+        keeps_vram_limits: false,
         freshness: Default::default(),
         report_age_millis: None,
         tier: None,
@@ -439,11 +453,11 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, details: &NodeDetails) -> Vec<GpuPart> {
     let wake = wake_on(node, chosen, facts).map(
         |WakeEstimate {
-             wake_time: woken,
-             start_time: loaded,
+             wake_time,
+             start_time,
          }| WakePart {
-            woken_in_millis: woken,
-            loaded_in_millis: loaded,
+            woken_in_millis: wake_time,
+            loaded_in_millis: start_time,
         },
     );
     let both = node
@@ -452,10 +466,16 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, details: &NodeDetails) -> Ve
         .zip(node.devices.iter())
         .take(MAX_GPUS as usize)
         .enumerate();
-    both.map(|(place, (gpu, device))| {
-        let gpu_occupants = details.occupants_of(&node.devices, GpuSet::single(place), facts);
+    both.map(|(gpu_index, (gpu, device))| {
+        let gpu_occupants = details.occupants_of(&node.devices, GpuSet::single(gpu_index), facts);
         let engine_reading = details.engine_load(&device.uuid);
-        let part = gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts);
+        let part = gpu_part(
+            gpu,
+            device,
+            gpu_occupants,
+            chosen.contains(gpu_index),
+            facts,
+        );
         GpuPart {
             kv_cache_percent: engine_reading
                 .map_or(part.kv_cache_percent, |(reading, _)| reading.kv_cache),

@@ -104,7 +104,7 @@ fn charged_vram(facts: &Facts) -> Bytes {
             if facts.entry.devices().is_some() && gpus.iter().count() == demand.gpus as usize =>
         {
             gpus.iter()
-                .map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing))
+                .map(|gpu_index| node.gpus[gpu_index].charge_for(demand.per_gpu, demand.sharing))
                 .sum()
         }
         _ => demand.vram(),
@@ -130,8 +130,8 @@ fn waiting_stage(facts: &Facts, waiting: &WaitingPod) -> PodStage {
     let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
         asked_about: facts.queried_count(),
-        woken: refused.requeues,
-        unanswered_wakes: waiting.failed_requeues,
+        requeues: refused.requeues,
+        failed_requeues: waiting.failed_requeues,
         supposed: refused.is_supposed,
     };
     PodStage::Waiting {

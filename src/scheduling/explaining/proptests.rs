@@ -64,15 +64,15 @@ fn wanted() -> impl Strategy<Value = TestPod> {
         })
 }
 
-fn node_name(place: usize) -> String {
-    format!("node-{place}")
+fn node_name(index: usize) -> String {
+    format!("node-{index}")
 }
 
 impl ExplainedPlan {
     fn build(&self) -> ExplainedCluster {
         let mut world = ExplainedCluster::new(Policy::default());
-        for (place, gpus) in self.nodes.iter().enumerate() {
-            world = world.with_node(&node_name(place), gpus.len());
+        for (index, gpus) in self.nodes.iter().enumerate() {
+            world = world.with_node(&node_name(index), gpus.len());
         }
         for (n, (gib, gpus, exclusive, priority, node)) in self.pods.iter().enumerate() {
             let pod = TestPod {
@@ -108,13 +108,13 @@ impl ExplainedPlan {
 
     /// All agents report; the engines on `calm` have no load.
     fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
-        for (place, gpus) in self.nodes.iter().enumerate() {
+        for (index, gpus) in self.nodes.iter().enumerate() {
             let busy: Vec<_> = gpus
                 .iter()
                 .enumerate()
                 .map(|(gpu, kv)| (gpu, *kv, 0))
                 .collect();
-            let node = node_name(place);
+            let node = node_name(index);
             let busy = if calm == Some(node.as_str()) {
                 &[][..]
             } else {
@@ -191,9 +191,9 @@ fn helps(plan: &ExplainedPlan, wanted: &TestPod, change: &RemedyChange) -> Optio
             plan.report(&mut world, Some(gpu_candidate.node.as_str()))
         }
         RemedyChange::FreeVram { short_bytes, .. } if wanted.gpus == Some(1) => {
-            let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
+            let requested = Bytes::parse_quantity(&wanted.vram).unwrap();
             // If nothing is free on a GPU, all of it is missing, and no pod requests nothing.
-            let rest = asked.minus(*short_bytes);
+            let rest = requested.minus(*short_bytes);
             if rest.0 == 0 {
                 return None;
             }

@@ -168,9 +168,9 @@ impl ExplainedCluster {
             .unwrap()
             .devices
             .len();
-        let gpu = |place: usize| {
+        let gpu = |gpu_index: usize| {
             let here = occupants.iter().filter(|gpu_occupant| {
-                gpu_occupant.gpus.contains(place)
+                gpu_occupant.gpus.contains(gpu_index)
                     && matches!(
                         gpu_occupant.phase,
                         OccupantPhase::Bound | OccupantPhase::Assumed
@@ -180,9 +180,9 @@ impl ExplainedCluster {
                 .map(|gpu_occupant| (gpu_occupant.uid.clone(), gpu_occupant.per_gpu))
                 .collect();
             attributed.sort_unstable();
-            let engine_load = busy.iter().find(|(busy, ..)| *busy == place);
+            let engine_load = busy.iter().find(|(busy, ..)| *busy == gpu_index);
             GpuReading {
-                uuid: uuid(node, place),
+                uuid: uuid(node, gpu_index),
                 used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
                 attributed,
                 engine_load: engine_load.map_or(EngineLoad::NONE, |(_, kv, queue)| {

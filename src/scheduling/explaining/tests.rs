@@ -478,12 +478,12 @@ fn nodes_that_the_scheduler_did_not_ask_about_are_marked() {
         .ledger_mut()
         .record_refusal(&uid, Some(snapshot.node_set([0].into_iter())));
     let explanation = explain(&mut world.cluster.copy(), &uid, &ShownNodes::All).unwrap();
-    let asked: Vec<Option<bool>> = explanation
+    let was_queried: Vec<Option<bool>> = explanation
         .nodes
         .iter()
         .map(|node| node.was_asked)
         .collect();
-    assert_eq!(asked, [Some(true), Some(false)]);
+    assert_eq!(was_queried, [Some(true), Some(false)]);
 }
 
 #[test]

@@ -67,7 +67,7 @@ pub fn usage(ledger: &Ledger) -> ClusterUsage {
         classes: policy
             .classes()
             .iter()
-            .map(|known| class(&known.name))
+            .map(|policy_class| class(&policy_class.name))
             .collect(),
         tenants: policy
             .tenants()

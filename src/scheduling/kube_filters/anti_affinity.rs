@@ -50,15 +50,15 @@ impl AntiAffinityIndex {
     }
 
     fn add_one(&mut self, node: &NodeName, repulsion: &Arc<AntiAffinity>) -> Arc<AntiAffinity> {
-        let known = match single_namespace(repulsion) {
+        let repulsions = match single_namespace(repulsion) {
             Some(namespace) => self.by_namespace.entry(namespace.to_owned()).or_default(),
             None => &mut self.across_namespaces,
         };
-        let shared = known
+        let shared = repulsions
             .get_key_value(repulsion)
             .map_or(repulsion, |(shared, _)| shared)
             .clone();
-        *known
+        *repulsions
             .entry(shared.clone())
             .or_default()
             .entry(node.clone())
@@ -70,11 +70,11 @@ impl AntiAffinityIndex {
         let Some(namespace) = single_namespace(repulsion) else {
             return decrement(&mut self.across_namespaces, node, repulsion);
         };
-        let Some(known) = self.by_namespace.get_mut(namespace) else {
+        let Some(repulsions) = self.by_namespace.get_mut(namespace) else {
             return;
         };
-        decrement(known, node, repulsion);
-        if known.is_empty() {
+        decrement(repulsions, node, repulsion);
+        if repulsions.is_empty() {
             self.by_namespace.remove(namespace);
         }
     }
@@ -90,11 +90,11 @@ fn single_namespace(repulsion: &AntiAffinity) -> Option<&str> {
 }
 
 fn decrement(
-    known: &mut BTreeMap<Arc<AntiAffinity>, PodsByNode>,
+    repulsions: &mut BTreeMap<Arc<AntiAffinity>, PodsByNode>,
     node: &NodeName,
     repulsion: &Arc<AntiAffinity>,
 ) {
-    let Some(sources) = known.get_mut(repulsion) else {
+    let Some(sources) = repulsions.get_mut(repulsion) else {
         return;
     };
     if let Some(count) = sources.get_mut(node) {
@@ -104,6 +104,6 @@ fn decrement(
         }
     }
     if sources.is_empty() {
-        known.remove(repulsion);
+        repulsions.remove(repulsion);
     }
 }

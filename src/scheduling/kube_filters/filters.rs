@@ -154,8 +154,8 @@ fn reject_by_node(
     if !volumes.accept(machine) {
         return Some(FilterReason::VolumeElsewhere);
     }
-    let mut asked = pod.amounts.nonzero();
-    asked.find_map(|(resource, asked)| {
+    let mut amounts = pod.amounts.nonzero();
+    amounts.find_map(|(resource, asked)| {
         let allocatable = machine.allocatable.get(resource);
         let too_small = || FilterReason::InsufficientAllocatable {
             resource: resource.into(),
@@ -177,8 +177,8 @@ fn reject_by_resources(
             allowed: machine.pods,
         });
     }
-    let mut asked = pod.amounts.nonzero();
-    asked.find_map(|(resource, asked)| {
+    let mut amounts = pod.amounts.nonzero();
+    amounts.find_map(|(resource, asked)| {
         let left = machine
             .allocatable
             .get(resource)

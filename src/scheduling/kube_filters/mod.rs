@@ -104,12 +104,12 @@ impl ClusterFilters {
             return;
         }
         // The ledger shares the same labels: they seldom change, and are most of a node.
-        if let Some(known) = node_state
+        if let Some(recorded) = node_state
             .node
             .as_ref()
-            .filter(|known| known.labels == machine.labels)
+            .filter(|recorded| recorded.labels == machine.labels)
         {
-            machine.labels = known.labels.clone();
+            machine.labels = recorded.labels.clone();
         }
         Arc::make_mut(node_state).node = Some(Arc::new(machine));
     }
@@ -178,7 +178,7 @@ impl ClusterFilters {
         if self
             .current
             .requirements_of(&uid)
-            .is_some_and(|known| **known == wants)
+            .is_some_and(|current| **current == wants)
         {
             return;
         }
@@ -188,7 +188,7 @@ impl ClusterFilters {
 
     /// Sets the requirements of the successor of a bound pod, which replaces it if it is evicted.
     pub(crate) fn set_successor(&mut self, uid: PodUid, wants: Requirements) {
-        if self.current.movable.get(&uid).map(|known| &**known) != Some(&wants) {
+        if self.current.movable.get(&uid).map(|current| &**current) != Some(&wants) {
             self.current.movable.insert(uid, Arc::new(wants));
         }
     }
@@ -444,12 +444,12 @@ impl<'a> FilterQuery<'a> {
         };
         let (coming, _) = self.observed_arrivals(node_state, beside.coming);
         let taken = node_state.requested_after(beside.leaving, &coming);
-        let shortfall = |resource: &str, asked: u64| {
+        let shortfall = |resource: &str, requested: u64| {
             let left = machine
                 .allocatable
                 .get(resource)
                 .saturating_sub(taken.get(resource));
-            asked.saturating_sub(left)
+            requested.saturating_sub(left)
         };
         let ResourceList { cpu, memory, .. } = &self.requirements.amounts;
         HostResources {

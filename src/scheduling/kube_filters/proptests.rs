@@ -212,10 +212,13 @@ impl FilterCluster {
     fn apply(&mut self, event: &FilterEvent) {
         match event.clone() {
             FilterEvent::Machine(machine) => {
-                self.machines.retain(|known| known.name != machine.name);
+                self.machines
+                    .retain(|existing| existing.name != machine.name);
                 self.machines.push(machine);
             }
-            FilterEvent::MachineGone(name) => self.machines.retain(|known| known.name != name),
+            FilterEvent::MachineGone(name) => {
+                self.machines.retain(|existing| existing.name != name)
+            }
             FilterEvent::Bound(uid, footprint) => {
                 self.forget(&uid);
                 self.bound.push((uid, footprint));
@@ -229,8 +232,8 @@ impl FilterCluster {
     }
 
     fn forget(&mut self, uid: &PodUid) {
-        self.bound.retain(|(known, _)| known != uid);
-        self.waiting.retain(|(known, _)| known != uid);
+        self.bound.retain(|(existing, _)| existing != uid);
+        self.waiting.retain(|(existing, _)| existing != uid);
     }
 
     fn machine(&self, name: &NodeName) -> Option<&FilterNode> {
@@ -251,7 +254,7 @@ impl FilterCluster {
         let is_here = |uid: &PodUid| {
             self.bound
                 .iter()
-                .any(|(known, pod)| known == uid && pod.node == case.node)
+                .any(|(bound_uid, pod)| bound_uid == uid && pod.node == case.node)
         };
         let here: Vec<&NodeFootprint> = (self.bound.iter())
             .filter(|(uid, pod)| pod.node == case.node && !leaving.contains(uid))
@@ -416,13 +419,13 @@ fn run(case: &FilterCase) -> (FilterVerdict, Vec<&'static str>, bool) {
             FilterEvent::Gone(uid) => view.remove_pod(&uid),
         }
     }
-    let known: BTreeSet<_> = view.pods().collect();
+    let pods_in_view: BTreeSet<_> = view.pods().collect();
     let expected = world
         .bound
         .iter()
         .map(|(uid, _)| uid)
         .chain(world.waiting.iter().map(|(uid, _)| uid));
-    assert_eq!(known, expected.collect());
+    assert_eq!(pods_in_view, expected.collect());
     let beside = AssumedNodeChange {
         leaving: &case.leaving,
         coming: &case.coming,

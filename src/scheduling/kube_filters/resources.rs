@@ -73,9 +73,9 @@ impl ResourceList {
             total_pod_request(parts).0
         };
         let amount = |name: &str| {
-            let asked = pod_level.get(name).filter(|_| is_pod_level(name)).copied();
-            let asked = asked.unwrap_or_else(|| of_containers(name));
-            asked.saturating_add(overhead.get(name).copied().unwrap_or(0))
+            let requested = pod_level.get(name).filter(|_| is_pod_level(name)).copied();
+            let requested = requested.unwrap_or_else(|| of_containers(name));
+            requested.saturating_add(overhead.get(name).copied().unwrap_or(0))
         };
         Self::from_amounts(&names.into_iter().map(|name| (name, amount(name))).collect())
     }

@@ -187,7 +187,7 @@ impl VolumeTopology {
 impl VolumeRule<'_> {
     fn accepts(&self, machine: &FilterNode) -> bool {
         match self {
-            Self::Topology(place) => place.accepts(machine),
+            Self::Topology(topology) => topology.accepts(machine),
             Self::OneOf(terms) => terms.iter().any(|term| term.matches_node(machine)),
             Self::Node(name) => **name == machine.name,
         }
@@ -208,9 +208,9 @@ impl VolumeIndex {
     pub(super) fn set(&mut self, name: Arc<str>, object: StorageObject) {
         match object {
             StorageObject::Claim(claim) => self.claims.insert(name, claim),
-            StorageObject::Volume(place) => {
-                let place = self.intern(place);
-                self.volumes.insert(name, place);
+            StorageObject::Volume(topology) => {
+                let topology = self.intern(topology);
+                self.volumes.insert(name, topology);
             }
             StorageObject::Class(class) => drop(self.classes.insert(name, class)),
         }
@@ -249,8 +249,8 @@ impl VolumeIndex {
             .claims
             .into_iter()
             .for_each(|(name, claim)| index.claims.insert(name, claim));
-        for (name, place) in state.volumes {
-            index.set(name, StorageObject::Volume(Arc::unwrap_or_clone(place)));
+        for (name, topology) in state.volumes {
+            index.set(name, StorageObject::Volume(Arc::unwrap_or_clone(topology)));
         }
         index
     }
@@ -290,12 +290,12 @@ impl VolumeIndex {
         match &claim.binding {
             ClaimBinding::Unusable => return Err(UnsupportedRule::VolumeUnbound),
             ClaimBinding::Bound { volume } => {
-                let place = self
+                let topology = self
                     .volumes
                     .get(volume)
                     .ok_or(UnsupportedRule::VolumeUnknown)?;
-                rules.push(VolumeRule::Topology(place));
-                if place.unreadable {
+                rules.push(VolumeRule::Topology(topology));
+                if topology.unreadable {
                     return Err(UnsupportedRule::Unreadable);
                 }
             }
@@ -338,25 +338,25 @@ impl VolumeIndex {
             let terms = self
                 .volumes
                 .get(volume)
-                .and_then(|place| place.terms.as_deref());
+                .and_then(|topology| topology.terms.as_deref());
             terms.is_some_and(select_single_node)
         })
     }
 
-    fn intern(&mut self, place: VolumeTopology) -> Arc<VolumeTopology> {
-        if let Some(known) = self
+    fn intern(&mut self, topology: VolumeTopology) -> Arc<VolumeTopology> {
+        if let Some(shared) = self
             .recent_topologies
             .iter()
-            .find(|known| ***known == place)
+            .find(|shared| ***shared == topology)
         {
-            return known.clone();
+            return shared.clone();
         }
-        let place = Arc::new(place);
+        let topology = Arc::new(topology);
         if self.recent_topologies.len() == MAX_RECENT_TOPOLOGIES {
             self.recent_topologies.remove(0);
         }
-        self.recent_topologies.push(place.clone());
-        place
+        self.recent_topologies.push(topology.clone());
+        topology
     }
 }
 

@@ -6,8 +6,9 @@ use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState};
 use super::pod_state::{SoftReservation, WaitingPod};
 use super::pod_states::ExpiredReservations;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::placing::fit::is_allowed;
-use crate::placing::fit::{Misfit, check_node_admission, fit, misfit};
+use crate::placing::fit::{
+    Misfit, check_node_admission, fit, is_allowed, misfit, writes_vram_limits,
+};
 use crate::placing::learned::NodeGpus;
 use crate::placing::pack;
 pub use crate::reasons::AllocationFailure;
@@ -196,10 +197,10 @@ impl Ledger {
             victims: victims.into(),
         };
         self.pod_states.edit_waiting(uid, |waiting| {
-            let known = waiting.narrowed_to.as_ref();
-            let recorded = known.filter(|known| known.node == narrowed_to.node);
+            let previous = waiting.narrowed_to.as_ref();
+            let recorded = previous.filter(|previous| previous.node == narrowed_to.node);
             // Victims that are named again have no more time for it: they may never leave.
-            let deadline = recorded.map_or(narrowed_to.deadline, |known| known.deadline);
+            let deadline = recorded.map_or(narrowed_to.deadline, |recorded| recorded.deadline);
             waiting.narrowed_to = Some(Reservation {
                 deadline,
                 ..narrowed_to
@@ -370,10 +371,10 @@ impl Ledger {
         borrows: bool,
     ) {
         let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
-            Some(PodPhase::Bound(known)) if known.node == *node => BoundPod {
-                devices: known.devices.clone().or(devices),
-                borrows: known.borrows || borrows,
-                ..known.clone()
+            Some(PodPhase::Bound(bound)) if bound.node == *node => BoundPod {
+                devices: bound.devices.clone().or(devices),
+                borrows: bound.borrows || borrows,
+                ..bound.clone()
             },
             Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded_gpus() == devices => {
                 BoundPod {
@@ -553,5 +554,6 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         memory_fraction,
         greatest_fraction: max_fraction.filter(|greatest| *greatest != memory_fraction),
         borrowed_from: Arc::new([]),
+        has_vram_limits: writes_vram_limits(node_state.view(), demand),
     }
 }

@@ -99,7 +99,7 @@ impl PodMap {
             !earlier
                 .pods
                 .get(*uid)
-                .is_some_and(|known| Arc::ptr_eq(known, pod))
+                .is_some_and(|earlier_state| Arc::ptr_eq(earlier_state, pod))
         })
     }
 
@@ -123,10 +123,10 @@ impl NodeMap {
 
     /// The node, of which nothing but its name is known if it is new.
     pub(super) fn get_or_create(&mut self, name: &NodeName) -> &mut NodeState {
-        let index = self.index_of(name).unwrap_or_else(|place| {
+        let index = self.index_of(name).unwrap_or_else(|insertion_index| {
             self.nodes
-                .insert(place, Arc::new(NodeState::new(name.clone())));
-            place
+                .insert(insertion_index, Arc::new(NodeState::new(name.clone())));
+            insertion_index
         });
         self.nodes
             .get_mut(index)
@@ -170,14 +170,15 @@ impl NodeMap {
     ) -> impl Iterator<Item = &'a NodeName> {
         // Most often a node has the same place in both, and no name is compared.
         let is_same = |index: usize, node_state: &Arc<NodeState>| {
-            let is_same_state = |known: &Arc<NodeState>| Arc::ptr_eq(known, node_state);
+            let is_same_state =
+                |earlier_state: &Arc<NodeState>| Arc::ptr_eq(earlier_state, node_state);
             earlier.nodes.get(index).is_some_and(is_same_state)
                 || earlier
                     .get_shared(&node_state.view().name)
                     .is_some_and(is_same_state)
         };
         let unshared = self.nodes.unshared_with(&earlier.nodes);
-        let changed = unshared.filter(move |(place, node_state)| !is_same(*place, node_state));
+        let changed = unshared.filter(move |(index, node_state)| !is_same(*index, node_state));
         changed.map(|(_, node_state)| &node_state.view().name)
     }
 
@@ -214,11 +215,14 @@ pub(super) struct Publication {
 
 impl Publication {
     /// With nothing handed out yet. A recording may say any number: there is always a next one.
-    pub(super) fn from_generations(generation: u64, epoch: u64) -> Self {
-        let (generation, epoch) = (generation.min(u64::MAX / 2), epoch.min(u64::MAX / 2));
+    pub(super) fn from_generations(generation: u64, node_list_generation: u64) -> Self {
+        let (generation, node_list_generation) = (
+            generation.min(u64::MAX / 2),
+            node_list_generation.min(u64::MAX / 2),
+        );
         Self {
             generation,
-            node_list_generation: epoch,
+            node_list_generation,
             is_outdated: true,
             ..Self::default()
         }

@@ -301,7 +301,7 @@ mod budget_index_tests {
                 ..PodTraits::default()
             };
             let mut expected: Vec<usize> = (0..budgets.len())
-                .filter(|place| budgets[*place].covers(&pod))
+                .filter(|index| budgets[*index].covers(&pod))
                 .collect();
             if expected.len() > 1 {
                 expected.push(SEVERAL_BUDGETS);

@@ -248,11 +248,13 @@ impl Ledger {
             now < reserved.since + MAX_SCOPE_RESERVATION_TIME + MAX_SCOPE_RESERVATION_TIME
         });
         let (since, highest) = match reserved.get(&scope) {
-            Some(known) if priority <= known.highest => (known.since, known.highest),
+            Some(reservation) if priority <= reservation.highest => {
+                (reservation.since, reservation.highest)
+            }
             _ => (now, priority),
         };
-        let is_first = |known: &ScopeReservation| {
-            known.by == *uid || known.priority < priority || known.until <= now
+        let is_first = |reservation: &ScopeReservation| {
+            reservation.by == *uid || reservation.priority < priority || reservation.until <= now
         };
         let has_free_slot = || {
             reserved

@@ -50,12 +50,13 @@ pub(super) struct StoredNodes {
     /// In order of name.
     nodes: Vec<Arc<NodeState>>,
     generation: u64,
-    epoch: u64,
+    #[serde(rename = "epoch")]
+    node_list_generation: u64,
 }
 
 impl StoredNodes {
     pub(super) fn node_list_generation(&self) -> u64 {
-        self.epoch
+        self.node_list_generation
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &NodeState> {
@@ -95,7 +96,7 @@ impl NodeStates {
         StoredNodes {
             nodes: self.nodes.shared(),
             generation: self.publication.generation(),
-            epoch: self.publication.node_list_generation(),
+            node_list_generation: self.publication.node_list_generation(),
         }
     }
 
@@ -108,10 +109,10 @@ impl NodeStates {
         let StoredNodes {
             nodes,
             generation,
-            epoch,
+            node_list_generation,
         } = stored;
         let mut loaded = Self {
-            publication: Publication::from_generations(generation, epoch),
+            publication: Publication::from_generations(generation, node_list_generation),
             ..Self::default()
         };
         let names: Vec<NodeName> = nodes

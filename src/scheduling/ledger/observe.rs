@@ -417,8 +417,8 @@ impl Ledger {
         {
             // Not bound yet in what is observed, which is older than what is known.
             Some((PodPhase::Assumed(_) | PodPhase::Bound(_), _)) => {}
-            Some((PodPhase::Waiting(waiting), known))
-                if *known == demand
+            Some((PodPhase::Waiting(waiting), waiting_demand))
+                if *waiting_demand == demand
                     && reservation
                         .as_ref()
                         .is_none_or(|reservation| !waiting.is_new_reservation(reservation)) => {}
@@ -442,11 +442,11 @@ impl Ledger {
         bound: BoundPod,
         (is_starting, is_unready): (bool, bool),
     ) -> PodWarning {
-        let known = self
+        let recorded = self
             .pod_states
             .get(&uid)
             .filter(|pod_state| pod_state.node() == Some(&bound.node));
-        if let Some(pod_state) = known.filter(|pod_state| !pod_state.is_assumed()) {
+        if let Some(pod_state) = recorded.filter(|pod_state| !pod_state.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
             let warning = edit_warning(pod_state, &bound, &demand);
             if pod_state.starting.is_some() && !is_starting {
@@ -461,7 +461,7 @@ impl Ledger {
             PodWarning::Nothing
         };
         let node = bound.node.clone();
-        let was_assumed = known.is_some();
+        let was_assumed = recorded.is_some();
         let (gate_end, start) = self.start_after_binding(&uid, &node);
         let start_model = self.start_times.model();
         let node_state = self.node_states.get_or_create(&node);
@@ -538,13 +538,13 @@ fn checkpoint_warning(age: CheckpointAge) -> PodWarning {
 }
 
 /// What was edited on a bound pod since it was bound.
-fn edit_warning(known: &PodState, observed: &BoundPod, demand: &Demand) -> PodWarning {
-    match known.recorded_devices() {
+fn edit_warning(pod_state: &PodState, observed: &BoundPod, demand: &Demand) -> PodWarning {
+    match pod_state.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.
-        _ if known.demand.is_allocated_externally() => PodWarning::Nothing,
+        _ if pod_state.demand.is_allocated_externally() => PodWarning::Nothing,
         None => PodWarning::Unplaced,
         recorded if recorded != observed.devices.as_ref() => PodWarning::DevicesEdited,
-        _ if !known.demand.is_same_request(demand) => PodWarning::DemandEdited,
+        _ if !pod_state.demand.is_same_request(demand) => PodWarning::DemandEdited,
         _ => PodWarning::Nothing,
     }
 }

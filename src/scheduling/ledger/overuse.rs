@@ -118,16 +118,17 @@ impl Ledger {
         let overusing = reported.iter().filter_map(|found| {
             let granted = self.granted_on(node, found, sampled)?;
             // A pod that the ledger knows by now was given something.
-            let is_same = |known: &&Overuse| known.ungranted.is_none() || granted == Bytes::ZERO;
+            let is_same =
+                |previous: &&Overuse| previous.ungranted.is_none() || granted == Bytes::ZERO;
             let overuse = match before.get(&found.pod).filter(is_same) {
                 // The same sample again.
-                Some(known) if sampled <= known.sampled => known.clone(),
-                Some(known) if sampled.since(known.sampled) < fresh => Overuse {
+                Some(previous) if sampled <= previous.sampled => previous.clone(),
+                Some(previous) if sampled.since(previous.sampled) < fresh => Overuse {
                     granted,
                     used: found.used,
                     sampled,
-                    readings: known.readings.saturating_add(1),
-                    ..known.clone()
+                    readings: previous.readings.saturating_add(1),
+                    ..previous.clone()
                 },
                 _ => Overuse::new(found, granted, sampled),
             };

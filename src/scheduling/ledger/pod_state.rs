@@ -91,7 +91,8 @@ pub struct WakeMarks {
     /// What its annotation says, while it is there.
     pub request: Option<Arc<str>>,
     /// The request that its condition answers, while it is true.
-    pub told: Option<Arc<str>>,
+    #[serde(rename = "told")]
+    pub answered_request: Option<Arc<str>>,
     /// When the last of the two went. A reading sampled earlier does not show that the engine sleeps.
     pub over: Moment,
 }
@@ -99,7 +100,7 @@ pub struct WakeMarks {
 impl WakeMarks {
     /// Whether the engine wants to wake or may: its whole grant has to be free.
     pub(super) fn is_waking(&self) -> bool {
-        self.request.is_some() || self.told.is_some()
+        self.request.is_some() || self.answered_request.is_some()
     }
 }
 
@@ -275,7 +276,7 @@ impl PodState {
             bound.leaving = Some(
                 bound
                     .leaving
-                    .map_or(first, |known| known.min(grace_end.max(from_now))),
+                    .map_or(first, |expected| expected.min(grace_end.max(from_now))),
             );
         }
     }
@@ -287,7 +288,7 @@ impl PodState {
         };
         bound.borrows |= loan.borrows;
         let was_open = bound.wake.is_waking();
-        (bound.wake.request, bound.wake.told) =
+        (bound.wake.request, bound.wake.answered_request) =
             (loan.wake_requested.clone(), loan.wakeable.clone());
         if was_open && !bound.wake.is_waking() {
             bound.wake.over = now;
@@ -298,7 +299,8 @@ impl PodState {
     pub(super) fn has_loan_change(&self, loan: &ObservedLoan) -> bool {
         self.bound().is_some_and(|bound| {
             loan.borrows && !bound.borrows
-                || (&loan.wake_requested, &loan.wakeable) != (&bound.wake.request, &bound.wake.told)
+                || (&loan.wake_requested, &loan.wakeable)
+                    != (&bound.wake.request, &bound.wake.answered_request)
         })
     }
 
@@ -466,7 +468,8 @@ pub struct FilterRefusal {
     /// When the pod was last refused, or requeued.
     pub at: Moment,
     /// The nodes it asked about; `None` if they are not known.
-    pub asked: Option<Arc<NodeSet>>,
+    #[serde(rename = "asked")]
+    pub queried_nodes: Option<Arc<NodeSet>>,
     /// How often it was requeued since its last attempt. Recordings call it something else.
     #[serde(rename = "unanswered")]
     pub requeues: u32,
@@ -513,7 +516,7 @@ impl WaitingPod {
         let nodes = nodes.map(Arc::new);
         self.refused = Some(FilterRefusal {
             at,
-            asked: nodes,
+            queried_nodes: nodes,
             requeues: 0,
             is_supposed: false,
         });
@@ -557,7 +560,7 @@ impl WaitingPod {
 
     /// A reservation on the same node is the same one, with another deadline or fewer victims.
     fn replace_reservation(&mut self, reservation: Option<Reservation>, now: Moment) {
-        let is_same_node = self.reservation.as_ref().map(|known| &known.node)
+        let is_same_node = self.reservation.as_ref().map(|current| &current.node)
             == reservation.as_ref().map(|new| &new.node);
         if !is_same_node {
             self.reserved_since = reservation.as_ref().map(|_| now);
@@ -570,7 +573,7 @@ impl WaitingPod {
         !self
             .reservation
             .as_ref()
-            .is_some_and(|known| known.is_same(observed))
+            .is_some_and(|recorded| recorded.is_same(observed))
     }
 }
 

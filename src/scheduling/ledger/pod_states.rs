@@ -151,16 +151,19 @@ impl PodStates {
     /// Replaces a pod's state, but keeps its disruption info.
     pub(super) fn replace(&mut self, uid: &PodUid, mut pod_state: PodState) -> PodMove {
         self.change(uid, |pods| {
-            if let Some(known) = pods.get(uid) {
+            if let Some(previous) = pods.get(uid) {
                 (pod_state.disruption_info, pod_state.is_unwatched) =
-                    (known.disruption_info.clone(), known.is_unwatched);
+                    (previous.disruption_info.clone(), previous.is_unwatched);
             }
             pods.insert(uid.clone(), pod_state);
         })
     }
 
     pub(super) fn remove(&mut self, uid: &PodUid) -> PodMove {
-        if let Some(disruption_info) = self.get(uid).map(|known| known.disruption_info.clone()) {
+        if let Some(disruption_info) = self
+            .get(uid)
+            .map(|pod_state| pod_state.disruption_info.clone())
+        {
             self.remove_from_group(uid, &disruption_info);
         }
         self.change(uid, |pods| pods.remove(uid))

@@ -1,5 +1,6 @@
 //! What policies change in the ledger, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
 
+mod isolation;
 mod tenants;
 
 use super::*;

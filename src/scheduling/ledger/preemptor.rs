@@ -331,8 +331,8 @@ impl Ledger {
             .flat_map(|node_state| node_state.view().holdings.iter())
         {
             match nearest_models.get_mut(&holding.model) {
-                Some(known) if rank(known) >= rank(holding) => {}
-                Some(known) => *known = holding.clone(),
+                Some(nearest) if rank(nearest) >= rank(holding) => {}
+                Some(nearest) => *nearest = holding.clone(),
                 None => {
                     nearest_models.insert(holding.model.clone(), holding.clone());
                 }

@@ -465,7 +465,7 @@ impl Ledger {
         let rules = self.policy.spare_rules_now();
         rules
             .filter(|(rule_index, rule)| is_kept(*rule_index, rule))
-            .map(|(place, _)| place)
+            .map(|(rule_index, _)| rule_index)
             .collect()
     }
 

@@ -453,7 +453,8 @@ pub(super) struct LeaderRecord {
     unknown: BTreeSet<PodUid>,
     /// The latest reservation of each pod that this leader gave up. What shows it is older than that.
     #[serde(default)]
-    given_up: BTreeMap<PodUid, Reservation>,
+    #[serde(rename = "given_up")]
+    abandoned: BTreeMap<PodUid, Reservation>,
 }
 
 impl LeaderRecord {
@@ -464,13 +465,13 @@ impl LeaderRecord {
     /// Records a released reservation. A standby records none, because the leader may make it again.
     fn record_released(&mut self, uid: &PodUid, reservation: Reservation) {
         if self.is_leading() {
-            self.given_up.insert(uid.clone(), reservation);
+            self.abandoned.insert(uid.clone(), reservation);
         }
     }
 
     /// The pod has a node, or is gone.
     pub(super) fn forget(&mut self, uid: &PodUid) {
-        self.given_up.remove(uid);
+        self.abandoned.remove(uid);
     }
 }
 
@@ -531,12 +532,12 @@ impl Ledger {
     ) {
         let recorded = self.observed_reservations.get(uid);
         // What is told by wall time wavers by some milliseconds.
-        let lasts_as_long = |(known, shown): (&Reservation, &Reservation)| {
-            let differ = known
+        let lasts_as_long = |(recorded_one, shown): (&Reservation, &Reservation)| {
+            let differ = recorded_one
                 .deadline
                 .since(shown.deadline)
-                .max(shown.deadline.since(known.deadline));
-            known.is_same(shown) && differ < Millis(DEADLINE_TOLERANCE.0 / 2)
+                .max(shown.deadline.since(recorded_one.deadline));
+            recorded_one.is_same(shown) && differ < Millis(DEADLINE_TOLERANCE.0 / 2)
         };
         if recorded == observed || recorded.zip(observed).is_some_and(lasts_as_long) {
             return;
@@ -561,9 +562,9 @@ impl Ledger {
     /// Whether the pod's condition shows a reservation, or may. One without victims is not written; it is shown if an earlier
     /// version wrote it, or if it replaced one that landed late.
     pub fn may_show_reservation(&self, uid: &PodUid) -> bool {
-        let was_given_up = self.leader_record.given_up.contains_key(uid);
+        let was_abandoned = self.leader_record.abandoned.contains_key(uid);
         let is_written =
-            |reservation: &Reservation| !reservation.victims.is_empty() || was_given_up;
+            |reservation: &Reservation| !reservation.victims.is_empty() || was_abandoned;
         self.shows_any_reservation(uid) || self.pod_states.reservation(uid).is_some_and(is_written)
     }
 
@@ -579,12 +580,12 @@ impl Ledger {
         observed: Option<Reservation>,
     ) -> Option<Reservation> {
         let observed = observed?;
-        let was_given_up = self
+        let was_abandoned = self
             .leader_record
-            .given_up
+            .abandoned
             .get(uid)
-            .is_some_and(|given_up| given_up.is_same(&observed));
-        let is_known = was_given_up
+            .is_some_and(|abandoned| abandoned.is_same(&observed));
+        let is_known = was_abandoned
             || self
                 .pod_states
                 .get(uid)

@@ -184,13 +184,13 @@ impl ResourceSlices {
     /// Puts a slice in the place of the one with its name, or takes that one out.
     fn replace(&mut self, name: &Arc<str>, slice: Option<DeviceSlice>) -> SliceChange {
         let mut change = SliceChange::default();
-        if self.slices.get(name).map(|known| &**known) == slice.as_ref() {
+        if self.slices.get(name).map(|current| &**current) == slice.as_ref() {
             return change;
         }
-        if let Some(known) = self.slices.remove(name) {
-            self.change_pool(&mut change, &known, |pool| pool.remove(name, &known));
-            self.unlink(name, &known);
-            change.add(&known);
+        if let Some(previous) = self.slices.remove(name) {
+            self.change_pool(&mut change, &previous, |pool| pool.remove(name, &previous));
+            self.unlink(name, &previous);
+            change.add(&previous);
         }
         if let Some(slice) = slice.map(Arc::new) {
             self.slices.insert(name.clone(), slice.clone());
@@ -343,7 +343,7 @@ impl Ledger {
             .slices
             .slices
             .get(name)
-            .map(|known| known.driver.clone());
+            .map(|previous| previous.driver.clone());
         let drivers = before
             .into_iter()
             .chain(slice.as_ref().map(|slice| slice.driver.clone()));

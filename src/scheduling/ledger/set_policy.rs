@@ -339,10 +339,10 @@ impl Ledger {
 
     /// Records since when a bound pod runs, if that is earlier than recorded.
     pub(super) fn record_running_since(&mut self, uid: &PodUid, started: Moment) {
-        let Some(known) = self.pod_states.get(uid).and_then(PodState::bound) else {
+        let Some(bound) = self.pod_states.get(uid).and_then(PodState::bound) else {
             return;
         };
-        if known.started <= started {
+        if bound.started <= started {
             return;
         }
         self.pod_states

@@ -263,7 +263,7 @@ impl NodeStarts {
     ) {
         let index = self.samples.iter().position(|(of, _)| *of == kind);
         let (_, mut samples) = index
-            .map(|place| self.samples.remove(place))
+            .map(|index| self.samples.remove(index))
             .unwrap_or((kind, StartSamples::default()));
         samples.add(sample, MAX_SAMPLES_PER_KIND);
         let factors = samples.fit(cluster_factors, MIN_SAMPLES);
@@ -334,9 +334,9 @@ impl NodeStarts {
         let is_by_starter = |start: &&PastStart| {
             (start.is_tenant, &*start.name) == starter && now.since(start.ended) < GATE_TIME_WINDOW
         };
-        let past: Vec<&PastStart> = self.past.iter().filter(is_by_starter).collect();
+        let starts_by_starter: Vec<&PastStart> = self.past.iter().filter(is_by_starter).collect();
         let sum = |gpu: Option<&GpuUuid>, failed_only: bool| {
-            let on_it = past
+            let on_it = starts_by_starter
                 .iter()
                 .filter(|start| gpu.is_none_or(|gpu| start.gpus.contains(gpu)));
             let counted = on_it.filter(|start| !failed_only || !start.is_ready);

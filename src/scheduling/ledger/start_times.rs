@@ -130,7 +130,7 @@ impl StartTimes {
             observed_kind.kind == kind && observed_kind.gpu.as_ref() == gpu
         });
         let mut observed = match index {
-            Some(place) => kinds.remove(place),
+            Some(index) => kinds.remove(index),
             None => ObservedKind {
                 kind,
                 gpu: gpu.cloned(),
@@ -146,8 +146,8 @@ impl StartTimes {
         }
         let cluster_factors = self.model.cluster_factors(kind, gpu);
         // Scores of this engine's pods are computed again for each change: small ones wait until they add up.
-        if let Some(fitted) =
-            fitted.filter(|fitted| cluster_factors.is_none_or(|known| known.is_far_from(fitted)))
+        if let Some(fitted) = fitted
+            .filter(|fitted| cluster_factors.is_none_or(|in_force| in_force.is_far_from(fitted)))
         {
             Arc::make_mut(&mut self.model).set_factors(kind, gpu, Some(fitted));
         }
@@ -418,10 +418,11 @@ impl StartSamples {
         if self.0.len() < min_samples {
             return None;
         }
-        let known = [prior.transfer, prior.init].map(|factor| f64::from(factor.0) / 1000.0);
-        let common = (0..FIT_ROUNDS).fold(1.0, |common, _| self.refit_common(common, known));
+        let prior_factors = [prior.transfer, prior.init].map(|factor| f64::from(factor.0) / 1000.0);
+        let common =
+            (0..FIT_ROUNDS).fold(1.0, |common, _| self.refit_common(common, prior_factors));
         // As long as nothing says otherwise, both parts are off by the same.
-        let center = known.map(|factor| clamped_factor(factor * common));
+        let center = prior_factors.map(|factor| clamped_factor(factor * common));
         let found = (0..FIT_ROUNDS).fold(center, |found, _| self.refit(found, center));
         let [transfer, init] = found.map(|factor| TimeFactor((factor * 1000.0).round() as u32));
         Some(StartFactors {
@@ -432,11 +433,11 @@ impl StartSamples {
     }
 
     /// One round of weighted least squares for a factor of both parts, with weights by the one of the round before.
-    fn refit_common(&self, before: f64, known: [f64; 2]) -> f64 {
+    fn refit_common(&self, before: f64, prior_factors: [f64; 2]) -> f64 {
         let [mut observed, mut expected] = [PRIOR_WEIGHT / before; 2];
         for sample in &self.0 {
             let [transfer, init, time] = sample.clamped();
-            let one = known[0] * transfer + known[1] * init;
+            let one = prior_factors[0] * transfer + prior_factors[1] * init;
             // No time was expected, and no factor of nothing is another time.
             if one < 1.0 {
                 continue;

@@ -168,7 +168,7 @@ impl LedgerState {
             }
             let queried_nodes = pod_state
                 .refusal()
-                .and_then(|refused| refused.asked.as_ref());
+                .and_then(|refused| refused.queried_nodes.as_ref());
             if queried_nodes.is_some_and(|queried_nodes| {
                 !queried_nodes.is_valid_for(self.nodes.node_list_generation(), existing)
             }) {

@@ -526,7 +526,7 @@ fn many_node_changes_made_while_a_snapshot_is_read_are_in_the_next_snapshot() {
             next.nodes()
                 .iter()
                 .enumerate()
-                .all(|(place, one)| next.index_of(one.name.as_str()) == Some(place))
+                .all(|(index, one)| next.index_of(one.name.as_str()) == Some(index))
         );
     }
 }

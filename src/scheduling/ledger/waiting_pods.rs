@@ -113,9 +113,9 @@ impl WaitingPods {
             Some((due, queue_band)) if due <= now => self.queue.set_ready(uid, queue_band),
             Some((due, _)) => self.queue.set_later(uid, due),
         }
-        let woken = refusal.filter(|refusal| refusal.requeues > 0);
+        let requeued = refusal.filter(|refusal| refusal.requeues > 0);
         self.queue
-            .set_requeued(uid, woken.map(|refusal| refusal.at));
+            .set_requeued(uid, requeued.map(|refusal| refusal.at));
         if refusal.is_none() {
             self.refused.remove(uid);
         }
@@ -300,7 +300,7 @@ impl Ledger {
                     .as_ref()
                     .filter(|refused| refused.at + REQUEUE_QUIET_PERIOD <= self.now)?;
                 Some(WaitKind::Refused {
-                    nodes: refused.asked.clone(),
+                    nodes: refused.queried_nodes.clone(),
                 })
             }
             SchedulingGate::Open | SchedulingGate::Others => None,
@@ -434,7 +434,7 @@ impl Ledger {
         };
         let is_due = refused.at + requeue_pause(refused.requeues, *failed_requeues) <= self.now
             && self.is_retry_due(*failed_attempt);
-        let nodes = refused.asked.clone();
+        let nodes = refused.queried_nodes.clone();
         let way = match (is_due, refused.requeues) {
             (true, _) => WaitKind::Refused { nodes },
             (false, 0) => return None,

@@ -71,7 +71,8 @@ struct StoredQueue {
     later: BTreeSet<(Moment, PodUid)>,
     /// Each with its turn and the turn before.
     ready: Vec<(QueueBand, u64, u64, PodUid)>,
-    woken: BTreeSet<(Moment, PodUid)>,
+    #[serde(rename = "woken")]
+    requeued: BTreeSet<(Moment, PodUid)>,
     turn: u64,
     #[serde(default)]
     round: usize,
@@ -93,7 +94,7 @@ impl From<WaitingQueue> for StoredQueue {
         Self {
             ready: ready.collect(),
             later: queue.later,
-            woken: queue.requeued,
+            requeued: queue.requeued,
             turn: queue.turn,
             round: queue.round,
         }
@@ -115,7 +116,7 @@ impl From<StoredQueue> for WaitingQueue {
             queue.insert_ready(uid, band.clone(), *turn, *before)
         });
         stored
-            .woken
+            .requeued
             .iter()
             .for_each(|(at, uid)| queue.set_requeued(uid, Some(*at)));
         queue
@@ -133,8 +134,9 @@ impl WaitingQueue {
     pub(super) fn set_ready(&mut self, uid: &PodUid, queue_band: QueueBand) {
         let turn = match self.pods.get(uid) {
             Some(QueuePosition::Ready {
-                queue_band: known, ..
-            }) if *known == queue_band => return,
+                queue_band: current_band,
+                ..
+            }) if *current_band == queue_band => return,
             Some(QueuePosition::Ready { turn, .. }) => *turn,
             _ => self.next_turn(),
         };

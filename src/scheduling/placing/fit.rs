@@ -5,9 +5,9 @@ use super::pack::GpuChoice;
 use super::pack::NodeEvaluation;
 use super::whole_nodes;
 pub use crate::reasons::Misfit;
-use crate::vocabulary::classification::{ClassSet, ClassTerms};
+use crate::vocabulary::classification::{ClassSet, ClassTerms, Isolation};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::demand::{Demand, Sharing, VramContainer};
 use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
@@ -86,6 +86,9 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
             Misfit::ClassNotAdmitted
         });
     }
+    if needs_vram_limits(demand) && !writes_vram_limits(node, demand) {
+        return Err(Misfit::NoVramLimits);
+    }
     match (&demand.ask, node.closed, node.miscut) {
         // The kubelet counts the plugin's devices, whether or not an agent sees them.
         (GpuRequest::Plugin { .. } | GpuRequest::Claims, ..) => Ok(()),
@@ -93,6 +96,21 @@ pub(crate) fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), M
         (GpuRequest::Vram, _, true) => Err(Misfit::MigLayoutMismatch),
         (GpuRequest::Vram, false, false) => Ok(()),
     }
+}
+
+/// Whether the pod may run only where the driver keeps it within its VRAM. One that has its GPUs exclusively has no neighbour.
+fn needs_vram_limits(demand: &Demand) -> bool {
+    demand.terms.isolation == Isolation::Required
+        && demand.sharing == Sharing::Shared
+        && demand.ask == GpuRequest::Vram
+}
+
+/// Whether the Binding says for each container how much VRAM the driver lets it have on this node.
+pub(crate) fn writes_vram_limits(node: &Node, demand: &Demand) -> bool {
+    node.keeps_vram_limits
+        && demand.sharing == Sharing::Shared
+        && demand.terms.isolation != Isolation::None
+        && demand.containers.iter().all(VramContainer::can_be_limited)
 }
 
 /// Why `demand` does not fit on `gpus`; the most lasting reason first.

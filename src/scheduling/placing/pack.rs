@@ -191,12 +191,12 @@ fn best_one<'a>(
 fn preference(
     EqualGpus {
         gpu,
-        indices: places,
+        indices: gpu_indices,
         ..
     }: EqualGpus<'_>,
     demand: &Demand,
 ) -> Option<Preference> {
-    let can_take = !places.is_empty() && fits_on_gpu(gpu, demand);
+    let can_take = !gpu_indices.is_empty() && fits_on_gpu(gpu, demand);
     can_take.then(|| {
         let engine_load = EngineLoadCost::for_gpu(gpu, demand);
         Preference {
@@ -204,7 +204,7 @@ fn preference(
             load_step: engine_load.step(),
             packing_cost: PackingCost::default(),
             engine_load,
-            index: places.iter().next().unwrap_or_default() as u8,
+            index: gpu_indices.iter().next().unwrap_or_default() as u8,
             island: gpu.island,
         }
     })

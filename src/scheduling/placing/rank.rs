@@ -99,7 +99,7 @@ impl Shortlist {
             let code = misfit.code();
             // There are few: all of tens of thousands of nodes lack the same.
             match all.iter_mut().find(|group| group.code == code) {
-                Some(known) => known.count += 1,
+                Some(group) => group.count += 1,
                 None => all.push(RejectedNodes {
                     code,
                     count: 1,
@@ -419,9 +419,9 @@ pub(super) fn time_to_ready_part(
     starts: &StartModel,
     policy: &Policy,
 ) -> u32 {
-    let woken =
+    let wake_time =
         pack::estimate_wake(node, gpus, demand, starts, &policy.loading).map(|wake| wake.wake_time);
-    let ready = woken.or_else(|| {
+    let ready = wake_time.or_else(|| {
         estimate_start(node, demand, starts, &policy.loading).map(|found| found.total())
     });
     let step = ready.map_or(0, model_tier::duration_bucket);

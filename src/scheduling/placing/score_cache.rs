@@ -257,22 +257,22 @@ mod tests {
     fn an_unchanged_node_keeps_its_cached_score() {
         let (policy, mut snapshot) = (Policy::default(), cluster_of(3));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        let mut page = ScoreCache::default().take(&snapshot, &demand, &policy);
-        assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
+        let mut scores = ScoreCache::default().take(&snapshot, &demand, &policy);
+        assert_eq!(scores.best(&snapshot, &demand, &policy), Some(0));
         // A result that the node does not give.
-        page.results[0] = Err(Misfit::NoFreshReport);
+        scores.results[0] = Err(Misfit::NoFreshReport);
         assert_eq!(
-            page.result(&snapshot, 0, &demand, &policy),
+            scores.result(&snapshot, 0, &demand, &policy),
             Err(Misfit::NoFreshReport)
         );
-        assert_eq!(page.best(&snapshot, &demand, &policy), Some(1));
+        assert_eq!(scores.best(&snapshot, &demand, &policy), Some(1));
         let changed = Node {
             generation: 9,
             ..snapshot.nodes()[0].clone()
         };
         snapshot.update(9, [changed]);
-        assert!(page.result(&snapshot, 0, &demand, &policy).is_ok());
-        assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
+        assert!(scores.result(&snapshot, 0, &demand, &policy).is_ok());
+        assert_eq!(scores.best(&snapshot, &demand, &policy), Some(0));
     }
 
     #[test]
@@ -323,7 +323,7 @@ mod tests {
         ask(most);
         let is_kept = |size: usize| {
             let key = ScoreKey::new(&snapshot, &demand(size), &policy);
-            score_cache.entries.iter().any(|page| page.key == key)
+            score_cache.entries.iter().any(|entry| entry.key == key)
         };
         assert_eq!(score_cache.entries.len(), most);
         assert!(is_kept(0) && !is_kept(1) && (2..=most).all(is_kept));
@@ -344,7 +344,7 @@ mod tests {
                 .shortlist(&snapshot, &demand, names.iter().copied(), attempt(&policy))
                 .best;
             (
-                score_cache.entries.first().map(|page| page.results.len()),
+                score_cache.entries.first().map(|entry| entry.results.len()),
                 best.len(),
             )
         };

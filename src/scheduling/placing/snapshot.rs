@@ -66,14 +66,15 @@ pub struct RetiredSummaries {
 /// A set of nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSet {
-    epoch: u64,
+    #[serde(rename = "epoch")]
+    node_list_generation: u64,
     words: Box<[u64]>,
 }
 
 impl NodeSet {
     /// Whether it can be a set of so many nodes, if none has come or gone since that epoch.
     pub(crate) fn is_valid_for(&self, node_list_generation: u64, nodes: usize) -> bool {
-        self.epoch != node_list_generation || self.words.len() == nodes.div_ceil(64)
+        self.node_list_generation != node_list_generation || self.words.len() == nodes.div_ceil(64)
     }
 }
 
@@ -151,14 +152,14 @@ impl Snapshot {
         let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
         indices.for_each(|index| words[index / 64] |= 1 << (index % 64));
         NodeSet {
-            epoch: self.node_list_generation,
+            node_list_generation: self.node_list_generation,
             words,
         }
     }
 
     /// The nodes of a set; all of them if nodes have come or gone since it was made.
     pub(crate) fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
-        let is_current = set.epoch == self.node_list_generation;
+        let is_current = set.node_list_generation == self.node_list_generation;
         let is_in =
             move |index: usize| !is_current || set.words[index / 64] >> (index % 64) & 1 == 1;
         self.nodes
@@ -170,7 +171,7 @@ impl Snapshot {
 
     /// Whether no node has come or gone since the set was made.
     pub fn is_current(&self, set: &NodeSet) -> bool {
-        set.epoch == self.node_list_generation
+        set.node_list_generation == self.node_list_generation
     }
 
     /// Whether the node at this index is in a set that is current.

@@ -55,9 +55,12 @@ impl PodSignature {
     pub fn new(pod: &PendingPod, ledger: &Ledger, kube_filters: &FilterSnapshot) -> Self {
         let named_nodes = match &pod.wait_kind {
             WaitKind::Gated => None,
-            WaitKind::Refused { nodes: asked } | WaitKind::Requeued { nodes: asked } => {
-                asked.clone()
+            WaitKind::Refused {
+                nodes: queried_nodes,
             }
+            | WaitKind::Requeued {
+                nodes: queried_nodes,
+            } => queried_nodes.clone(),
         };
         let demand = ledger.with_spare_rules(&pod.demand);
         Self {

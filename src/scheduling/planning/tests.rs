@@ -47,11 +47,12 @@ impl LedgerCluster {
         self.add_gated_with(name, demand, observed);
     }
 
-    fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
+    fn refused(&mut self, name: &str, demand: Demand, queried: &[&str]) {
         self.add_waiting(name, demand);
         let snapshot = self.snapshot();
-        let asked = snapshot.node_set(asked.iter().map(|name| snapshot.index_of(name).unwrap()));
-        self.ledger_mut().record_refusal(&uid(name), Some(asked));
+        let queried =
+            snapshot.node_set(queried.iter().map(|name| snapshot.index_of(name).unwrap()));
+        self.ledger_mut().record_refusal(&uid(name), Some(queried));
     }
 
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
@@ -99,9 +100,9 @@ impl LedgerCluster {
 }
 
 fn describe(step: PlanStep) -> String {
-    let place = |PlannedPlacement {
-                     uid, reservation, ..
-                 }: &PlannedPlacement| {
+    let describe_placement = |PlannedPlacement {
+                                  uid, reservation, ..
+                              }: &PlannedPlacement| {
         let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
         let after = if victims.is_empty() {
             String::new()
@@ -111,7 +112,11 @@ fn describe(step: PlanStep) -> String {
         format!("{uid} on {}{after}", reservation.node)
     };
     match step {
-        PlanStep::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
+        PlanStep::Place(placements) => placements
+            .iter()
+            .map(describe_placement)
+            .collect::<Vec<_>>()
+            .join(", "),
         PlanStep::Requeue { uid, .. } => format!("{uid} asks again"),
         PlanStep::Wait { uid, why, .. } => format!("{uid} waits: {}", why.code()),
     }

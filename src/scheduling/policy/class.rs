@@ -7,6 +7,7 @@ use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all_labels, pattern_matches};
 use super::window::Window;
 use crate::units::{Millis, Percent, setting};
+use crate::vocabulary::classification::Isolation;
 use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
 use crate::vocabulary::is_default;
 use schemars::JsonSchema;
@@ -84,6 +85,9 @@ pub struct Class {
     /// What becomes of the VRAM of its engines while they sleep.
     #[serde(default)]
     pub sleeping: SleepingRule,
+    /// Whether the driver has to keep its pods within their VRAM.
+    #[serde(default)]
+    pub isolation: Isolation,
 }
 
 /// What becomes of an engine's VRAM while the engine sleeps.
@@ -303,6 +307,7 @@ impl Class {
             disruption_budgets: Protection::default(),
             max_lost_work: None,
             sleeping: SleepingRule::default(),
+            isolation: Isolation::default(),
             pools: None,
             overuse: None,
             overuse_after: None,

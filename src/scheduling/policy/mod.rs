@@ -189,7 +189,7 @@ impl Policy {
             .enumerate()
             .filter(|(_, class)| is_closed(class));
         let closed = closed
-            .map(|(place, _)| ClassId::from_index(place))
+            .map(|(class_index, _)| ClassId::from_index(class_index))
             .collect();
         Self {
             open,
@@ -432,7 +432,7 @@ impl Policy {
             .map(|pool| pool.name.as_str());
         self.spare_rules_now()
             .filter(|(_, rule)| rule.covers(pool, model))
-            .map(|(place, _)| place)
+            .map(|(rule_index, _)| rule_index)
             .collect()
     }
 
@@ -471,7 +471,7 @@ fn classes_kept_out(classes: &[Class], pool: Option<&str>) -> ClassSet {
         .enumerate()
         .filter(|(_, class)| !class.may_be_placed_in(pool));
     kept_out
-        .map(|(place, _)| ClassId::from_index(place))
+        .map(|(class_index, _)| ClassId::from_index(class_index))
         .collect()
 }
 
@@ -485,6 +485,7 @@ fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
         kv_cache_limit: class.limits.kv_cache,
         queue_limit: class.limits.queue,
         refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
+        isolation: class.isolation,
         confined: class.pools.is_some(),
         class_exclusions: classes
             .iter()

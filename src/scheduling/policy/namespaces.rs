@@ -79,7 +79,7 @@ impl Policy {
         let is_its = |tenant: &Tenant| is_selected(&tenant.namespace_selector);
         NamespaceSelection {
             classes: classes
-                .map(|(place, _)| ClassId::from_index(place))
+                .map(|(class_index, _)| ClassId::from_index(class_index))
                 .collect(),
             tenant: self
                 .tenants()

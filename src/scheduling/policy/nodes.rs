@@ -130,7 +130,9 @@ pub struct DraRules {
 
 impl DraRules {
     pub(crate) fn is_gpu_driver(&self, driver: &str) -> bool {
-        self.gpu_drivers.iter().any(|known| known == driver)
+        self.gpu_drivers
+            .iter()
+            .any(|gpu_driver| gpu_driver == driver)
     }
 }
 

@@ -142,7 +142,7 @@ impl DayRange {
         let day = |name: &str| {
             WEEKDAY_NAMES
                 .iter()
-                .position(|known| *known == name)
+                .position(|weekday| *weekday == name)
                 .map(|day| day as u8)
         };
         let range = match text.split_once('-') {

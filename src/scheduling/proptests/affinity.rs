@@ -34,14 +34,14 @@ fn engine() -> impl Strategy<Value = ReusableEngine> {
         prop::collection::vec(0usize..8, 1..4),
         level,
     )
-        .prop_map(|(of_model, namespace, places, level)| ReusableEngine {
+        .prop_map(|(of_model, namespace, gpus, level)| ReusableEngine {
             model: model(if of_model > 0 { "own" } else { "other" }),
             namespace: if namespace > 0 {
                 "default".into()
             } else {
                 "elsewhere".into()
             },
-            gpus: places.into_iter().collect(),
+            gpus: gpus.into_iter().collect(),
             level,
         })
 }
@@ -109,8 +109,8 @@ proptest! {
         let scored = |node: &Node| score_node(&Snapshot::new(1, 1, vec![node.clone()]), 0, &demand, &policy);
         prop_assert_eq!(scored(&beside), scored(&bare));
         let (starts, speeds) = (StartModel::default(), LoadingSpeeds::default());
-        for place in 0..gpus.len() {
-            prop_assert_eq!(pack::estimate_wake(&beside, GpuSet::single(place), &demand, &starts, &speeds), None);
+        for gpu_index in 0..gpus.len() {
+            prop_assert_eq!(pack::estimate_wake(&beside, GpuSet::single(gpu_index), &demand, &starts, &speeds), None);
         }
     }
 

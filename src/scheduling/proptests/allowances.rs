@@ -285,21 +285,21 @@ impl AllowanceFixture {
     }
 
     fn apply(&mut self, steps: &[PlanStep]) -> Vec<PlannedPlacement> {
-        let mut places = Vec::new();
-        for place in steps.iter().flat_map(|step| {
-            if let PlanStep::Place(places) = step {
-                &places[..]
+        let mut placements = Vec::new();
+        for placement in steps.iter().flat_map(|step| {
+            if let PlanStep::Place(placements) = step {
+                &placements[..]
             } else {
                 &[]
             }
         }) {
-            place
+            placement
                 .reserve_in(&mut self.ledger)
                 .expect("what was planned can be held");
-            self.ledger.record_evictions(&place.reservation.victims);
-            places.push(place.clone());
+            self.ledger.record_evictions(&placement.reservation.victims);
+            placements.push(placement.clone());
         }
-        places
+        placements
     }
 }
 
@@ -317,10 +317,10 @@ proptest! {
     fn no_plan_exceeds_an_eviction_limit(world in world()) {
         let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
-        let places = bench.apply(&steps);
+        let placements = bench.apply(&steps);
         let mut used = bench.count(&bench.earlier);
-        for place in &places {
-            let set = bench.count(place.reservation.victims.iter());
+        for placement in &placements {
+            let set = bench.count(placement.reservation.victims.iter());
             prop_assert!(bench.is_within(&set, &used), "{:?} after {:?}", set, used);
             set.into_iter().for_each(|(scope, n)| *used.entry(scope).or_default() += n);
         }
@@ -332,8 +332,8 @@ proptest! {
         let steps = bench.plan();
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
             waits(&steps).map(|(uid, _)| (uid.clone(), bench.sets(uid))).collect();
-        let places = bench.apply(&steps);
-        let evicted = places.iter().flat_map(|place| place.reservation.victims.iter());
+        let placements = bench.apply(&steps);
+        let evicted = placements.iter().flat_map(|placement| placement.reservation.victims.iter());
         let used = bench.count(bench.earlier.iter().chain(evicted));
         let because = |why: &WaitReason| match why {
             WaitReason::EvictionLimit(limit) => Some(limit.because),
@@ -386,5 +386,5 @@ proptest! {
 }
 
 fn is_free(step: &PlanStep) -> bool {
-    matches!(step, PlanStep::Place(places) if places.iter().all(|place| place.reservation.victims.is_empty()))
+    matches!(step, PlanStep::Place(placements) if placements.iter().all(|placement| placement.reservation.victims.is_empty()))
 }

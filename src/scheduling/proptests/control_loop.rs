@@ -71,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..PODS).prop_map(Step::Arrive),
         8 => (1u64..3000).prop_map(Step::Tick),
         12 => (any::<prop::sample::Index>(), fate)
-            .prop_map(|(place, fate)| Step::Answer(place.index(64), fate)),
+            .prop_map(|(index, fate)| Step::Answer(index.index(64), fate)),
         8 => (0..PODS).prop_map(Step::Show),
         4 => (0..PODS).prop_map(Step::Schedule),
         3 => (0..PODS).prop_map(Step::Go),
@@ -168,9 +168,9 @@ impl World {
                 self.watch_pod(pod);
             }
             Step::Tick(millis) => self.tick(millis),
-            Step::Answer(place, fate) => {
+            Step::Answer(index, fate) => {
                 if !self.in_progress.is_empty() {
-                    let write = self.in_progress.remove(place % self.in_progress.len());
+                    let write = self.in_progress.remove(index % self.in_progress.len());
                     self.answer(write, fate);
                 }
             }

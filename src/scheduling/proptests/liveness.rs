@@ -196,9 +196,12 @@ impl World {
             &pending,
         ) {
             match step {
-                PlanStep::Place(places) => {
+                PlanStep::Place(placements) => {
                     self.cluster
-                        .apply(ReservePlaces { places, generation })
+                        .apply(ReservePlaces {
+                            placements,
+                            generation,
+                        })
                         .unwrap();
                 }
                 PlanStep::Wait { uid, .. } => {

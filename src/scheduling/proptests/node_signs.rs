@@ -78,9 +78,9 @@ struct ExpectedSigns {
 impl ExpectedSigns {
     fn is_open(&self) -> bool {
         // By default all but the integrated graphics and what has nothing to do with a GPU keep pods away.
-        let is_harmless = |place: &usize| match &self.harmless {
-            None => *place >= 3,
-            Some(harmless) => harmless.contains(place) || *place == 4,
+        let is_harmless = |index: &usize| match &self.harmless {
+            None => *index >= 3,
+            Some(harmless) => harmless.contains(index) || *index == 4,
         };
         self.resources.iter().all(is_harmless)
             && self.changes.is_subset(&self.ignored)
@@ -92,15 +92,16 @@ impl ExpectedSigns {
             resources: self
                 .resources
                 .iter()
-                .map(|place| (RESOURCES[*place].0.into(), RESOURCES[*place].1))
+                .map(|index| (RESOURCES[*index].0.into(), RESOURCES[*index].1))
                 .collect(),
             changes: self
                 .changes
                 .iter()
-                .map(|place| label(CHANGES[*place]))
+                .map(|index| label(CHANGES[*index]))
                 .collect(),
             unreadable: self.unreadable.then(|| label(MEMORY)),
             labelled: None,
+            keeps_vram_limits: false,
         }
     }
 
@@ -109,13 +110,13 @@ impl ExpectedSigns {
         if let Some(harmless) = &self.harmless {
             policy.nodes.harmless_resources = harmless
                 .iter()
-                .map(|place| RESOURCES[*place].0.into())
+                .map(|index| RESOURCES[*index].0.into())
                 .collect();
         }
         let ignored = self
             .ignored
             .iter()
-            .filter_map(|place| CHANGES.get(*place))
+            .filter_map(|index| CHANGES.get(*index))
             .map(|key| (*key).to_owned());
         policy.nodes.ignored_labels = ignored
             .chain(self.ignores_memory.then(|| MEMORY.to_owned()))

@@ -368,21 +368,21 @@ impl PlanFixture {
             PlanBounds::NONE,
         );
         let step = alone.steps.pop()?;
-        let places = if let PlanStep::Place(places) = &step {
-            &places[..]
+        let placements = if let PlanStep::Place(placements) = &step {
+            &placements[..]
         } else {
             &[]
         };
-        let is_free = !places.is_empty()
-            && places
+        let is_free = !placements.is_empty()
+            && placements
                 .iter()
-                .all(|place| place.reservation.victims.is_empty());
+                .all(|placement| placement.reservation.victims.is_empty());
         if only_free && !is_free && !matches!(step, PlanStep::Requeue { .. }) {
             return None;
         }
-        for place in places {
-            place.reserve_in(&mut self.ledger).unwrap();
-            self.ledger.record_evictions(&place.reservation.victims);
+        for placement in placements {
+            placement.reserve_in(&mut self.ledger).unwrap();
+            self.ledger.record_evictions(&placement.reservation.victims);
         }
         alone
             .reserved_scopes
@@ -392,11 +392,11 @@ impl PlanFixture {
     }
 
     /// Checks what must hold of every placement, by the pods alone.
-    fn check(&self, places: &[PlannedPlacement], before: &BTreeMap<PodUid, i32>) {
+    fn check(&self, placements: &[PlannedPlacement], before: &BTreeMap<PodUid, i32>) {
         let mut victims_of_all = BTreeSet::new();
-        for place in places {
-            let pod = &self.pods[&place.uid];
-            let n: u8 = place
+        for placement in placements {
+            let pod = &self.pods[&placement.uid];
+            let n: u8 = placement
                 .reservation
                 .node
                 .as_str()
@@ -405,17 +405,17 @@ impl PlanFixture {
                 .unwrap();
             assert!(
                 pod.zone.is_none_or(|zone| zone == n % 2),
-                "{place:?} is in the wrong zone"
+                "{placement:?} is in the wrong zone"
             );
-            let mut devices = place.reservation.devices.to_vec();
+            let mut devices = placement.reservation.devices.to_vec();
             devices.sort_unstable();
             devices.dedup();
             assert_eq!(devices.len(), pod.gpus as usize);
-            for victim in place.reservation.victims.iter() {
+            for victim in placement.reservation.victims.iter() {
                 assert!(
                     before[victim] < pod.priority,
                     "{victim} is as important as {}",
-                    place.uid
+                    placement.uid
                 );
                 let class = self
                     .ledger
@@ -444,12 +444,12 @@ proptest! {
         let mut evicted: Vec<PodUid> = Vec::new();
         let mut placed: BTreeSet<PodUid> = BTreeSet::new();
         for step in &steps {
-            let PlanStep::Place(places) = step else { continue };
-            bench.check(places, &priorities);
-            for place in places {
-                prop_assert!(bench.ledger.reserve(&place.uid, place.reservation.clone()).is_ok(), "{:?}", place);
-                prop_assert!(placed.insert(place.uid.clone()));
-                evicted.extend(place.reservation.victims.iter().cloned());
+            let PlanStep::Place(placements) = step else { continue };
+            bench.check(placements, &priorities);
+            for placement in placements {
+                prop_assert!(bench.ledger.reserve(&placement.uid, placement.reservation.clone()).is_ok(), "{:?}", placement);
+                prop_assert!(placed.insert(placement.uid.clone()));
+                evicted.extend(placement.reservation.victims.iter().cloned());
             }
         }
         prop_assert_eq!(audit(&bench.ledger), Vec::new(), "no GPU is promised more than it has");
@@ -515,9 +515,9 @@ proptest! {
         let mut bench = PlanFixture::new(&world);
         let steps = bench.steps();
         for step in &steps {
-            let PlanStep::Place(places) = step else { continue };
-            for place in places {
-                bench.ledger.reserve(&place.uid, place.reservation.clone()).unwrap();
+            let PlanStep::Place(placements) = step else { continue };
+            for placement in placements {
+                bench.ledger.reserve(&placement.uid, placement.reservation.clone()).unwrap();
             }
         }
         let snapshot = bench.ledger.snapshot();

@@ -88,12 +88,13 @@ fn plan(ledger: &mut Ledger, step: &PlannerStep) -> String {
     match *step {
         PlannerStep::Refuse(pod, node) => {
             let snapshot = ledger.snapshot();
-            let asked = node.map(|node| {
+            let queried = node.map(|node| {
                 snapshot.node_set(
-                    (0..snapshot.nodes().len()).filter(|place| *place != usize::from(node)),
+                    (0..snapshot.nodes().len())
+                        .filter(|node_index| *node_index != usize::from(node)),
                 )
             });
-            ledger.record_refusal(&uid(pod), asked);
+            ledger.record_refusal(&uid(pod), queried);
         }
         PlannerStep::Gate(pod, gate) => show(
             ledger,

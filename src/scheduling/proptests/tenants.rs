@@ -388,9 +388,9 @@ impl TenantFixture {
                     .pod_state(&uid(pod))
                     .and_then(used)
                     .unwrap_or_default();
-                let asked = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
+                let requested = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
                 assert!(
-                    asked <= mine.guarantee.vram.0,
+                    requested <= mine.guarantee.vram.0,
                     "a borrower evicts nobody of another tenant"
                 );
                 assert!(
@@ -411,7 +411,7 @@ impl TenantFixture {
         let devices = set
             .gpus
             .iter()
-            .map(|place| view.devices[place].uuid.clone())
+            .map(|gpu_index| view.devices[gpu_index].uuid.clone())
             .collect();
         let deadline = self.now + Millis::seconds(60);
         let reservation = Reservation {

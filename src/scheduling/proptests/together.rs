@@ -165,8 +165,9 @@ impl World {
             }
             Step::Ask(pod, asks) => {
                 if asks {
-                    self.asked.insert(pod, self.inputs.len().to_string().into());
-                } else if self.asked.remove(&pod).is_none() {
+                    self.wake_requests
+                        .insert(pod, self.inputs.len().to_string().into());
+                } else if self.wake_requests.remove(&pod).is_none() {
                     // It has not asked: nothing changes, and it lends on.
                     return;
                 }
@@ -211,7 +212,7 @@ impl World {
         self.apply(PodDeleted(uid(pod)));
         self.asleep.remove(&pod);
         self.seen_asleep.remove(&pod);
-        self.asked.remove(&pod);
+        self.wake_requests.remove(&pod);
         self.leaving.remove(&pod);
         self.gated.remove(&pod);
     }
@@ -283,7 +284,7 @@ impl World {
     fn free(&self) -> BTreeSet<Gpu> {
         let is_free = |gpu: &Gpu| {
             let node = self.cluster.ledger().node(&gpu.0).unwrap();
-            let place = node
+            let gpu_index = node
                 .devices
                 .iter()
                 .position(|device| device.uuid == gpu.1)
@@ -298,7 +299,7 @@ impl World {
             !(0..NODES).any(|node| self.published.contains(&node) && node_name(node) == gpu.0)
                 && self.charged_on(gpu).is_empty()
                 && self.reserved_on(gpu).is_empty()
-                && node.gpus[place].unaccounted_vram <= margin
+                && node.gpus[gpu_index].unaccounted_vram <= margin
         };
         Self::gpus().filter(is_free).collect()
     }

@@ -205,10 +205,10 @@ impl VictimCluster {
         let groups: BTreeSet<usize> = here(VictimKind::MayLeave)
             .filter_map(|pod| pod.group)
             .collect();
-        let place = |group: Option<usize>| {
+        let group_index = |group: Option<usize>| {
             group
                 .and_then(|group| groups.iter().position(|known| *known == group))
-                .map(|place| place as u16)
+                .map(|index| index as u16)
         };
         let (vram, cpu, violations) = self.missing[node];
         let class_exclusions = self
@@ -219,7 +219,7 @@ impl VictimCluster {
         let mut candidate = PreemptionCandidate {
             potential_victims: here(VictimKind::MayLeave)
                 .map(|pod| PotentialVictim {
-                    gang: place(pod.group),
+                    gang: group_index(pod.group),
                     ..self.resident(pod)
                 })
                 .collect(),
@@ -249,7 +249,7 @@ impl VictimCluster {
     }
 
     fn gpus(&self, node: usize) -> Vec<Gpu> {
-        let gpu = |(place, card): (usize, &GpuState)| {
+        let gpu = |(gpu_index, card): (usize, &GpuState)| {
             let mut gpu = Gpu {
                 capacity: Bytes(card.capacity),
                 charged: Bytes::ZERO,
@@ -279,7 +279,7 @@ impl VictimCluster {
                 spare: SpareSet::NONE,
                 traits: GpuTraits::default(),
             };
-            for pod in self.on(node, place) {
+            for pod in self.on(node, gpu_index) {
                 gpu.charge(Bytes(pod.bytes), sharing(pod));
                 gpu.unaccounted_vram += Bytes(pod.beyond);
             }

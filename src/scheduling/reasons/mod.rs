@@ -45,17 +45,17 @@ pub struct NodeAnswers {
     pub more_nodes_help: bool,
 }
 
-const fn answers(filter: &'static str, conflict: &'static str) -> NodeAnswers {
+const fn answers(filter: &'static str, bind: &'static str) -> NodeAnswers {
     NodeAnswers {
         filter,
-        bind: conflict,
+        bind,
         plan: "give more nodes",
         more_nodes_help: false,
     }
 }
 
-const fn temporary(conflict: &'static str) -> NodeAnswers {
-    answers(NO_GPU_NOW, conflict)
+const fn temporary(bind: &'static str) -> NodeAnswers {
+    answers(NO_GPU_NOW, bind)
 }
 
 impl NodeAnswers {
@@ -329,6 +329,10 @@ reasons! {
                 "say where {} the metrics of its engine (stowage.dev/metrics-port), or let class {} join engines whose load is unknown (limits.unknownLoad in the policy): {} then",
                 pods_have(at.by), at.class, at.fits
             ));
+    }
+    NoVramLimits = "no-vram-limits" {
+        node "the driver keeps no VRAM limits on this node, and the pod's class requires them (isolation: required): kai-gpu-fractioning is not ready there, its GPUs are MIG slices, or a container's name has more than 34 characters"
+            => answers("the node keeps no VRAM limits", "conflict: the node keeps no VRAM limits any more");
     }
 
     UnsupportedFilter = "unsupported-filter" {

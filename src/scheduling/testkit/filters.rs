@@ -53,10 +53,10 @@ pub fn apply_plan(ledger: &mut Ledger) -> Vec<PodUid> {
     let mut placed = Vec::new();
     for step in plan_steps(ledger, 64) {
         match step {
-            PlanStep::Place(places) => {
+            PlanStep::Place(placements) => {
                 for PlannedPlacement {
                     uid, reservation, ..
-                } in places
+                } in placements
                 {
                     ledger
                         .reserve(&uid, reservation)

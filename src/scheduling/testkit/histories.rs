@@ -183,7 +183,7 @@ fn sleeping(node: u8, index: u32) -> EngineReading {
         gpus: [unit_gpu(node, index).uuid].into(),
         state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
         reusable_in: Some(PodTraits::default().namespace.into()),
-        seen: Moment(u64::MAX),
+        observed_at: Moment(u64::MAX),
     }
 }
 

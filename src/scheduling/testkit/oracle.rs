@@ -142,18 +142,18 @@ impl Oracle {
     /// Records a bound pod as its object shows it; returns the invariants that it breaks.
     pub fn observe(&mut self, pod: &PodUid, bound: AuditedPod) -> Vec<BrokenInvariant> {
         let node = bound.node.clone();
-        let is_moved = |place: &(&NodeName, &[GpuUuid])| *place != (&node, &*bound.gpus);
+        let is_moved = |placement: &(&NodeName, &[GpuUuid])| *placement != (&node, &*bound.gpus);
         let before = self.placement_of(pod).filter(is_moved);
         let twice = before.map(|(node, _)| BrokenInvariant::BoundTwice {
             pod: pod.clone(),
             node: node.clone(),
         });
         self.end(pod);
-        let known = self.nodes.entry(node.clone()).or_default();
-        known.pods.insert(pod.clone(), bound);
+        let on_node = self.nodes.entry(node.clone()).or_default();
+        on_node.pods.insert(pod.clone(), bound);
         let broken = twice
             .into_iter()
-            .chain(known.broken_on_node(&node))
+            .chain(on_node.broken_on_node(&node))
             .collect();
         self.of.insert(pod.clone(), node);
         broken
@@ -162,8 +162,8 @@ impl Oracle {
     /// The pod is gone, or no Binding of it can land any more.
     pub fn end(&mut self, pod: &PodUid) {
         let node = self.of.remove(pod);
-        if let Some(known) = node.and_then(|node| self.nodes.get_mut(&node)) {
-            known.pods.remove(pod);
+        if let Some(on_node) = node.and_then(|node| self.nodes.get_mut(&node)) {
+            on_node.pods.remove(pod);
         }
     }
 
@@ -191,7 +191,7 @@ impl KnownNode {
                 .collect();
         }
         let found = find_over_allocations(&self.gpus, &self.pods, Moment::default());
-        let conflicts = found
+        let over_allocations = found
             .into_iter()
             .map(|found| BrokenInvariant::Gpu(found.at_node(name)));
         // The audit does not know what an exclusive pod could be granted at most.
@@ -207,7 +207,7 @@ impl KnownNode {
                 granted,
             })
         });
-        conflicts.chain(beyond).collect()
+        over_allocations.chain(beyond).collect()
     }
 }
 

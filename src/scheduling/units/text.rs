@@ -151,7 +151,7 @@ fn quantity_help(text: &str) -> String {
     let unit = unit.strip_suffix('i').unwrap_or(unit);
     let known = ["k", "m", "g", "t"]
         .into_iter()
-        .find(|known| *known == unit);
+        .find(|prefix| *prefix == unit);
     match known.filter(|_| !number.is_empty()) {
         Some(unit) => format!(
             "write `{number}{}i`; Kubernetes' units have no B",

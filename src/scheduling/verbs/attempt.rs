@@ -46,8 +46,8 @@ impl Cluster {
     /// The decision of a bind request for the pod on the node; `None` if it does not fit, or is bound. The Binding is still
     /// to be written.
     pub fn allocate(&mut self, uid: &PodUid, node: &NodeName) -> Option<BindDecision> {
-        let asked = BindAsked::for_pod(self.ledger(), uid, node)?;
-        match self.apply(asked) {
+        let query = BindAsked::for_pod(self.ledger(), uid, node)?;
+        match self.apply(query) {
             Ok(BindAnswer::Write(decision)) => Some(decision),
             Ok(BindAnswer::AlreadyBound) | Err(_) => None,
         }

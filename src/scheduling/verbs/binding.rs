@@ -78,7 +78,8 @@ pub struct BindingAnswered {
     pub stage: BindingStage,
     pub answer: BindingAnswer,
     /// For how long after it was given up an unanswered write may still land.
-    pub latest_landing: Millis,
+    #[serde(rename = "latest_landing")]
+    pub max_commit_delay: Millis,
 }
 
 /// What a read of the pod shows.
@@ -105,9 +106,11 @@ pub struct BindingRead {
     pub stage: BindingStage,
     pub pod: PodRead,
     /// When the read began: what it shows may be as old.
-    pub asked: Moment,
+    #[serde(rename = "asked")]
+    pub requested_at: Moment,
     /// For how long after it was given up an unanswered write may still land.
-    pub latest_landing: Millis,
+    #[serde(rename = "latest_landing")]
+    pub max_commit_delay: Millis,
 }
 
 /// A settling loop wants to begin.
@@ -138,7 +141,7 @@ impl Change for BindingAnswered {
             placement,
             stage,
             answer,
-            latest_landing,
+            max_commit_delay,
         } = self;
         let now = cluster.ledger.now();
         let is_open = matches!(answer, BindingAnswer::Conflict | BindingAnswer::Unknown);
@@ -157,13 +160,14 @@ impl Change for BindingAnswered {
                 cluster.end_loop(&uid, &placement, stage, BindingStep::Bound)
             }
             (BindingAnswer::Refused, BindingStage::Request { is_new }) => {
-                match is_new && !cluster.forget_if_no_write_may_commit(&uid, now, latest_landing) {
+                match is_new && !cluster.forget_if_no_write_may_commit(&uid, now, max_commit_delay)
+                {
                     true => BindingStep::Settle,
                     false => BindingStep::Failed(AllocationFailure::Refused),
                 }
             }
             (BindingAnswer::Refused, BindingStage::Settling) => {
-                cluster.forget_if_no_write_may_commit(&uid, now, latest_landing);
+                cluster.forget_if_no_write_may_commit(&uid, now, max_commit_delay);
                 cluster.pause_or_end(&uid, &placement)
             }
             (BindingAnswer::Conflict, BindingStage::Request { .. }) => BindingStep::Read,
@@ -182,8 +186,8 @@ impl Change for BindingRead {
             placement,
             stage,
             pod,
-            asked,
-            latest_landing,
+            requested_at,
+            max_commit_delay,
         } = self;
         // A watch or a later request may have been faster.
         if stage == BindingStage::Settling && !cluster.is_assumed(&uid, &placement) {
@@ -221,7 +225,7 @@ impl Change for BindingRead {
             (PodRead::Failed, BindingStage::Settling) => cluster.pause_or_end(&uid, &placement),
             (PodRead::Unbound, BindingStage::Settling) if !cluster.may_be_written(&uid) => {
                 let is_of_another_epoch = cluster.epoch_of(&uid) != cluster.ledger.leader();
-                if cluster.forget_if_no_write_may_commit(&uid, asked, latest_landing)
+                if cluster.forget_if_no_write_may_commit(&uid, requested_at, max_commit_delay)
                     && is_of_another_epoch
                 {
                     cluster.ledger.revalidate_reservation(&uid);
@@ -252,9 +256,11 @@ impl Cluster {
         &mut self,
         uid: &PodUid,
         then: Moment,
-        latest_landing: Millis,
+        max_commit_delay: Millis,
     ) -> bool {
-        let no_write_may_commit = self.bindings.no_write_may_commit(uid, then, latest_landing);
+        let no_write_may_commit = self
+            .bindings
+            .no_write_may_commit(uid, then, max_commit_delay);
         if no_write_may_commit {
             self.ledger.forget(uid);
             self.bindings.clear_pending_writes(uid);

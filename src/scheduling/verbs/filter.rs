@@ -31,7 +31,10 @@ pub enum FilterAnswer {
         devices: Arc<[GpuUuid]>,
     },
     /// None of the nodes fits; `None` if it is not known which they were.
-    Refused { asked: Option<NodeSet> },
+    Refused {
+        #[serde(rename = "asked")]
+        queried_nodes: Option<NodeSet>,
+    },
 }
 
 /// The decision: the best of the named nodes, and why each other one does not fit. `scores` are the cached scores of this pod's
@@ -60,7 +63,7 @@ pub fn refusal_of(view: &DecisionView, list: &Shortlist) -> FilterDecided {
     FilterDecided {
         uid: view.request.uid.clone(),
         answer: FilterAnswer::Refused {
-            asked: Some(named_nodes),
+            queried_nodes: Some(named_nodes),
         },
     }
 }
@@ -101,7 +104,9 @@ impl Change for FilterDecided {
             FilterAnswer::Offered { node, devices } => {
                 cluster.ledger.reserve_softly(&self.uid, &node, &devices)
             }
-            FilterAnswer::Refused { asked } => cluster.ledger.record_refusal(&self.uid, asked),
+            FilterAnswer::Refused { queried_nodes } => {
+                cluster.ledger.record_refusal(&self.uid, queried_nodes)
+            }
         }
     }
 }

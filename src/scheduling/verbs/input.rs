@@ -81,8 +81,8 @@ impl Input {
         const SMALL: usize = 1 << 10;
         let offered = |offered: &[OfferedNode]| offered.iter().map(OfferedNode::bytes).sum();
         let beyond: usize = match self {
-            Self::PreemptAsked(asked) => offered(&asked.offered),
-            Self::NarrowAsked(asked) => offered(&asked.offered),
+            Self::PreemptAsked(query) => offered(&query.offered),
+            Self::NarrowAsked(query) => offered(&query.offered),
             Self::ReadingReported(reported) => reported.reading.approximate_bytes(),
             _ => 0,
         };

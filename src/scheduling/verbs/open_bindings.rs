@@ -26,7 +26,8 @@ struct OpenBinding {
     /// Writes that have not been answered yet.
     under_way: u32,
     /// When the latest write was given up that may have been written.
-    may_land: Option<Moment>,
+    #[serde(rename = "may_land")]
+    abandoned_at: Option<Moment>,
     /// Placements that have a settling loop: the pod's own, and one that was given up until its loop's next read.
     settling: Vec<Placement>,
     /// Reads of the settling loops so far.
@@ -46,7 +47,7 @@ impl OpenBindings {
         };
         record.under_way = record.under_way.saturating_sub(1);
         if is_open {
-            record.may_land = record.may_land.max(Some(now));
+            record.abandoned_at = record.abandoned_at.max(Some(now));
         }
         self.drop_if_done(uid);
     }
@@ -56,13 +57,13 @@ impl OpenBindings {
         &self,
         uid: &PodUid,
         then: Moment,
-        latest_landing: Millis,
+        max_commit_delay: Millis,
     ) -> bool {
         self.open.get(uid).is_none_or(|record| {
             record.under_way == 0
                 && record
-                    .may_land
-                    .is_none_or(|given_up| given_up + latest_landing < then)
+                    .abandoned_at
+                    .is_none_or(|abandoned_at| abandoned_at + max_commit_delay < then)
         })
     }
 
@@ -89,7 +90,7 @@ impl OpenBindings {
     /// its next read.
     pub(crate) fn clear_pending_writes(&mut self, uid: &PodUid) {
         if let Some(record) = self.open.get_mut(uid) {
-            record.may_land = None;
+            record.abandoned_at = None;
         }
         self.drop_if_done(uid);
     }
@@ -110,7 +111,7 @@ impl OpenBindings {
 
     fn drop_if_done(&mut self, uid: &PodUid) {
         let is_done = |record: &OpenBinding| {
-            record.under_way == 0 && record.may_land.is_none() && record.settling.is_empty()
+            record.under_way == 0 && record.abandoned_at.is_none() && record.settling.is_empty()
         };
         if self.open.get(uid).is_some_and(is_done) {
             self.open.remove(uid);

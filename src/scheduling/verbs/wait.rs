@@ -37,7 +37,8 @@ pub struct NoPlacementFound {
 /// The placements of one plan step, all or none: of one pod, or of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservePlaces {
-    pub places: Vec<PlannedPlacement>,
+    #[serde(rename = "places")]
+    pub placements: Vec<PlannedPlacement>,
     /// The generation that was planned on.
     pub generation: u64,
 }
@@ -157,15 +158,18 @@ impl Change for ReservePlaces {
     type Output = Result<(), (usize, StepRefusal)>;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
-        let Self { places, generation } = self;
+        let Self {
+            placements,
+            generation,
+        } = self;
         let ledger = &mut cluster.ledger;
-        let checked = check_step(ledger, &places).map_err(|refusal| (0, refusal));
-        let result = checked.and_then(|()| reserve_all(ledger, &places));
+        let checked = check_step(ledger, &placements).map_err(|refusal| (0, refusal));
+        let result = checked.and_then(|()| reserve_all(ledger, &placements));
         match result {
-            Ok(()) => places
+            Ok(()) => placements
                 .iter()
                 .for_each(|placement| ledger.record_evictions(&placement.reservation.victims)),
-            Err(_) => places
+            Err(_) => placements
                 .iter()
                 .for_each(|placement| ledger.record_no_placement(&placement.uid, generation)),
         }

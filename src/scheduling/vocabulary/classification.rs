@@ -1,8 +1,10 @@
 //! What a policy classifies a pod by, and the class and tenant that it has then.
 
 use super::demand::Sharing;
+use super::is_default;
 use super::node_reading::EngineLoad;
 use crate::units::{Bytes, Percent};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,6 +75,9 @@ pub struct ClassTerms {
     /// It joins no engine that does not say how busy it is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_unknown_load: bool,
+    /// Whether the driver has to keep its pods within their VRAM.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub isolation: Isolation,
     /// It is kept in node pools: on a node that does not admit it, that is why.
     #[serde(default)]
     pub confined: bool,
@@ -103,6 +108,20 @@ fn exceeds<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
     measured
         .zip(limit)
         .is_some_and(|(measured, limit)| measured > limit)
+}
+
+/// Whether the driver has to keep the pods of a class within the VRAM that they were granted. It can where kai-gpu-fractioning is
+/// ready, on whole GPUs; a pod that has its GPUs exclusively needs no such limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    /// They are placed only where it does.
+    Required,
+    /// It does where it can.
+    #[default]
+    Preferred,
+    /// It does not.
+    None,
 }
 
 /// A class, by its index in its policy.

@@ -66,7 +66,8 @@ pub struct EngineReading {
     pub reusable_in: Option<Arc<str>>,
     /// When its figures were right, on the receiver's clock.
     #[serde(default)]
-    pub seen: Moment,
+    #[serde(rename = "seen")]
+    pub observed_at: Moment,
 }
 
 impl EngineReading {
@@ -143,12 +144,12 @@ impl ReusableEngineSet {
 
     /// This set without the engine that a pod with this demand wakes on these GPUs, if it wakes one.
     pub(crate) fn without_engine_on(self, gpus: GpuSet, demand: &Demand) -> Self {
-        let woken = self
+        let index = self
             .best_on(gpus, demand)
-            .and_then(|woken| self.list.iter().position(|one| one == woken));
-        let Some(woken) = woken else { return self };
+            .and_then(|engine| self.list.iter().position(|one| one == engine));
+        let Some(index) = index else { return self };
         let mut remaining = self.list.to_vec();
-        remaining.remove(woken);
+        remaining.remove(index);
         remaining.into()
     }
 

@@ -98,12 +98,12 @@ impl GpuTraits {
             product,
             profile,
             mib: (total.0 >> 20) as u32,
-            family: family.map(|place| place as u8),
+            family: family.map(|index| index as u8),
         }
     }
 
     fn satisfies(&self, Requirement { key, rule }: &Requirement) -> bool {
-        let family = self.family.map(|place| FAMILIES[usize::from(place)]);
+        let family = self.family.map(|index| FAMILIES[usize::from(index)]);
         let is = |number: u32| rule.holds_for(Some(&number.to_string()));
         match (key.as_str(), rule) {
             (PRODUCT, Rule::In(names)) => names.iter().any(|name| self.is_product(name)),

@@ -68,6 +68,9 @@ pub struct Node {
     pub closed: bool,
     /// Its GPUs are not cut as its pool expects.
     pub miscut: bool,
+    /// The driver keeps containers within their VRAM here.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub keeps_vram_limits: bool,
     /// Warnings about its GPUs that follow from its Node object, first those that keep pods away that request VRAM.
     #[serde(default)]
     pub warnings: Arc<[NodeWarning]>,
@@ -95,7 +98,7 @@ impl Node {
     /// The UUIDs of these GPUs; indices that the node does not have are skipped.
     pub fn uuids(&self, gpus: GpuSet) -> Arc<[GpuUuid]> {
         gpus.iter()
-            .filter_map(|place| self.devices.get(place))
+            .filter_map(|gpu_index| self.devices.get(gpu_index))
             .map(|device| device.uuid.clone())
             .collect()
     }
@@ -112,6 +115,7 @@ impl Node {
             freshness: Freshness::default(),
             closed: false,
             miscut: false,
+            keeps_vram_limits: false,
             warnings: Arc::default(),
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
@@ -137,7 +141,7 @@ impl Node {
     pub(crate) fn start_factors_of(&self, kind: StartKind) -> Option<&StartFactors> {
         self.start_factors
             .iter()
-            .find(|(known, _)| *known == kind)
+            .find(|(of_kind, _)| *of_kind == kind)
             .map(|(_, factors)| factors)
     }
 

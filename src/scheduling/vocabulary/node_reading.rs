@@ -192,11 +192,11 @@ impl NodeReading {
 
     /// Requests that the pod's engines work on; `None` if they do not say.
     pub fn in_flight_of(&self, pod: &PodUid) -> Option<u32> {
-        let place = self
+        let index = self
             .in_flight
             .binary_search_by(|(uid, _)| uid.cmp(pod))
             .ok()?;
-        Some(self.in_flight[place].1)
+        Some(self.in_flight[index].1)
     }
 
     /// Whether the pod's engines sleep; `None` if that is unknown.
@@ -213,11 +213,11 @@ impl NodeReading {
 
 impl GpuReading {
     pub fn attributed_to(&self, pod: &PodUid) -> Option<Bytes> {
-        let place = self
+        let index = self
             .attributed
             .binary_search_by(|(uid, _)| uid.cmp(pod))
             .ok()?;
-        Some(self.attributed[place].1)
+        Some(self.attributed[index].1)
     }
 }
 

@@ -25,6 +25,9 @@ pub struct Placement {
     /// The sleeping engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub borrowed_from: Arc<[PodUid]>,
+    /// The driver keeps each container within its part: the Binding says how much that is.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub has_vram_limits: bool,
 }
 
 impl Placement {
@@ -37,6 +40,7 @@ impl Placement {
             memory_fraction: MemoryFraction::ZERO,
             greatest_fraction: None,
             borrowed_from: Arc::new([]),
+            has_vram_limits: false,
         }
     }
 

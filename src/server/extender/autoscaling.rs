@@ -53,16 +53,16 @@ impl ModelAutoscaling {
 /// Evaluates at this interval until it is dropped.
 pub async fn run(extender: Extender, interval: Duration) {
     let mut waiting = tokio::time::interval(SYNC_POLL_INTERVAL);
-    while !extender.service.leadership.is_synced() {
+    while !extender.state.leadership.is_synced() {
         waiting.tick().await;
     }
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let (service, extender) = (extender.service.clone(), extender.clone());
+        let (state, extender) = (extender.state.clone(), extender.clone());
         // Thousands of reports and all pods are gone through: not on a thread that answers the scheduler.
-        let evaluating = service
+        let evaluating = state
             .heavy_work
             .spawn_in_background(WorkKind::DesiredReplicas, move || evaluate(&extender));
         // If it panicked, the next evaluation tries again.
@@ -72,13 +72,13 @@ pub async fn run(extender: Extender, interval: Duration) {
 
 /// Evaluates all models once. Without a synced ledger nothing changes: the answers before stay.
 pub fn evaluate(extender: &Extender) {
-    let service = &extender.service;
-    let leadership = &service.leadership;
-    let now = service.now();
-    if !leadership.is_synced() || service.api_server_contact.unreachable_for(now).is_some() {
+    let state = &extender.state;
+    let leadership = &state.leadership;
+    let now = state.now();
+    if !leadership.is_synced() || state.api_server_contact.unreachable_for(now).is_some() {
         return;
     }
-    let ledger = service.ledger_copy();
+    let ledger = state.ledger_copy();
     let engines = extender
         .board
         .engine_samples(now, ledger.policy().telemetry.stale);
@@ -89,7 +89,7 @@ pub fn evaluate(extender: &Extender) {
             .autoscaler
             .lock()
             .evaluate(&ledger.policy().autoscaling, engine_loads, now);
-    service.metrics.autoscaling.set(&desired);
+    state.metrics.autoscaling.set(&desired);
     *autoscaling.latest.lock() = Some(Evaluation { at: now, desired });
 }
 
@@ -152,12 +152,12 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<DesiredReplicasQuery>, QueryRejection>,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster(PATH),
     );
     let slot = match extender
-        .admit_and_take_slot(&client, page, &extender.pages.small)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.small)
         .await
     {
         Ok(turn) => turn,
@@ -179,10 +179,10 @@ fn parse_query(
 }
 
 fn answer_for(extender: &Extender, model: ModelId) -> Result<Response, DesiredReplicasError> {
-    if let Some(reason) = extender.service.leadership.reason_not_synced() {
+    if let Some(reason) = extender.state.leadership.reason_not_synced() {
         return Err(DesiredReplicasError::NotSynced(reason));
     }
-    let now = extender.service.now();
+    let now = extender.state.now();
     let latest = extender.autoscaling.latest.lock();
     let evaluation = latest.as_ref();
     let evaluation = evaluation.ok_or(DesiredReplicasError::NotSynced(
@@ -191,7 +191,7 @@ fn answer_for(extender: &Extender, model: ModelId) -> Result<Response, DesiredRe
     let Some(desired) = evaluation.desired.get(&model) else {
         return Err(DesiredReplicasError::UnknownModel(model));
     };
-    let page = DesiredReplicasPage {
+    let desired_replicas_page = DesiredReplicasPage {
         model: &model,
         desired_replicas: desired.replicas,
         current_replicas: desired.current(),
@@ -205,5 +205,5 @@ fn answer_for(extender: &Extender, model: ModelId) -> Result<Response, DesiredRe
         signals: &desired.needs,
         evaluated_millis_ago: now.since(evaluation.at),
     };
-    Ok(json(StatusCode::OK, &page))
+    Ok(json(StatusCode::OK, &desired_replicas_page))
 }

@@ -31,7 +31,7 @@ pub(super) const MAX_CONCURRENT_SETTLING: usize = 16;
 
 /// Binds, even if the client's connection closes meanwhile.
 pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResult, BadRequest> {
-    bind_arrived_at(extender, args, extender.service.traces().arrival_time()).await
+    bind_arrived_at(extender, args, extender.state.traces().arrival_time()).await
 }
 
 /// Binds for a call that arrived at that time, which is the start of its span.
@@ -46,14 +46,14 @@ pub(super) async fn bind_arrived_at(
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let node =
         NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
-    let call = extender.service.traces().call("bind", arrived, &uid, &key);
+    let call = extender.state.traces().call("bind", arrived, &uid, &key);
     call.set_node(&node);
     let task = BindTask {
         extender: extender.clone(),
         input: BindAsked { uid, key, node },
         pending_for: None,
     };
-    let answers = extender.service.metrics.answers.clone();
+    let answers = extender.state.metrics.answers.clone();
     let bound = extender
         .writes
         .spawn(call.instrument(async move { task.run().await }))
@@ -87,7 +87,7 @@ struct BindTask {
 impl BindTask {
     async fn run(&self) -> Result<(), AllocationFailure> {
         let BindAsked { uid, key, node } = &self.input;
-        let expected = ExpectedBind::for_pod(self.extender.service.cluster().ledger(), uid);
+        let expected = ExpectedBind::for_pod(self.extender.state.cluster().ledger(), uid);
         self.bind().await?;
         if let Some(expected) = expected {
             shadow::record_bound(&self.extender, uid, key, node, &expected);
@@ -96,22 +96,22 @@ impl BindTask {
     }
 
     async fn bind(&self) -> Result<(), AllocationFailure> {
-        let step = self.extender.service.traces().step("decide");
-        let service = &self.extender.service;
+        let step = self.extender.state.traces().step("decide");
+        let state = &self.extender.state;
         let (answer, recorded_input) = {
-            let mut cluster = service.cluster();
+            let mut cluster = state.cluster();
             (
                 cluster.apply(self.input.clone()),
                 cluster.last_recorded_input(),
             )
         };
-        service.record_answer(recorded_input, || Decision::Bind(answer.clone()));
+        state.record_answer(recorded_input, || Decision::Bind(answer.clone()));
         let decision = match answer {
             Ok(BindAnswer::AlreadyBound) => return Ok(()),
             Ok(BindAnswer::Write(decision)) => decision,
-            Err(conflict) => {
-                step.fail(conflict.code());
-                return Err(conflict);
+            Err(failure) => {
+                step.fail(failure.code());
+                return Err(failure);
             }
         };
         if step.is_recorded() {
@@ -152,11 +152,7 @@ impl BindTask {
         task.carry_out(order, BindingStep::Write, BindingStage::Request { is_new })
             .await?;
         if wakes && is_new {
-            self.extender
-                .service
-                .metrics
-                .bound_to_reusable_engines
-                .inc();
+            self.extender.state.metrics.bound_to_reusable_engines.inc();
         }
         Ok(())
     }
@@ -178,7 +174,7 @@ impl BindTask {
                     drop(permit);
                     tokio::time::sleep(Duration::from_millis(pause.0)).await;
                     permit = self.extender.settling_slots.acquire().await.ok();
-                    if self.extender.service.leadership.is_stopping() {
+                    if self.extender.state.leadership.is_stopping() {
                         return Err(AllocationFailure::Unanswered);
                     }
                     self.read(&order, stage).await
@@ -200,12 +196,12 @@ impl BindTask {
     /// Writes the Binding. A write that panics counts as unanswered: otherwise the Binding would stay open for good.
     async fn write(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender {
-            service,
+            state,
             control_plane,
             ..
         } = &self.extender;
         let (pod, node) = (&order.key, &order.placement.node);
-        let span = service.traces().write("write Binding", &order.uid, pod);
+        let span = state.traces().write("write Binding", &order.uid, pod);
         span.set_node(node);
         let writing = AssertUnwindSafe(span.instrument(control_plane.bind(order))).catch_unwind();
         let panicked = |_| BindOutcome::Unknown {
@@ -230,22 +226,22 @@ impl BindTask {
                 BindingAnswer::Unknown
             }
         };
-        service.cluster().apply(BindingAnswered {
+        state.cluster().apply(BindingAnswered {
             uid: order.uid.clone(),
             placement: order.placement.clone(),
             stage,
             answer,
-            latest_landing: self.max_commit_delay(),
+            max_commit_delay: self.max_commit_delay(),
         })
     }
 
     async fn read(&self, order: &BindOrder, stage: BindingStage) -> BindingStep {
         let Extender {
-            service,
+            state,
             control_plane,
             ..
         } = &self.extender;
-        let asked_at = service.now();
+        let asked_at = state.now();
         let reading = AssertUnwindSafe(control_plane.read_pod(&order.key)).catch_unwind();
         let panicked = |_| Err(ControlPlaneError::Unknown("the read panicked".into()));
         let record = reading.await.unwrap_or_else(panicked);
@@ -255,14 +251,14 @@ impl BindTask {
         }
         let (uid, placement) = (order.uid.clone(), order.placement.clone());
         let pod = to_pod_read(record, &uid);
-        let latest_landing = self.max_commit_delay();
-        service.cluster().apply(BindingRead {
+        let max_commit_delay = self.max_commit_delay();
+        state.cluster().apply(BindingRead {
             uid,
             placement,
             stage,
             pod,
-            asked: asked_at,
-            latest_landing,
+            requested_at: asked_at,
+            max_commit_delay,
         })
     }
 
@@ -308,13 +304,13 @@ impl BindTask {
     }
 
     fn observe_placement_seconds(&self, order: &BindOrder) {
-        let service = &self.extender.service;
-        let policy = service.cluster().ledger().policy().clone();
+        let state = &self.extender.state;
+        let policy = state.cluster().ledger().policy().clone();
         if let Some((unplaced, class)) = self
             .pending_for
             .zip(policy.classes().get(order.demand.class.index()))
         {
-            let histogram = service
+            let histogram = state
                 .metrics
                 .placement_seconds
                 .with_label_values(&[&class.name]);
@@ -324,11 +320,11 @@ impl BindTask {
 
     /// Starts the placement's settling loop unless one runs.
     fn start_settling_loop(&self, order: BindOrder) {
-        let asked = SettlingAsked {
+        let query = SettlingAsked {
             uid: order.uid.clone(),
             placement: order.placement.clone(),
         };
-        let Some(first) = self.extender.service.cluster().apply(asked) else {
+        let Some(first) = self.extender.state.cluster().apply(query) else {
             return;
         };
         let task = self.clone();

@@ -53,19 +53,19 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<BundleQuery>, QueryRejection>,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster(PATH),
     );
     let slot = match extender
-        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.large)
         .await
     {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
     let BundleQuery { minutes, redact } = match query {
-        Ok(Query(asked)) => asked,
+        Ok(Query(query)) => query,
         Err(rejection) => return BundleError::Query(rejection.body_text()).into_response(),
     };
     let Some(bundles) = extender.bundles else {
@@ -79,7 +79,7 @@ pub async fn answer(
         BundleNames::AsRecorded
     };
     stream_page(
-        &extender.service,
+        &extender.state,
         slot,
         "application/octet-stream",
         move |out| {

@@ -39,7 +39,7 @@ impl CertificateReload {
         flag: &'static str,
         files: CertificateFiles,
     ) -> Result<(Self, Tls), TlsError> {
-        let seen = files.digest();
+        let digest = files.digest();
         let tls = files.load()?;
         Ok((
             Self {
@@ -47,7 +47,7 @@ impl CertificateReload {
                 flag,
                 files,
                 tls: tls.clone(),
-                digest: seen,
+                digest,
             },
             tls,
         ))
@@ -59,10 +59,10 @@ impl CertificateReload {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let (files, seen) = (self.files.clone(), self.digest);
+            let (files, loaded_digest) = (self.files.clone(), self.digest);
             let changed = move || {
                 let digest = files.digest();
-                (digest != seen).then(|| (digest, files.load()))
+                (digest != loaded_digest).then(|| (digest, files.load()))
             };
             // A file system that hangs has a thread of its own: this one answers requests.
             if let Ok(Some((digest, loaded))) = tokio::task::spawn_blocking(changed).await {

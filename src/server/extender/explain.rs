@@ -13,7 +13,7 @@ use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use stowage_scheduling::explaining::explanation::{ConflictPart, PodStage, StandbyPart};
+use stowage_scheduling::explaining::explanation::{OverAllocationPart, PodStage, StandbyPart};
 use stowage_scheduling::explaining::remedy::RemedyChange;
 use stowage_scheduling::explaining::{Explanation, PodAccess, ShownNodes, explain_for};
 use stowage_scheduling::ids::{NodeName, PodKey};
@@ -73,11 +73,11 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<ExplainQuery>, QueryRejection>,
 ) -> Response {
-    let Query(asked) = match query {
-        Ok(asked) => asked,
+    let Query(query) = match query {
+        Ok(query) => query,
         Err(rejection) => return ExplainError::Query(rejection.body_text()).into_response(),
     };
-    let (key, options) = match parse_pod(&asked).and_then(|key| Ok((key, parse_nodes(&asked)?))) {
+    let (key, options) = match parse_pod(&query).and_then(|key| Ok((key, parse_nodes(&query)?))) {
         Ok(understood) => understood,
         Err(unexplained) => return unexplained.into_response(),
     };
@@ -110,32 +110,32 @@ async fn explain_pod(
     reader: PodAccess,
     options: ShownNodes,
 ) -> Result<Explanation, ExplainError> {
-    let service = extender.service.clone();
-    if let Some(reason) = service.leadership.reason_not_synced() {
+    let state = extender.state.clone();
+    if let Some(reason) = state.leadership.reason_not_synced() {
         return Err(ExplainError::NotSynced(reason));
     }
     let named = key.clone();
     let explaining = move || {
-        let mut cluster = service.cluster_copy();
+        let mut cluster = state.cluster_copy();
         let uid = cluster.ledger().uid_of(&named)?;
         let explanation = explain_for(reader, &mut cluster, &uid, &options)?;
-        let conflicts = service.over_allocations().involving(&uid);
-        let conflicts = conflicts
+        let over_allocations = state.over_allocations().involving(&uid);
+        let over_allocation_parts = over_allocations
             .iter()
-            .map(|conflict| ConflictPart::for_reader(reader, &named, conflict))
+            .map(|over_allocation| OverAllocationPart::for_reader(reader, &named, over_allocation))
             .collect();
         let explanation = Explanation {
-            conflicts,
+            over_allocations: over_allocation_parts,
             ..explanation
         };
-        Some(if service.leadership.is_leading() {
+        Some(if state.leadership.is_leading() {
             explanation
         } else {
-            with_standby_part(explanation, &service)
+            with_standby_part(explanation, &state)
         })
     };
     let explaining = extender
-        .service
+        .state
         .heavy_work
         .with_panic_count(WorkKind::Page, explaining);
     let explained = tokio::task::spawn_blocking(explaining)
@@ -146,8 +146,8 @@ async fn explain_pod(
 }
 
 /// The explanation as a standby gives it: without the next step, because only the leader knows what kube-scheduler asked.
-fn with_standby_part(mut explanation: Explanation, service: &ServerState) -> Explanation {
-    let leader = service.leadership.leader();
+fn with_standby_part(mut explanation: Explanation, state: &ServerState) -> Explanation {
+    let leader = state.leadership.leader();
     let ask = match &leader {
         Some(leader) => {
             format!("ask the leader, {leader}: without --server, stowage explain asks it")

@@ -51,9 +51,9 @@ pub fn read_pod(
 ) -> Result<Result<VerbRequest, InvalidPod>, BadRequest> {
     let (uid, key) =
         objects::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    match objects::classified_demand(pod, |traits| extender.service.classify(traits)) {
+    match objects::classified_demand(pod, |traits| extender.state.classify(traits)) {
         Ok(demand) => {
-            let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
+            let disruption = Some(objects::disruption(pod, extender.state.clock.wall()));
             Ok(Ok(VerbRequest {
                 uid,
                 key,
@@ -63,7 +63,7 @@ pub fn read_pod(
             }))
         }
         Err(RequestError::NoVram) if objects::requests_zero_gpus(pod) => {
-            let demand = objects::claims_demand(pod, |traits| extender.service.classify(traits));
+            let demand = objects::claims_demand(pod, |traits| extender.state.classify(traits));
             Ok(Ok(VerbRequest {
                 uid,
                 key,
@@ -101,9 +101,9 @@ pub fn filter<'a>(
         take_view(extender, request);
         return Ok(pass_all("no-gpu"));
     }
-    let step = extender.service.traces().step("decide");
+    let step = extender.state.traces().step("decide");
     let (view, recorded_input) = take_view(extender, request);
-    let score_cache = || extender.service.score_cache();
+    let score_cache = || extender.state.score_cache();
     let mut scores = score_cache().take(&view.snapshot, &view.request.demand, &view.policy);
     let shortlist = decide(&view, nodes.names(), &mut scores);
     score_cache().put(scores);
@@ -121,14 +121,14 @@ pub fn filter<'a>(
         Mode::Shadow => shadow::filter(extender, nodes, &view, &shortlist),
     };
     extender
-        .service
+        .state
         .record_answer(recorded_input, || Decision::Filter(shortlist));
     Ok(answer)
 }
 
 fn take_view(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<AnsweredInput>) {
-    let (metrics, started) = (&extender.service.metrics, Instant::now());
-    let mut cluster = extender.service.cluster();
+    let (metrics, started) = (&extender.state.metrics, Instant::now());
+    let mut cluster = extender.state.cluster();
     let locked = Instant::now();
     let view = cluster.apply(FilterAsked(request));
     let recorded_input = cluster.last_recorded_input();
@@ -158,7 +158,7 @@ fn enforce<'a>(
     // Before the ledger changes: it copies a snapshot that is still in use.
     drop(snapshot);
     if let Some(decided) = decided {
-        extender.service.cluster().apply(decided);
+        extender.state.cluster().apply(decided);
     }
     if let Some(text) = refusal {
         report_refusal(extender, &request, list, text);
@@ -231,7 +231,7 @@ fn report_refusal(extender: &Extender, request: &VerbRequest, list: &Shortlist, 
     let (key, uid) = (request.key.clone(), request.uid.clone());
     // It is of the pod's own namespace, so the Event may name it. A copy of the ledger is dear for a pod that has none.
     if is_made_from_template(&key, &request.demand)
-        && let Some(old) = extender.service.ledger_copy().blocking_predecessor(&uid)
+        && let Some(old) = extender.state.ledger_copy().blocking_predecessor(&uid)
     {
         write!(
             text,
@@ -272,7 +272,7 @@ fn refusal_text(nodes: &RequestNodes<'_>, list: &Shortlist, snapshot: &Snapshot)
 
 fn count_answer(extender: &Extender, outcome: &str, code: &str) {
     extender
-        .service
+        .state
         .metrics
         .answers
         .with_label_values(&["filter", outcome, code])
@@ -282,7 +282,7 @@ fn count_answer(extender: &Extender, outcome: &str, code: &str) {
 fn count_refusals(extender: &Extender, list: &Shortlist) {
     for RejectedNodes { code, count, .. } in list.rejected_by_code() {
         extender
-            .service
+            .state
             .metrics
             .refusals
             .with_label_values(&[code])

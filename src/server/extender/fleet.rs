@@ -21,14 +21,14 @@ use stowage_scheduling::explaining::fleet::history::FleetSums;
 const MAX_LISTED_PENDING: usize = 500;
 
 /// The cluster at this moment. The ledger is locked for a copy only.
-pub(super) fn current_fleet(service: &ServerState) -> Fleet {
-    let ledger = service.ledger_copy();
+pub(super) fn current_fleet(state: &ServerState) -> Fleet {
+    let ledger = state.ledger_copy();
     Fleet::from_ledger(&ledger, MAX_LISTED_PENDING)
 }
 
 /// The sums of the cluster at this moment, for the history while no client watches.
-fn current_sums(service: &ServerState) -> FleetSums {
-    let ledger = service.ledger_copy();
+fn current_sums(state: &ServerState) -> FleetSums {
+    let ledger = state.ledger_copy();
     FleetSums::from_ledger(&ledger)
 }
 
@@ -37,24 +37,24 @@ pub async fn answer(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster("/v1/fleet"),
     );
     let slot = match extender
-        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.large)
         .await
     {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    if let Some(reason) = extender.service.leadership.reason_not_synced() {
+    if let Some(reason) = extender.state.leadership.reason_not_synced() {
         let text = format!("the ledger is not complete yet: {reason}\n");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }
-    let service = extender.service;
-    let shown = service.clone();
-    stream_page(&service, slot, JSON, move |out| {
+    let state = extender.state;
+    let shown = state.clone();
+    stream_page(&state, slot, JSON, move |out| {
         Ok(serde_json::to_writer(out, &current_fleet(&shown))?)
     })
 }

@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 /// State shared by all handlers.
 #[derive(Clone)]
 pub struct Extender {
-    pub service: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     pub control_plane: Arc<dyn ControlPlane>,
     pub board: Arc<reports::Board>,
     pub agent_auth: reports::AgentAuth,
@@ -64,12 +64,12 @@ pub struct Extender {
 impl Extender {
     /// An extender that accepts reports from any client: for loopback.
     pub fn new(
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         limits: request::RequestLimits,
     ) -> Self {
         Self {
-            service,
+            state,
             control_plane,
             board: Arc::default(),
             agent_auth: reports::AgentAuth::Anyone,

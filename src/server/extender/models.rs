@@ -72,12 +72,12 @@ pub async fn answer(
     headers: HeaderMap,
     query: Result<Query<ModelsQuery>, QueryRejection>,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster("/v1/models"),
     );
     let slot = match extender
-        .admit_and_take_slot(&client, page, &extender.pages.small)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.small)
         .await
     {
         Ok(turn) => turn,
@@ -85,23 +85,23 @@ pub async fn answer(
     };
     let query = query.map_err(|rejection| ModelsError::Query(rejection.body_text()));
     let request = match query.and_then(|Query(query)| parse_query(query)) {
-        Ok(asked) => asked,
+        Ok(request) => request,
         Err(error) => return error.into_response(),
     };
-    if let Some(reason) = extender.service.leadership.reason_not_synced() {
+    if let Some(reason) = extender.state.leadership.reason_not_synced() {
         return ModelsError::NotSynced(reason).into_response();
     }
-    let service = extender.service;
+    let state = extender.state;
     let making = {
-        let service = service.clone();
-        move || render_page(&service.ledger_copy(), &request)
+        let state = state.clone();
+        move || render_page(&state.ledger_copy(), &request)
     };
     let made =
-        tokio::task::spawn_blocking(service.heavy_work.with_panic_count(WorkKind::Page, making))
+        tokio::task::spawn_blocking(state.heavy_work.with_panic_count(WorkKind::Page, making))
             .await;
     made.map_or_else(
         |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        |page| with_slot(page, slot),
+        |response| with_slot(response, slot),
     )
 }
 
@@ -132,7 +132,11 @@ fn parse_query(query: ModelsQuery) -> Result<ModelsRequest, ModelsError> {
 
 fn render_page(ledger: &Ledger, request: &ModelsRequest) -> Response {
     match request {
-        ModelsRequest::All(page) => json(StatusCode::OK, &list_models(ledger, page)),
-        ModelsRequest::One(model, page) => json(StatusCode::OK, &locate(ledger, model, page)),
+        ModelsRequest::All(page_request) => {
+            json(StatusCode::OK, &list_models(ledger, page_request))
+        }
+        ModelsRequest::One(model, page_request) => {
+            json(StatusCode::OK, &locate(ledger, model, page_request))
+        }
     }
 }

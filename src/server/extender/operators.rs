@@ -81,8 +81,8 @@ pub fn guards() -> impl Iterator<Item = (&'static str, Guard)> {
 pub fn router(extender: Extender) -> Router {
     let routes = routes()
         .into_iter()
-        .fold(Router::new(), |router, (path, _, page)| {
-            router.route(path, page)
+        .fold(Router::new(), |router, (path, _, handler)| {
+            router.route(path, handler)
         });
     routes.fallback(no_such_page).with_state(extender)
 }
@@ -115,11 +115,11 @@ impl Extender {
     pub(super) async fn admit_and_take_slot(
         &self,
         client: &PageClient,
-        page: OperatorPage,
+        operator_page: OperatorPage,
         slots: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         self.page_auth
-            .admit(&client.headers, client.source, page)
+            .admit(&client.headers, client.source, operator_page)
             .await?;
         self.take_slot(slots).await
     }
@@ -131,7 +131,7 @@ impl Extender {
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         let slot = page_limits::take_slot(slots).await;
         slot.ok_or_else(|| {
-            self.service.metrics.edge.limited_requests.with_label_values(&["operators", "pages"]).inc();
+            self.state.metrics.edge.limited_requests.with_label_values(&["operators", "pages"]).inc();
             BadRequest::Crowded {
                 code: "pages-at-limit",
                 message: "as many of these pages are being read as may be at one time; try again in a second"
@@ -146,24 +146,24 @@ async fn render_page(
     extender: Extender,
     client: PageClient,
     path: &'static str,
-    turns: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     render: impl FnOnce(&Extender) -> Response + Send + 'static,
 ) -> Response {
     let slot = match extender
-        .admit_and_take_slot(&client, OperatorPage::Cluster(path), &turns)
+        .admit_and_take_slot(&client, OperatorPage::Cluster(path), &slots)
         .await
     {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
-    let service = extender.service.clone();
-    let making = service
+    let state = extender.state.clone();
+    let making = state
         .heavy_work
         .with_panic_count(WorkKind::Page, move || render(&extender));
     let made = tokio::task::spawn_blocking(making).await;
     made.map_or_else(
         |_| StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        |page| with_slot(page, slot),
+        |response| with_slot(response, slot),
     )
 }
 
@@ -172,15 +172,18 @@ async fn metrics(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let turns = extender.pages.metrics.clone();
-    let (client, page) = (
+    let slots = extender.pages.metrics.clone();
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster(METRICS),
     );
-    match extender.admit_and_take_slot(&client, page, &turns).await {
+    match extender
+        .admit_and_take_slot(&client, operator_page, &slots)
+        .await
+    {
         Ok(slot) => {
-            let service = extender.service.clone();
-            stream_page(&service, slot, scrape::CONTENT_TYPE, move |out| {
+            let state = extender.state.clone();
+            stream_page(&state, slot, scrape::CONTENT_TYPE, move |out| {
                 pages::metrics(&extender, out)
             })
         }
@@ -191,9 +194,9 @@ async fn metrics(
 /// Ready once the ledger is complete and the agents' address has a certificate, and while the API server answers. A replica that
 /// does not lead is ready too: it is up to date and on standby.
 async fn readyz(State(extender): State<Extender>) -> Response {
-    let service = &extender.service;
-    let leadership = &service.leadership;
-    let lost = service.api_server_contact.unreachable_for(service.now());
+    let state = &extender.state;
+    let leadership = &state.leadership;
+    let lost = state.api_server_contact.unreachable_for(state.now());
     let lost = lost.map(|silence| {
         format!(
             "the API server has not answered for {} s: what is known of the cluster is as old",
@@ -201,14 +204,14 @@ async fn readyz(State(extender): State<Extender>) -> Response {
         )
     });
     // Agents that would report to this replica could not.
-    let problem = lost.or_else(|| service.missing_certificate_reason.borrow().clone());
+    let problem = lost.or_else(|| state.missing_certificate_reason.borrow().clone());
     let is_ready = leadership.is_synced() && problem.is_none();
     let status = if is_ready {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let refused = service
+    let refused = state
         .refused_reads
         .describe()
         .filter(|_| !leadership.is_synced());
@@ -216,20 +219,20 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     let text = problem
         .or(refused)
         .unwrap_or_else(|| leadership.reason_not_leading().unwrap_or("ok").into());
-    (status, format!("{text}\n{}", refused_policy(service))).into_response()
+    (status, format!("{text}\n{}", refused_policy(state))).into_response()
 }
 
 /// A second line if the policy's files are rejected. That is no reason to take this replica out of service: it uses the
 /// previous policy, as every other replica does.
-fn refused_policy(service: &ServerState) -> String {
+fn refused_policy(state: &ServerState) -> String {
     let Some(RejectedPolicy {
         since, headline, ..
-    }) = service.policy_status.get().rejected
+    }) = state.policy_status.get().rejected
     else {
         return String::new();
     };
-    let digest = service.cluster().ledger().policy().digest;
-    let since = utc_text(service, since);
+    let digest = state.cluster().ledger().policy().digest;
+    let since = utc_text(state, since);
     format!(
         "policy: files rejected since {since}, and {digest} stays in force: {}\n",
         one_line(&headline)
@@ -237,8 +240,8 @@ fn refused_policy(service: &ServerState) -> String {
 }
 
 /// The wall time of a moment as text, in whole seconds for readability.
-fn utc_text(service: &ServerState, moment: Moment) -> String {
-    service
+fn utc_text(state: &ServerState, moment: Moment) -> String {
+    state
         .clock
         .to_wall(moment)
         .strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -255,28 +258,25 @@ async fn policy(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let turns = extender.pages.small.clone();
+    let slots = extender.pages.small.clone();
     render_page(
         extender,
         PageClient::new(source, headers),
         "/debug/policy",
-        turns,
+        slots,
         |extender| {
-            let service = &extender.service;
+            let state = &extender.state;
             let (policy, status) = {
                 // A policy becomes current under this lock.
-                let cluster = service.cluster();
-                (
-                    cluster.ledger().policy().clone(),
-                    service.policy_status.get(),
-                )
+                let cluster = state.cluster();
+                (cluster.ledger().policy().clone(), state.policy_status.get())
             };
             let refused = status.rejected.as_ref();
             let refused = refused.map(|refused| RefusedPolicyPart {
-                since: utc_text(service, refused.since),
+                since: utc_text(state, refused.since),
                 problems: &refused.problems,
             });
-            let in_force_since = utc_text(service, status.in_force_since);
+            let in_force_since = utc_text(state, status.in_force_since);
             let (digest, source) = (policy.digest, &*status.source);
             json(
                 StatusCode::OK,
@@ -314,12 +314,12 @@ async fn shadow(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let turns = extender.pages.small.clone();
+    let slots = extender.pages.small.clone();
     render_page(
         extender,
         PageClient::new(source, headers),
         "/debug/shadow",
-        turns,
+        slots,
         |extender| json(StatusCode::OK, &extender.journal.records()),
     )
     .await
@@ -330,17 +330,17 @@ async fn snapshot(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster("/debug/snapshot"),
     );
     match extender
-        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.large)
         .await
     {
         Ok(slot) => {
-            let ledger = extender.service.ledger_copy();
-            stream_page(&extender.service, slot, JSON, move |out| {
+            let ledger = extender.state.ledger_copy();
+            stream_page(&extender.state, slot, JSON, move |out| {
                 Ok(pages::snapshot(ledger, out)?)
             })
         }
@@ -354,17 +354,17 @@ async fn reports(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (client, page) = (
+    let (client, operator_page) = (
         PageClient::new(source, headers),
         OperatorPage::Cluster("/debug/reports"),
     );
     match extender
-        .admit_and_take_slot(&client, page, &extender.pages.large)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.large)
         .await
     {
         Ok(slot) => {
-            let service = extender.service.clone();
-            stream_page(&service, slot, JSON, move |out| {
+            let state = extender.state.clone();
+            stream_page(&state, slot, JSON, move |out| {
                 Ok(pages::reports(&extender, out)?)
             })
         }
@@ -385,29 +385,29 @@ mod tests {
     use tower::ServiceExt;
 
     fn extender() -> Extender {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let dump = Dump::from_text(
             r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(),
             Path::new("test"),
         );
         let control_plane =
-            DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
-        Extender::new(service, Arc::new(control_plane), RequestLimits::default())
+            DumpControlPlane::load(&dump, &state, &mut ClusterIndex::default()).unwrap();
+        Extender::new(state, Arc::new(control_plane), RequestLimits::default())
     }
 
     fn scraped(extender: &Extender, ledger: &stowage_scheduling::ledger::Ledger) -> String {
-        let mut page = Vec::new();
-        pages::write_metrics(extender, ledger, &mut page).unwrap();
-        String::from_utf8(page).unwrap()
+        let mut text = Vec::new();
+        pages::write_metrics(extender, ledger, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
     }
 
     #[test]
     fn a_scrape_is_written_without_the_ledgers_lock() {
         let extender = extender();
-        let ledger = extender.service.cluster().ledger().clone();
+        let ledger = extender.state.cluster().ledger().clone();
         let (done, outcome) = channel();
-        let service = extender.service.clone();
-        let _filter = service.cluster();
+        let state = extender.state.clone();
+        let _filter = state.cluster();
         std::thread::spawn(move || {
             let text = scraped(&extender, &ledger);
             let mut snapshot = Vec::new();
@@ -425,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn no_page_is_rendered_under_the_lock() {
         let pages = router(extender());
-        for page in [
+        for path in [
             "/metrics",
             "/debug/snapshot",
             "/debug/reports",
@@ -434,13 +434,13 @@ mod tests {
             "/v1/fleet",
             "/v1/models",
         ] {
-            let request = axum::extract::Request::get(page)
+            let request = axum::extract::Request::get(path)
                 .body(axum::body::Body::empty())
                 .unwrap();
             let answer = pages.clone().oneshot(request).await.unwrap();
-            assert_eq!(answer.status(), StatusCode::OK, "{page}");
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
             let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await;
-            assert!(body.is_ok_and(|body| !body.is_empty()), "{page}");
+            assert!(body.is_ok_and(|body| !body.is_empty()), "{path}");
         }
     }
 
@@ -457,13 +457,13 @@ mod tests {
         let refused = |seconds| {
             let at = Moment(0) + Millis::seconds(seconds);
             extender
-                .service
+                .state
                 .refused_reads
                 .record_failure("resourceslices", Some(403), at);
         };
         refused(1);
         assert_eq!(text().await, "ok\n", "it has listed them before");
-        extender.service.leadership.require_relist();
+        extender.state.leadership.require_relist();
         let said = text().await;
         assert!(
             said.contains("does not show resourceslices (403); one that has just started"),
@@ -476,7 +476,7 @@ mod tests {
                 .contains("(403); let Stowage's service account")
         );
         extender
-            .service
+            .state
             .refused_reads
             .record_success("resourceslices", Moment(0));
         assert_eq!(text().await, "the watches have not synced yet\n");
@@ -487,15 +487,15 @@ mod tests {
         let extender = extender();
         let ready = async || readyz(State(extender.clone())).await.status();
         assert_eq!(ready().await, StatusCode::OK, "a dump has no API server");
-        let now = extender.service.now();
+        let now = extender.state.now();
         extender
-            .service
+            .state
             .api_server_contact
             .record_contact(now.before(Millis::seconds(16)));
         assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
-        let ledger = extender.service.cluster().ledger().clone();
+        let ledger = extender.state.cluster().ledger().clone();
         assert!(scraped(&extender, &ledger).contains("\nstowage_synced 0\n"));
-        extender.service.api_server_contact.record_contact(now);
+        extender.state.api_server_contact.record_contact(now);
         assert_eq!(ready().await, StatusCode::OK);
     }
 }

@@ -52,13 +52,13 @@ pub enum PageAuth {
 pub struct PageGuard {
     authority: Arc<dyn PageAuthority>,
     reviews: Arc<Reviews<()>>,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
 }
 
 impl PageAuth {
-    pub fn new(authority: Arc<dyn PageAuthority>, service: Arc<ServerState>) -> Self {
-        let count = |service: &ServerState, outcome: &str| {
-            service
+    pub fn new(authority: Arc<dyn PageAuthority>, state: Arc<ServerState>) -> Self {
+        let count = |state: &ServerState, outcome: &str| {
+            state
                 .metrics
                 .edge
                 .page_reviews
@@ -67,8 +67,8 @@ impl PageAuth {
         };
         Self::Token(Arc::new(PageGuard {
             authority,
-            reviews: Reviews::new("operators", service.clone(), REVIEW_BOUNDS, count),
-            service,
+            reviews: Reviews::new("operators", state.clone(), REVIEW_BOUNDS, count),
+            state,
         }))
     }
 
@@ -77,7 +77,7 @@ impl PageAuth {
         &self,
         headers: &HeaderMap,
         source: IpAddr,
-        page: OperatorPage,
+        operator_page: OperatorPage,
     ) -> Result<(), BadRequest> {
         let Self::Token(guard) = self else {
             return Ok(());
@@ -86,20 +86,22 @@ impl PageAuth {
             .filter(|token| token.len() <= MAX_TOKEN_BYTES)
             .ok_or_else(no_token)?;
         let (authority, owned_token) = (guard.authority.clone(), token.to_owned());
-        let key = token_reviews::review_key(token, &page.to_string());
-        let was_accepted_before =
-            page == OperatorPage::Cluster(METRICS) && guard.reviews.last_accepted(&key).is_some();
+        let key = token_reviews::review_key(token, &operator_page.to_string());
+        let was_accepted_before = operator_page == OperatorPage::Cluster(METRICS)
+            && guard.reviews.last_accepted(&key).is_some();
         // A scrape does not wait for an API server that is known to be silent.
         if was_accepted_before
             && guard
-                .service
+                .state
                 .api_server_contact
-                .unreachable_for(guard.service.now())
+                .unreachable_for(guard.state.now())
                 .is_some()
         {
             return Ok(());
         }
-        let ask = || async move { Ok(((), authority.may_see(&owned_token, &page).await?)) }.boxed();
+        let ask = || {
+            async move { Ok(((), authority.may_see(&owned_token, &operator_page).await?)) }.boxed()
+        };
         match guard.reviews.review(key, source, ask).await {
             Err(AuthError::Unavailable(_)) if was_accepted_before => Ok(()),
             verdict => verdict.map_err(|error| to_bad_request(&error)),
@@ -121,8 +123,8 @@ impl PageAuth {
                 OperatorPage::Pods(Some(pod.namespace.clone())),
             ),
         ];
-        for (access, page) in wider {
-            match self.admit(headers, source, page).await {
+        for (access, operator_page) in wider {
+            match self.admit(headers, source, operator_page).await {
                 Ok(()) => return Ok(access),
                 Err(BadRequest::Forbidden { .. }) => {}
                 Err(refused) => return Err(refused),
@@ -206,27 +208,27 @@ mod tests {
             api_server.clone(),
             ServerState::with_stopped_clock(Policy::default()),
         );
-        let status = async |token: &str, page: &'static str| {
+        let status = async |token: &str, path: &'static str| {
             let headers = [(
                 header::AUTHORIZATION,
                 format!("Bearer {token}").parse().unwrap(),
             )];
-            let page = OperatorPage::Cluster(page);
+            let operator_page = OperatorPage::Cluster(path);
             let admitted = auth
                 .admit(
                     &headers.into_iter().collect(),
                     Ipv4Addr::LOCALHOST.into(),
-                    page,
+                    operator_page,
                 )
                 .await;
             admitted.err().map_or("admitted", |refused| refused.code())
         };
-        for (token, page) in [
+        for (token, path) in [
             ("good", METRICS),
             ("good", "/v1/models"),
             ("other", "/v1/models"),
         ] {
-            assert_eq!(status(token, page).await, "admitted");
+            assert_eq!(status(token, path).await, "admitted");
         }
         assert_eq!(status("bad", METRICS).await, "invalid-token");
         api_server.is_silent.store(true, Ordering::Relaxed);
@@ -252,12 +254,13 @@ mod tests {
         fn may_see<'a>(
             &'a self,
             _: &'a str,
-            page: &'a OperatorPage,
+            operator_page: &'a OperatorPage,
         ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
-            let is_it = *page == OperatorPage::Pod(PodKey::parse("team-a", "llm-0").unwrap());
+            let is_it =
+                *operator_page == OperatorPage::Pod(PodKey::parse("team-a", "llm-0").unwrap());
             let refused = AuthError::NotAllowed {
                 user: "jane".into(),
-                what: page.to_string(),
+                what: operator_page.to_string(),
             };
             std::future::ready(is_it.then_some(None).ok_or(refused)).boxed()
         }
@@ -273,8 +276,10 @@ mod tests {
             .into_iter()
             .collect();
         let code = async |pod: &str| {
-            let page = OperatorPage::Pod(PodKey::parse("team-a", pod).unwrap());
-            let admitted = auth.admit(&headers, Ipv4Addr::LOCALHOST.into(), page).await;
+            let operator_page = OperatorPage::Pod(PodKey::parse("team-a", pod).unwrap());
+            let admitted = auth
+                .admit(&headers, Ipv4Addr::LOCALHOST.into(), operator_page)
+                .await;
             admitted.err().map_or("admitted", |refused| refused.code())
         };
         assert_eq!(code("llm-0").await, "admitted");

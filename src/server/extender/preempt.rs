@@ -34,7 +34,7 @@ pub async fn preempt(
 ) -> Result<PreemptionResult, BadRequest> {
     let count = |outcome, code| {
         extender
-            .service
+            .state
             .metrics
             .answers
             .with_label_values(&["preempt", outcome, code])
@@ -57,18 +57,18 @@ pub async fn preempt(
             }));
         }
     };
-    let is_shadowing = extender.service.cluster().ledger().policy().mode == Mode::Shadow;
+    let is_shadowing = extender.state.cluster().ledger().policy().mode == Mode::Shadow;
     if is_shadowing || request.demand.is_allocated_externally() {
-        let asked = NarrowAsked {
+        let query = NarrowAsked {
             request: request.clone(),
             offered: offered.clone(),
         };
         let (narrowed, recorded_input) = {
-            let mut cluster = extender.service.cluster();
-            (cluster.apply(asked), cluster.last_recorded_input())
+            let mut cluster = extender.state.cluster();
+            (cluster.apply(query), cluster.last_recorded_input())
         };
         extender
-            .service
+            .state
             .record_answer(recorded_input, || Decision::Narrow(narrowed.clone()));
         if narrowed.policy.mode == Mode::Shadow {
             return Ok(shadow::preempt(extender, &request, &offered, &narrowed));
@@ -84,38 +84,38 @@ pub async fn preempt(
         return Ok(PreemptionResult::default());
     }
     let wants = objects::kube_filters::requirements(&args.pod);
-    let asked = PreemptAsked {
+    let query = PreemptAsked {
         request,
         wants,
         offered,
     };
     let (view, recorded_input) = {
-        let mut cluster = extender.service.cluster();
-        (cluster.apply(asked), cluster.last_recorded_input())
+        let mut cluster = extender.state.cluster();
+        (cluster.apply(query), cluster.last_recorded_input())
     };
     let Some((request, view)) = view else {
         extender
-            .service
+            .state
             .record_answer(recorded_input, || Decision::Preempt(None));
         count("none", "already-reserved");
         return Ok(PreemptionResult::default());
     };
     // The search may take a while on a large cluster, so it does not run on the threads that answer filter.
-    let step = extender.service.traces().step("decide");
+    let step = extender.state.traces().step("decide");
     let decision = extender
-        .service
+        .state
         .heavy_work
         .spawn(WorkKind::Preempt, move || decide(view))
         .await;
     if let Ok(decision) = &decision {
         extender
-            .service
+            .state
             .record_answer(recorded_input, || Decision::Preempt(Some(decision.clone())));
     }
     let leave_to_planner = |code| {
         count("none", code);
         extender
-            .service
+            .state
             .cluster()
             .apply(LeftToPlanner(request.uid.clone()));
         Ok(PreemptionResult::default())
@@ -156,7 +156,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             victims: victims.clone(),
             policy,
         };
-        let made = extender.service.cluster().apply(decided);
+        let made = extender.state.cluster().apply(decided);
         let ReservationMade {
             reservation,
             policy,
@@ -168,7 +168,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
             }
         };
         let span = extender
-            .service
+            .state
             .traces()
             .write("write reservation", &uid, &key);
         span.set_node(&reservation.node);
@@ -182,7 +182,7 @@ async fn reserve(extender: &Extender, request: &VerbRequest, victims: &VictimSet
         drop(span);
         // A statement of its own, so that the lock is released with it.
         let settled =
-            confirm_reservation(&mut extender.service.cluster(), &uid, &reservation, written);
+            confirm_reservation(&mut extender.state.cluster(), &uid, &reservation, written);
         if let Err(reason) = settled {
             warn!(pod = %key, node = %reservation.node, reason, "the reservation is given up; no pod is evicted");
             // If it was written all the same, the planner ends it as long as the pod shows it: a write here could end another one,

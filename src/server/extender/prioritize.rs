@@ -18,7 +18,7 @@ pub fn prioritize<'a>(
     args: &ExtenderArgs<'_>,
     nodes: &'a RequestNodes<'a>,
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
-    let answers = &extender.service.metrics.answers;
+    let answers = &extender.state.metrics.answers;
     if objects::uses_claims_only(&args.pod) {
         return prioritize_claims(extender, args, nodes);
     }
@@ -28,8 +28,8 @@ pub fn prioritize<'a>(
             .inc();
         return Ok(zero_scores(nodes));
     };
-    let step = extender.service.traces().step("decide");
-    let (view, asked) = take_view(extender, request);
+    let step = extender.state.traces().step("decide");
+    let (view, recorded_input) = take_view(extender, request);
     let list = decide(&view, nodes.names());
     if let Some(first) = list.best.first().filter(|_| step.is_recorded()) {
         step.set(
@@ -41,28 +41,28 @@ pub fn prioritize<'a>(
     if view.policy.mode == Mode::Shadow {
         shadow::prioritize(extender, &view, &list);
         extender
-            .service
-            .record_answer(asked, || Decision::Prioritize(list));
+            .state
+            .record_answer(recorded_input, || Decision::Prioritize(list));
         return Ok(zero_scores(nodes));
     }
     if let Some(first) = list.best.first() {
         let offered = offer_of(&view, first);
         // Before the ledger changes: it copies a snapshot that is still in use.
         drop(view);
-        extender.service.cluster().apply(offered);
+        extender.state.cluster().apply(offered);
     }
     answers
         .with_label_values(&["prioritize", "ranked", NO_CODE])
         .inc();
     let hosts = host_scores(nodes, &list);
     extender
-        .service
-        .record_answer(asked, || Decision::Prioritize(list));
+        .state
+        .record_answer(recorded_input, || Decision::Prioritize(list));
     Ok(hosts)
 }
 
 fn take_view(extender: &Extender, request: VerbRequest) -> (DecisionView, Option<AnsweredInput>) {
-    let mut cluster = extender.service.cluster();
+    let mut cluster = extender.state.cluster();
     (
         cluster.apply(PrioritizeAsked(request)),
         cluster.last_recorded_input(),
@@ -78,7 +78,7 @@ pub(crate) fn prioritize_claims<'a>(
 ) -> Result<Vec<HostPriority<'a>>, BadRequest> {
     let count = |outcome| {
         extender
-            .service
+            .state
             .metrics
             .answers
             .with_label_values(&["prioritize", outcome, "claims"])
@@ -90,7 +90,7 @@ pub(crate) fn prioritize_claims<'a>(
     }
     let (uid, key) = objects::identity(&args.pod)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    let demand = objects::claims_demand(&args.pod, |traits| extender.service.classify(traits));
+    let demand = objects::claims_demand(&args.pod, |traits| extender.state.classify(traits));
     // The ledger keeps no trace of the pod: its devices are kube-scheduler's to count.
     let request = VerbRequest {
         uid,
@@ -99,7 +99,7 @@ pub(crate) fn prioritize_claims<'a>(
         waiting: objects::waiting(&args.pod),
         disruption: None,
     };
-    let (view, asked) = take_view(extender, request);
+    let (view, recorded_input) = take_view(extender, request);
     if view.policy.mode == Mode::Shadow {
         count("not-ranked");
         return Ok(zero_scores(nodes));
@@ -108,8 +108,8 @@ pub(crate) fn prioritize_claims<'a>(
     count("ranked");
     let hosts = host_scores(nodes, &list);
     extender
-        .service
-        .record_answer(asked, || Decision::Prioritize(list));
+        .state
+        .record_answer(recorded_input, || Decision::Prioritize(list));
     Ok(hosts)
 }
 

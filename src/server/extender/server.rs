@@ -124,7 +124,7 @@ fn on_panic(
     extender: &Extender,
     verb: &'static str,
 ) -> impl Fn(Box<dyn Any + Send>) -> Response + Clone + Send + Sync + 'static {
-    let panics = extender.service.metrics.panics.clone();
+    let panics = extender.state.metrics.panics.clone();
     move |_| {
         panics.with_label_values(&[verb]).inc();
         let answer = BadRequest::unprocessable(
@@ -145,10 +145,10 @@ pub async fn serve(
     endpoints: Endpoints,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
-    let service = extender.service.clone();
+    let state = extender.state.clone();
     let stop = shutdown.child_token();
     let limits = extender.limits.connections;
-    let metrics = &extender.service.metrics.edge;
+    let metrics = &extender.state.metrics.edge;
     let small_address = |name, tls, most| {
         let (buffer, unread) = (SMALL_READ_BUFFER, Some(SMALL_SEND_BUFFER));
         ServedAddress {
@@ -192,13 +192,13 @@ pub async fn serve(
             let live = extender
                 .live
                 .clone()
-                .run(extender.service.clone(), stop.clone());
+                .run(extender.state.clone(), stop.clone());
             let serving = accept::serve(operators.listener, for_operators, pages, stop);
             async { futures::join!(serving, live).0 }
         }),
         async {
             stop.cancelled().await;
-            service.leadership.set_stopping();
+            state.leadership.set_stopping();
             Ok(())
         },
     )?;
@@ -304,7 +304,7 @@ async fn reports_endpoint(
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let received = extender.service.now();
+    let received = extender.state.now();
     let taken = async {
         let sender = extender
             .agent_auth
@@ -345,7 +345,7 @@ fn call_span(
         return PodSpan::default();
     }
     match objects::identity(pod) {
-        Ok((uid, key)) => extender.service.traces().call(verb, arrived, &uid, &key),
+        Ok((uid, key)) => extender.state.traces().call(verb, arrived, &uid, &key),
         Err(_) => PodSpan::default(),
     }
 }
@@ -362,13 +362,13 @@ where
     F: Future<Output = Result<Response, BadRequest>>,
 {
     let outcome = async {
-        let arrived = extender.service.traces().arrival_time();
+        let arrived = extender.state.traces().arrival_time();
         let body = read_body(&headers, body, extender.limits).await?;
-        if let Some(reason) = extender.service.leadership.reason_not_leading() {
+        if let Some(reason) = extender.state.leadership.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
         }
         let _timer = extender
-            .service
+            .state
             .metrics
             .verb_seconds
             .with_label_values(&[name])
@@ -381,7 +381,7 @@ where
 fn respond(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
     outcome.unwrap_or_else(|bad| {
         extender
-            .service
+            .state
             .metrics
             .bad_requests
             .with_label_values(&[name, bad.code()])

@@ -87,7 +87,7 @@ pub fn filter<'a>(
     view: &DecisionView,
     list: &Shortlist,
 ) -> FilterResult<'a> {
-    extender.service.cluster().apply(decision_of(view, list));
+    extender.state.cluster().apply(decision_of(view, list));
     let subject = subject_of(&view.request, "filter", view.policy.digest);
     let (outcome, would) = (
         ShadowOutcome::for_filter(view, list),
@@ -111,9 +111,9 @@ pub(crate) fn filter_invalid<'a>(
     let InvalidPod { uid, key, error } = invalid;
     let policy = shadow_policy(extender, pod)?;
     // Its bind finds it in the ledger.
-    let demand = objects::worst_case(pod, &extender.service.policy());
+    let demand = objects::worst_case(pod, &extender.state.policy());
     let waiting = ObservedWaiting::default();
-    let disruption = Some(objects::disruption(pod, extender.service.clock.wall()));
+    let disruption = Some(objects::disruption(pod, extender.state.clock.wall()));
     let request = VerbRequest {
         uid: uid.clone(),
         key: key.clone(),
@@ -121,7 +121,7 @@ pub(crate) fn filter_invalid<'a>(
         waiting,
         disruption,
     };
-    extender.service.cluster().apply(LetThrough(request));
+    extender.state.cluster().apply(LetThrough(request));
     let subject = ShadowSubject {
         uid,
         key,
@@ -250,7 +250,7 @@ fn subject_of<'a>(
 
 /// The policy's digest, if it is in shadow mode and lets such a pod through.
 fn shadow_policy(extender: &Extender, pod: &Pod) -> Option<Digest> {
-    let policy = extender.service.cluster().ledger().policy().clone();
+    let policy = extender.state.cluster().ledger().policy().clone();
     let is_let_through = objects::asks_device_plugin(pod) && !objects::asks_for_vram(pod);
     (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
 }
@@ -334,7 +334,7 @@ fn record(
         policy,
     } = subject;
     extender
-        .service
+        .state
         .metrics
         .shadow
         .with_label_values(&[verb, outcome.into_str()])
@@ -342,7 +342,7 @@ fn record(
     if outcome.is_difference() {
         info!(pod = %key, verb, outcome = outcome.into_str(), would, did, "shadow");
     }
-    let at = extender.service.clock.wall();
+    let at = extender.state.clock.wall();
     extender.journal.push(ShadowRecord {
         at,
         pod: key.clone(),

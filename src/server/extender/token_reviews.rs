@@ -70,7 +70,7 @@ pub(crate) type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
 pub struct Reviews<V> {
     /// The address' label in metrics.
     address: &'static str,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     bounds: ReviewBounds,
     /// The runtime that sends the reviews, if it is not the address' own: its connections serve others too, and must not be
     /// driven by a low-priority thread.
@@ -100,11 +100,11 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the address.
     pub fn new(
         address: &'static str,
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         bounds: ReviewBounds,
         outcome: fn(&ServerState, &str),
     ) -> Arc<Self> {
-        let known = ReviewCache {
+        let cache = ReviewCache {
             accepted: HashMap::new(),
             rejected: HashMap::new(),
             open: HashMap::new(),
@@ -115,9 +115,9 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         };
         Arc::new(Self {
             address,
-            service,
+            state,
             runtime: Handle::try_current().ok(),
-            cache: Mutex::new(known),
+            cache: Mutex::new(cache),
             new_token_slots: Semaphore::new(bounds.max_concurrent),
             known_token_slots: Semaphore::new(bounds.max_concurrent),
             bounds,
@@ -133,16 +133,16 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<V, AuthError> {
         let mut answer = {
-            let (now, mut known) = (self.service.now(), self.cache.lock());
-            if let Some((value, _)) = known.accepted.get(&key).filter(|(_, until)| now < *until) {
+            let (now, mut cache) = (self.state.now(), self.cache.lock());
+            if let Some((value, _)) = cache.accepted.get(&key).filter(|(_, until)| now < *until) {
                 return Ok(value.clone());
             }
-            if let Some((error, _)) = known.rejected.get(&key).filter(|(_, until)| now < *until) {
+            if let Some((error, _)) = cache.rejected.get(&key).filter(|(_, until)| now < *until) {
                 return Err(error.clone());
             }
-            match known.open.get(&key) {
+            match cache.open.get(&key) {
                 Some(open) => open.subscribe(),
-                None => self.start_review(&mut known, key, source, now, ask)?,
+                None => self.start_review(&mut cache, key, source, now, ask)?,
             }
         };
         let answered = answer
@@ -155,23 +155,23 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
 
     /// What the API server answered last, if that was good and is not long ago: for what has to be seen while it does not answer.
     pub fn last_accepted(&self, key: &ReviewKey) -> Option<V> {
-        let (now, known) = (self.service.now(), self.cache.lock());
-        let (value, until) = known.accepted.get(key)?;
+        let (now, cache) = (self.state.now(), self.cache.lock());
+        let (value, until) = cache.accepted.get(key)?;
         (now < *until + FORMERLY_ACCEPTED_FOR).then(|| value.clone())
     }
 
     fn start_review(
         self: &Arc<Self>,
-        known: &mut ReviewCache<V>,
+        cache: &mut ReviewCache<V>,
         key: ReviewKey,
         source: IpAddr,
         now: Moment,
         ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<watch::Receiver<Option<Result<V, AuthError>>>, AuthError> {
-        known.remove_expired(now);
-        let is_new = !known.accepted.contains_key(&key);
-        if is_new && let Err(bound) = known.admit(source, now, &self.bounds) {
-            self.service
+        cache.remove_expired(now);
+        let is_new = !cache.accepted.contains_key(&key);
+        if is_new && let Err(bound) = cache.admit(source, now, &self.bounds) {
+            self.state
                 .metrics
                 .edge
                 .limited_requests
@@ -179,10 +179,10 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
                 .inc();
             return Err(AuthError::Crowded);
         }
-        known.open_new += usize::from(is_new);
+        cache.open_new += usize::from(is_new);
         let (open, answer) = watch::channel(None);
         let open = Arc::new(open);
-        known.open.insert(key, open.clone());
+        cache.open.insert(key, open.clone());
         let asking = self.clone().run_review(key, is_new, open, ask());
         match &self.runtime {
             Some(home) => drop(home.spawn(asking)),
@@ -208,7 +208,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         let answer =
             answer.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
         (self.count_outcome)(
-            &self.service,
+            &self.state,
             answer.as_ref().err().map_or("accepted", AuthError::code),
         );
         let verdict = answer
@@ -235,11 +235,11 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
             tokio::select! {
                 turn = slots.acquire() => return Some(turn.expect("the semaphore is never closed")),
                 () = open.closed() => {
-                    let mut known = self.cache.lock();
+                    let mut cache = self.cache.lock();
                     // A request may have arrived meanwhile.
                     if open.is_closed() {
-                        known.close(key, is_new);
-                        (self.count_outcome)(&self.service, "abandoned");
+                        cache.close(key, is_new);
+                        (self.count_outcome)(&self.state, "abandoned");
                         return None;
                     }
                 }
@@ -248,19 +248,19 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     }
 
     fn record_answer(&self, key: ReviewKey, is_new: bool, answer: ReviewAnswer<V>) {
-        let (now, mut known) = (self.service.now(), self.cache.lock());
-        known.close(key, is_new);
+        let (now, mut cache) = (self.state.now(), self.cache.lock());
+        cache.close(key, is_new);
         match answer {
             Ok((value, remaining)) => {
                 let until =
                     now + remaining.map_or(ACCEPTED_TTL, |remaining| remaining.min(ACCEPTED_TTL));
-                known.rejected.remove(&key);
-                if known.accepted.len() < self.bounds.max_accepted
-                    || known.accepted.contains_key(&key)
+                cache.rejected.remove(&key);
+                if cache.accepted.len() < self.bounds.max_accepted
+                    || cache.accepted.contains_key(&key)
                 {
-                    known.accepted.insert(key, (value, until));
+                    cache.accepted.insert(key, (value, until));
                 } else {
-                    self.service
+                    self.state
                         .metrics
                         .edge
                         .limited_requests
@@ -270,9 +270,9 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
             }
             Err(AuthError::Unavailable(_)) => {}
             Err(error) => {
-                known.accepted.remove(&key);
-                if known.rejected.len() < self.bounds.max_rejected {
-                    known.rejected.insert(key, (error, now + REJECTED_TTL));
+                cache.accepted.remove(&key);
+                if cache.rejected.len() < self.bounds.max_rejected {
+                    cache.rejected.insert(key, (error, now + REJECTED_TTL));
                 }
             }
         }
@@ -280,8 +280,8 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
 
     #[cfg(test)]
     pub fn cached_counts(&self) -> [usize; 3] {
-        let known = self.cache.lock();
-        [known.accepted.len(), known.rejected.len(), known.open.len()]
+        let cache = self.cache.lock();
+        [cache.accepted.len(), cache.rejected.len(), cache.open.len()]
     }
 }
 

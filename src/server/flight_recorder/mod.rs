@@ -36,7 +36,7 @@ pub struct RecordOptions {
 
 /// A running recorder. It keeps its service, because the last thing that it writes is the state at the end.
 pub struct FlightRecorder {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,23 +45,23 @@ impl FlightRecorder {
     /// Records what the service does from here on.
     pub fn start(
         options: &RecordOptions,
-        service: &Arc<ServerState>,
+        state: &Arc<ServerState>,
     ) -> Result<Self, RecordDirectoryError> {
         let ring = Ring::open(&options.directory, options.limits)?;
-        Ok(Self::start_with_segments(ring, service))
+        Ok(Self::start_with_segments(ring, state))
     }
 
     /// Starts a recorder that writes into these segments.
     pub(crate) fn start_with_segments(
         segments: impl SegmentStore + 'static,
-        service: &Arc<ServerState>,
+        state: &Arc<ServerState>,
     ) -> Self {
-        let (tap, queue) = RecordingTap::new(service.metrics.recording.clone());
-        service.set_recording_tap(tap);
+        let (tap, queue) = RecordingTap::new(state.metrics.recording.clone());
+        state.set_recording_tap(tap);
         let stop = Arc::new(AtomicBool::new(false));
-        let writer = Writer::new(segments, queue, service, build_info::text());
+        let writer = Writer::new(segments, queue, state, build_info::text());
         let is_stopped = stop.clone();
-        let metrics = service.metrics.recording.clone();
+        let metrics = state.metrics.recording.clone();
         let record = move || {
             let recording = AssertUnwindSafe(|| writer.run(&|| is_stopped.load(Ordering::Acquire)));
             // The panic is in the log. With the queue's end, the tap records nothing more.
@@ -75,7 +75,7 @@ impl FlightRecorder {
             .spawn(record)
             .expect("a process that serves can have one more thread");
         Self {
-            service: service.clone(),
+            state: state.clone(),
             stop,
             thread: Some(thread),
         }
@@ -100,7 +100,7 @@ impl Drop for FlightRecorder {
         let until = Instant::now() + SHUTDOWN_TIMEOUT;
         while !thread.is_finished() {
             if Instant::now() >= until {
-                self.service.metrics.recording.errors.inc();
+                self.state.metrics.recording.errors.inc();
                 warn!(
                     "the flight recorder's disk does not answer: the end of the recording may be missing"
                 );

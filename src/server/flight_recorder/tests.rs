@@ -20,8 +20,8 @@ fn node(n: u32) -> NodeName {
     NodeName::parse(&format!("node-{n}")).unwrap()
 }
 
-fn observe(service: &ServerState, n: u32) {
-    service
+fn observe(state: &ServerState, n: u32) {
+    state
         .cluster()
         .apply(NodeObserved::new(node(n), NodeKind::Stowage));
 }
@@ -37,9 +37,9 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-fn until_recording(service: &ServerState) {
+fn until_recording(state: &ServerState) {
     until(|| {
-        service
+        state
             .recording_tap()
             .is_some_and(RecordingTap::is_recording)
     });
@@ -47,14 +47,14 @@ fn until_recording(service: &ServerState) {
 
 fn recording() -> (tempfile::TempDir, Arc<ServerState>, FlightRecorder) {
     let directory = tempfile::tempdir().unwrap();
-    let service = ServerState::new(Policy::default());
+    let state = ServerState::new(Policy::default());
     let options = RecordOptions {
         directory: directory.path().to_owned(),
         limits: LIMITS,
     };
-    let recorder = FlightRecorder::start(&options, &service).unwrap();
-    until_recording(&service);
-    (directory, service, recorder)
+    let recorder = FlightRecorder::start(&options, &state).unwrap();
+    until_recording(&state);
+    (directory, state, recorder)
 }
 
 fn replayed(bytes: &[u8]) -> Result<ReplayProgress, String> {
@@ -78,18 +78,18 @@ fn recorded(directory: &Path) -> Vec<u8> {
 #[test]
 fn what_a_service_does_is_recorded_and_replays() {
     let directory = tempfile::tempdir().unwrap();
-    let service = ServerState::new(Policy::default());
-    observe(&service, 0);
+    let state = ServerState::new(Policy::default());
+    observe(&state, 0);
     let options = RecordOptions {
         directory: directory.path().to_owned(),
         limits: LIMITS,
     };
-    let recorder = FlightRecorder::start(&options, &service).unwrap();
-    until_recording(&service);
-    (1..10).for_each(|n| observe(&service, n));
-    service.record_checkpoint();
-    service.cluster().apply(NodeDeleted(node(3)));
-    service.record_checkpoint();
+    let recorder = FlightRecorder::start(&options, &state).unwrap();
+    until_recording(&state);
+    (1..10).for_each(|n| observe(&state, n));
+    state.record_checkpoint();
+    state.cluster().apply(NodeDeleted(node(3)));
+    state.record_checkpoint();
     recorder.stop();
     let progress = replayed(&recorded(directory.path())).unwrap();
     let expected = ReplayProgress {
@@ -99,9 +99,9 @@ fn what_a_service_does_is_recorded_and_replays() {
         ..ReplayProgress::default()
     };
     assert_eq!(progress, expected);
-    assert_eq!(service.metrics.recording.inputs.get(), 10);
+    assert_eq!(state.metrics.recording.inputs.get(), 10);
     assert_eq!(
-        service.metrics.recording.bytes.get(),
+        state.metrics.recording.bytes.get(),
         recorded(directory.path()).len() as u64
     );
 }
@@ -109,10 +109,10 @@ fn what_a_service_does_is_recorded_and_replays() {
 /// It was removed, or left out of a bundle because it is damaged.
 #[test]
 fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
-    let (directory, service, recorder) = recording();
+    let (directory, state, recorder) = recording();
     for inputs in [0..3, 3..8, 8..10] {
-        inputs.for_each(|n| observe(&service, n));
-        service.record_checkpoint();
+        inputs.for_each(|n| observe(&state, n));
+        state.record_checkpoint();
     }
     recorder.stop();
     std::fs::remove_file(&Ring::segments(directory.path()).unwrap()[1].path).unwrap();
@@ -125,15 +125,15 @@ fn a_segment_that_is_missing_is_a_gap_in_the_recording() {
 
 #[test]
 fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
-    let (directory, service, recorder) = recording();
-    observe(&service, 1);
+    let (directory, state, recorder) = recording();
+    observe(&state, 1);
     let panics = std::panic::AssertUnwindSafe(|| {
-        let _cluster = service.cluster();
+        let _cluster = state.cluster();
         panic!("in the middle of a change");
     });
     assert!(std::panic::catch_unwind(panics).is_err());
-    service.record_checkpoint();
-    observe(&service, 2);
+    state.record_checkpoint();
+    observe(&state, 2);
     recorder.stop();
     let progress = replayed(&recorded(directory.path())).unwrap();
     assert_eq!((progress.inputs, progress.gaps), (2, 1));
@@ -141,8 +141,8 @@ fn a_panic_under_the_lock_is_a_gap_in_the_recording() {
 
 #[test]
 fn a_torn_tail_loses_only_what_was_torn() {
-    let (directory, service, recorder) = recording();
-    (0..5).for_each(|n| observe(&service, n));
+    let (directory, state, recorder) = recording();
+    (0..5).for_each(|n| observe(&state, n));
     recorder.stop();
     let whole = recorded(directory.path());
     let mut replay = Replay::default();
@@ -229,38 +229,38 @@ impl SegmentStore for SmallDisk {
 fn a_full_disk_does_not_disturb_the_service() {
     let disk = SmallDisk::default();
     disk.0.lock().room = 30_000;
-    let service = ServerState::new(Policy::default());
-    let recorder = FlightRecorder::start_with_segments(disk.clone(), &service);
-    until_recording(&service);
+    let state = ServerState::new(Policy::default());
+    let recorder = FlightRecorder::start_with_segments(disk.clone(), &state);
+    until_recording(&state);
     // Until the disk is full, and some more.
     let mut observed = 0;
     let began = Instant::now();
     while disk.0.lock().failures == 0 {
         assert!(began.elapsed() < PATIENCE, "the disk never fills up");
-        observe(&service, observed);
+        observe(&state, observed);
         observed += 1;
         if observed % 100 == 0 {
-            let written = || service.metrics.recording.bytes.get();
+            let written = || state.metrics.recording.bytes.get();
             let before = written();
-            service.record_checkpoint();
+            state.record_checkpoint();
             until(|| written() > before || disk.0.lock().failures > 0);
         }
     }
-    until(|| service.metrics.recording.errors.get() > 0);
-    (0..100).for_each(|n| observe(&service, observed + n));
+    until(|| state.metrics.recording.errors.get() > 0);
+    (0..100).for_each(|n| observe(&state, observed + n));
     assert_eq!(
-        service.cluster().ledger().totals().nodes,
+        state.cluster().ledger().totals().nodes,
         u64::from(observed) + 100,
         "decisions go on"
     );
     assert!(
-        service.metrics.recording.dropped_inputs.get() >= 100,
+        state.metrics.recording.dropped_inputs.get() >= 100,
         "what cannot be written is not queued"
     );
     // Room again: the next checkpoint ends the gap, and says how much is missing.
     disk.0.lock().room = usize::MAX;
-    service.record_checkpoint();
-    observe(&service, 1_000_000);
+    state.record_checkpoint();
+    observe(&state, 1_000_000);
     recorder.stop();
     let written = std::mem::take(&mut disk.0.lock().written);
     let begins = |at: &usize| written[*at..].starts_with(b"STOWREC\n");
@@ -347,10 +347,10 @@ fn bad_disk(directory: &Path, begins: fn() -> Option<io::ErrorKind>) -> BadDisk 
 #[test]
 fn a_segment_of_which_nothing_can_be_written_is_not_left_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let service = ServerState::new(Policy::default());
+    let state = ServerState::new(Policy::default());
     let disk = bad_disk(directory.path(), || Some(io::ErrorKind::StorageFull));
-    let recorder = FlightRecorder::start_with_segments(disk, &service);
-    until(|| service.metrics.recording.errors.get() > 0);
+    let recorder = FlightRecorder::start_with_segments(disk, &state);
+    until(|| state.metrics.recording.errors.get() > 0);
     recorder.stop();
     assert_eq!(Ring::segments(directory.path()).unwrap().len(), 0);
 }
@@ -358,15 +358,14 @@ fn a_segment_of_which_nothing_can_be_written_is_not_left_behind() {
 #[test]
 fn a_recorder_that_panics_says_that_it_records_no_more() {
     let directory = tempfile::tempdir().unwrap();
-    let service = ServerState::new(Policy::default());
-    service.metrics.recording.is_recording.set(1);
-    let recorder =
-        FlightRecorder::start_with_segments(bad_disk(directory.path(), || None), &service);
-    until(|| service.metrics.recording.errors.get() > 0);
-    assert_eq!(service.metrics.recording.is_recording.get(), 0);
-    observe(&service, 1);
+    let state = ServerState::new(Policy::default());
+    state.metrics.recording.is_recording.set(1);
+    let recorder = FlightRecorder::start_with_segments(bad_disk(directory.path(), || None), &state);
+    until(|| state.metrics.recording.errors.get() > 0);
+    assert_eq!(state.metrics.recording.is_recording.get(), 0);
+    observe(&state, 1);
     assert_eq!(
-        service.cluster().ledger().totals().nodes,
+        state.cluster().ledger().totals().nodes,
         1,
         "decisions go on"
     );

@@ -39,7 +39,7 @@ pub struct Writer<S: SegmentStore> {
     segments: S,
     queue: Receiver<TapMessage>,
     /// Weak: the service may end without waiting for the recorder.
-    service: Weak<ServerState>,
+    state: Weak<ServerState>,
     metrics: RecordingMetrics,
     build: &'static str,
     segment: Option<OpenSegment<S::Segment>>,
@@ -66,16 +66,16 @@ impl<S: SegmentStore> Writer<S> {
     pub fn new(
         segments: S,
         queue: Receiver<TapMessage>,
-        service: &Arc<ServerState>,
+        state: &Arc<ServerState>,
         build: &'static str,
     ) -> Self {
-        let metrics = service.metrics.recording.clone();
-        let service = Arc::downgrade(service);
+        let metrics = state.metrics.recording.clone();
+        let state = Arc::downgrade(state);
         let (look_at, checkpoint_at) = (Instant::now(), Instant::now());
         Self {
             segments,
             queue,
-            service,
+            state,
             metrics,
             build,
             segment: None,
@@ -109,8 +109,8 @@ impl<S: SegmentStore> Writer<S> {
         }
         self.drain_queue();
         // A last checkpoint, with which a replay compares the state that all inputs led to.
-        if let Some(service) = self.service.upgrade().filter(|_| self.segment.is_some()) {
-            service.record_checkpoint();
+        if let Some(state) = self.state.upgrade().filter(|_| self.segment.is_some()) {
+            state.record_checkpoint();
         }
         self.drain_queue();
         self.end_segment();
@@ -137,10 +137,10 @@ impl<S: SegmentStore> Writer<S> {
             self.record_write(flushed);
             self.end_if_removed();
         }
-        let Some(service) = self.service.upgrade() else {
+        let Some(state) = self.state.upgrade() else {
             return;
         };
-        let Some(tap) = service.recording_tap() else {
+        let Some(tap) = state.recording_tap() else {
             return;
         };
         let is_recording = tap.is_recording();
@@ -158,7 +158,7 @@ impl<S: SegmentStore> Writer<S> {
             self.segment
                 .iter_mut()
                 .for_each(|segment| segment.is_ending = true);
-            service.record_checkpoint();
+            state.record_checkpoint();
         }
     }
 
@@ -171,8 +171,8 @@ impl<S: SegmentStore> Writer<S> {
             _ if self.segment.is_none() => return,
             TapMessage::Clock(now) => Entry::Clock(now),
             TapMessage::Input(numbered, _bytes) => Entry::Input(numbered),
-            TapMessage::Answer(asked, decision, _bytes) => Entry::Answer(Answer {
-                input: asked,
+            TapMessage::Answer(input, decision, _bytes) => Entry::Answer(Answer {
+                input,
                 answer: KeptAnswer::from_decision(*decision),
             }),
         };
@@ -304,8 +304,8 @@ impl<S: SegmentStore> Writer<S> {
     /// Abandons the segment: what was recorded since the last flush is lost, and recording starts again with the next checkpoint.
     fn abandon_segment(&mut self) {
         self.segment = None;
-        if let Some(service) = self.service.upgrade()
-            && let Some(tap) = service.recording_tap()
+        if let Some(state) = self.state.upgrade()
+            && let Some(tap) = state.recording_tap()
         {
             tap.interrupt(Gap::Dropped(0));
         }

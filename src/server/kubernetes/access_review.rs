@@ -28,7 +28,11 @@ impl AccessReviews {
         Self { client }
     }
 
-    async fn review_access(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
+    async fn review_access(
+        &self,
+        token: &str,
+        operator_page: &OperatorPage,
+    ) -> Result<(), AuthError> {
         let token_review = TokenReview {
             spec: TokenReviewSpec {
                 token: token.to_owned(),
@@ -41,7 +45,7 @@ impl AccessReviews {
         let name = user.username.clone().unwrap_or_default();
         let answer = create_review(
             Api::all(self.client.clone()),
-            &access_review_for(user, page),
+            &access_review_for(user, operator_page),
         )
         .await?;
         let status = answer
@@ -51,7 +55,7 @@ impl AccessReviews {
             true => Ok(()),
             false => Err(AuthError::NotAllowed {
                 user: name,
-                what: page.to_string(),
+                what: operator_page.to_string(),
             }),
         }
     }
@@ -61,10 +65,10 @@ impl PageAuthority for AccessReviews {
     fn may_see<'a>(
         &'a self,
         token: &'a str,
-        page: &'a OperatorPage,
+        operator_page: &'a OperatorPage,
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
         Box::pin(async move {
-            self.review_access(token, page).await?;
+            self.review_access(token, operator_page).await?;
             Ok(super::token_review::remaining_validity(
                 token,
                 jiff::Timestamp::now(),
@@ -93,7 +97,7 @@ fn authenticated_user(status: TokenReviewStatus) -> Result<UserInfo, AuthError> 
     ))
 }
 
-fn access_review_for(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
+fn access_review_for(user: UserInfo, operator_page: &OperatorPage) -> SubjectAccessReview {
     let mut spec = SubjectAccessReviewSpec {
         user: user.username,
         groups: user.groups,
@@ -101,7 +105,7 @@ fn access_review_for(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview
         extra: user.extra,
         ..SubjectAccessReviewSpec::default()
     };
-    match page {
+    match operator_page {
         OperatorPage::Cluster(path) => {
             spec.non_resource_attributes = Some(NonResourceAttributes {
                 path: Some((*path).into()),
@@ -176,12 +180,12 @@ mod tests {
                 (namespace, None)
             );
         }
-        let page = access_review_for(user(), &OperatorPage::Cluster("/metrics")).spec;
-        let of_page = page.non_resource_attributes.unwrap();
+        let review_spec = access_review_for(user(), &OperatorPage::Cluster("/metrics")).spec;
+        let of_page = review_spec.non_resource_attributes.unwrap();
         assert_eq!(
             (of_page.verb.as_deref(), of_page.path.as_deref()),
             (Some("get"), Some("/metrics"))
         );
-        assert_eq!(page.resource_attributes, None);
+        assert_eq!(review_spec.resource_attributes, None);
     }
 }

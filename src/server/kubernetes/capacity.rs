@@ -52,7 +52,7 @@ const ROUND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Runs until it is dropped.
 pub async fn run(
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     times: WriteTimes,
 ) {
@@ -60,26 +60,25 @@ pub async fn run(
     let mut capacity = CapacityWriter::default();
     loop {
         tokio::time::sleep(RECONCILE_INTERVAL).await;
-        if !service.leadership.is_open() {
+        if !state.leadership.is_open() {
             capacity = CapacityWriter::default();
             continue;
         }
         // After a change of policy all nodes are looked at, which takes a second of tens of thousands.
-        let (reconciler_service, reconciler_index) = (service.clone(), index.clone());
-        let reconciliation =
-            service
-                .heavy_work
-                .spawn_in_background(WorkKind::Capacity, move || {
-                    let due = capacity.due_writes(
-                        &reconciler_service,
-                        &reconciler_index,
-                        reconciler_service.now(),
-                    );
-                    (capacity, due)
-                });
+        let (reconciler_service, reconciler_index) = (state.clone(), index.clone());
+        let reconciliation = state
+            .heavy_work
+            .spawn_in_background(WorkKind::Capacity, move || {
+                let due = capacity.due_writes(
+                    &reconciler_service,
+                    &reconciler_index,
+                    reconciler_service.now(),
+                );
+                (capacity, due)
+            });
         capacity = match reconciliation.await {
             Ok((mut writer, due)) => {
-                writer.write(&service, &nodes, due, times.client).await;
+                writer.write(&state, &nodes, due, times.client).await;
                 writer
             }
             Err(error) => {
@@ -178,11 +177,11 @@ impl CapacityWriter {
     /// The figures to write now: those that pods wait for, then the others, each from the longest due.
     fn due_writes(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         index: &Mutex<ClusterIndex>,
         now: Moment,
     ) -> Vec<(NodeName, Bytes)> {
-        let ledger = service.scratch_ledger();
+        let ledger = state.scratch_ledger();
         if ledger.policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
@@ -191,15 +190,15 @@ impl CapacityWriter {
         let nodes = self.nodes_to_check(&ledger, &mut index.lock());
         let mut due = Vec::new();
         for (name, record) in &nodes {
-            let state = node_capacity_state(&ledger, name, *record);
-            match capacity_action(&state) {
+            let node_capacity = node_capacity_state(&ledger, name, *record);
+            match capacity_action(&node_capacity) {
                 CapacityAction::Keep => drop(self.pending.remove(name)),
                 CapacityAction::AllocatedElsewhere => {
-                    self.report_other_allocator(&ledger, name, &state)
+                    self.report_other_allocator(&ledger, name, &node_capacity)
                 }
                 CapacityAction::Advertise(wanted) => {
-                    let is_lent =
-                        state.lent_vram > Bytes::ZERO && record.advertised_vram < Some(wanted);
+                    let is_lent = node_capacity.lent_vram > Bytes::ZERO
+                        && record.advertised_vram < Some(wanted);
                     // What engines lend was watched for a while already, and nothing borrows before the node advertises it.
                     if self.is_due(
                         name,
@@ -325,14 +324,14 @@ impl CapacityWriter {
 
     async fn write(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         nodes: &Api<Node>,
         due: Vec<(NodeName, Bytes)>,
         limit: Duration,
     ) {
         let due = futures::stream::iter(due).take_until(tokio::time::sleep(ROUND_TIMEOUT));
         let writes = due.map(async |(name, wanted)| {
-            let written = patch(service, nodes, &name, wanted, limit).await;
+            let written = patch(state, nodes, &name, wanted, limit).await;
             (name, written)
         });
         let outcomes: Vec<(NodeName, Result<(), String>)> = writes
@@ -340,18 +339,18 @@ impl CapacityWriter {
             .collect()
             .await;
         for (name, outcome) in outcomes {
-            self.record_outcome(service, &name, outcome);
+            self.record_outcome(state, &name, outcome);
         }
     }
 
     fn record_outcome(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         name: &NodeName,
         outcome: Result<(), String>,
     ) {
         let code = if outcome.is_ok() { "written" } else { "failed" };
-        service
+        state
             .metrics
             .writes
             .with_label_values(&["capacity", code])
@@ -359,7 +358,7 @@ impl CapacityWriter {
         if let Err(error) = &outcome {
             tracing::warn!(node = %name, %error, "the capacity was not patched");
         }
-        let now = service.now();
+        let now = state.now();
         if let Some(pending) = self.pending.get_mut(name) {
             if outcome.is_ok() && pending.failed_writes > 0 {
                 tracing::info!(node = %name, failures = pending.failed_writes, "the capacity was patched in the end");
@@ -394,14 +393,14 @@ fn node_capacity_state(ledger: &Ledger, name: &NodeName, record: IndexedNode) ->
 }
 
 async fn patch(
-    service: &ServerState,
+    state: &ServerState,
     nodes: &Api<Node>,
     name: &NodeName,
     wanted: Bytes,
     limit: Duration,
 ) -> Result<(), String> {
     // There may be many nodes before this one, and the Lease may have passed to another replica meanwhile.
-    if let Some(reason) = service.leadership.reason_not_leading() {
+    if let Some(reason) = state.leadership.reason_not_leading() {
         return Err(reason.into());
     }
     let patch = Patch::Merge(
@@ -423,10 +422,10 @@ mod tests {
 
     #[test]
     fn what_is_lent_raises_capacity_and_what_is_still_borrowed_keeps_it_from_falling() {
-        let standing = says(NodeKind::Stowage, Some(160 * GIB), 160 * GIB, 150 * GIB);
+        let capacity_state = says(NodeKind::Stowage, Some(160 * GIB), 160 * GIB, 150 * GIB);
         let lending = NodeCapacityState {
             lent_vram: Bytes::gib(50),
-            ..standing
+            ..capacity_state
         };
         assert_eq!(
             capacity_action(&lending),
@@ -483,20 +482,20 @@ mod tests {
 
     #[test]
     fn a_lost_gpu_lowers_capacity_to_what_is_bound_and_no_further() {
-        let standing = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
+        let capacity_state = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
         assert_eq!(
-            capacity_action(&standing),
+            capacity_action(&capacity_state),
             CapacityAction::Advertise(Bytes::gib(100))
         );
     }
 
     #[test]
     fn a_bound_pod_that_cannot_be_understood_keeps_capacity_from_falling_and_does_not_raise_it() {
-        let standing = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
-        assert_eq!(capacity_action(&standing), CapacityAction::Keep);
-        let standing = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
+        let capacity_state = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
+        assert_eq!(capacity_action(&capacity_state), CapacityAction::Keep);
+        let capacity_state = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
         assert_eq!(
-            capacity_action(&standing),
+            capacity_action(&capacity_state),
             CapacityAction::Advertise(Bytes::gib(80))
         );
     }
@@ -541,11 +540,10 @@ mod tests {
             };
             let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
             policy.mode = mode;
-            let service = ServerState::new(policy);
+            let state = ServerState::new(policy);
             let mut index = ClusterIndex::default();
-            index.replace_nodes(&service, &[node_in("a", "own"), node_in("b", "plugin")]);
-            let due =
-                CapacityWriter::default().due_writes(&service, &Mutex::new(index), service.now());
+            index.replace_nodes(&state, &[node_in("a", "own"), node_in("b", "plugin")]);
+            let due = CapacityWriter::default().due_writes(&state, &Mutex::new(index), state.now());
             due.into_iter()
                 .map(|(name, _)| name.to_string())
                 .collect::<Vec<_>>()
@@ -576,8 +574,8 @@ mod tests {
 
     #[test]
     fn another_advertised_figure_shortens_only_the_pause_after_a_successful_write() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
+        let state = ServerState::with_stopped_clock(Policy::default());
+        let (node, now, wanted) = (NodeName::parse("a").unwrap(), state.now(), Bytes::gib(80));
         let (before, after) = (Some(Bytes::gib(90)), Some(Bytes::gib(91)));
         let at = |seconds| now + Millis::seconds(seconds);
         let mut settling = CapacityWriter::default();
@@ -586,7 +584,7 @@ mod tests {
         assert_eq!((0..60).find(is_due), Some(10));
         let mut failing = CapacityWriter::default();
         failing.is_due(&node, wanted, before, at(0));
-        (0..7).for_each(|_| failing.record_outcome(&service, &node, Err("503".into())));
+        (0..7).for_each(|_| failing.record_outcome(&state, &node, Err("503".into())));
         let is_due = |seconds: &u64| failing.is_due(&node, wanted, after, at(*seconds));
         assert_eq!((0..600).find(is_due), Some(60));
     }
@@ -606,26 +604,26 @@ mod tests {
             node("c", serde_json::json!({})),
             node("d", other()),
         ];
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
-        index.replace_nodes(&service, &nodes);
+        index.replace_nodes(&state, &nodes);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let mut due = |now| {
             let due = capacity
-                .due_writes(&service, &index, now)
+                .due_writes(&state, &index, now)
                 .into_iter()
                 .map(|(name, _)| name.to_string());
             due.collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(due(service.now()), "c");
-        assert_eq!(due(service.now() + STABLE_BEFORE_WRITE), "c a b d");
+        assert_eq!(due(state.now()), "c");
+        assert_eq!(due(state.now() + STABLE_BEFORE_WRITE), "c a b d");
     }
 
     #[test]
     fn a_node_whose_writes_fail_lets_others_go_first() {
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         let mut index = ClusterIndex::default();
-        index.replace_nodes(&service, &[node_in("a", "own"), node_in("b", "own")]);
+        index.replace_nodes(&state, &[node_in("a", "own"), node_in("b", "own")]);
         let (mut capacity, index) = (CapacityWriter::default(), Mutex::new(index));
         let names = |due: Vec<(NodeName, Bytes)>| {
             due.into_iter()
@@ -634,17 +632,17 @@ mod tests {
                 .join(" ")
         };
         assert_eq!(
-            names(capacity.due_writes(&service, &index, service.now())),
+            names(capacity.due_writes(&state, &index, state.now())),
             "a b"
         );
         // The round ended before b's turn.
         capacity.record_outcome(
-            &service,
+            &state,
             &NodeName::parse("a").unwrap(),
             Err("timed out".into()),
         );
         assert_eq!(
-            names(capacity.due_writes(&service, &index, service.now() + FAILED_WRITE_BACKOFF.min)),
+            names(capacity.due_writes(&state, &index, state.now() + FAILED_WRITE_BACKOFF.min)),
             "b a"
         );
     }
@@ -665,17 +663,17 @@ mod tests {
                 }
             });
             let nodes: Api<Node> = Api::all(Client::new(server, "default"));
-            let service = ServerState::with_stopped_clock(Policy::default());
-            service.lead_from_the_start();
-            service.record_synced(
-                service.leadership.list_generation(),
-                service.leadership.takeover(),
+            let state = ServerState::with_stopped_clock(Policy::default());
+            state.lead_from_the_start();
+            state.record_synced(
+                state.leadership.list_generation(),
+                state.leadership.takeover(),
             );
             let due =
                 (0..5000).map(|at| (NodeName::parse(&format!("n{at}")).unwrap(), Bytes::gib(80)));
             let begun = tokio::time::Instant::now();
             CapacityWriter::default()
-                .write(&service, &nodes, due.collect(), Duration::from_secs(5))
+                .write(&state, &nodes, due.collect(), Duration::from_secs(5))
                 .await;
             (requests.load(Ordering::Relaxed), begun.elapsed().as_secs())
         };
@@ -705,32 +703,32 @@ mod tests {
             .map(|_| pending.pause_after(false).0 / 1000)
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
-        let now = service.now();
+        let now = state.now();
         assert!(capacity.is_due(&node, Bytes::gib(80), None, now));
-        capacity.record_outcome(&service, &node, Err("503".into()));
+        capacity.record_outcome(&state, &node, Err("503".into()));
         assert!(!capacity.is_due(&node, Bytes::gib(80), None, now));
         assert!(capacity.is_due(
             &node,
             Bytes::gib(80),
             None,
-            service.now() + FAILED_WRITE_BACKOFF.min
+            state.now() + FAILED_WRITE_BACKOFF.min
         ));
     }
 
     #[test]
     fn a_figure_shown_after_a_silent_watch_is_corrected_without_a_longer_pause() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        let (node, now, wanted) = (NodeName::parse("a").unwrap(), service.now(), Bytes::gib(80));
+        let state = ServerState::with_stopped_clock(Policy::default());
+        let (node, now, wanted) = (NodeName::parse("a").unwrap(), state.now(), Bytes::gib(80));
         let (before, long_after) = (Some(Bytes::gib(40)), now + Millis::seconds(600));
         for (shown, seconds) in [(None, 0), (Some(Bytes::ZERO), 0), (Some(Bytes::gib(20)), 5)] {
             let mut capacity = CapacityWriter::default();
             capacity.is_due(&node, wanted, before, now);
             for _ in 0..5 {
                 assert!(capacity.is_due(&node, wanted, before, long_after));
-                capacity.record_outcome(&service, &node, Ok(()));
+                capacity.record_outcome(&state, &node, Ok(()));
             }
             assert!(!capacity.is_due(&node, wanted, before, now + Millis::seconds(59)));
             let is_due =
@@ -742,14 +740,14 @@ mod tests {
     /// A watch may be silent for minutes.
     #[test]
     fn a_write_that_the_watch_does_not_show_is_repeated_ever_more_rarely() {
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
-        let now = service.now();
+        let now = state.now();
         let mut pauses = Vec::new();
         for _ in 0..6 {
             assert!(capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(600)));
-            capacity.record_outcome(&service, &node, Ok(()));
+            capacity.record_outcome(&state, &node, Ok(()));
             let is_due = |seconds: &u64| {
                 capacity.is_due(&node, Bytes::gib(80), None, now + Millis::seconds(*seconds))
             };

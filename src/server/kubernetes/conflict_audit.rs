@@ -41,8 +41,8 @@ const EVICTION_RETRY_BACKOFF: Backoff = Backoff {
 };
 
 /// Runs until it is dropped.
-pub async fn run(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) {
-    let mut audit = AllocationAudit::new(service, control_plane);
+pub async fn run(state: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) {
+    let mut audit = AllocationAudit::new(state, control_plane);
     let mut ticks = tokio::time::interval(AUDIT_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -50,11 +50,11 @@ pub async fn run(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>
             biased;
             _ = ticks.tick() => {
                 let round = audit.run_round().await;
-                audit.tick(round, audit.service.now());
+                audit.tick(round, audit.state.now());
             }
             Some(done) = audit.evictions.join_next() => {
                 if let Ok((victim, outcome)) = done {
-                    audit.record_outcome(&victim, &outcome, audit.service.now());
+                    audit.record_outcome(&victim, &outcome, audit.state.now());
                 }
             }
         }
@@ -62,7 +62,7 @@ pub async fn run(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>
 }
 
 struct AllocationAudit {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
     unreported: VecDeque<Arc<OverAllocation>>,
@@ -95,9 +95,9 @@ impl fmt::Display for AuditEvictionOutcome {
 }
 
 impl AllocationAudit {
-    fn new(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
+    fn new(state: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
-            service,
+            state,
             control_plane,
             was_open: false,
             unreported: VecDeque::new(),
@@ -109,12 +109,12 @@ impl AllocationAudit {
 
     /// Runs one round in the background: in a large cluster it takes longer than a request should wait.
     async fn run_round(&self) -> AuditRound {
-        let service = self.service.clone();
+        let state = self.state.clone();
         let round_task = self
-            .service
+            .state
             .heavy_work
             .spawn_in_background(WorkKind::ConflictAudit, move || {
-                audit_due_nodes(&service, service.now())
+                audit_due_nodes(&state, state.now())
             });
         round_task.await.unwrap_or_else(|error| {
             tracing::error!(%error, "a round of the audit was not completed; the next one goes on");
@@ -124,17 +124,12 @@ impl AllocationAudit {
 
     fn tick(&mut self, round: AuditRound, now: Moment) {
         log(&round);
-        let is_open = self.service.leadership.is_open();
+        let is_open = self.state.leadership.is_open();
         if is_open {
             let begun = match self.was_open {
                 true => round.begun,
                 // A replica that becomes leader reports the current conflicts.
-                false => self
-                    .service
-                    .over_allocations()
-                    .confirmed()
-                    .cloned()
-                    .collect(),
+                false => self.state.over_allocations().confirmed().cloned().collect(),
             };
             self.queue_reports(begun);
             self.record_events();
@@ -148,28 +143,28 @@ impl AllocationAudit {
 
     fn queue_reports(&mut self, begun: Vec<Arc<OverAllocation>>) {
         self.unreported.extend(begun);
-        let events = &self.service.metrics.events;
+        let events = &self.state.metrics.events;
         let dropped =
             events.with_label_values(&[PodEventReason::GpuConflict.into_str(), "dropped"]);
         let too_many = self.unreported.len().saturating_sub(MAX_UNREPORTED);
         dropped.inc_by(
             self.unreported
                 .drain(..too_many)
-                .map(|conflict| conflict.parties.len() as u64)
+                .map(|over_allocation| over_allocation.parties.len() as u64)
                 .sum(),
         );
     }
 
     fn record_events(&mut self) {
         let count = self.unreported.len().min(MAX_REPORTS_PER_ROUND);
-        for conflict in self.unreported.drain(..count) {
-            for party in &conflict.parties {
+        for over_allocation in self.unreported.drain(..count) {
+            for party in &over_allocation.parties {
                 let (key, uid, kind) = (
                     party.key.clone(),
                     party.uid.clone(),
                     PodEventReason::GpuConflict,
                 );
-                let text = conflict.text_for(&party.key);
+                let text = over_allocation.text_for(&party.key);
                 self.control_plane.record_event(PodEvent {
                     key,
                     uid,
@@ -181,7 +176,7 @@ impl AllocationAudit {
     }
 
     fn evict_victims(&mut self, now: Moment) {
-        let victims = victims(&self.service, now);
+        let victims = victims(&self.state, now);
         let victim_uids: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
         self.retries.retain(|uid, _| victim_uids.contains(uid));
         self.rate_limited.retain(|uid| victim_uids.contains(uid));
@@ -210,7 +205,7 @@ impl AllocationAudit {
     /// Evicts a victim within `evictionsPerMinute`, so that even a wrong audit could not empty a cluster.
     fn evict_for(&mut self, victim: OverAllocationVictim, now: Moment) {
         let uids = std::slice::from_ref(&victim.uid);
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let may_evict = cluster.ledger().is_within_eviction_rates(uids);
         if may_evict {
             cluster.apply(EvictionsOrdered(uids.to_vec()));
@@ -228,13 +223,13 @@ impl AllocationAudit {
             .entry(victim.uid.clone())
             .or_default()
             .record_success(now + EVICTION_RETRY_BACKOFF.max);
-        let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
+        let (state, control_plane) = (self.state.clone(), self.control_plane.clone());
         self.evictions.spawn(async move {
             // Reads show both pods, but the victim's condition is written after them. A pod that joined since is not settled.
             let is_same = |other: &OverAllocationVictim| {
                 (&other.uid, &other.remaining_uid) == (&victim.uid, &victim.remaining_uid)
             };
-            let is_victim = || victims(&service, now).iter().any(is_same);
+            let is_victim = || victims(&state, now).iter().any(is_same);
             let outcome = evict(&*control_plane, &victim, &is_victim).await;
             (victim, outcome)
         });
@@ -248,7 +243,7 @@ impl AllocationAudit {
         now: Moment,
     ) {
         if *outcome == AuditEvictionOutcome::Attempted(EvictionOutcome::Evicted) {
-            self.service.cluster().apply(PodEvicted(victim.uid.clone()));
+            self.state.cluster().apply(PodEvicted(victim.uid.clone()));
         }
         self.report_outcome(victim, outcome);
         // Also an evicted one: if it is still in conflict then, the watch has not shown that it leaves.
@@ -259,7 +254,7 @@ impl AllocationAudit {
     }
 
     fn report_outcome(&self, victim: &OverAllocationVictim, outcome: &AuditEvictionOutcome) {
-        let evictions = &self.service.metrics.conflicts.evictions;
+        let evictions = &self.state.metrics.over_allocations.evictions;
         evictions.with_label_values(&[outcome_code(outcome)]).inc();
         let OverAllocationVictim {
             key,
@@ -276,12 +271,12 @@ impl AllocationAudit {
 }
 
 /// The pods to evict for a conflict; none where the policy only reports.
-fn victims(service: &ServerState, now: Moment) -> Vec<OverAllocationVictim> {
-    let policy = service.cluster().ledger().policy().clone();
+fn victims(state: &ServerState, now: Moment) -> Vec<OverAllocationVictim> {
+    let policy = state.cluster().ledger().policy().clone();
     let may_evict =
         policy.mode == Mode::Enforce && policy.conflicts == ConflictRule::EvictUnstarted;
     if may_evict {
-        service.over_allocations().victims(now)
+        state.over_allocations().victims(now)
     } else {
         Vec::new()
     }
@@ -328,30 +323,30 @@ async fn is_still_over_allocated(
 }
 
 /// Audits the nodes that are due, a few under each lock, because watches wait for that lock.
-fn audit_due_nodes(service: &ServerState, now: Moment) -> AuditRound {
-    let due = service.over_allocations().due(now);
-    let nodes = with_devices(service, due);
+fn audit_due_nodes(state: &ServerState, now: Moment) -> AuditRound {
+    let due = state.over_allocations().due(now);
+    let nodes = with_devices(state, due);
     let mut round = AuditRound::default();
     for nodes in nodes.chunks(NODES_PER_LOCK) {
         // A statement of its own, so that the lock is released with it.
-        let AuditRound { begun, ended } = service.over_allocations().check_nodes(nodes, now);
+        let AuditRound { begun, ended } = state.over_allocations().check_nodes(nodes, now);
         round.begun.extend(begun);
         round.ended.extend(ended);
     }
-    service
+    state
         .metrics
-        .conflicts
-        .set(&service.over_allocations(), &round);
+        .over_allocations
+        .set(&state.over_allocations(), &round);
     round
 }
 
 /// The devices of these nodes, from agents' reports or labels. One that is gone counts as without devices. They are read from a
 /// copy: this thread has a low priority, and a request waits while such a thread has the ledger's lock and no core.
-fn with_devices(service: &ServerState, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
+fn with_devices(state: &ServerState, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
     if nodes.is_empty() {
         return Vec::new();
     }
-    let ledger = service.scratch_ledger();
+    let ledger = state.scratch_ledger();
     let existing = |name: &NodeName| ledger.node(name).filter(|_| ledger.has_node(name));
     let devices = |name: &NodeName| {
         existing(name)
@@ -365,8 +360,8 @@ fn with_devices(service: &ServerState, nodes: Vec<NodeName>) -> Vec<(NodeName, A
 }
 
 fn log(round: &AuditRound) {
-    for conflict in round.begun.iter().take(MAX_REPORTS_PER_ROUND) {
-        tracing::error!(kind = conflict.kind.into_str(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
+    for over_allocation in round.begun.iter().take(MAX_REPORTS_PER_ROUND) {
+        tracing::error!(kind = over_allocation.kind.into_str(), node = %over_allocation.node, gpu = %over_allocation.gpu, "{over_allocation}");
     }
     if let Some(more @ 1..) = round.begun.len().checked_sub(MAX_REPORTS_PER_ROUND) {
         tracing::error!(
@@ -374,8 +369,8 @@ fn log(round: &AuditRound) {
             "more GPUs are in conflict: see the metric stowage_gpu_conflicts"
         );
     }
-    for conflict in round.ended.iter().take(MAX_REPORTS_PER_ROUND) {
-        tracing::info!(kind = conflict.kind.into_str(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
+    for over_allocation in round.ended.iter().take(MAX_REPORTS_PER_ROUND) {
+        tracing::info!(kind = over_allocation.kind.into_str(), node = %over_allocation.node, gpu = %over_allocation.gpu, "the conflict is over");
     }
 }
 

@@ -138,6 +138,21 @@ impl Dump {
         Ok(found)
     }
 
+    /// What makes each pod again, such as `Deployment team-a/llama`. Pods that nothing makes again are not in it.
+    pub fn workloads(&self) -> Result<BTreeMap<PodKey, String>, DumpError> {
+        let mut found = BTreeMap::new();
+        self.for_each_object(|object| {
+            if let DumpObject::Pod(pod) = object
+                && let Ok((_, key)) = objects::identity(&pod)
+                && let Some((kind, name)) = objects::workload(&pod)
+            {
+                let named = printable(&format!("{kind} {}/{name}", key.namespace));
+                found.insert(key, named);
+            }
+        })?;
+        Ok(found)
+    }
+
     /// Every pod that requests a GPU, every node, and the labels of namespaces.
     pub fn contents(&self) -> Result<DumpContents, DumpError> {
         let mut found = DumpContents::default();
@@ -275,13 +290,13 @@ pub struct LeftOutPod {
 
 impl LeftOutPod {
     /// `None` for a pod that the ledger has, or that is none of Stowage's.
-    fn for_pod(pod: &Pod, service: &ServerState) -> Option<Self> {
+    fn for_pod(pod: &Pod, state: &ServerState) -> Option<Self> {
         if !objects::asks_for_gpu(pod) || objects::is_finished(pod) {
             return None;
         }
         let why = match objects::identity(pod) {
-            Ok((uid, _)) if service.cluster().ledger().pod_state(&uid).is_some() => return None,
-            Ok(_) => objects::demand(pod, service.cluster().ledger().policy())
+            Ok((uid, _)) if state.cluster().ledger().pod_state(&uid).is_some() => return None,
+            Ok(_) => objects::demand(pod, state.cluster().ledger().policy())
                 .err()?
                 .to_string(),
             Err(error) => error.to_string(),
@@ -320,60 +335,60 @@ impl DumpControlPlane {
     /// Adds a dump to the ledger and lets this replica lead.
     pub fn load(
         dump: &Dump,
-        service: &ServerState,
+        state: &ServerState,
         index: &mut ClusterIndex,
     ) -> Result<Self, DumpError> {
         let (mut pods, mut left_out) = (BTreeMap::new(), Vec::new());
         let mut labelled_nodes = Vec::new();
         index.begin_node_list();
-        index.begin_pod_list(service);
-        index.begin_budget_list(service);
+        index.begin_pod_list(state);
+        index.begin_budget_list(state);
         index.begin_namespace_list();
-        index.begin_slice_list(service);
+        index.begin_slice_list(state);
         dump.for_each_object(|object| match object {
             DumpObject::Node(node) => {
-                index.apply_node(service, &node);
+                index.apply_node(state, &node);
                 let has_labels = matches!(objects::devices_from_labels(&node), Ok(Some(_)));
                 labelled_nodes.extend(has_labels.then_some(node));
             }
             DumpObject::Pod(pod) => {
-                index.apply_pod(service, &pod);
+                index.apply_pod(state, &pod);
                 pods.extend(pod_on_record(&pod));
-                left_out.extend(LeftOutPod::for_pod(&pod, service));
+                left_out.extend(LeftOutPod::for_pod(&pod, state));
             }
-            DumpObject::Budget(budget) => index.apply_budget(service, &budget),
+            DumpObject::Budget(budget) => index.apply_budget(state, &budget),
             DumpObject::Namespace(namespace) => index.add_listed_namespace(&namespace.metadata),
-            DumpObject::Claim(claim) => index.apply_storage(service, &*claim),
-            DumpObject::Volume(volume) => index.apply_storage(service, &*volume),
-            DumpObject::StorageClass(class) => index.apply_storage(service, &*class),
-            DumpObject::Slice(slice) => drop(index.apply_slice(service, &slice)),
+            DumpObject::Claim(claim) => index.apply_storage(state, &*claim),
+            DumpObject::Volume(volume) => index.apply_storage(state, &*volume),
+            DumpObject::StorageClass(class) => index.apply_storage(state, &*class),
+            DumpObject::Slice(slice) => drop(index.apply_slice(state, &slice)),
         })?;
         // No agent says which UUIDs a node's GPUs have, and the records of its pods do.
         let recorded = recorded_by_node(&pods);
         for node in labelled_nodes {
             let name = node.metadata.name.as_deref().unwrap_or_default();
             if let Some(recorded) = recorded.get(name) {
-                index.apply_node_with_recorded(service, &node, recorded);
+                index.apply_node_with_recorded(state, &node, recorded);
             }
         }
-        index.end_node_list(service);
-        index.end_pod_list(service);
+        index.end_node_list(state);
+        index.end_pod_list(state);
         // A dump without budgets means that there are none.
-        index.end_budget_list(service);
+        index.end_budget_list(state);
         // One without namespaces means that no selector takes any.
-        service.record_namespaces(index.take_listed_namespaces());
+        state.record_namespaces(index.take_listed_namespaces());
         index.end_namespace_list();
-        index.end_slice_list(service);
+        index.end_slice_list(state);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes {
                 path: dump.path.clone(),
             });
         }
         // Only after all objects are read: a pod may precede its node in the file.
-        for event in index.current_warning_events(service) {
+        for event in index.current_warning_events(state) {
             info!(pod = %event.key, reason = event.kind.into_str(), "{}", event.text);
         }
-        service.lead_from_the_start();
+        state.lead_from_the_start();
         Ok(Self {
             pods: Mutex::new(pods),
             left_out,
@@ -521,9 +536,9 @@ mod tests {
             pod("bare", "", r#"{"stowage.dev/vram": "4Gi"}"#),
         ];
         let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let dump = Dump::from_text(text, Path::new("dump"));
-        let loaded = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        let loaded = DumpControlPlane::load(&dump, &state, &mut ClusterIndex::default()).unwrap();
         let text = left_out_text(loaded.left_out()).unwrap();
         assert!(
             text.starts_with("2 pods of the dump cannot be understood and are left out:\n"),
@@ -552,20 +567,17 @@ mod tests {
         let budget =
             r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
         let load = |items: &[&str]| {
-            let (service, mut index) =
-                (ServerState::new(Policy::default()), ClusterIndex::default());
+            let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
             DumpControlPlane::load(
                 &Dump::from_text(text, Path::new("dump")),
-                &service,
+                &state,
                 &mut index,
             )
             .unwrap();
-            let budgets = service.cluster().ledger().budgets().len();
-            assert!(
-                index.synced_term().is_some() && service.cluster().ledger().are_budgets_known()
-            );
-            (budgets, service.cluster().kube_filters().pods().count())
+            let budgets = state.cluster().ledger().budgets().len();
+            assert!(index.synced_term().is_some() && state.cluster().ledger().are_budgets_known());
+            (budgets, state.cluster().kube_filters().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));
         assert_eq!(load(&[node]), (0, 0));
@@ -589,10 +601,10 @@ mod tests {
         };
         let items: Vec<String> = bound.iter().map(pod).chain([node]).collect();
         let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let dump = Dump::from_text(text, Path::new("dump"));
-        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
-        let cluster = service.cluster();
+        DumpControlPlane::load(&dump, &state, &mut ClusterIndex::default()).unwrap();
+        let cluster = state.cluster();
         let node = cluster
             .ledger()
             .node(&NodeName::parse("a").unwrap())

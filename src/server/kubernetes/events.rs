@@ -39,18 +39,18 @@ const REPORTING_CONTROLLER: &str = "stowage.dev/scheduler";
 
 /// The sending end: accepts Events from any thread, without waiting.
 pub struct EventRecorder {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     recent: Mutex<RecentEvents>,
     queue: mpsc::Sender<PodEvent>,
 }
 
 impl EventRecorder {
     /// Makes a recorder, and the receiving end of its queue for [`publish`].
-    pub fn new(service: Arc<ServerState>) -> (Self, mpsc::Receiver<PodEvent>) {
+    pub fn new(state: Arc<ServerState>) -> (Self, mpsc::Receiver<PodEvent>) {
         let (queue, receiver) = mpsc::channel(QUEUE_CAPACITY);
         (
             Self {
-                service,
+                state,
                 recent: Mutex::default(),
                 queue,
             },
@@ -62,18 +62,18 @@ impl EventRecorder {
         // It may contain kube-scheduler's text, and a thousand may wait.
         event.text = truncated(&event.text, MAX_NOTE_BYTES).to_owned();
         let (uid, kind) = (event.uid.clone(), event.kind);
-        let now = self.service.now();
+        let now = self.state.now();
         let mut recent = self.recent.lock();
         let is_new = kind.is_new_each_time();
         if !is_new && recent.has_recent(&uid, kind, now) {
-            return count(&self.service, kind, "suppressed");
+            return count(&self.state, kind, "suppressed");
         }
         if !is_new && recent.is_full(kind) {
-            return count(&self.service, kind, "dropped");
+            return count(&self.state, kind, "dropped");
         }
         // What finds no place was not told.
         let Ok(permit) = self.queue.try_reserve() else {
-            return count(&self.service, kind, "dropped");
+            return count(&self.state, kind, "dropped");
         };
         if !is_new {
             recent.remember(uid, kind, now);
@@ -130,7 +130,7 @@ impl RecentEvents {
 /// Writes Events until all senders are gone. `identity` names this replica.
 pub async fn publish(
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     identity: String,
     mut queue: mpsc::Receiver<PodEvent>,
 ) {
@@ -139,11 +139,11 @@ pub async fn publish(
         if pod_event.kind == PodEventReason::Ungranted
             && let Some(why) = reason_to_withhold(&client, &pod_event).await
         {
-            count(&service, pod_event.kind, why);
+            count(&state, pod_event.kind, why);
             continue;
         }
         let events: Api<Event> = Api::namespaced(client.clone(), &pod_event.key.namespace);
-        let event = event_object(&pod_event, &identity, service.clock.wall());
+        let event = event_object(&pod_event, &identity, state.clock.wall());
         let write = events.create(&params, &event);
         let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
             Ok(Ok(_)) => "published",
@@ -153,7 +153,7 @@ pub async fn publish(
             }
             Err(_) => "failed",
         };
-        count(&service, pod_event.kind, outcome);
+        count(&state, pod_event.kind, outcome);
     }
 }
 
@@ -229,8 +229,8 @@ fn truncated(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 
-fn count(service: &ServerState, kind: PodEventReason, outcome: &str) {
-    service
+fn count(state: &ServerState, kind: PodEventReason, outcome: &str) {
+    state
         .metrics
         .events
         .with_label_values(&[kind.into_str(), outcome])
@@ -278,8 +278,8 @@ mod tests {
 
     #[test]
     fn pods_beyond_the_remembered_maximum_get_no_event_until_others_expire() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        let state = ServerState::with_stopped_clock(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(state.clone());
         for n in 0..MAX_REMEMBERED_PODS {
             notices.record_event(refusal(n));
             assert!(receiver.try_recv().is_ok());
@@ -298,7 +298,7 @@ mod tests {
             "many of one kind silence no other"
         );
         let counted = |outcome| {
-            service
+            state
                 .metrics
                 .events
                 .with_label_values(&["StowageUnschedulable", outcome])
@@ -308,19 +308,19 @@ mod tests {
         notices
             .recent
             .lock()
-            .forget_expired(service.now() + SUPPRESSION_PERIOD);
+            .forget_expired(state.now() + SUPPRESSION_PERIOD);
         notices.record_event(refusal(MAX_REMEMBERED_PODS));
         assert!(receiver.try_recv().is_ok());
     }
 
     #[test]
     fn an_event_dropped_by_a_full_queue_is_not_remembered() {
-        let service = ServerState::new(Policy::default());
-        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        let state = ServerState::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(state.clone());
         (0..=QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
         notices.record_event(refusal(0));
         let counted = |outcome| {
-            service
+            state
                 .metrics
                 .events
                 .with_label_values(&["StowageUnschedulable", outcome])
@@ -338,14 +338,14 @@ mod tests {
 
     #[test]
     fn dropped_events_do_not_displace_remembered_pods() {
-        let service = ServerState::new(Policy::default());
-        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        let state = ServerState::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(state.clone());
         (0..QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
         (0..2 * MAX_REMEMBERED_PODS).for_each(|_| notices.record_event(refusal(QUEUE_CAPACITY)));
         while receiver.try_recv().is_ok() {}
         (0..QUEUE_CAPACITY).for_each(|n| notices.record_event(refusal(n)));
         let counted = |outcome| {
-            service
+            state
                 .metrics
                 .events
                 .with_label_values(&["StowageUnschedulable", outcome])
@@ -391,8 +391,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_agent_makes_no_event_on_a_pod_that_it_only_names() {
-        let service = ServerState::new(Policy::default());
-        let (recorder, receiver) = EventRecorder::new(service.clone());
+        let state = ServerState::new(Policy::default());
+        let (recorder, receiver) = EventRecorder::new(state.clone());
         // Of a pod on its own node it says the name of another, of a pod that is gone, and the right one.
         for (n, namespace, name) in [
             (2, "team-a", "llama"),
@@ -412,13 +412,13 @@ mod tests {
         let writes = Arc::new(Mutex::new(Vec::new()));
         publish(
             api_server(writes.clone()),
-            service.clone(),
+            state.clone(),
             "here".into(),
             receiver,
         )
         .await;
         let counted = |outcome| {
-            service
+            state
                 .metrics
                 .events
                 .with_label_values(&["StowageUngranted", outcome])
@@ -440,8 +440,8 @@ mod tests {
 
     #[test]
     fn queued_events_are_truncated_to_the_note_limit() {
-        let service = ServerState::new(Policy::default());
-        let (notices, mut receiver) = EventRecorder::new(service);
+        let state = ServerState::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(state);
         notices.record_event(PodEvent {
             text: "ä".repeat(20_000),
             ..refusal(1)
@@ -456,8 +456,8 @@ mod tests {
 
     #[test]
     fn each_change_of_the_policy_is_an_event() {
-        let service = ServerState::new(Policy::default());
-        let (notices, mut receiver) = EventRecorder::new(service.clone());
+        let state = ServerState::new(Policy::default());
+        let (notices, mut receiver) = EventRecorder::new(state.clone());
         for text in ["first", "second"] {
             notices.record_event(PodEvent {
                 kind: PodEventReason::PolicyRejected,

@@ -120,36 +120,36 @@ impl ClusterIndex {
     // ---- pods ----
 
     /// Applies a pod's present state. Returns an Event that the pod should get.
-    pub fn apply_pod(&mut self, service: &ServerState, pod: &Pod) -> Option<PodEvent> {
-        let event = self.apply_pod_state(service, pod);
+    pub fn apply_pod(&mut self, state: &ServerState, pod: &Pod) -> Option<PodEvent> {
+        let event = self.apply_pod_state(state, pod);
         self.record_pod_version(pod);
         event
     }
 
-    fn apply_pod_state(&mut self, service: &ServerState, pod: &Pod) -> Option<PodEvent> {
+    fn apply_pod_state(&mut self, state: &ServerState, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = objects::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
-        if self.is_listed_unchanged(service, &uid, &key, pod) {
+        if self.is_listed_unchanged(state, &uid, &key, pod) {
             return None;
         }
-        let filter_observation = kube_filters::filter_observation(service, &uid, pod);
+        let filter_observation = kube_filters::filter_observation(state, &uid, pod);
         if !objects::asks_for_gpu(pod) {
-            service.cluster().apply(filter_observation);
-            apply_placeless_member(service, &uid, pod);
+            state.cluster().apply(filter_observation);
+            apply_placeless_member(state, &uid, pod);
             // The ledger knows a pod that asks for zero until it is bound.
             if objects::requests_zero_gpus(pod) && !objects::is_pending(pod) {
-                self.release(service, &uid, &key);
+                self.release(state, &uid, &key);
             }
             self.update_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
         if objects::is_finished(pod) || objects::is_deleted_without_node(pod) {
-            service.cluster().apply(filter_observation);
-            self.release(service, &uid, &key);
-            apply_placeless_member(service, &uid, pod);
+            state.cluster().apply(filter_observation);
+            self.release(state, &uid, &key);
+            apply_placeless_member(state, &uid, pod);
             return None;
         }
-        self.release_predecessor(service, &uid, &key);
+        self.release_predecessor(state, &uid, &key);
         self.pods.insert(
             key.clone(),
             IndexedPod {
@@ -157,25 +157,25 @@ impl ClusterIndex {
                 resource_version: resource_version(pod),
             },
         );
-        conflicts::observe_pod(service, &uid, &key, pod);
+        conflicts::observe_pod(state, &uid, &key, pod);
         let progress = self.start_progress(pod);
         let PodApplyOutcome {
             warning,
             is_in_ledger,
             event,
             start,
-        } = observe_pod(service, pod, &uid, filter_observation, progress);
+        } = observe_pod(state, pod, &uid, filter_observation, progress);
         start
             .iter()
-            .for_each(|start| service.metrics.starts.observe_start(start));
+            .for_each(|start| state.metrics.starts.observe_start(start));
         self.update_unplannable_pod(&uid, &key, pod, !is_in_ledger);
-        self.record_warning(service, &uid, warning);
+        self.record_warning(state, &uid, warning);
         event
     }
 
-    pub fn delete_pod(&mut self, service: &ServerState, pod: &Pod) {
+    pub fn delete_pod(&mut self, state: &ServerState, pod: &Pod) {
         if let Ok((uid, key)) = objects::identity(pod) {
-            self.release(service, &uid, &key);
+            self.release(state, &uid, &key);
         }
         self.record_pod_version(pod);
     }
@@ -186,13 +186,13 @@ impl ClusterIndex {
     }
 
     /// Begins a list of all pods. Pods that enter the ledger from here on may be younger than the list.
-    pub(crate) fn begin_pod_list(&mut self, service: &ServerState) {
+    pub(crate) fn begin_pod_list(&mut self, state: &ServerState) {
         self.is_listing_pods = true;
         self.pod_watch_progress
-            .begin_list(service.leadership.takeover());
+            .begin_list(state.leadership.takeover());
         // Copies, so that the lock is released before all of them are gone through.
         let (ledger, filters) = {
-            let cluster = service.cluster();
+            let cluster = state.cluster();
             (
                 cluster.ledger().scratch(),
                 cluster.kube_filters().snapshot(),
@@ -213,19 +213,19 @@ impl ClusterIndex {
             .extend(self.pods.values().map(|pod| pod.uid.clone()));
         self.unlisted_pods
             .extend(self.unplannable_pods.keys().cloned());
-        service.over_allocations().begin_relist();
+        state.over_allocations().begin_relist();
     }
 
     /// Ends the list: pods that were known when it began and are not in it are gone.
-    pub fn end_pod_list(&mut self, service: &ServerState) {
+    pub fn end_pod_list(&mut self, state: &ServerState) {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
-            service.cluster().apply(PodDeleted(uid.clone()));
-            service.over_allocations().remove(uid);
+            state.cluster().apply(PodDeleted(uid.clone()));
+            state.over_allocations().remove(uid);
             self.warnings.remove(uid);
             self.unplannable_pods.remove(uid);
         }
-        service.over_allocations().end_relist();
+        state.over_allocations().end_relist();
         self.pods.retain(|_, pod| !gone.contains(&pod.uid));
         self.pods_list.is_complete = true;
         self.is_listing_pods = false;
@@ -234,33 +234,37 @@ impl ClusterIndex {
 
     /// Replaces all pods at once.
     #[cfg(test)]
-    pub(crate) fn replace_pods(&mut self, service: &ServerState, pods: &[Pod]) -> Vec<PodEvent> {
-        self.begin_pod_list(service);
+    pub(crate) fn replace_pods(&mut self, state: &ServerState, pods: &[Pod]) -> Vec<PodEvent> {
+        self.begin_pod_list(state);
         let events = pods
             .iter()
-            .filter_map(|pod| self.apply_pod(service, pod))
+            .filter_map(|pod| self.apply_pod(state, pod))
             .collect();
-        self.end_pod_list(service);
+        self.end_pod_list(state);
         events
     }
 
     /// Releases pending pods that no watch shows, now or at the last sweep. A request can bring a pod before the watch shows
     /// it, or after it was deleted; the latter would stay forever. Sweep no more often than a watch may lag; a reservation
     /// ends by itself before its pod is swept.
-    pub fn sweep(index: &Mutex<Self>, service: &ServerState) {
-        let ledger = service.scratch_ledger();
+    pub fn sweep(index: &Mutex<Self>, state: &ServerState) {
+        let ledger = state.scratch_ledger();
         // Goes through all pods, and a watch may be waiting for the index.
         let waiting = waiting_pods_in(&ledger);
         let mut index = index.lock();
-        let is_unwatched =
-            |key: &PodKey, uid: &PodUid| index.pods.get(key).is_none_or(|known| known.uid != *uid);
+        let is_unwatched = |key: &PodKey, uid: &PodUid| {
+            index
+                .pods
+                .get(key)
+                .is_none_or(|indexed| indexed.uid != *uid)
+        };
         let unwatched_pods: BTreeSet<PodUid> = waiting
             .into_iter()
             .filter(|(key, uid)| is_unwatched(key, uid))
             .map(|(_, uid)| uid)
             .collect();
         for uid in unwatched_pods.intersection(&index.unwatched_pods) {
-            let mut cluster = service.cluster();
+            let mut cluster = state.cluster();
             // It may have been bound since the copy.
             if cluster
                 .ledger()
@@ -274,8 +278,8 @@ impl ClusterIndex {
     }
 
     /// Events for all current warnings, which a new leader records.
-    pub fn current_warning_events(&self, service: &ServerState) -> Vec<PodEvent> {
-        let ledger = service.scratch_ledger();
+    pub fn current_warning_events(&self, state: &ServerState) -> Vec<PodEvent> {
+        let ledger = state.scratch_ledger();
         let warnings = self
             .warnings
             .iter()
@@ -287,14 +291,14 @@ impl ClusterIndex {
 
     // ---- nodes ----
 
-    pub fn apply_node(&mut self, service: &ServerState, node: &Node) {
-        self.apply_node_with_recorded(service, node, &BTreeSet::new());
+    pub fn apply_node(&mut self, state: &ServerState, node: &Node) {
+        self.apply_node_with_recorded(state, node, &BTreeSet::new());
     }
 
     /// A node without an agent, on whose GPUs bound pods are recorded.
     pub(super) fn apply_node_with_recorded(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         node: &Node,
         recorded: &BTreeSet<GpuUuid>,
     ) {
@@ -311,7 +315,7 @@ impl ClusterIndex {
             .unwrap_or_default();
         let labelled = objects::devices_from_labels(node);
         let signs = objects::node_signs(node, &labelled);
-        service.cluster().apply(NodeObserved {
+        state.cluster().apply(NodeObserved {
             name: name.clone(),
             kind: record.kind,
             identity: objects::node_identity(node),
@@ -329,7 +333,7 @@ impl ClusterIndex {
             machine,
         });
         let images = objects::node_images(node);
-        service.cluster().apply(NodeImagesObserved {
+        state.cluster().apply(NodeImagesObserved {
             node: name.clone(),
             images,
         });
@@ -338,9 +342,9 @@ impl ClusterIndex {
         }
     }
 
-    pub fn delete_node(&mut self, service: &ServerState, node: &Node) {
+    pub fn delete_node(&mut self, state: &ServerState, node: &Node) {
         if let Some(name) = node_name(node) {
-            self.remove_node(service, &name);
+            self.remove_node(state, &name);
         }
     }
 
@@ -353,19 +357,19 @@ impl ClusterIndex {
         self.unlisted_nodes = self.nodes.keys().cloned().collect();
     }
 
-    pub(crate) fn end_node_list(&mut self, service: &ServerState) {
+    pub(crate) fn end_node_list(&mut self, state: &ServerState) {
         for name in std::mem::take(&mut self.unlisted_nodes) {
-            self.remove_node(service, &name);
+            self.remove_node(state, &name);
         }
         self.nodes_list.is_complete = true;
     }
 
     /// Replaces all nodes at once.
     #[cfg(test)]
-    pub(crate) fn replace_nodes(&mut self, service: &ServerState, nodes: &[Node]) {
+    pub(crate) fn replace_nodes(&mut self, state: &ServerState, nodes: &[Node]) {
         self.begin_node_list();
-        nodes.iter().for_each(|node| self.apply_node(service, node));
-        self.end_node_list(service);
+        nodes.iter().for_each(|node| self.apply_node(state, node));
+        self.end_node_list(state);
     }
 
     /// Hands out the nodes that show another kind or capacity than at the last call.
@@ -406,21 +410,25 @@ impl ClusterIndex {
         }
     }
 
-    fn release(&mut self, service: &ServerState, uid: &PodUid, key: &PodKey) {
-        service.cluster().apply(PodDeleted(uid.clone()));
-        service.over_allocations().remove(uid);
+    fn release(&mut self, state: &ServerState, uid: &PodUid, key: &PodKey) {
+        state.cluster().apply(PodDeleted(uid.clone()));
+        state.over_allocations().remove(uid);
         self.warnings.remove(uid);
         self.unplannable_pods.remove(uid);
-        if self.pods.get(key).is_some_and(|known| known.uid == *uid) {
+        if self
+            .pods
+            .get(key)
+            .is_some_and(|indexed| indexed.uid == *uid)
+        {
             self.pods.remove(key);
         }
     }
 
     /// A name stands for one pod at a time: a new UID means that the old pod is gone.
-    fn release_predecessor(&mut self, service: &ServerState, uid: &PodUid, key: &PodKey) {
-        let indexed_uid = self.pods.get(key).map(|known| known.uid.clone());
-        if let Some(predecessor) = indexed_uid.filter(|known| known != uid) {
-            self.release(service, &predecessor, key);
+    fn release_predecessor(&mut self, state: &ServerState, uid: &PodUid, key: &PodKey) {
+        let indexed_uid = self.pods.get(key).map(|indexed| indexed.uid.clone());
+        if let Some(predecessor) = indexed_uid.filter(|indexed| indexed != uid) {
+            self.release(state, &predecessor, key);
         }
     }
 
@@ -429,52 +437,47 @@ impl ClusterIndex {
     /// a policy that moves pods.
     fn is_listed_unchanged(
         &self,
-        service: &ServerState,
+        state: &ServerState,
         uid: &PodUid,
         key: &PodKey,
         pod: &Pod,
     ) -> bool {
         let is_unchanged = || {
-            let indexed = self
-                .pods
-                .get(key)
-                .filter(|known| known.uid == *uid && known.resource_version.is_some());
-            indexed.is_some_and(|known| known.resource_version == resource_version(pod))
+            let indexed = self.pods.get(key).filter(|indexed_pod| {
+                indexed_pod.uid == *uid && indexed_pod.resource_version.is_some()
+            });
+            indexed.is_some_and(|indexed_pod| indexed_pod.resource_version == resource_version(pod))
                 && !self.warnings.contains_key(uid)
         };
         if !self.is_listing_pods || !is_unchanged() {
             return false;
         }
         let lacks_successor = |cluster: &Cluster| {
-            kube_filters::may_move(service, pod)
+            kube_filters::may_move(state, pod)
                 && cluster.kube_filters().successor_requirements(uid).is_none()
         };
-        let cluster = service.cluster();
+        let cluster = state.cluster();
         // Not in a ledger that was discarded.
         let is_bound = cluster
             .ledger()
             .pod_state(uid)
-            .is_some_and(|known| matches!(known.phase, PodPhase::Bound(_)));
+            .is_some_and(|pod_state| matches!(pod_state.phase, PodPhase::Bound(_)));
         is_bound && !lacks_successor(&cluster)
     }
 
     /// Records the pod's current warning and counts it when it is new, not each time the watch shows the pod again.
-    fn record_warning(&mut self, service: &ServerState, uid: &PodUid, warning: PodWarning) {
+    fn record_warning(&mut self, state: &ServerState, uid: &PodUid, warning: PodWarning) {
         let Some(code) = pod_warnings::code(warning) else {
             self.warnings.remove(uid);
             return;
         };
         if self.warnings.insert(uid.clone(), warning) != Some(warning) {
-            service
-                .metrics
-                .pod_warnings
-                .with_label_values(&[code])
-                .inc();
+            state.metrics.pod_warnings.with_label_values(&[code]).inc();
         }
     }
 
-    fn remove_node(&mut self, service: &ServerState, name: &NodeName) {
-        service.cluster().apply(NodeDeleted(name.clone()));
+    fn remove_node(&mut self, state: &ServerState, name: &NodeName) {
+        state.cluster().apply(NodeDeleted(name.clone()));
         self.nodes.remove(name);
         self.changed_nodes.remove(name);
     }
@@ -505,20 +508,18 @@ struct PodApplyOutcome {
 
 /// Applies the pod's state to the cluster under one lock. The object is parsed before, because filter requests wait for that lock.
 fn observe_pod(
-    service: &ServerState,
+    state: &ServerState,
     pod: &Pod,
     uid: &PodUid,
     filter_observation: FilterPodObserved,
     progress: Option<StartProgress>,
 ) -> PodApplyOutcome {
-    let reservation = recorded_reservation(service, pod);
+    let reservation = recorded_reservation(state, pod);
     let has_reservation = reservation.is_some();
-    let (policy, classify) = (service.policy(), |traits: &PodTraits| {
-        service.classify(traits)
-    });
+    let (policy, classify) = (state.policy(), |traits: &PodTraits| state.classify(traits));
     let observation =
-        objects::classified_observation(pod, &policy, &classify, reservation, service.clock.wall());
-    let mut cluster = service.cluster();
+        objects::classified_observation(pod, &policy, &classify, reservation, state.clock.wall());
+    let mut cluster = state.cluster();
     cluster.apply(filter_observation);
     // Only a leader makes reservations, and knows them before their conditions are written: every other replica takes the pod's
     // condition as true.
@@ -562,9 +563,9 @@ fn observe_pod(
 }
 
 /// Applies a pod that is a member of a group and needs no placement. All other pods change nothing here.
-fn apply_placeless_member(service: &ServerState, uid: &PodUid, pod: &Pod) {
+fn apply_placeless_member(state: &ServerState, uid: &PodUid, pod: &Pod) {
     let member = objects::member_without_placement(pod);
-    let mut cluster = service.cluster();
+    let mut cluster = state.cluster();
     if member.is_some() || cluster.ledger().placeless_members().contains_key(uid) {
         cluster.apply(PlacelessMemberObserved {
             uid: uid.clone(),
@@ -578,7 +579,7 @@ fn resource_version(pod: &Pod) -> Option<u64> {
     pod.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-fn recorded_reservation(service: &ServerState, pod: &Pod) -> Option<Reservation> {
+fn recorded_reservation(state: &ServerState, pod: &Pod) -> Option<Reservation> {
     let ReservationMessage {
         node,
         devices,
@@ -590,7 +591,7 @@ fn recorded_reservation(service: &ServerState, pod: &Pod) -> Option<Reservation>
         node,
         devices,
         victims,
-        deadline: service.clock.to_moment(deadline),
+        deadline: state.clock.to_moment(deadline),
     })
 }
 

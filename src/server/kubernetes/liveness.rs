@@ -19,18 +19,18 @@ const SILENCE_BEFORE_PROBE: Millis = Millis::seconds(4);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Probes until it is dropped.
-pub async fn run(client: Client, service: Arc<ServerState>) {
-    service.api_server_contact.record_contact(service.now());
+pub async fn run(client: Client, state: Arc<ServerState>) {
+    state.api_server_contact.record_contact(state.now());
     let nodes: Api<Node> = Api::all(client);
     // Lists one node, as it is stored now: an API server that answers from its cache may be cut off from the store.
     let limit_one = ListParams::default().limit(1);
     loop {
         tokio::time::sleep(CONTACT_CHECK_INTERVAL).await;
-        let asked_at = service.now();
-        for (what, lasted) in service.refused_reads.take_recovered(asked_at) {
+        let asked_at = state.now();
+        for (what, lasted) in state.refused_reads.take_recovered(asked_at) {
             tracing::info!(what, seconds = lasted.0 / 1000, "the watch works again");
         }
-        if service
+        if state
             .api_server_contact
             .silence(asked_at)
             .is_some_and(|silence| silence < SILENCE_BEFORE_PROBE)
@@ -40,7 +40,7 @@ pub async fn run(client: Client, service: Arc<ServerState>) {
         if let Ok(Ok(_)) =
             tokio::time::timeout(PROBE_TIMEOUT, nodes.list_metadata(&limit_one)).await
         {
-            service.api_server_contact.record_contact(asked_at);
+            state.api_server_contact.record_contact(asked_at);
         }
     }
 }

@@ -100,7 +100,7 @@ impl ClusterOptions {
 /// Shut the HTTP side down first: its requests in progress need leadership, and the Lease is given up here.
 pub fn start(
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     options: ClusterOptions,
     shutdown: CancellationToken,
 ) -> (Arc<dyn ControlPlane>, JoinSet<()>) {
@@ -111,19 +111,19 @@ pub fn start(
         times,
         nonce,
     } = options;
-    let (event_recorder, event_queue) = events::EventRecorder::new(service.clone());
+    let (event_recorder, event_queue) = events::EventRecorder::new(state.clone());
     let writer = Arc::new(ApiControlPlane::new(
         client.clone(),
-        service.clone(),
+        state.clone(),
         event_recorder,
         cdi_kind,
         times,
     ));
     let control_plane: Arc<dyn ControlPlane> =
-        ActivityRecordingControlPlane::new(writer, service.clone());
+        ActivityRecordingControlPlane::new(writer, state.clone());
     let index = Arc::new(Mutex::new(ClusterIndex::default()));
     let feed = WatchFeed {
-        service: service.clone(),
+        state: state.clone(),
         index: index.clone(),
         control_plane: control_plane.clone(),
     };
@@ -134,7 +134,7 @@ pub fn start(
             shutdown.run_until_cancelled(task).await;
         });
     };
-    run(Box::pin(liveness::run(client.clone(), service.clone())));
+    run(Box::pin(liveness::run(client.clone(), state.clone())));
     run(Box::pin(watch::pods(client.clone(), feed.clone())));
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
     run(Box::pin(watch::budgets(client.clone(), feed.clone())));
@@ -156,29 +156,29 @@ pub fn start(
         watch::STORAGE_CLASSES,
     )));
     run(Box::pin(tick::run(
-        service.clone(),
+        state.clone(),
         index.clone(),
         control_plane.clone(),
     )));
     run(Box::pin(conflict_audit::run(
-        service.clone(),
+        state.clone(),
         control_plane.clone(),
     )));
     run(Box::pin(capacity::run(
         client.clone(),
-        service.clone(),
+        state.clone(),
         index,
         times,
     )));
     run(Box::pin(events::publish(
         client.clone(),
-        service.clone(),
+        state.clone(),
         identity,
         event_queue,
     )));
     // It handles the shutdown itself, because it has a Lease to give up.
     tasks.spawn(leader::run(
-        client, service, lead_with, times, nonce, shutdown,
+        client, state, lead_with, times, nonce, shutdown,
     ));
     (control_plane, tasks)
 }

@@ -16,16 +16,16 @@ use stowage_scheduling::units::plural;
 
 pub struct ActivityRecordingControlPlane {
     inner: Arc<dyn ControlPlane>,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
 }
 
 impl ActivityRecordingControlPlane {
-    pub fn new(inner: Arc<dyn ControlPlane>, service: Arc<ServerState>) -> Arc<Self> {
-        Arc::new(Self { inner, service })
+    pub fn new(inner: Arc<dyn ControlPlane>, state: Arc<ServerState>) -> Arc<Self> {
+        Arc::new(Self { inner, state })
     }
 
     fn record(&self, what: Activity) {
-        self.service.activity.add(self.service.now(), what);
+        self.state.activity.add(self.state.now(), what);
     }
 
     fn record_binding(&self, order: &BindOrder, outcome: &BindOutcome) {
@@ -182,9 +182,9 @@ mod tests {
 
     #[tokio::test]
     async fn each_write_is_recorded_once_and_in_order() {
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         let observed =
-            ActivityRecordingControlPlane::new(Arc::new(Recorder::default()), service.clone());
+            ActivityRecordingControlPlane::new(Arc::new(Recorder::default()), state.clone());
         let key = |name: &str| PodKey::parse("default", name).unwrap();
         let uid = |name: &str| PodUid::parse(name).unwrap();
         let event = |kind| PodEvent {
@@ -199,7 +199,7 @@ mod tests {
             node: NodeName::parse("node").unwrap(),
             devices: Arc::default(),
             victims: [uid("b")].into(),
-            deadline: service.now(),
+            deadline: state.now(),
         };
         let change = StatusChange::reservation(reservation);
         observed
@@ -216,7 +216,7 @@ mod tests {
             )
             .await;
         observed.record_event(event(PodEventReason::GpuLost));
-        let entries = service.activity.after(0);
+        let entries = state.activity.after(0);
         let noted: Vec<String> = entries
             .iter()
             .map(|entry| {

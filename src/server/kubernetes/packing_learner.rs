@@ -14,7 +14,7 @@ const REST_FACTOR: u64 = 9;
 const MAX_REST: Millis = Millis::seconds(60);
 
 pub(crate) struct PackingLearner {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     task: Option<JoinHandle<()>>,
     started_at: Moment,
     /// The earliest start of the next run.
@@ -22,9 +22,9 @@ pub(crate) struct PackingLearner {
 }
 
 impl PackingLearner {
-    pub fn new(service: Arc<ServerState>) -> Self {
+    pub fn new(state: Arc<ServerState>) -> Self {
         Self {
-            service,
+            state,
             task: None,
             started_at: Moment::default(),
             rests_until: Moment::default(),
@@ -33,7 +33,7 @@ impl PackingLearner {
 
     /// Starts learning if it is due, and the previous run has ended and is some time ago.
     pub fn tick(&mut self) {
-        let now = self.service.now();
+        let now = self.state.now();
         match &self.task {
             Some(at_work) if !at_work.is_finished() => return,
             Some(_) => {
@@ -47,9 +47,9 @@ impl PackingLearner {
             return;
         }
         self.started_at = now;
-        let service = &self.service;
+        let state = &self.state;
         let (demand_history, snapshot, policy) = {
-            let mut cluster = service.cluster();
+            let mut cluster = state.cluster();
             let Some(demand_history) = cluster.ledger().demand_to_learn() else {
                 return;
             };
@@ -59,15 +59,15 @@ impl PackingLearner {
                 cluster.ledger().policy().clone(),
             )
         };
-        let service = service.clone();
-        self.task = Some(self.service.heavy_work.spawn_in_background(
+        let state = state.clone();
+        self.task = Some(self.state.heavy_work.spawn_in_background(
             WorkKind::PackingModel,
             move || {
                 let packing_model = PackingModel::learn(
                     &demand_history,
                     snapshot.nodes().iter().map(Node::node_gpus),
                 );
-                service.set_packing_model(snapshot, &policy, packing_model);
+                state.set_packing_model(snapshot, &policy, packing_model);
             },
         ));
     }
@@ -81,28 +81,28 @@ mod tests {
     use stowage_scheduling::policy::Policy;
 
     /// A node with one GPU.
-    fn watched(service: &ServerState) -> ClusterIndex {
+    fn watched(state: &ServerState) -> ClusterIndex {
         let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
         let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": { "allocatable": { "cpu": "8", "memory": "8Gi" } } });
-        index.apply_node(service, &serde_json::from_value(node).unwrap());
+        index.apply_node(state, &serde_json::from_value(node).unwrap());
         index
     }
 
-    fn arrive(index: &mut ClusterIndex, service: &ServerState, n: usize) {
+    fn arrive(index: &mut ClusterIndex, state: &ServerState, n: usize) {
         let containers = json!([{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }]);
         let pod = json!({ "metadata": { "name": format!("p-{n}"), "uid": format!("{n}") }, "spec": { "containers": containers } });
-        index.apply_pod(service, &serde_json::from_value(pod).unwrap());
+        index.apply_pod(state, &serde_json::from_value(pod).unwrap());
     }
 
     #[tokio::test]
     async fn the_packing_model_is_learned_once_enough_pods_have_come() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
+        let state = ServerState::with_stopped_clock(Policy::default());
+        let (mut index, mut learning) = (watched(&state), PackingLearner::new(state.clone()));
         for n in 0..10 {
             learning.tick();
             assert!(learning.task.is_none(), "{n} pods are too few");
-            arrive(&mut index, &service, n);
+            arrive(&mut index, &state, n);
         }
         learning.tick();
         learning
@@ -111,18 +111,18 @@ mod tests {
             .expect("ten pods are enough")
             .await
             .unwrap();
-        assert!(service.cluster().snapshot().packing_model().is_learned());
+        assert!(state.cluster().snapshot().packing_model().is_learned());
         learning.tick();
-        learning.rests_until = service.now();
+        learning.rests_until = state.now();
         learning.tick();
         assert!(learning.task.is_none(), "nobody came since");
     }
 
     #[tokio::test]
     async fn after_a_long_run_learning_rests() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        let (mut index, mut learning) = (watched(&service), PackingLearner::new(service.clone()));
-        (0..10).for_each(|n| arrive(&mut index, &service, n));
+        let state = ServerState::with_stopped_clock(Policy::default());
+        let (mut index, mut learning) = (watched(&state), PackingLearner::new(state.clone()));
+        (0..10).for_each(|n| arrive(&mut index, &state, n));
         learning.tick();
         learning
             .task
@@ -131,15 +131,15 @@ mod tests {
             .await
             .unwrap();
         learning.started_at = learning.started_at.before(Millis::seconds(2));
-        (10..100).for_each(|n| arrive(&mut index, &service, n));
+        (10..100).for_each(|n| arrive(&mut index, &state, n));
         learning.tick();
         assert!(
             learning.task.is_none(),
             "it took two seconds, and is due again at once"
         );
-        assert!(learning.rests_until.since(service.now()) > Millis::seconds(15));
-        assert!(learning.rests_until.since(service.now()) <= MAX_REST);
-        learning.rests_until = service.now();
+        assert!(learning.rests_until.since(state.now()) > Millis::seconds(15));
+        assert!(learning.rests_until.since(state.now()) <= MAX_REST);
+        learning.rests_until = state.now();
         learning.tick();
         assert!(learning.task.is_some());
     }

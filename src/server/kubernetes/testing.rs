@@ -80,8 +80,8 @@ fn describe(change: &StatusChange) -> String {
         EvictionCondition::Evicting(why) => why.reason().into(),
         EvictionCondition::Cancelled => "stays".into(),
     });
-    let touch = change.requeue.map(|_| "touch".to_owned());
-    [reservation, nomination, plan, eviction, touch]
+    let requeue = change.requeue.map(|_| "touch".to_owned());
+    [reservation, nomination, plan, eviction, requeue]
         .into_iter()
         .flatten()
         .collect::<Vec<_>>()
@@ -166,12 +166,12 @@ impl ControlPlane for Recorder {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         self.record_write(key, "lift");
         let is_unreachable = *self.is_unreachable.lock();
-        let lifted = if is_unreachable {
+        let removed = if is_unreachable {
             Err(ControlPlaneError::Unknown("no answer".into()))
         } else {
             Ok(())
         };
-        Box::pin(std::future::ready(lifted))
+        Box::pin(std::future::ready(removed))
     }
 
     fn record_event(&self, event: PodEvent) {

@@ -21,19 +21,19 @@ const SWEEP_INTERVAL: Millis = Millis::seconds(60);
 
 /// Runs until it is dropped.
 pub async fn run(
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
 ) {
     let mut upkeep = LedgerUpkeep {
-        next_sweep: service.now() + SWEEP_INTERVAL,
-        driver: LoopDriver::new(service.clone(), control_plane.clone()),
-        service,
+        next_sweep: state.now() + SWEEP_INTERVAL,
+        driver: LoopDriver::new(state.clone(), control_plane.clone()),
+        state,
         index,
         control_plane,
         was_open: false,
     };
-    let mut learner = PackingLearner::new(upkeep.service.clone());
+    let mut learner = PackingLearner::new(upkeep.state.clone());
     let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -42,7 +42,7 @@ pub async fn run(
             biased;
             _ = ticks.tick() => {
                 learner.tick();
-                upkeep.tick(upkeep.service.now());
+                upkeep.tick(upkeep.state.now());
             }
             () = upkeep.driver.handle_next_result() => {}
         }
@@ -50,7 +50,7 @@ pub async fn run(
 }
 
 struct LedgerUpkeep {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
     driver: LoopDriver,
@@ -60,7 +60,7 @@ struct LedgerUpkeep {
 
 impl LedgerUpkeep {
     fn tick(&mut self, now: Moment) {
-        let is_open = self.service.leadership.is_open();
+        let is_open = self.state.leadership.is_open();
         let unplannable_pods = match is_open {
             true => self.index.lock().unplannable_pods_after(
                 self.driver.control_loop.unplannable_pods_after(),
@@ -70,14 +70,14 @@ impl LedgerUpkeep {
         };
         self.driver.tick(now, is_open, unplannable_pods);
         if is_open && !self.was_open {
-            let warning_events = self.index.lock().current_warning_events(&self.service);
+            let warning_events = self.index.lock().current_warning_events(&self.state);
             warning_events
                 .into_iter()
                 .for_each(|event| self.control_plane.record_event(event));
         }
         self.was_open = is_open;
-        if now >= self.next_sweep && self.service.leadership.is_synced() {
-            ClusterIndex::sweep(&self.index, &self.service);
+        if now >= self.next_sweep && self.state.leadership.is_synced() {
+            ClusterIndex::sweep(&self.index, &self.state);
             self.next_sweep = now + SWEEP_INTERVAL;
         }
     }
@@ -94,7 +94,7 @@ mod tests {
 
     /// A replica with one pod whose reservation has passed its deadline, and one unplaced pod.
     fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
-        let service = ServerState::new(policy);
+        let state = ServerState::new(policy);
         let mut index = ClusterIndex::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);
@@ -110,14 +110,14 @@ mod tests {
             "spec": { "containers": containers, "nodeName": "a" },
         });
         let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
-        index.replace_pods(&service, &pods);
-        service.record_synced(0, 0);
+        index.replace_pods(&state, &pods);
+        state.record_synced(0, 0);
         LedgerUpkeep {
-            next_sweep: service.now() + SWEEP_INTERVAL,
-            driver: LoopDriver::new(service.clone(), recorder.clone()),
+            next_sweep: state.now() + SWEEP_INTERVAL,
+            driver: LoopDriver::new(state.clone(), recorder.clone()),
             index: Arc::new(Mutex::new(index)),
             control_plane: recorder.clone(),
-            service,
+            state,
             was_open: false,
         }
     }
@@ -126,8 +126,8 @@ mod tests {
     async fn the_leader_clears_an_ended_reservation_and_reports_current_warnings_once() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
-        upkeep.service.lead_from_the_start();
-        let now = upkeep.service.now();
+        upkeep.state.lead_from_the_start();
+        let now = upkeep.state.now();
         upkeep.tick(now);
         upkeep.tick(now);
         upkeep.driver.settle().await;
@@ -165,17 +165,17 @@ mod tests {
             serde_json::from_value(pod).unwrap()
         });
         let pods: Vec<_> = pods.chain(waiting).collect();
-        upkeep.index.lock().replace_pods(&upkeep.service, &pods);
-        upkeep.service.lead_from_the_start();
+        upkeep.index.lock().replace_pods(&upkeep.state, &pods);
+        upkeep.state.lead_from_the_start();
         let looked_at = || PODS_VISITED_UNDER_LOCK.get();
         let before = looked_at();
-        upkeep.tick(upkeep.service.now());
+        upkeep.tick(upkeep.state.now());
         assert!(
             looked_at() - before < bound,
             "{} pods",
             looked_at() - before
         );
-        let cluster = upkeep.service.cluster();
+        let cluster = upkeep.state.cluster();
         for nth in more_than_one_part {
             let waiting = PodUid::parse(&format!("waiting-{nth}")).unwrap();
             assert!(
@@ -201,17 +201,17 @@ mod tests {
                 "name": "engine", "resources": { "limits": { "stowage.dev/vram": "40Gi" } },
             }] },
         });
-        let tick = |upkeep: &mut LedgerUpkeep| upkeep.tick(upkeep.service.now());
-        upkeep.service.lead_from_the_start();
+        let tick = |upkeep: &mut LedgerUpkeep| upkeep.tick(upkeep.state.now());
+        upkeep.state.lead_from_the_start();
         tick(&mut upkeep);
-        upkeep.service.set_tenure(crate::service::Tenure::Standby);
+        upkeep.state.set_tenure(crate::service::Tenure::Standby);
         tick(&mut upkeep);
         let pod = serde_json::from_value(waiting).unwrap();
-        upkeep.index.lock().apply_pod(&upkeep.service, &pod);
-        upkeep.service.lead_from_the_start();
+        upkeep.index.lock().apply_pod(&upkeep.state, &pod);
+        upkeep.state.lead_from_the_start();
         tick(&mut upkeep);
         let later = PodUid::parse("later").unwrap();
-        let cluster = upkeep.service.cluster();
+        let cluster = upkeep.state.cluster();
         let pod = cluster.ledger().pod_state(&later).unwrap();
         assert!(pod.refusal().is_some());
     }
@@ -222,8 +222,8 @@ mod tests {
         let mut policy = Policy::default();
         policy.mode = Mode::Shadow;
         let mut upkeep = upkeep(&recorder, policy);
-        upkeep.service.lead_from_the_start();
-        upkeep.tick(upkeep.service.now());
+        upkeep.state.lead_from_the_start();
+        upkeep.tick(upkeep.state.now());
         upkeep.driver.settle().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
@@ -232,13 +232,13 @@ mod tests {
     async fn an_expired_reservation_is_cleared_only_once_this_replica_leads() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
-        (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
+        (0..3).for_each(|_| upkeep.tick(upkeep.state.now()));
         assert!(recorder.event_reasons().is_empty() && recorder.written().is_empty());
-        assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 1);
-        upkeep.service.lead_from_the_start();
-        upkeep.tick(upkeep.service.now());
+        assert_eq!(upkeep.state.cluster().ledger().totals().reservations, 1);
+        upkeep.state.lead_from_the_start();
+        upkeep.tick(upkeep.state.now());
         upkeep.driver.settle().await;
-        assert_eq!(upkeep.service.cluster().ledger().totals().reservations, 0);
+        assert_eq!(upkeep.state.cluster().ledger().totals().reservations, 0);
         assert_eq!(
             recorder.event_reasons(),
             ["StowageReservationEnded", "StowageUnplaced"]

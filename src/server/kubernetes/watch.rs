@@ -49,7 +49,7 @@ const MAX_LOGGED_OBJECTS: usize = 100;
 /// What every watch feeds.
 #[derive(Clone)]
 pub struct WatchFeed {
-    pub service: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     pub index: Arc<Mutex<ClusterIndex>>,
     /// Receives the Events about pods.
     pub control_plane: Arc<dyn ControlPlane>,
@@ -65,8 +65,8 @@ pub async fn pods(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_pod_list,
         page_size: LIST_PAGE_SIZE,
     };
-    let mut moving = feed.service.pod_relists.subscribe();
-    let mut takeovers = feed.service.leadership.watch_takeovers();
+    let mut moving = feed.state.pod_relists.subscribe();
+    let mut takeovers = feed.state.leadership.watch_takeovers();
     loop {
         tokio::select! {
             // In this order, so that a simulation is reproducible.
@@ -110,7 +110,7 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_namespace_list,
         page_size: LIST_PAGE_SIZE,
     };
-    let mut wanted = feed.service.namespaces_wanted();
+    let mut wanted = feed.state.namespaces_wanted();
     loop {
         if wanted.wait_for(|is_wanted| *is_wanted).await.is_err() {
             return;
@@ -121,7 +121,7 @@ pub async fn namespaces(client: Client, feed: WatchFeed) {
             () = watch(client.clone(), &feed, "namespaces", handler()) => return,
             ended = async { wanted.wait_for(|is_wanted| !*is_wanted).await.is_err() } => {
                 let mut index = feed.index.lock();
-                index.forget_namespaces(&feed.service);
+                index.forget_namespaces(&feed.state);
                 feed.record_success("namespaces");
                 // A policy without selectors does not wait for them.
                 feed.update_sync(&index);
@@ -178,7 +178,7 @@ where
         + Send
         + 'static,
 {
-    let mut terms = feed.service.leadership.watch_list_generation();
+    let mut terms = feed.state.leadership.watch_list_generation();
     loop {
         let term = terms.mark_seen();
         (handler.expect_list)(&mut feed.index.lock(), term);
@@ -220,7 +220,7 @@ where
                 Some(Ok(event)) => {
                     // The beginning of a list is told before it is asked for.
                     if !matches!(event, Event::Init) {
-                        feed.service.api_server_contact.record_contact(feed.service.now());
+                        feed.state.api_server_contact.record_contact(feed.state.now());
                         feed.record_success(what);
                     }
                     if let Event::InitApply(object) | Event::Apply(object) = &event
@@ -248,16 +248,16 @@ impl WatchFeed {
         let mut index = self.index.lock();
         let pod_event = match event {
             Event::Init => {
-                index.begin_pod_list(&self.service);
+                index.begin_pod_list(&self.state);
                 None
             }
-            Event::InitApply(pod) | Event::Apply(pod) => index.apply_pod(&self.service, &pod),
+            Event::InitApply(pod) | Event::Apply(pod) => index.apply_pod(&self.state, &pod),
             Event::Delete(pod) => {
-                index.delete_pod(&self.service, &pod);
+                index.delete_pod(&self.state, &pod);
                 None
             }
             Event::InitDone => {
-                index.end_pod_list(&self.service);
+                index.end_pod_list(&self.state);
                 None
             }
         };
@@ -272,9 +272,9 @@ impl WatchFeed {
         let mut index = self.index.lock();
         match event {
             Event::Init => index.begin_node_list(),
-            Event::InitApply(node) | Event::Apply(node) => index.apply_node(&self.service, &node),
-            Event::Delete(node) => index.delete_node(&self.service, &node),
-            Event::InitDone => index.end_node_list(&self.service),
+            Event::InitApply(node) | Event::Apply(node) => index.apply_node(&self.state, &node),
+            Event::Delete(node) => index.delete_node(&self.state, &node),
+            Event::InitDone => index.end_node_list(&self.state),
         }
         self.update_sync(&index);
     }
@@ -282,12 +282,12 @@ impl WatchFeed {
     fn apply_budget_event(&self, event: Event<PodDisruptionBudget>) {
         let mut index = self.index.lock();
         match event {
-            Event::Init => index.begin_budget_list(&self.service),
+            Event::Init => index.begin_budget_list(&self.state),
             Event::InitApply(budget) | Event::Apply(budget) => {
-                index.apply_budget(&self.service, &budget)
+                index.apply_budget(&self.state, &budget)
             }
-            Event::Delete(budget) => index.delete_budget(&self.service, &budget),
-            Event::InitDone => index.end_budget_list(&self.service),
+            Event::Delete(budget) => index.delete_budget(&self.state, &budget),
+            Event::InitDone => index.end_budget_list(&self.state),
         }
         self.update_sync(&index);
     }
@@ -298,7 +298,7 @@ impl WatchFeed {
             return WatchEnd::Retry;
         };
         let mut index = self.index.lock();
-        index.mark_budgets_forbidden(&self.service);
+        index.mark_budgets_forbidden(&self.state);
         self.update_sync(&index);
         after
     }
@@ -311,18 +311,14 @@ impl WatchFeed {
                 self.index.lock().add_listed_namespace(&namespace.metadata)
             }
             Event::Apply(namespace) => {
-                block_in_place_if_possible(|| {
-                    namespaces::apply(&self.service, &namespace.metadata)
-                });
+                block_in_place_if_possible(|| namespaces::apply(&self.state, &namespace.metadata));
             }
             Event::Delete(namespace) => {
-                block_in_place_if_possible(|| {
-                    namespaces::delete(&self.service, &namespace.metadata)
-                });
+                block_in_place_if_possible(|| namespaces::delete(&self.state, &namespace.metadata));
             }
             Event::InitDone => {
                 let listed = self.index.lock().take_listed_namespaces();
-                block_in_place_if_possible(|| self.service.record_namespaces(listed));
+                block_in_place_if_possible(|| self.state.record_namespaces(listed));
                 self.index.lock().end_namespace_list();
             }
         }
@@ -334,16 +330,16 @@ impl WatchFeed {
     fn record_failure(&self, what: &'static str, error: &watcher::Error, while_unreadable: &str) {
         let refused = refusal_code(error).filter(|code| *code != 404);
         if refused.is_some() {
-            self.service
+            self.state
                 .metrics
                 .refused_watches
                 .with_label_values(&[what])
                 .set(1);
         }
         match self
-            .service
+            .state
             .refused_reads
-            .record_failure(what, refused, self.service.now())
+            .record_failure(what, refused, self.state.now())
         {
             ReadFailure::Due => tracing::warn!(what, %error, "the watch failed and is retried"),
             ReadFailure::Persistent => tracing::error!(
@@ -360,8 +356,8 @@ impl WatchFeed {
         if matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403)) {
             return;
         }
-        let reads = &self.service.refused_reads;
-        if reads.record_failure(what, None, self.service.now()) == ReadFailure::Due {
+        let reads = &self.state.refused_reads;
+        if reads.record_failure(what, None, self.state.now()) == ReadFailure::Due {
             tracing::warn!(what, %error, "the read failed and is retried");
         }
     }
@@ -373,7 +369,7 @@ impl WatchFeed {
         object: &ObjectMeta,
         logged: &mut BTreeSet<String>,
     ) {
-        self.service
+        self.state
             .metrics
             .bounds_reached
             .with_label_values(&[what])
@@ -392,11 +388,11 @@ impl WatchFeed {
 
     fn record_success(&self, what: &'static str) {
         if let Some(lasted) = self
-            .service
+            .state
             .refused_reads
-            .record_success(what, self.service.now())
+            .record_success(what, self.state.now())
         {
-            self.service
+            self.state
                 .metrics
                 .refused_watches
                 .with_label_values(&[what])
@@ -406,32 +402,32 @@ impl WatchFeed {
     }
 
     fn update_sync(&self, index: &ClusterIndex) {
-        let leadership = &self.service.leadership;
+        let leadership = &self.state.leadership;
         if leadership.is_synced() {
             return;
         }
         let synced_term =
             index
                 .synced_term()
-                .and_then(|term| match self.service.reads_namespaces() {
+                .and_then(|term| match self.state.reads_namespaces() {
                     true => Some(index.namespaces_synced_term()?.min(term)),
                     false => Some(term),
                 });
         let caught_up = index.caught_up_takeover();
         if let Some(term) = synced_term {
             // Otherwise the first request makes it, and all others wait meanwhile.
-            drop(self.service.cluster().snapshot());
-            self.service.record_synced(term, caught_up);
+            drop(self.state.cluster().snapshot());
+            self.state.record_synced(term, caught_up);
         }
         if leadership.is_synced() {
-            self.service.metrics.synced.set(1);
+            self.state.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
         }
     }
 
     /// Records an Event if this replica leads: every replica sees the same objects.
     fn record_event_if_leading(&self, event: PodEvent) {
-        if self.service.leadership.is_open() {
+        if self.state.leadership.is_open() {
             self.control_plane.record_event(event);
         }
     }
@@ -526,13 +522,13 @@ mod tests {
 
     #[test]
     fn lists_of_an_earlier_term_do_not_open_leadership() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let feed = WatchFeed {
-            service,
+            state,
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
-        let leadership = &feed.service.leadership;
+        let leadership = &feed.state.leadership;
         let list = |feed: &WatchFeed, kind| {
             for is_done in [false, true] {
                 match kind {
@@ -562,7 +558,7 @@ mod tests {
         (0..4).for_each(|kind| list(&feed, kind));
         assert!(leadership.is_synced() && !leadership.is_open());
 
-        feed.service.set_tenure(Tenure::without_end());
+        feed.state.set_tenure(Tenure::without_end());
         let term = leadership.list_generation();
         let expect: [fn(&mut ClusterIndex, u64); 4] = [
             ClusterIndex::expect_pod_list,
@@ -575,7 +571,7 @@ mod tests {
             feed.apply_pod_event(Event::Delete(Pod::default()));
             assert!(!leadership.is_open(), "{kind} of four lists are new");
             assert_eq!(
-                feed.service.cluster().ledger().leader(),
+                feed.state.cluster().ledger().leader(),
                 None,
                 "reservations are adopted only from the new lists"
             );
@@ -601,45 +597,45 @@ mod tests {
 
     #[test]
     fn readiness_waits_for_namespace_labels_only_if_the_policy_selects_by_them() {
-        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let text = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let selecting =
             stowage_policy_file::load(&[stowage_policy_file::SourceText::new("p.yaml", text)])
                 .unwrap()
                 .policy;
         for (policy, waits) in [(Policy::default(), false), (selecting, true)] {
-            let service = ServerState::new(policy);
-            assert_eq!(*service.namespaces_wanted().borrow(), waits);
+            let state = ServerState::new(policy);
+            assert_eq!(*state.namespaces_wanted().borrow(), waits);
             let feed = WatchFeed {
-                service,
+                state,
                 index: Arc::default(),
                 control_plane: Arc::new(Recorder::default()),
             };
             feed.index.lock().mark_slices_not_served();
             feed.apply_empty_lists();
-            let leadership = &feed.service.leadership;
+            let leadership = &feed.state.leadership;
             assert_eq!(leadership.is_synced(), !waits);
             feed.apply_namespace_event(Event::Init);
             feed.apply_namespace_event(Event::InitApply(namespace("chat", "a")));
             assert_eq!(leadership.is_synced(), !waits, "half a list is none");
             feed.apply_namespace_event(Event::InitDone);
             assert!(leadership.is_synced());
-            assert_eq!(feed.service.cluster().ledger().namespaces().len(), 1);
+            assert_eq!(feed.state.cluster().ledger().namespaces().len(), 1);
             feed.apply_namespace_event(Event::Delete(namespace("chat", "a")));
-            assert!(feed.service.cluster().ledger().namespaces().is_empty());
+            assert!(feed.state.cluster().ledger().namespaces().is_empty());
         }
     }
 
     /// Applying labels takes seconds on a large cluster. If the pod watch waited, the replica would lose contact with the API server.
     #[test]
     fn the_index_stays_unlocked_while_a_namespaces_new_labels_are_applied() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let feed = WatchFeed {
-            service,
+            state,
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
         // As long as this is held, the labels are not prepared.
-        let cluster = feed.service.cluster();
+        let cluster = feed.state.cluster();
         let (begins, begun) = std::sync::mpsc::channel();
         std::thread::scope(|threads| {
             threads.spawn(|| {
@@ -655,7 +651,7 @@ mod tests {
             }
             drop(cluster);
         });
-        assert_eq!(feed.service.cluster().ledger().namespaces().len(), 1);
+        assert_eq!(feed.state.cluster().ledger().namespaces().len(), 1);
     }
 
     /// A watch announces a list before it asks for it.
@@ -669,9 +665,9 @@ mod tests {
                 std::io::Error::other("down"),
             ))
         });
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let feed = WatchFeed {
-            service,
+            state,
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
@@ -681,7 +677,7 @@ mod tests {
         }
         task.abort();
         assert_eq!(
-            feed.service.api_server_contact.silence(feed.service.now()),
+            feed.state.api_server_contact.silence(feed.state.now()),
             None
         );
     }
@@ -689,12 +685,12 @@ mod tests {
     #[test]
     fn a_refused_read_beside_a_watch_does_not_end_the_watchs_refusal() {
         let feed = WatchFeed {
-            service: ServerState::new(Policy::default()),
+            state: ServerState::new(Policy::default()),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
         let refused = || kube::core::Status::failure("no", "Forbidden").with_code(403);
-        let reads = &feed.service.refused_reads;
+        let reads = &feed.state.refused_reads;
         let error = watcher::Error::WatchError(Box::new(refused()));
         feed.record_failure("pods", &error, "nothing is done");
         assert!(reads.is_refused("pods"));
@@ -714,7 +710,7 @@ mod tests {
             ))
         });
         let feed = WatchFeed {
-            service: ServerState::new(Policy::default()),
+            state: ServerState::new(Policy::default()),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
@@ -751,16 +747,16 @@ mod tests {
                 )))
             }
         });
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let feed = WatchFeed {
-            service: service.clone(),
+            state: state.clone(),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
         let watching = tokio::spawn(pods(Client::new(server, "default"), feed));
-        until(|| service.cluster().ledger().pod_state(&uid).is_some()).await;
+        until(|| state.cluster().ledger().pod_state(&uid).is_some()).await;
         let successor_is_known = || {
-            service
+            state
                 .cluster()
                 .kube_filters()
                 .successor_requirements(&uid)
@@ -775,17 +771,17 @@ mod tests {
             });
             policy
         };
-        service.set_policy(moving());
+        state.set_policy(moving());
         until(successor_is_known).await;
-        service.set_policy(moving());
-        service.set_policy(Policy::default());
+        state.set_policy(moving());
+        state.set_policy(Policy::default());
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(
             lists.load(Ordering::Relaxed),
             2,
             "nothing more is needed then"
         );
-        service.set_policy(moving());
+        state.set_policy(moving());
         until(|| lists.load(Ordering::Relaxed) == 3).await;
         watching.abort();
     }

@@ -21,19 +21,19 @@ pub struct OwnPod {
 }
 
 pub(super) struct Announcer {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     own_pod: Option<OwnPod>,
 }
 
 impl Announcer {
     pub fn new(
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
     ) -> Self {
         Self {
-            service,
+            state,
             control_plane,
             own_pod,
         }
@@ -76,14 +76,12 @@ impl Announcer {
     }
 
     fn reject(&self, problems: &Problems, headline: &str, acting: &str) {
-        self.service
-            .policy_status
-            .set_rejected(Some(RejectedPolicy {
-                since: self.service.now(),
-                headline: headline.into(),
-                problems: problems.text.as_str().into(),
-            }));
-        self.service.metrics.policy.refused.set(1);
+        self.state.policy_status.set_rejected(Some(RejectedPolicy {
+            since: self.state.now(),
+            headline: headline.into(),
+            problems: problems.text.as_str().into(),
+        }));
+        self.state.metrics.policy.refused.set(1);
         let digest = self.digest();
         error!(policy = %digest, "policy files rejected; {acting}\n{}", problems.text.trim_end());
         self.record_event(
@@ -101,13 +99,13 @@ impl Announcer {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
         }
-        self.service.policy_status.set_rejected(None);
-        self.service.metrics.policy.refused.set(0);
+        self.state.policy_status.set_rejected(None);
+        self.state.metrics.policy.refused.set(0);
         self.count_reload(outcome);
     }
 
     fn count_reload(&self, outcome: &str) {
-        self.service
+        self.state
             .metrics
             .policy
             .reloads
@@ -117,7 +115,7 @@ impl Announcer {
 
     /// The digest of the policy in force.
     fn digest(&self) -> Digest {
-        self.service.cluster().ledger().policy().digest
+        self.state.cluster().ledger().policy().digest
     }
 
     fn record_event(&self, kind: PodEventReason, text: String) {

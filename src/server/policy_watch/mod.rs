@@ -183,9 +183,12 @@ fn built_in_instead_of(texts: &[SourceText]) -> Policy {
         })
     };
     let policy = match texts.iter().any(says_shadow) {
-        true => load(&[SourceText::new("built in", "mode: shadow\n")])
-            .map(|found| found.policy)
-            .ok(),
+        true => load(&[SourceText::new(
+            "built in",
+            "kind: SchedulingPolicy\nmode: shadow\n",
+        )])
+        .map(|found| found.policy)
+        .ok(),
         false => None,
     };
     policy.unwrap_or_else(built_in)
@@ -210,29 +213,29 @@ impl PolicyWatch {
     /// `own_pod`, if that is known.
     pub async fn run(
         self,
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
     ) {
         let change = PolicyChangeLock::default();
-        let windows = windows::watch(service.clone(), change.clone());
+        let windows = windows::watch(state.clone(), change.clone());
         futures::join!(
-            self.watch_files(service, control_plane, own_pod, change),
+            self.watch_files(state, control_plane, own_pod, change),
             windows
         );
     }
 
     async fn watch_files(
         mut self,
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         control_plane: Arc<dyn ControlPlane>,
         own_pod: Option<OwnPod>,
         change: PolicyChangeLock,
     ) {
-        service
+        state
             .policy_status
             .set_source(&self.path.display().to_string());
-        let announcer = Announcer::new(service.clone(), control_plane, own_pod);
+        let announcer = Announcer::new(state.clone(), control_plane, own_pod);
         if let Some((problems, acting)) = self.refused_at_start.take() {
             announcer.refused_at_start(&problems, &acting);
         }
@@ -241,15 +244,15 @@ impl PolicyWatch {
             tokio::time::sleep(pause).await;
             let path = self.path.clone();
             // A file system that hangs takes up one thread in the background, and only the next policy waits for it.
-            let read = service
+            let read = state
                 .heavy_work
                 .spawn_in_background(WorkKind::Policy, move || read(&path));
             let Ok(read_texts) = read.await else { continue };
             pause = READ_INTERVAL;
             match self.detector.observe(read_texts) {
                 ReloadStep::Nothing => {
-                    if let Some(awaiting) = self.awaiting.take_if(|_| service.namespaces_listed()) {
-                        self.apply(&service, &announcer, awaiting.texts, &change)
+                    if let Some(awaiting) = self.awaiting.take_if(|_| state.namespaces_listed()) {
+                        self.apply(&state, &announcer, awaiting.texts, &change)
                             .await;
                     } else if self
                         .awaiting
@@ -260,11 +263,11 @@ impl PolicyWatch {
                     }
                 }
                 ReloadStep::ReadAgain => pause = SETTLE_TIME,
-                ReloadStep::Load(texts) => self.apply(&service, &announcer, texts, &change).await,
+                ReloadStep::Load(texts) => self.apply(&state, &announcer, texts, &change).await,
                 ReloadStep::Refuse(error) => {
                     // What waited for namespaces is not what the files say any more.
                     self.awaiting = None;
-                    service.want_namespaces(service.reads_namespaces());
+                    state.want_namespaces(state.reads_namespaces());
                     announcer.refused(&error.into());
                 }
             }
@@ -274,17 +277,18 @@ impl PolicyWatch {
     /// Applies the texts in the background: classifying every pod of a large cluster takes a while.
     async fn apply(
         &mut self,
-        service: &Arc<ServerState>,
+        state: &Arc<ServerState>,
         announcer: &Announcer,
         texts: Vec<SourceText>,
         change: &PolicyChangeLock,
     ) {
-        let (state, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let (shared_state, last_good, path) =
+            (state.clone(), self.last_good.clone(), self.path.clone());
         let (kept_texts, change) = (texts.clone(), change.clone());
-        let applied = service
+        let applied = state
             .heavy_work
             .spawn_in_background(WorkKind::Policy, move || {
-                let outcome = apply_texts(&state, &texts, &change);
+                let outcome = apply_texts(&shared_state, &texts, &change);
                 if !matches!(
                     outcome,
                     ReloadOutcome::Refused(_) | ReloadOutcome::AwaitsNamespaces
@@ -338,19 +342,19 @@ enum ReloadOutcome {
 
 /// Brings these texts into force, if they are a policy that may.
 fn apply_texts(
-    service: &ServerState,
+    state: &ServerState,
     texts: &[SourceText],
     change: &PolicyChangeLock,
 ) -> ReloadOutcome {
-    let outcome = try_apply_texts(service, texts, change);
+    let outcome = try_apply_texts(state, texts, change);
     // A policy that has waited for them may have been withdrawn.
     let awaits_namespaces = matches!(outcome, ReloadOutcome::AwaitsNamespaces);
-    service.want_namespaces(awaits_namespaces || service.reads_namespaces());
+    state.want_namespaces(awaits_namespaces || state.reads_namespaces());
     outcome
 }
 
 fn try_apply_texts(
-    service: &ServerState,
+    state: &ServerState,
     texts: &[SourceText],
     change: &PolicyChangeLock,
 ) -> ReloadOutcome {
@@ -362,19 +366,19 @@ fn try_apply_texts(
         Err(problems) => return ReloadOutcome::Refused(problems),
     };
     let _guard = change.lock();
-    let before = service.cluster().ledger().policy().clone();
-    if policy.depends_on_namespace_labels() && !service.namespaces_listed() {
+    let before = state.cluster().ledger().policy().clone();
+    if policy.depends_on_namespace_labels() && !state.namespaces_listed() {
         return ReloadOutcome::AwaitsNamespaces;
     }
     policy.version = before.version;
     // Which windows are open, and which namespaces have which labels, is no change of the files.
     policy = policy.with_open_windows(before.open_windows().clone());
-    policy = service.cluster().ledger().under_namespaces(policy);
+    policy = state.cluster().ledger().under_namespaces(policy);
     if policy == *before {
         return ReloadOutcome::Unchanged { warnings };
     }
-    let open = open_now(service, &mut TimeZones::default(), &policy);
-    if !service.set_policy(policy.with_open_windows(open)) {
+    let open = open_now(state, &mut TimeZones::default(), &policy);
+    if !state.set_policy(policy.with_open_windows(open)) {
         return ReloadOutcome::AwaitsNamespaces;
     }
     ReloadOutcome::InForce { warnings, before }
@@ -454,34 +458,34 @@ mod tests {
 
     #[test]
     fn a_policy_with_namespace_selectors_waits_for_the_labels_of_namespaces() {
-        let service = ServerState::with_stopped_clock(built_in());
-        let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let state = ServerState::with_stopped_clock(built_in());
+        let text = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let texts = [SourceText::new("policy.yaml", text)];
         let (before, change) = (
-            service.cluster().ledger().policy().digest,
+            state.cluster().ledger().policy().digest,
             PolicyChangeLock::default(),
         );
         assert!(matches!(
-            apply_texts(&service, &texts, &change),
+            apply_texts(&state, &texts, &change),
             ReloadOutcome::AwaitsNamespaces
         ));
         assert_eq!(
-            service.cluster().ledger().policy().digest,
+            state.cluster().ledger().policy().digest,
             before,
             "the policy before stays in force"
         );
         assert!(
-            *service.namespaces_wanted().borrow(),
+            *state.namespaces_wanted().borrow(),
             "and the namespaces are asked for"
         );
         let labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
-        service.record_namespaces([("chat".to_owned(), labels)].into());
+        state.record_namespaces([("chat".to_owned(), labels)].into());
         assert!(matches!(
-            apply_texts(&service, &texts, &change),
+            apply_texts(&state, &texts, &change),
             ReloadOutcome::InForce { .. }
         ));
         assert!(matches!(
-            apply_texts(&service, &texts, &change),
+            apply_texts(&state, &texts, &change),
             ReloadOutcome::Unchanged { .. }
         ));
         let mut awaiting = AwaitingPolicy {
@@ -494,20 +498,19 @@ mod tests {
 
     #[test]
     fn a_policy_that_is_withdrawn_before_it_came_into_force_leaves_no_watch_of_namespaces() {
-        let service = ServerState::with_stopped_clock(built_in());
-        let selects =
-            "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+        let state = ServerState::with_stopped_clock(built_in());
+        let selects = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         let change = PolicyChangeLock::default();
         for then in ["", "classes: [{nmae: typo}]\n"] {
             let [selects, then] =
                 [selects, then].map(|text| [SourceText::new("policy.yaml", text)]);
             assert!(matches!(
-                apply_texts(&service, &selects, &change),
+                apply_texts(&state, &selects, &change),
                 ReloadOutcome::AwaitsNamespaces
             ));
-            apply_texts(&service, &then, &change);
+            apply_texts(&state, &then, &change);
             assert!(
-                !*service.namespaces_wanted().borrow(),
+                !*state.namespaces_wanted().borrow(),
                 "nothing asks for them any more"
             );
         }

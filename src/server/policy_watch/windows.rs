@@ -27,19 +27,19 @@ const PAUSE_AFTER_CHANGE: Duration = Duration::from_secs(10);
 pub(crate) type PolicyChangeLock = Arc<Mutex<()>>;
 
 /// Runs until it is dropped.
-pub async fn watch(service: Arc<ServerState>, change: PolicyChangeLock) {
+pub async fn watch(state: Arc<ServerState>, change: PolicyChangeLock) {
     let mut zones = TimeZones::default();
     loop {
-        let policy = service.cluster().ledger().policy().clone();
-        let pause = match open_now(&service, &mut zones, &policy) == *policy.open_windows() {
+        let policy = state.cluster().ledger().policy().clone();
+        let pause = match open_now(&state, &mut zones, &policy) == *policy.open_windows() {
             true => CHECK_INTERVAL,
             false => {
-                let (state, change) = (service.clone(), change.clone());
+                let (shared_state, change) = (state.clone(), change.clone());
                 // Classifying every pod of a large cluster takes a while.
-                let applied = service
+                let applied = state
                     .heavy_work
                     .spawn_in_background(WorkKind::Policy, move || {
-                        apply_open_windows(&state, &change)
+                        apply_open_windows(&shared_state, &change)
                     })
                     .await;
                 applied.unwrap_or_else(|_| error!("the policy's windows could not be changed"));
@@ -52,19 +52,19 @@ pub async fn watch(service: Arc<ServerState>, change: PolicyChangeLock) {
 
 /// The windows of a policy that are open by the wall clock.
 pub(crate) fn open_now(
-    service: &ServerState,
+    state: &ServerState,
     zones: &mut TimeZones,
     policy: &Policy,
 ) -> BTreeSet<Window> {
-    zones.open_at(policy, service.clock.to_wall(service.now()))
+    zones.open_at(policy, state.clock.to_wall(state.now()))
 }
 
 /// Sets the windows that are open by the wall clock, if they differ from those of the policy in force.
-fn apply_open_windows(service: &ServerState, change: &PolicyChangeLock) {
+fn apply_open_windows(state: &ServerState, change: &PolicyChangeLock) {
     let _guard = change.lock();
     // The policy's files may have changed since the check.
-    let before = service.cluster().ledger().policy().clone();
-    let open = open_now(service, &mut TimeZones::default(), &before);
+    let before = state.cluster().ledger().policy().clone();
+    let open = open_now(state, &mut TimeZones::default(), &before);
     if open == *before.open_windows() {
         return;
     }
@@ -80,11 +80,11 @@ fn apply_open_windows(service: &ServerState, change: &PolicyChangeLock) {
         before.open_windows().difference(&open).collect(),
     );
     let (opened, closed) = (listed(opened), listed(closed));
-    if !service.set_policy(Policy::clone(&before).with_open_windows(open)) {
+    if !state.set_policy(Policy::clone(&before).with_open_windows(open)) {
         // The namespaces that it selects by are not listed yet: the next check tries again.
         return;
     }
-    service.metrics.policy.window_changes.inc();
+    state.metrics.policy.window_changes.inc();
     info!(policy = %before.digest, opened, closed, "the policy's windows changed");
 }
 
@@ -121,7 +121,10 @@ classes:
 "#;
 
     fn sources(text: &str) -> Vec<SourceText> {
-        vec![SourceText::new("policy.yaml", text)]
+        vec![SourceText::new(
+            "policy.yaml",
+            format!("kind: SchedulingPolicy\n{text}"),
+        )]
     }
 
     fn service(text: &str) -> Arc<ServerState> {
@@ -129,44 +132,48 @@ classes:
     }
 
     /// The version of the policy, and how many of its windows are open.
-    fn version_and_open_windows(service: &ServerState) -> (u64, usize) {
-        let policy = service.cluster().ledger().policy().clone();
+    fn version_and_open_windows(state: &ServerState) -> (u64, usize) {
+        let policy = state.cluster().ledger().policy().clone();
         (policy.version, policy.open_windows().len())
     }
 
     #[test]
     fn windows_follow_the_wall_clock_and_nothing_else() {
-        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
-        let look = |time| {
+        let (state, change) = (service(NIGHTS), PolicyChangeLock::default());
+        let check_at = |time| {
             at(time);
-            apply_open_windows(&service, &change);
-            version_and_open_windows(&service)
+            apply_open_windows(&state, &change);
+            version_and_open_windows(&state)
         };
-        assert_eq!(look("2026-11-23T19:59:59+01:00"), (0, 0));
-        assert_eq!(look("2026-11-23T20:00:00+01:00"), (1, 1), "at its minute");
+        assert_eq!(check_at("2026-11-23T19:59:59+01:00"), (0, 0));
         assert_eq!(
-            look("2026-11-24T02:00:00+01:00"),
+            check_at("2026-11-23T20:00:00+01:00"),
+            (1, 1),
+            "at its minute"
+        );
+        assert_eq!(
+            check_at("2026-11-24T02:00:00+01:00"),
             (1, 1),
             "as long as nothing changes, nothing is set"
         );
         assert_eq!(
-            look("2026-11-23T19:59:00+01:00"),
+            check_at("2026-11-23T19:59:00+01:00"),
             (2, 0),
             "the clock was set back"
         );
         assert_eq!(
-            look("2026-11-27T23:00:00+01:00"),
+            check_at("2026-11-27T23:00:00+01:00"),
             (3, 1),
             "the machine was suspended for four days"
         );
-        assert_eq!(look("2026-11-28T06:00:00+01:00"), (4, 0));
-        assert_eq!(service.metrics.policy.window_changes.get(), 4);
+        assert_eq!(check_at("2026-11-28T06:00:00+01:00"), (4, 0));
+        assert_eq!(state.metrics.policy.window_changes.get(), 4);
     }
 
     #[test]
     fn a_policy_that_is_read_within_a_window_has_it_open_at_once() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service("{}"), PolicyChangeLock::default());
+        let (service, change) = (service(""), PolicyChangeLock::default());
         at("2026-11-23T23:00:00+01:00");
         assert!(matches!(
             apply_texts(&service, &sources(NIGHTS), &change),
@@ -187,15 +194,15 @@ classes:
     #[test]
     fn a_window_that_opens_builds_on_the_files_that_were_read_last() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
+        let (state, change) = (service(NIGHTS), PolicyChangeLock::default());
         apply_texts(
-            &service,
+            &state,
             &sources(&format!("mode: shadow\n{NIGHTS}")),
             &change,
         );
         at("2026-11-23T23:00:00+01:00");
-        apply_open_windows(&service, &change);
-        let policy = service.cluster().ledger().policy().clone();
+        apply_open_windows(&state, &change);
+        let policy = state.cluster().ledger().policy().clone();
         assert_eq!(
             (policy.mode, policy.open_windows().len()),
             (stowage_scheduling::policy::Mode::Shadow, 1)
@@ -205,18 +212,18 @@ classes:
     #[test]
     fn a_policy_that_waits_for_namespaces_still_waits_for_them_when_a_window_opens() {
         at("2026-11-23T12:00:00+01:00");
-        let (service, change) = (service(NIGHTS), PolicyChangeLock::default());
+        let (state, change) = (service(NIGHTS), PolicyChangeLock::default());
         let selects =
             "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
         assert!(matches!(
-            apply_texts(&service, &sources(selects), &change),
+            apply_texts(&state, &sources(selects), &change),
             ReloadOutcome::AwaitsNamespaces
         ));
         at("2026-11-23T23:00:00+01:00");
-        apply_open_windows(&service, &change);
-        assert_eq!(version_and_open_windows(&service), (1, 1));
+        apply_open_windows(&state, &change);
+        assert_eq!(version_and_open_windows(&state), (1, 1));
         assert!(
-            *service.namespaces_wanted().borrow(),
+            *state.namespaces_wanted().borrow(),
             "otherwise nothing shows them, and it waits for good"
         );
     }
@@ -238,13 +245,13 @@ classes:
             wall: jumping,
             ..TimeSource::SYSTEM
         };
-        let service = ServerState::with_time_source(source, load(&sources(NIGHTS)).unwrap().policy);
-        let watching = watch(service.clone(), PolicyChangeLock::default());
+        let state = ServerState::with_time_source(source, load(&sources(NIGHTS)).unwrap().policy);
+        let watching = watch(state.clone(), PolicyChangeLock::default());
         let _ = tokio::time::timeout(Duration::from_secs(60), watching).await;
         assert!(
-            version_and_open_windows(&service).0 <= 7,
+            version_and_open_windows(&state).0 <= 7,
             "{:?}",
-            version_and_open_windows(&service)
+            version_and_open_windows(&state)
         );
     }
 }

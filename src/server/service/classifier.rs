@@ -69,14 +69,11 @@ impl Classifier {
         let unaffected = before
             .cached
             .iter()
-            .filter(|known| !is_concerned(&known.key().namespace));
-        let known = unaffected
-            .map(|known| (known.key().clone(), *known.value()))
+            .filter(|cached| !is_concerned(&cached.key().namespace));
+        let cached = unaffected
+            .map(|cached| (cached.key().clone(), *cached.value()))
             .collect();
-        *self.in_force.write() = Arc::new(ActivePolicy {
-            policy,
-            cached: known,
-        });
+        *self.in_force.write() = Arc::new(ActivePolicy { policy, cached });
     }
 
     /// The policy by which pods are classified now. One that is about to be replaced may still be answered.

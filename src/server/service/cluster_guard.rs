@@ -22,7 +22,7 @@ use tracing::{error, info};
 /// The locked cluster. Take it for one call or a few; never across an await.
 pub struct ClusterGuard<'a> {
     cluster: MutexGuard<'a, Cluster>,
-    service: &'a ServerState,
+    state: &'a ServerState,
     /// Whether the thread was already unwinding when it took the lock; then the panic did not interrupt a change under this
     /// lock.
     was_panicking: bool,
@@ -54,12 +54,12 @@ pub(crate) fn assert_cluster_unlocked() {
 }
 
 impl<'a> ClusterGuard<'a> {
-    pub(super) fn new(service: &'a ServerState, cluster: MutexGuard<'a, Cluster>) -> Self {
+    pub(super) fn new(state: &'a ServerState, cluster: MutexGuard<'a, Cluster>) -> Self {
         #[cfg(debug_assertions)]
         GUARDS_HELD.set(GUARDS_HELD.get() + 1);
         Self {
             cluster,
-            service,
+            state,
             was_panicking: std::thread::panicking(),
             #[cfg(test)]
             visited_before: PODS_LOOKED_AT.get(),
@@ -68,7 +68,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// Applies a change and records it. The only way in which the cluster changes.
     pub fn apply<C: Change + Clone + Into<Input>>(&mut self, change: C) -> C::Output {
-        if let Some(tap) = self.service.recording_tap.get() {
+        if let Some(tap) = self.state.recording_tap.get() {
             tap.record_input(|| change.clone().into());
         }
         self.cluster.apply(change)
@@ -80,7 +80,7 @@ impl<'a> ClusterGuard<'a> {
         change: C,
         recorded: impl FnOnce(&C) -> Input,
     ) -> C::Output {
-        if let Some(tap) = self.service.recording_tap.get() {
+        if let Some(tap) = self.state.recording_tap.get() {
             tap.record_input(|| recorded(&change));
         }
         self.cluster.apply(change)
@@ -94,7 +94,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// Sets the cluster's time.
     pub(super) fn set_time(&mut self, now: Moment) {
-        if let Some(tap) = self.service.recording_tap.get() {
+        if let Some(tap) = self.state.recording_tap.get() {
             tap.set_time(now);
         }
         self.cluster.apply(ClockAdvanced(now));
@@ -102,7 +102,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// The input that was recorded last, to record its answer by; `None` if it is not recorded.
     pub fn last_recorded_input(&self) -> Option<AnsweredInput> {
-        let number = self.service.recording_tap.get()?.last_recorded()?;
+        let number = self.state.recording_tap.get()?.last_recorded()?;
         Some(AnsweredInput {
             number,
             generation: self.cluster.ledger().generation(),
@@ -111,7 +111,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// Sends a copy of the state to the recorder, from which a replay can start.
     pub(super) fn record_checkpoint(&self) {
-        if let Some(tap) = self.service.recording_tap.get() {
+        if let Some(tap) = self.state.recording_tap.get() {
             tap.record_checkpoint(self.cluster.copy());
         }
     }
@@ -166,20 +166,20 @@ impl Drop for ClusterGuard<'_> {
         }
         // Leadership closes first, so that no reader mistakes the empty state for the cluster.
         match self.cluster.unsettled_bindings() {
-            0 => self.service.leadership.require_relist(),
-            _ => self.service.leadership.await_own_writes(),
+            0 => self.state.leadership.require_relist(),
+            _ => self.state.leadership.await_own_writes(),
         }
         *self.cluster = self.cluster.emptied();
-        if let Some(tap) = self.service.recording_tap.get() {
+        if let Some(tap) = self.state.recording_tap.get() {
             tap.interrupt(Gap::Discarded);
         }
-        self.set_time(self.service.now());
-        self.service.metrics.ledgers_discarded.inc();
+        self.set_time(self.state.now());
+        self.state.metrics.ledgers_discarded.inc();
         error!(
             "a panic while the ledger was locked: the ledger is discarded, and the cluster is relisted"
         );
-        if let Tenure::AwaitingEarlierWrites { from } = self.service.leadership.tenure() {
-            let seconds = from.since(self.service.now()).0.div_ceil(1000);
+        if let Tenure::AwaitingEarlierWrites { from } = self.state.leadership.tenure() {
+            let seconds = from.since(self.state.now()).0.div_ceil(1000);
             info!(
                 seconds,
                 "this replica waits until no earlier write can take effect"
@@ -203,9 +203,9 @@ mod tests {
     use stowage_scheduling::vocabulary::node::NodeKind;
 
     fn synced() -> std::sync::Arc<ServerState> {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        service.lead_from_the_start();
-        service
+        let state = ServerState::with_stopped_clock(Policy::default());
+        state.lead_from_the_start();
+        state
     }
 
     fn add_node(cluster: &mut ClusterGuard<'_>) {
@@ -214,22 +214,22 @@ mod tests {
 
     #[test]
     fn a_panic_under_the_lock_ends_leadership_and_discards_the_ledger() {
-        let service = synced();
-        let terms = service.leadership.watch_list_generation();
+        let state = synced();
+        let terms = state.leadership.watch_list_generation();
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let mut cluster = service.cluster();
+            let mut cluster = state.cluster();
             add_node(&mut cluster);
             panic!("in the middle of a change");
         }));
         assert!(result.is_err());
         assert!(
-            !service.leadership.is_synced(),
+            !state.leadership.is_synced(),
             "nobody is answered from half a change"
         );
         assert!(terms.has_changed(), "everything is relisted");
-        assert_eq!(service.cluster().ledger().totals().nodes, 0);
-        assert_eq!(service.cluster().ledger().now(), service.now());
-        assert_eq!(service.metrics.ledgers_discarded.get(), 1);
+        assert_eq!(state.cluster().ledger().totals().nodes, 0);
+        assert_eq!(state.cluster().ledger().now(), state.now());
+        assert_eq!(state.metrics.ledgers_discarded.get(), 1);
     }
 
     /// The pod is placed, and its Binding is about to be written.
@@ -260,36 +260,36 @@ mod tests {
     #[test]
     fn after_a_panic_a_replica_waits_until_no_binding_of_the_discarded_ledger_can_commit() {
         let after_a_panic = |before: fn(&mut ClusterGuard<'_>)| {
-            let service = synced();
-            before(&mut service.cluster());
-            let generation = service.cluster().ledger().generation();
+            let state = synced();
+            before(&mut state.cluster());
+            let generation = state.cluster().ledger().generation();
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let _cluster = service.cluster();
+                let _cluster = state.cluster();
                 panic!("in the middle of a change");
             }));
             assert!(result.is_err());
-            let is_new = service.cluster().ledger().generation() > generation;
+            let is_new = state.cluster().ledger().generation() > generation;
             assert!(
                 is_new,
                 "what was kept of another state is not taken for this one"
             );
             // It holds the Lease all the time, and has listed everything again.
-            service.lead_from_the_start();
-            service
+            state.lead_from_the_start();
+            state
         };
         assert!(
             after_a_panic(add_node).leadership.is_open(),
             "nothing was under way"
         );
-        let service = after_a_panic(begin_binding);
+        let state = after_a_panic(begin_binding);
         assert!(
-            !service.leadership.is_open(),
+            !state.leadership.is_open(),
             "the pod may be bound on a GPU that the lists show free"
         );
         let from =
-            service.now() + Millis(WriteTimes::default().max_commit_delay().as_millis() as u64);
+            state.now() + Millis(WriteTimes::default().max_commit_delay().as_millis() as u64);
         assert_eq!(
-            service.leadership.tenure(),
+            state.leadership.tenure(),
             Tenure::AwaitingEarlierWrites { from }
         );
     }
@@ -302,13 +302,13 @@ mod tests {
                 add_node(&mut self.0.cluster());
             }
         }
-        let service = synced();
+        let state = synced();
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let _looks = LooksAtTheEnd(&service);
+            let _looks = LooksAtTheEnd(&state);
             panic!("elsewhere");
         }));
         assert!(result.is_err());
-        assert!(service.leadership.is_synced());
-        assert_eq!(service.cluster().ledger().totals().nodes, 1);
+        assert!(state.leadership.is_synced());
+        assert_eq!(state.cluster().ledger().totals().nodes, 1);
     }
 }

@@ -226,11 +226,14 @@ mod tests {
     async fn a_panic_is_counted_by_kind() {
         let panics = Metrics::new().panics;
         let in_turn = WorkExecutor::Simulated(SimulatedThreads::new(|_| Duration::ZERO));
-        for place in [WorkExecutor::OnThreads, in_turn] {
-            let heavy_work = HeavyWork::new(place, panics.clone());
+        for executor in [WorkExecutor::OnThreads, in_turn] {
+            let heavy_work = HeavyWork::new(executor, panics.clone());
             let planned = heavy_work.spawn(WorkKind::Plan, || panic!("planted"));
-            let looked = heavy_work.spawn_in_background(WorkKind::Capacity, || panic!("planted"));
-            assert!(planned.await.unwrap_err().is_panic() && looked.await.unwrap_err().is_panic());
+            let estimated =
+                heavy_work.spawn_in_background(WorkKind::Capacity, || panic!("planted"));
+            assert!(
+                planned.await.unwrap_err().is_panic() && estimated.await.unwrap_err().is_panic()
+            );
         }
         let counted = |kind| panics.with_label_values(&[kind]).get();
         assert_eq!(["plan", "capacity", "page"].map(counted), [2, 2, 0]);

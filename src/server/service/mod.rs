@@ -552,26 +552,26 @@ mod tests {
 
     #[test]
     fn a_replica_that_stays_on_standby_records_nothing() {
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         let (tap, _queue) = RecordingTap::new(RecordingMetrics::detached());
-        service.set_recording_tap(tap);
-        service.record_checkpoint();
-        (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
+        state.set_recording_tap(tap);
+        state.record_checkpoint();
+        (0..10).for_each(|_| state.set_tenure(Tenure::Standby));
         assert_eq!(
-            service.recording_tap().unwrap().last_recorded(),
+            state.recording_tap().unwrap().last_recorded(),
             None,
             "nothing has changed"
         );
-        service
+        state
             .cluster()
             .apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
-        (0..10).for_each(|_| service.set_tenure(Tenure::Standby));
+        (0..10).for_each(|_| state.set_tenure(Tenure::Standby));
         assert_eq!(
-            service.recording_tap().unwrap().last_recorded(),
+            state.recording_tap().unwrap().last_recorded(),
             Some(1),
             "it began to lead, and stopped"
         );
-        assert_eq!(service.cluster().ledger().leader(), None);
+        assert_eq!(state.cluster().ledger().leader(), None);
     }
 
     fn policy_with_namespace_selector() -> Policy {
@@ -600,13 +600,13 @@ mod tests {
             .collect()
     }
 
-    fn class_in(service: &ServerState, namespace: &str) -> String {
+    fn class_in(state: &ServerState, namespace: &str) -> String {
         let traits = PodTraits {
             namespace: namespace.into(),
             ..PodTraits::default()
         };
-        let classified = service.classify(&traits);
-        let policy = service.cluster().ledger().policy().clone();
+        let classified = state.classify(&traits);
+        let policy = state.cluster().ledger().policy().clone();
         assert_eq!(
             (classified.version, classified.class),
             (policy.version, policy.classify(&traits).class)
@@ -616,49 +616,47 @@ mod tests {
 
     #[test]
     fn a_policy_with_namespace_selectors_waits_until_namespaces_are_listed() {
-        let service = ServerState::with_stopped_clock(Policy::default());
+        let state = ServerState::with_stopped_clock(Policy::default());
         assert!(
-            !*service.namespaces_wanted().borrow(),
+            !*state.namespaces_wanted().borrow(),
             "nothing asks for them"
         );
         assert!(
-            !service.set_policy(policy_with_namespace_selector()),
+            !state.set_policy(policy_with_namespace_selector()),
             "the policy before stays"
         );
-        assert!(!service.reads_namespaces());
-        service.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
-        assert!(service.set_policy(policy_with_namespace_selector()));
-        assert!(*service.namespaces_wanted().borrow());
+        assert!(!state.reads_namespaces());
+        state.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
+        assert!(state.set_policy(policy_with_namespace_selector()));
+        assert!(*state.namespaces_wanted().borrow());
         assert_eq!(
-            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            [class_in(&state, "chat"), class_in(&state, "jobs")],
             ["own", "serving"]
         );
-        assert!(!service.forget_namespaces(), "it is in force");
-        service.set_policy(Policy::default());
+        assert!(!state.forget_namespaces(), "it is in force");
+        state.set_policy(Policy::default());
         assert!(
-            *service.namespaces_wanted().borrow(),
+            *state.namespaces_wanted().borrow(),
             "who reads policies knows whether another one waits"
         );
-        service.want_namespaces(service.reads_namespaces());
-        assert!(!*service.namespaces_wanted().borrow());
-        assert!(
-            service.forget_namespaces() && !service.set_policy(policy_with_namespace_selector())
-        );
+        state.want_namespaces(state.reads_namespaces());
+        assert!(!*state.namespaces_wanted().borrow());
+        assert!(state.forget_namespaces() && !state.set_policy(policy_with_namespace_selector()));
     }
 
     #[test]
     fn a_changed_namespace_label_reclassifies_only_the_pods_of_that_namespace() {
-        let service = ServerState::with_stopped_clock(Policy::default());
-        service.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
-        service.set_policy(policy_with_namespace_selector());
-        let version = service.cluster().ledger().policy().version;
+        let state = ServerState::with_stopped_clock(Policy::default());
+        state.record_namespaces(namespace_labels(&[("chat", "a"), ("jobs", "b")]));
+        state.set_policy(policy_with_namespace_selector());
+        let version = state.cluster().ledger().policy().version;
         assert_eq!(
-            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            [class_in(&state, "chat"), class_in(&state, "jobs")],
             ["own", "serving"]
         );
         let observed = |name: &str, team: &str| {
             let labels = namespace_labels(&[(name, team)]).remove(name).unwrap();
-            service.apply_namespaces(
+            state.apply_namespaces(
                 NamespaceObserved {
                     name: name.into(),
                     labels,
@@ -668,21 +666,21 @@ mod tests {
         };
         observed("jobs", "c");
         assert_eq!(
-            service.cluster().ledger().policy().version,
+            state.cluster().ledger().policy().version,
             version,
             "no selector asks for it"
         );
         observed("jobs", "a");
-        assert_eq!(service.cluster().ledger().policy().version, version + 1);
+        assert_eq!(state.cluster().ledger().policy().version, version + 1);
         assert_eq!(
-            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            [class_in(&state, "chat"), class_in(&state, "jobs")],
             ["own", "own"]
         );
-        service.apply_namespaces(NamespaceDeleted("chat".into()), |namespace| {
+        state.apply_namespaces(NamespaceDeleted("chat".into()), |namespace| {
             namespace == "chat"
         });
         assert_eq!(
-            [class_in(&service, "chat"), class_in(&service, "jobs")],
+            [class_in(&state, "chat"), class_in(&state, "jobs")],
             ["serving", "own"]
         );
     }

@@ -130,11 +130,11 @@ impl RecordingTap {
     }
 
     /// Records a verb's answer. If the queue is full the answer is dropped, and a replay goes on without it.
-    pub fn record_answer(&self, asked: AnsweredInput, decision: Decision) {
+    pub fn record_answer(&self, input: AnsweredInput, decision: Decision) {
         let is_sent = QueuedBytes::add(&self.queued_answer_bytes, decision.memory_bytes())
             .is_some_and(|bytes| {
                 self.queue
-                    .try_send(TapMessage::Answer(asked, Box::new(decision), bytes))
+                    .try_send(TapMessage::Answer(input, Box::new(decision), bytes))
                     .is_ok()
             });
         if !is_sent {
@@ -249,7 +249,7 @@ mod tests {
         let shown = |tapped| match tapped {
             TapMessage::Clock(now) => format!("clock {}", now.0),
             TapMessage::Input(numbered, _) => format!("{}", numbered.number),
-            TapMessage::Answer(asked, ..) => format!("answer of {}", asked.number),
+            TapMessage::Answer(input, ..) => format!("answer of {}", input.number),
             TapMessage::Checkpoint { next, after, .. } => {
                 format!("checkpoint before {next} after {after:?}")
             }

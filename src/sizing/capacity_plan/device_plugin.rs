@@ -126,9 +126,9 @@ pub fn plan(setting: &TrialSetting<'_>, pods: &[usize]) -> PluginPlan {
 fn pods_in_order(setting: &TrialSetting<'_>, pods: &[usize], order: PlacingOrder) -> Vec<usize> {
     let mut indices = pods.to_vec();
     if order == PlacingOrder::DecreasingSize {
-        indices.sort_by_key(|place| {
+        indices.sort_by_key(|pod_index| {
             Reverse(
-                requested_devices(setting.pod(*place))
+                requested_devices(setting.pod(*pod_index))
                     .map_or(0, |(_, device, count)| u64::from(count) * device.weight()),
             )
         });
@@ -173,12 +173,12 @@ fn check_empty_node(
     let mut node = PluginNode::new(template, setting.template(template));
     node.allocate(index, pod, setting.template(template))
         .map_err(|most| {
-            let (resource, asked) = (resource.as_str().to_owned(), pod.demand.gpus);
+            let (resource, requested) = (resource.as_str().to_owned(), pod.demand.gpus);
             match most {
                 0 => PluginObstacle::NoSuchDevice { resource },
                 most => PluginObstacle::TooFew {
                     resource,
-                    asked,
+                    asked: requested,
                     most,
                 },
             }
@@ -207,7 +207,7 @@ impl<'q> PluginPacking<'q> {
     fn new(setting: &'q TrialSetting<'q>, pods: &[usize]) -> Self {
         let resources = pods
             .iter()
-            .filter_map(|place| Some(requested_devices(setting.pod(*place))?.0.clone()));
+            .filter_map(|pod_index| Some(requested_devices(setting.pod(*pod_index))?.0.clone()));
         let unlimited_devices = resources
             .map(|resource| (resource, UNLIMITED_DEVICES))
             .collect();

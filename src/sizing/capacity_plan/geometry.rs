@@ -182,7 +182,7 @@ fn describe_compute_shortage(profiles: &[&str], family: &Family) -> String {
 fn format_counts(profiles: &[&str]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for profile in profiles {
-        match counts.iter_mut().find(|(known, _)| known == profile) {
+        match counts.iter_mut().find(|(counted, _)| counted == profile) {
             Some((_, count)) => *count += 1,
             None => counts.push((profile, 1)),
         }

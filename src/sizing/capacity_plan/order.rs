@@ -26,17 +26,17 @@ impl PlacingOrder {
         let demand = |index: &usize| &pods[*index].demand;
         let is_shared = |index: &usize| demand(index).sharing == Sharing::Shared;
         match self {
-            Self::DecreasingSize => order.sort_by_key(|place| {
-                let pod = demand(place);
-                (Reverse(pod.per_gpu), Reverse(pod.gpus), *place)
+            Self::DecreasingSize => order.sort_by_key(|pod_index| {
+                let pod = demand(pod_index);
+                (Reverse(pod.per_gpu), Reverse(pod.gpus), *pod_index)
             }),
-            Self::ExclusiveFirst => order.sort_by_key(|place| {
-                let pod = demand(place);
+            Self::ExclusiveFirst => order.sort_by_key(|pod_index| {
+                let pod = demand(pod_index);
                 (
-                    is_shared(place),
+                    is_shared(pod_index),
                     Reverse(pod.gpus),
                     Reverse(pod.per_gpu),
-                    *place,
+                    *pod_index,
                 )
             }),
             Self::Given => order.sort_unstable(),

@@ -69,7 +69,7 @@ impl<'q> Search<'q> {
                     .zip(&indices)
                     .all(|(one, other)| are_same_workload(setting, *one, *other))
             };
-            if !orders.iter().any(|(_, known)| is_same(known)) {
+            if !orders.iter().any(|(_, pod_indices)| is_same(pod_indices)) {
                 orders.push((order, indices));
             }
         }
@@ -95,7 +95,7 @@ impl<'q> Search<'q> {
         let is_held = |index: &usize| not_held.iter().all(|(other, _)| other != index);
         self.orders
             .iter_mut()
-            .for_each(|(_, places)| places.retain(is_held));
+            .for_each(|(_, pod_indices)| pod_indices.retain(is_held));
         match self.fewest_fleet(0) {
             Some((fleet, order)) => SearchResult {
                 fleet,
@@ -219,8 +219,8 @@ impl<'q> Search<'q> {
         let indices = self
             .orders
             .iter()
-            .find(|(known, _)| *known == order)
-            .map_or(&[][..], |(_, places)| places);
+            .find(|(tried_order, _)| *tried_order == order)
+            .map_or(&[][..], |(_, pod_indices)| pod_indices);
         for index in indices {
             if let Err(obstacles) = trial.place(*index, CandidateNodes::Any) {
                 not_held.push((*index, obstacles));

@@ -127,8 +127,9 @@ impl NodeShorthand {
                 .split_once('=')
                 .ok_or_else(|| NodeShorthandError::NotKeyValue { part: part.into() })?;
             let (key, value) = (key.trim(), value.trim());
-            let known = KEYS.iter().find(|known| **known == key);
-            let key = *known.ok_or_else(|| NodeShorthandError::UnknownKey { key: key.into() })?;
+            let known_key = KEYS.iter().find(|candidate| **candidate == key);
+            let key =
+                *known_key.ok_or_else(|| NodeShorthandError::UnknownKey { key: key.into() })?;
             if key != "label" && keys_set.contains(&key) {
                 return Err(NodeShorthandError::DuplicateKey { key });
             }
@@ -241,11 +242,11 @@ impl NodeShorthand {
         let found = self.gpu.as_deref().map(GpuType::find);
         match (found, self.vram) {
             (None, None) => Err(NodeShorthandError::NoGpu),
-            (Some(Ok(known)), vram) => Ok(TemplateGpu {
-                name: known.name.into(),
-                model: known.model(),
-                total: vram.unwrap_or(known.total()),
-                gpu_type: Some(known),
+            (Some(Ok(gpu_type)), vram) => Ok(TemplateGpu {
+                name: gpu_type.name.into(),
+                model: gpu_type.model(),
+                total: vram.unwrap_or(gpu_type.total()),
+                gpu_type: Some(gpu_type),
             }),
             // With its memory any GPU will do.
             (_, Some(total)) => {
@@ -282,18 +283,18 @@ impl NodeShorthand {
 
 /// Parses a geometry; rejects slices of unknown memory, and slices with more memory than the GPU.
 fn geometry(mig: &str, gpu: &TemplateGpu) -> Result<Geometry, NodeShorthandError> {
-    let known = gpu
+    let gpu_type = gpu
         .gpu_type
         .ok_or_else(|| NodeShorthandError::UnknownGeometry {
             gpu: gpu.name.clone(),
         })?;
-    let geometry = Geometry::parse(mig, known)?;
+    let geometry = Geometry::parse(mig, gpu_type)?;
     let slice = |profile: &str| {
         let unknown = || NodeShorthandError::UnknownSlice {
             gpu: gpu.name.clone(),
             profile: profile.into(),
         };
-        known.slice_memory(profile).ok_or_else(unknown)
+        gpu_type.slice_memory(profile).ok_or_else(unknown)
     };
     let slices: Bytes = geometry
         .profiles()

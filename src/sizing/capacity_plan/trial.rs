@@ -264,8 +264,9 @@ impl<'q> Trial<'q> {
                 return Ok(some[best.query_index]);
             }
             let refused = list.rejected.iter();
-            obstacles
-                .extend(refused.map(|(asked, misfit)| (some[*asked], Obstacle::Gpus(*misfit))));
+            obstacles.extend(
+                refused.map(|(query_index, misfit)| (some[*query_index], Obstacle::Gpus(*misfit))),
+            );
         }
         // A misfit says more than another node's filter, so it comes last and overwrites.
         Err(obstacles
@@ -286,7 +287,7 @@ impl<'q> Trial<'q> {
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter(|(_, node)| node.allocator == NodeKind::Stowage && differs(node))
-            .map(|(place, _)| place)
+            .map(|(node_index, _)| node_index)
             .collect()
     }
 
@@ -450,6 +451,6 @@ fn footprint(pod: &PodToPlace, node: NodeName) -> NodeFootprint {
 /// Indices of the chosen GPUs among the node's devices.
 pub fn gpu_indices(devices: &[Device], chosen: &[GpuUuid]) -> Vec<usize> {
     (0..devices.len())
-        .filter(|place| chosen.contains(&devices[*place].uuid))
+        .filter(|gpu_index| chosen.contains(&devices[*gpu_index].uuid))
         .collect()
 }

@@ -2,11 +2,13 @@
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, ConfigError, Fields};
-use super::family::{CAUTIONS, Family, WindowOrder};
+use super::family::{CAUTIONS, ENCODERS, FLOAT32, Family, WeightNote, WindowOrder};
 use super::feed_forward::{FeedForward, FeedForwardRule};
 use super::mixer::{Attention, LatentAttention, Mixer, Parameters, Recurrent};
 use super::quantization::{Precision, Quantization};
-use super::{MAX_GPUS_PER_POD, WorkloadError, saturating_product};
+use super::{
+    MAX_GPUS_PER_POD, WorkloadError, saturating_product, weights, with_thousands_separators,
+};
 use stowage_policy_file::diagnostic::quoted;
 
 /// Architecture of a model, as far as its VRAM depends on it.
@@ -23,6 +25,8 @@ pub struct ModelArchitecture {
     pub quantization: Quantization,
     /// Its weights, if its files are there.
     pub(crate) checkpoint: Option<Checkpoint>,
+    /// Those of its notes that depend on where its weights are from.
+    weight_notes: Vec<WeightNote>,
     /// What the estimate leaves out.
     pub notes: Vec<String>,
 }
@@ -65,7 +69,7 @@ impl ModelArchitecture {
     }
 
     fn from_fields(whole: Fields<'_>, precision: Option<Precision>) -> Result<Self, ConfigError> {
-        let mut notes = Vec::new();
+        let (mut notes, mut weight_notes) = (Vec::new(), Vec::new());
         // In a multimodal model, the language model.
         let mut fields = whole.clone();
         while let Some(inner) = language_model(&fields)? {
@@ -73,7 +77,7 @@ impl ModelArchitecture {
         }
         if !fields.path_of("").is_empty() || whole.has("vision_config") || whole.has("audio_config")
         {
-            notes.push("encoders of images and sound are not counted".into());
+            weight_notes.push(ENCODERS);
         }
         let named = fields.text("model_type")?.or(whole.text("model_type")?);
         let model_type = named.unwrap_or("unknown").to_owned();
@@ -84,7 +88,10 @@ impl ModelArchitecture {
                 quoted(&model_type)
             ));
         }
-        if !fields.has("num_attention_heads") && fields.has("state_size") {
+        // Mamba2's heads are of its states.
+        let has_attention =
+            fields.has("num_attention_heads") && fields.name("num_attention_heads") != "num_heads";
+        if !has_attention && fields.has("state_size") {
             return Err(ConfigError::Unsupported {
                 field: fields.path_of("model_type"),
                 model_type,
@@ -102,27 +109,21 @@ impl ModelArchitecture {
                 && !is_windowed
                 && !matches!(fields.optional_count(field), Ok(Some(0)))
         });
-        notes.extend(cautions.map(|(_, caution)| (*caution).to_owned()));
+        weight_notes.extend(cautions.map(|(_, caution)| *caution));
         let fields = fields.with_defaults(family.defaults);
         let max_context = fields.optional_number("max_position_embeddings")?;
-        if fields
-            .optional_count("num_nextn_predict_layers")?
-            .is_some_and(|layers| layers > 0)
-        {
-            notes.push(
-                "layers for multi-token prediction are not counted: engines load them on request"
-                    .into(),
-            );
-        }
         if [fields.text("torch_dtype")?, fields.text("dtype")?].contains(&Some("float32")) {
-            notes.push("the file says float32; engines load it in 16 bits".into());
+            weight_notes.push(FLOAT32);
         }
         let quantized = match fields.has("quantization_config") {
             true => &fields,
             false => &whole,
         };
         let quantization = Quantization::read(quantized, precision)?;
+        notes.extend(weight_notes.iter().map(|note| note.counted.to_owned()));
         notes.extend(quantization.notes());
+        let layers = build_layers(&fields, family, &mut notes)?;
+        notes.extend(list_notes(&fields, layers.len()));
         let hidden = fields.required_number("hidden_size")?;
         let mut model = Self {
             model_type,
@@ -132,10 +133,11 @@ impl ModelArchitecture {
                 "tie_word_embeddings",
                 whole.flag("tie_word_embeddings", family.ties_embeddings)?,
             )?,
-            layers: build_layers(&fields, family, &mut notes)?,
+            layers,
             max_context,
             quantization,
             checkpoint: None,
+            weight_notes,
             notes,
         };
         model.read_precisions();
@@ -160,9 +162,12 @@ impl ModelArchitecture {
         self.layers = layers;
         if is_kept {
             let name = self.quantization.precision.name;
-            self.notes.push(format!(
-                "some modules are not in {name}: the file names them"
-            ));
+            let by = match self.quantization.unread_names().next() {
+                Some(_) => "",
+                None => ": the file names them",
+            };
+            self.notes
+                .push(format!("some modules are not in {name}{by}"));
         }
     }
 
@@ -214,11 +219,41 @@ impl ModelArchitecture {
         all
     }
 
-    /// Takes the weights from the checkpoint instead of counting them, unless another precision than its own was requested.
+    /// Takes the weights from the checkpoint instead of counting them, unless it has none or another precision than its own was
+    /// requested.
     pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
-        if !self.quantization.is_overridden() {
-            self.checkpoint = Some(checkpoint);
+        if self.quantization.is_overridden() {
+            return self;
         }
+        let (found, expected, unit) = match checkpoint.parameters() {
+            Some(stored) => (stored, self.counted_parameters(), "parameters"),
+            None => {
+                let counted = weights::counted_bytes(&self, 1, (1, 1));
+                (checkpoint.bytes, counted, "bytes")
+            }
+        };
+        if found < expected / 2 {
+            self.notes.push(format!(
+                "the checkpoint has {} {unit}, the configuration says {}: is a file missing?",
+                with_thousands_separators(found),
+                with_thousands_separators(expected)
+            ));
+        }
+        if checkpoint.bytes == 0 {
+            return self;
+        }
+        for note in &self.weight_notes {
+            let instead = match checkpoint.is_as_stored {
+                true => note.stored,
+                false => note.loaded,
+            };
+            self.notes
+                .retain(|one| one != note.counted && one != instead);
+            if !instead.is_empty() {
+                self.notes.push(instead.to_owned());
+            }
+        }
+        self.checkpoint = Some(checkpoint);
         self
     }
 
@@ -305,6 +340,39 @@ fn language_model<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigE
         }
     }
     Ok(None)
+}
+
+/// Sizes that a file may list by layer, and what else it may.
+const SIZES_BY_LAYER: [&str; 8] = [
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "v_head_dim",
+    "intermediate_size",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+];
+const LISTS_BY_LAYER: [&str; 3] = ["moe_layer_freq", "mlp_layer_types", "hybrid_layer_pattern"];
+
+/// Notes about lists that are not followed, or are too short or too long.
+fn list_notes(fields: &Fields<'_>, layers: usize) -> Vec<String> {
+    let list = |name: &&'static str| Some((*name, fields.list(name).ok()??));
+    let sizes: Vec<_> = SIZES_BY_LAYER.iter().filter_map(list).collect();
+    let differs = sizes
+        .iter()
+        .any(|(_, each)| each.iter().any(|size| Some(size) != each.first()));
+    let note = differs.then(|| "sizes that differ by layer are counted as the largest".to_owned());
+    let lists = LISTS_BY_LAYER.iter().filter_map(list).chain(sizes);
+    let uneven = lists.filter(|(_, each)| each.len() != layers);
+    note.into_iter()
+        .chain(uneven.map(|(name, each)| {
+            let name = fields.path_of(fields.name(name));
+            let count = each.len();
+            let values = if count == 1 { "value" } else { "values" };
+            format!("`{name}` has {count} {values} for {layers} layers")
+        }))
+        .collect()
 }
 
 fn build_layers(
@@ -418,7 +486,9 @@ fn kinds_from_pattern(fields: &Fields<'_>) -> Result<Vec<LayerKind>, ConfigError
     let pattern = fields
         .text("hybrid_override_pattern")?
         .ok_or_else(invalid)?;
-    if pattern.is_empty() || pattern.len() as u64 > MAX_LAYERS {
+    let layers = pattern.len() as u64;
+    let count = fields.optional_number("num_hidden_layers")?;
+    if layers == 0 || layers > MAX_LAYERS || count.is_some_and(|count| count != layers) {
         return Err(invalid());
     }
     let kind = |letter: char| match letter {

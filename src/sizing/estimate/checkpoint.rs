@@ -3,10 +3,11 @@
 //! A header may be hostile: it is read as a stream, no size in it is allocated, and what it says is checked against the file's length.
 
 use super::config::Config;
+use super::family::Family;
+use super::quantization::GGUF;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use serde_json::{Map, Value, json};
 use std::fmt;
 use std::io::{BufReader, Error, ErrorKind, Read, copy, sink};
 use stowage_policy_file::diagnostic::quoted;
@@ -25,6 +26,8 @@ pub struct Checkpoint {
     elements: u128,
     /// Some tensors have several parameters in an element.
     is_packed: bool,
+    /// Tensors that no engine loads are counted too, and all as they are stored.
+    pub(crate) is_as_stored: bool,
 }
 
 /// Why a file is no checkpoint. Each text says what to do.
@@ -74,6 +77,7 @@ impl Checkpoint {
             bytes,
             loaded: bytes,
             is_packed: true,
+            is_as_stored: true,
             ..Self::default()
         }
     }
@@ -91,15 +95,15 @@ impl Checkpoint {
         (!self.is_packed).then_some(self.elements)
     }
 
-    fn add(&mut self, bits: Option<u64>, is_packed: bool, elements: u128, bytes: u64, loads: bool) {
+    fn add(&mut self, kind: ElementType, elements: u128, bytes: u64, loads: bool) {
         self.bytes += u128::from(bytes);
         if !loads {
             return;
         }
         self.loaded += u128::from(bytes);
         self.elements = self.elements.saturating_add(elements);
-        self.is_packed |= is_packed;
-        if bits.is_some_and(|bits| bits >= 32) && !is_packed {
+        self.is_packed |= kind == ElementType::Packed;
+        if kind == ElementType::WideFloat {
             self.wide += u128::from(bytes);
             self.narrowed = self.narrowed.saturating_add(elements.saturating_mul(2));
         }
@@ -140,23 +144,16 @@ impl Checkpoint {
                 return Err(format!("{} has another size than its shape", quoted(name)));
             }
             ranges.push((start, end));
-            let is_packed = !tensor.dtype.contains('F') || bits.is_some_and(|bits| bits < 8);
-            self.add(bits, is_packed, tensor.shape.0, bytes, loads(name));
+            let kind = ElementType::of(&tensor.dtype, bits);
+            self.add(kind, tensor.shape.0, bytes, loads(name));
             Ok(())
         });
         read.deserialize_map(visitor)
             .and_then(|()| read.end())
             .map_err(|error| safetensors_error(error.to_string()))?;
-        ranges.sort_unstable();
-        let mut at = 0;
-        for (start, end) in ranges {
-            if start != at {
-                return Err(safetensors_error(format!(
-                    "its tensors overlap or leave a gap at byte {}",
-                    start.min(at)
-                )));
-            }
-            at = end;
+        let (at, is_dense) = end_of(&mut ranges).map_err(safetensors_error)?;
+        if !is_dense {
+            return Err(safetensors_error("its tensors leave a gap"));
         }
         if at != data {
             return Err(safetensors_error(format!(
@@ -181,8 +178,9 @@ impl Checkpoint {
             return Err(gguf_error(format!("version {version} is not known")));
         }
         let (tensors, entries) = (gguf.u64()?, gguf.u64()?);
-        let metadata = gguf.metadata(entries)?;
-        let mut end = 0;
+        let mut metadata = gguf.metadata(entries)?;
+        let (mut bytes_of_all, mut ranges) = (0, Vec::new());
+        let mut is_quantized = false;
         for _ in 0..tensors {
             let name = gguf.string()?;
             let mut elements = 1_u128;
@@ -198,11 +196,14 @@ impl Checkpoint {
                     quoted(&name)
                 )));
             };
+            if elements == 0 {
+                return Err(gguf_error(format!("{} has no elements", quoted(&name))));
+            }
             let bytes = elements
                 .div_ceil((*block).into())
                 .saturating_mul((*bytes).into());
             let bytes = u64::try_from(bytes).ok();
-            let Some((bytes, last)) =
+            let Some((bytes, end)) =
                 bytes.and_then(|bytes| Some((bytes, offset.checked_add(bytes)?)))
             else {
                 return Err(gguf_error(format!(
@@ -210,80 +211,40 @@ impl Checkpoint {
                     quoted(&name)
                 )));
             };
-            end = end.max(last);
-            self.add(None, false, elements, bytes, true);
+            bytes_of_all += u128::from(bytes);
+            ranges.push((offset, end));
+            is_quantized |= *block > 1;
+            self.add(ElementType::Plain, elements, bytes, true);
         }
         let data = length.saturating_sub(gguf.1);
-        if end > data {
+        let (end, _) = end_of(&mut ranges).map_err(gguf_error)?;
+        if bytes_of_all.max(end.into()) > data.into() {
             return Err(gguf_error(format!(
-                "its tensors have {end} bytes, and {data} are there"
+                "its tensors have {} bytes, and {data} are there",
+                bytes_of_all.max(end.into())
             )));
         }
+        if is_quantized {
+            metadata.insert("quantization_config".into(), json!({"quant_method": GGUF}));
+        }
+        self.is_as_stored = true;
         self.files += 1;
         Ok(Config::from_fields(metadata))
     }
 }
 
-/// What a checkpoint's index says.
-#[derive(Debug)]
-pub struct Index {
-    /// Names of its files.
-    pub shards: BTreeSet<String>,
-    pub total_size: Option<u64>,
-}
-
-impl Index {
-    /// Reads a `model.safetensors.index.json`.
-    pub fn read(file: impl Read) -> Result<Self, serde_json::Error> {
-        #[derive(Deserialize)]
-        struct Raw {
-            #[serde(default)]
-            metadata: Option<Metadata>,
-            weight_map: Shards,
+/// The end of the last range, and whether there are no gaps between them.
+fn end_of(ranges: &mut [(u64, u64)]) -> Result<(u64, bool), String> {
+    ranges.sort_unstable();
+    let (mut at, mut is_dense) = (0, true);
+    for (start, end) in ranges {
+        if *start < at {
+            return Err(format!("its tensors overlap at byte {start}"));
         }
-        #[derive(Deserialize)]
-        struct Metadata {
-            #[serde(default)]
-            total_size: Option<serde_json::Number>,
-        }
-        let raw: Raw = serde_json::from_reader(BufReader::new(file))?;
-        let total = raw.metadata.and_then(|metadata| metadata.total_size);
-        Ok(Self {
-            shards: raw.weight_map.0,
-            // Some have 1.2e11.
-            total_size: total
-                .and_then(|total| total.as_u64().or(total.as_f64().map(|size| size as u64))),
-        })
+        is_dense &= *start == at;
+        at = *end;
     }
-}
-
-/// The distinct values of a map.
-struct Shards(BTreeSet<String>);
-
-/// Maximum number of files of a checkpoint.
-const MAX_SHARDS: usize = 4096;
-
-impl<'de> Deserialize<'de> for Shards {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Values;
-        impl<'de> Visitor<'de> for Values {
-            type Value = Shards;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a file for each tensor")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
-                let mut shards = BTreeSet::new();
-                while let Some((IgnoredAny, shard)) = map.next_entry::<IgnoredAny, String>()? {
-                    shards.insert(shard);
-                    if shards.len() > MAX_SHARDS {
-                        return Err(A::Error::custom(format!("more than {MAX_SHARDS} files")));
-                    }
-                }
-                Ok(Shards(shards))
-            }
-        }
-        deserializer.deserialize_map(Values)
-    }
+    Ok((at, is_dense))
 }
 
 /// A tensor in a safetensors header.
@@ -335,6 +296,29 @@ impl<'de, F: FnMut(&str, Tensor) -> Result<(), String>> Visitor<'de> for Tensors
             (self.0)(&name, tensor).map_err(A::Error::custom)?;
         }
         Ok(())
+    }
+}
+
+/// What the elements of a tensor are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ElementType {
+    Plain,
+    /// 32 bits or more, which an engine loads in 16.
+    WideFloat,
+    /// Several parameters in one element, or a type that is not known.
+    Packed,
+}
+
+impl ElementType {
+    fn of(dtype: &str, bits: Option<u64>) -> Self {
+        let is_float = dtype.contains('F');
+        match bits {
+            Some(32..) if is_float => Self::WideFloat,
+            // Positions, masks and the like.
+            Some(64..) => Self::Plain,
+            Some(8..) if is_float || dtype == "BOOL" => Self::Plain,
+            _ => Self::Packed,
+        }
     }
 }
 
@@ -415,13 +399,15 @@ const GGUF_FIELDS: &[(&str, &str)] = &[
     ),
     ("expert_shared_count", "n_shared_experts"),
     ("leading_dense_block_count", "first_k_dense_replace"),
+    ("nextn_predict_layers", "num_nextn_predict_layers"),
+    ("ssm.conv_kernel", "ssm.conv_kernel"),
     ("split.count", "split.count"),
 ];
 
 /// More than the largest vocabularies take.
 const MAX_GGUF_HEADER_BYTES: u64 = 256 << 20;
-/// Maximum length of a name or a value that is kept.
-const MAX_KEPT_BYTES: u64 = 4096;
+/// Maximum length of a name or a value that is kept, in bytes, and of a list of numbers.
+const MAX_KEPT: u64 = 4096;
 
 /// A GGUF header, and how many bytes of it have been read.
 struct Gguf<R>(R, u64);
@@ -455,7 +441,7 @@ impl<R: Read> Gguf<R> {
     /// A text; of a long one only its beginning.
     fn string(&mut self) -> Result<String, CheckpointError> {
         let length = self.u64()?;
-        let kept = length.min(MAX_KEPT_BYTES);
+        let kept = length.min(MAX_KEPT);
         let mut text = Vec::new();
         self.0.by_ref().take(kept).read_to_end(&mut text)?;
         self.1 += text.len() as u64;
@@ -463,23 +449,33 @@ impl<R: Read> Gguf<R> {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// A value of this type. Of a list of numbers the largest, which is what a layer takes at most; of another list its length.
+    /// A value of this type: of a list of texts how many there are, of a long list its beginning.
     fn value(&mut self, kind: u32, is_within_list: bool) -> Result<Value, CheckpointError> {
         Ok(match kind {
-            0 | 1 | 7 => self.bytes::<1>()?[0].into(),
-            2 | 3 => u16::from_le_bytes(self.bytes()?).into(),
-            4 | 5 => self.u32()?.into(),
+            0 | 7 => self.bytes::<1>()?[0].into(),
+            1 => i8::from_le_bytes(self.bytes()?).into(),
+            2 => u16::from_le_bytes(self.bytes()?).into(),
+            3 => i16::from_le_bytes(self.bytes()?).into(),
+            4 => self.u32()?.into(),
+            5 => i32::from_le_bytes(self.bytes()?).into(),
             6 => self.u32().map(|_| Value::Null)?,
             8 => self.string()?.into(),
-            10 | 11 => self.u64()?.into(),
+            10 => self.u64()?.into(),
+            11 => i64::from_le_bytes(self.bytes()?).into(),
             12 => self.u64().map(|_| Value::Null)?,
             9 if !is_within_list => {
                 let (kind, count) = (self.u32()?, self.u64()?);
-                let mut largest = None;
-                for _ in 0..count {
-                    largest = largest.max(self.value(kind, true)?.as_u64());
+                let mut numbers = Vec::new();
+                for at in 0..count {
+                    let value = self.value(kind, true)?;
+                    if value.is_number() && at < MAX_KEPT {
+                        numbers.push(value);
+                    }
                 }
-                largest.unwrap_or(count).into()
+                match numbers.is_empty() {
+                    true => count.into(),
+                    false => numbers.into(),
+                }
             }
             _ => return Err(gguf_error(format!("a value has the unknown type {kind}"))),
         })
@@ -498,9 +494,14 @@ impl<R: Read> Gguf<R> {
                 .iter()
                 .find(|(gguf, _)| *gguf == name || *gguf == key);
             match (key.as_str(), known) {
-                ("general.architecture", _) => drop(fields.insert("model_type".into(), value)),
+                ("general.architecture", _) => {
+                    let name = value.as_str().map(Family::model_type_of_gguf);
+                    fields.insert("model_type".into(), name.into());
+                }
                 ("tokenizer.ggml.tokens", _) => vocabulary = value,
-                (_, Some((_, field))) => drop(fields.insert((*field).to_owned(), value)),
+                (_, Some((_, field))) => {
+                    fields.insert((*field).to_owned(), value);
+                }
                 _ => {}
             }
         }

@@ -201,28 +201,104 @@ pub const FAMILIES: &[Family] = &[
     },
 ];
 
-/// What a file's field says and the count leaves out, as a note.
-pub const CAUTIONS: &[(&str, &str)] = &[
+/// A note about weights that are counted, and what is to be said instead of those that files have: by their headers, or all of them
+/// as they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightNote {
+    pub counted: &'static str,
+    pub loaded: &'static str,
+    pub stored: &'static str,
+}
+
+impl WeightNote {
+    /// The same note wherever the weights are from.
+    const fn always(text: &'static str) -> Self {
+        Self::of_files(text, text)
+    }
+
+    const fn of_files(counted: &'static str, files: &'static str) -> Self {
+        Self {
+            counted,
+            loaded: files,
+            stored: files,
+        }
+    }
+
+    /// For tensors that only a file's header tells apart.
+    const fn unless_stored(text: &'static str) -> Self {
+        Self {
+            stored: "the weights are counted with tensors that engines do not load, as they are stored",
+            ..Self::always(text)
+        }
+    }
+}
+
+pub const ENCODERS: WeightNote = WeightNote::of_files(
+    "encoders of images and sound are not counted",
+    "of encoders of images and sound only the weights are counted",
+);
+pub const FLOAT32: WeightNote =
+    WeightNote::unless_stored("the file says float32; engines load it in 16 bits");
+
+/// What a file's field says and the count leaves out.
+pub const CAUTIONS: &[(&str, WeightNote)] = &[
     (
         "attention_chunk_size",
-        "attention in chunks is counted as attention to all: the KV cache is an upper bound",
+        WeightNote::always(
+            "attention in chunks is counted as attention to all: the KV cache is an upper bound",
+        ),
     ),
     (
         "compress_ratios",
-        "compressed attention is counted as attention to all, and its compressors not at all",
+        WeightNote::of_files(
+            "compressed attention is counted as attention to all, and its compressors not at all",
+            "compressed attention is counted as attention to all: the KV cache is an upper bound",
+        ),
     ),
     (
         "num_kv_shared_layers",
-        "layers that share a KV cache are counted as if each had one: an upper bound",
+        WeightNote::always(
+            "layers that share a KV cache are counted as if each had one: an upper bound",
+        ),
+    ),
+    (
+        "num_nextn_predict_layers",
+        WeightNote::unless_stored(
+            "layers for multi-token prediction are not counted: engines load them on request",
+        ),
     ),
     (
         "sparse_attention_config",
-        "the index of its sparse attention is not counted",
+        WeightNote::of_files(
+            "the index of its sparse attention is not counted",
+            "of the index of its sparse attention only the weights are counted",
+        ),
+    ),
+    (
+        "index_head_dim",
+        WeightNote::of_files(
+            "the weights of its sparse attention's index are not counted",
+            "",
+        ),
     ),
     (
         "hidden_size_per_layer_input",
-        "embeddings for each layer are not counted",
+        WeightNote::of_files("embeddings for each layer are not counted", ""),
     ),
+    (
+        "ssm.conv_kernel",
+        WeightNote::always(
+            "recurrent layers are not read from a GGUF file: they are counted as attention to all",
+        ),
+    ),
+];
+
+/// Architectures of GGUF files whose name is not that of a family without punctuation.
+const GGUF_NAMES: [(&str, &str); 4] = [
+    ("command-r", "cohere"),
+    ("deepseek2", "deepseek_v3"),
+    ("granitehybrid", "granitemoehybrid"),
+    ("phi2", "phi"),
 ];
 
 impl Family {
@@ -232,5 +308,19 @@ impl Family {
             .iter()
             .find(|family| family.names.contains(&model_type));
         (known.unwrap_or(&LLAMA), known.is_some())
+    }
+
+    /// The `model_type` of a GGUF file's architecture: `qwen3_moe` of `qwen3moe`, `gemma3_text` of `gemma3`.
+    pub(crate) fn model_type_of_gguf(architecture: &str) -> &str {
+        let plain = |name: &str| name.replace(['-', '_'], "");
+        let architecture_plain = plain(architecture);
+        let is_same =
+            |name: &&&str| architecture_plain == plain(name.strip_suffix("_text").unwrap_or(name));
+        let other = GGUF_NAMES.iter().find(|(gguf, _)| *gguf == architecture);
+        let mut names = FAMILIES.iter().flat_map(|family| family.names);
+        other
+            .map(|(_, name)| *name)
+            .or_else(|| names.find(is_same).copied())
+            .unwrap_or(architecture)
     }
 }

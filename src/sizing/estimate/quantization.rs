@@ -2,7 +2,7 @@
 
 use super::config::{ConfigError, Fields};
 use super::mixer::Matrix;
-use regex::{Regex, RegexSet, RegexSetBuilder};
+use regex::{RegexBuilder, RegexSet, RegexSetBuilder};
 use std::collections::BTreeSet;
 use stowage_policy_file::diagnostic::quoted;
 use stowage_policy_file::nearest::nearest;
@@ -113,6 +113,8 @@ const METHODS: [&str; 9] = [
     "mxfp4",
     "bitsandbytes",
 ];
+/// Stands for a GGUF file's own types, of which its header says the bytes.
+pub(super) const GGUF: &str = "gguf";
 
 /// Lists of modules that keep 16 bits.
 const SKIPPED: [&str; 5] = [
@@ -140,15 +142,15 @@ impl Quantization {
     /// unknown; the modules that the file excludes from quantization are excluded all the same.
     pub fn read(fields: &Fields<'_>, requested: Option<Precision>) -> Result<Self, ConfigError> {
         let Some(fields) = fields.object("quantization_config")? else {
-            let asked = requested.filter(|precision| *precision != Precision::HALF);
-            let how = if asked == Some(Precision::FP8) {
+            let applied = requested.filter(|precision| *precision != Precision::HALF);
+            let how = if applied == Some(Precision::FP8) {
                 PrecisionOverride::OnLoad
             } else {
                 PrecisionOverride::Checkpoint
             };
             return Ok(Self {
-                precision_override: asked.map(|_| how),
-                ..Self::uniform(asked.unwrap_or(Precision::HALF))
+                precision_override: applied.map(|_| how),
+                ..Self::uniform(applied.unwrap_or(Precision::HALF))
             });
         };
         if requested == Some(Precision::HALF) {
@@ -160,10 +162,10 @@ impl Quantization {
         let mut read = match (Self::from_file(&fields), requested) {
             (own, None) => own.map_err(with_flag_hint)?,
             // The file's own has its groups and scales.
-            (Ok(own), Some(asked)) if own.precision.name == asked.name => own,
-            (_, Some(asked)) => Self {
+            (Ok(own), Some(precision)) if own.precision.name == precision.name => own,
+            (_, Some(precision)) => Self {
                 precision_override: Some(PrecisionOverride::Checkpoint),
-                ..Self::uniform(asked)
+                ..Self::uniform(precision)
             },
         };
         let scheme_bits = match fields.object("kv_cache_scheme") {
@@ -179,18 +181,23 @@ impl Quantization {
                 });
         for list in SKIPPED {
             let names = fields.texts(list)?.unwrap_or_default();
-            read.skipped
-                .add(names.into_iter())
-                .map_err(|expected| fields.field_error(list, expected))?;
+            let added = read.skipped.add(names.into_iter());
+            let compiled = added.and_then(|()| read.skipped.compile());
+            compiled.map_err(|expected| match fields.field_error(list, expected) {
+                error if requested.is_none() => with_flag_hint(error),
+                error => error,
+            })?;
         }
         Ok(read)
     }
 
     /// What the file says, without what it skips.
     fn from_file(fields: &Fields<'_>) -> Result<Self, ConfigError> {
-        let groups = fields.object("config_groups")?;
-        let algorithms = fields.object("quantized_layers")?;
-        let Some(by_name) = groups.or(algorithms) else {
+        let mut all = "config_groups";
+        if !fields.has(all) {
+            all = "quantized_layers";
+        }
+        let Some(by_name) = fields.object(all)? else {
             return Self::precision(fields).map(Self::uniform);
         };
         let mut read = Self::uniform(Precision::HALF);
@@ -202,8 +209,8 @@ impl Quantization {
                 // Activations only.
                 None => continue,
             };
-            let all = if weights.is_some() { "Linear" } else { name };
-            let targets = group.texts("targets")?.unwrap_or(vec![all]);
+            let usual = if weights.is_some() { "Linear" } else { name };
+            let targets = group.texts("targets")?.unwrap_or(vec![usual]);
             if read.precision == Precision::HALF {
                 read.precision = precision;
             }
@@ -214,15 +221,23 @@ impl Quantization {
                 .groups
                 .iter()
                 .position(|(_, known)| *known == precision);
-            let at = same.unwrap_or_else(|| {
+            let at = same.unwrap_or(read.groups.len());
+            if at == MAX_PRECISIONS {
+                let expected = format!("groups of at most {MAX_PRECISIONS} precisions");
+                return Err(fields.field_error(all, expected));
+            }
+            if same.is_none() {
                 read.groups.push((ModuleNames::default(), precision));
-                read.groups.len() - 1
-            });
+            }
             read.groups[at]
                 .0
                 .add(targets.into_iter())
                 .map_err(|expected| group.field_error("targets", expected))?;
         }
+        let mut groups = read.groups.iter_mut();
+        groups
+            .try_for_each(|(names, _)| names.compile())
+            .map_err(|expected| fields.field_error(all, expected))?;
         Ok(read)
     }
 
@@ -246,6 +261,7 @@ impl Quantization {
                 Precision::INT8
             }
             "bitsandbytes" => Precision::NF4,
+            GGUF => Precision::HALF,
             other => {
                 let near =
                     nearest(other, &METHODS).map_or(String::new(), |near| format!(" (`{near}`?)"));
@@ -267,7 +283,7 @@ impl Quantization {
     }
 
     /// Whether another precision than the file's was requested.
-    pub(crate) fn is_overridden(&self) -> bool {
+    pub fn is_overridden(&self) -> bool {
         self.precision_override.is_some()
     }
 
@@ -283,13 +299,21 @@ impl Quantization {
         let other = is_other.then(|| {
             format!("the file's weights are not in {name}: give the engine a checkpoint whose weights are")
         });
-        let unread = self.skipped.unread.as_ref().map(|pattern| {
+        let unread = self.unread_names().map(|pattern| {
             format!(
-                "{} is no pattern that is read here: what it names is not skipped",
+                "{} is no pattern that is read here: what it names counts as not named",
                 quoted(pattern)
             )
         });
         other.into_iter().chain(unread)
+    }
+
+    /// Of each list the first pattern that is none.
+    pub(super) fn unread_names(&self) -> impl Iterator<Item = &String> {
+        let groups = self.groups.iter().map(|(names, _)| names);
+        groups
+            .chain([&self.skipped])
+            .filter_map(|names| names.unread.as_ref())
     }
 }
 
@@ -304,6 +328,8 @@ struct ModuleNames {
     unread: Option<String>,
 }
 
+/// Maximum number of precisions in a file's groups: more than anyone mixes, and each costs a search by every module.
+const MAX_PRECISIONS: usize = 16;
 /// Maximum number of patterns in a list, and of bytes that they take compiled.
 const MAX_PATTERNS: usize = 4096;
 const MAX_PATTERN_BYTES: usize = 4 << 20;
@@ -319,7 +345,6 @@ const ROOTS: [&str; 5] = [
 impl ModuleNames {
     /// Adds names; the error says what to write instead.
     fn add<'a>(&mut self, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
-        let count = self.sources.len();
         for name in names {
             let pattern = match name.strip_prefix("re:") {
                 Some(pattern) => format!("^(?:{pattern})"),
@@ -334,18 +359,24 @@ impl ModuleNames {
                     continue;
                 }
             };
-            match Regex::new(&pattern) {
-                Ok(_) if self.sources.len() < MAX_PATTERNS => self.sources.push(pattern),
-                Ok(_) => return Err(format!("at most {MAX_PATTERNS} patterns")),
-                Err(_) => self.unread = self.unread.take().or(Some(name.to_owned())),
+            // Whether it can be read; with no space for more it is not compiled.
+            match RegexBuilder::new(&pattern).size_limit(0).build() {
+                Err(regex::Error::Syntax(_)) => {
+                    self.unread.get_or_insert_with(|| name.to_owned());
+                }
+                _ if self.sources.len() < MAX_PATTERNS => self.sources.push(pattern),
+                _ => return Err(format!("at most {MAX_PATTERNS} patterns")),
             }
         }
-        if self.sources.len() > count {
-            let set = RegexSetBuilder::new(&self.sources)
-                .size_limit(MAX_PATTERN_BYTES)
-                .build();
-            self.patterns = set.map_err(|_| "fewer or simpler patterns".to_owned())?;
-        }
+        Ok(())
+    }
+
+    /// Compiles the patterns once all are added.
+    fn compile(&mut self) -> Result<(), String> {
+        let set = RegexSetBuilder::new(&self.sources)
+            .size_limit(MAX_PATTERN_BYTES)
+            .build();
+        self.patterns = set.map_err(|_| "fewer or simpler patterns".to_owned())?;
         Ok(())
     }
 

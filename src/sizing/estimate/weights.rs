@@ -56,7 +56,7 @@ pub(crate) fn bytes_per_gpu(model: &ModelArchitecture, gpus: u64) -> Bytes {
 }
 
 /// Bytes as they are counted; `multiples` are what an engine rounds experts up to.
-fn counted_bytes(model: &ModelArchitecture, gpus: u64, multiples: (u64, u64)) -> u128 {
+pub(super) fn counted_bytes(model: &ModelArchitecture, gpus: u64, multiples: (u64, u64)) -> u128 {
     let layers = model.layers.iter();
     let of_layers = layers.map(|layer| layer_bytes(model, layer, gpus, multiples));
     let embeddings = Precision::HALF.bytes_of(model.embeddings(gpus));

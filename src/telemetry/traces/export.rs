@@ -230,7 +230,7 @@ impl SpanSender {
     fn log_failure(&mut self, error: &str) {
         if self
             .last_logged
-            .is_some_and(|told| told.elapsed() < LOG_INTERVAL)
+            .is_some_and(|logged_at| logged_at.elapsed() < LOG_INTERVAL)
         {
             return;
         }

@@ -164,7 +164,7 @@ fn keeps_a_certificate(setup: &Setup, runtime: &Runtime) {
     let client = setup.api.client("stowage").unwrap();
     let keeping = certificates::run(
         client,
-        setup.stowage.service.clone(),
+        setup.stowage.state.clone(),
         options,
         vec!["agents"],
         |_| Ok(()),

@@ -6,7 +6,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
 fn selecting() -> Policy {
-    let text = "classes: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
+    let text = "kind: SchedulingPolicy\nclasses: [{name: own, match: {namespaceSelector: {matchLabels: {team: a}}}}]\n";
     load(&[SourceText::new("policy.yaml", text)])
         .unwrap()
         .policy

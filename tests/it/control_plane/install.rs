@@ -3,6 +3,7 @@
 
 use super::processes::{CommandOutput, run};
 use super::world::{RealControlPlane, yaml};
+use crate::docs::markdown::{Fence, Page};
 use crate::helm::Helm;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -166,14 +167,35 @@ async fn every_block_of_the_install_page_runs_as_written() {
     );
 }
 
+#[test]
+fn the_blocks_in_a_list_are_blocks_of_the_page() {
+    let found = blocks("docs/start/upgrade-and-removal.md");
+    for block in [
+        "kubectl delete -f manifests/components/leader-fence/leader-fence.yaml",
+        "kubectl -n kube-system rollout status deployment/stowage\nkubectl -n kube-system rollout status daemonset/stowage-agent",
+    ] {
+        assert!(
+            found.iter().any(|shown| shown == block),
+            "{block}: {found:#?}"
+        );
+    }
+    let runnable = blocks("docs/use/policies.md");
+    assert!(
+        runnable[0].starts_with("cargo run -- policy check"),
+        "{runnable:#?}"
+    );
+}
+
 /// The shell blocks of a page, in their order.
 fn blocks(page: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
-    let blocks = text
-        .split("```sh\n")
-        .skip(1)
-        .map(|rest| rest.split_once("\n```").unwrap().0.to_owned());
-    blocks.collect()
+    let page = Page::read(Path::new(env!("CARGO_MANIFEST_DIR")), Path::new(page));
+    let shell = page.fences().into_iter();
+    let shell = shell.filter(|fence| fence.info.starts_with("sh"));
+    let text = |fence: Fence<'_>| {
+        let lines: Vec<&str> = fence.lines.iter().map(|(_, line)| *line).collect();
+        lines.join("\n")
+    };
+    shell.map(text).collect()
 }
 
 /// A folder that has the manifests, as a clone has.

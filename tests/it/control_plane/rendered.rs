@@ -136,6 +136,7 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
         "certificates.mode=cert-manager",
         "certificates.mode=files,replicas=1,leaderFence.enabled=true",
         "monitoring.serviceMonitor=true,monitoring.prometheusRule=true",
+        "flightRecorder.enabled=true,extraArgs.agent={--interval=15s},extraArgs.stowage={--gpu-metrics=false}",
     ] {
         let objects = helm.render("kube-system", &["--set", flags]).unwrap();
         its_policy_is_sound(&world, flags, &objects);

@@ -12,10 +12,15 @@ use std::process::Command;
 pub const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
 const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 
+/// Where the binaries are, if this machine has them.
+pub fn folder() -> PathBuf {
+    let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
+    PathBuf::from(folder)
+}
+
 /// The folder of the binaries; `None`, with a line that says so, where they are not.
 pub fn binaries() -> Option<PathBuf> {
-    let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
-    let folder = PathBuf::from(folder);
+    let folder = folder();
     let missing: Vec<&str> = BINARIES
         .into_iter()
         .filter(|name| !folder.join(name).exists())

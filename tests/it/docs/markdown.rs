@@ -154,6 +154,30 @@ fn slug(title: &str) -> String {
 }
 
 #[test]
+fn every_block_of_code_is_between_fences_of_backticks() {
+    for page in super::pages() {
+        let prose: Vec<usize> = page.prose().into_iter().map(|(line, _)| line).collect();
+        let mut before = "";
+        for (line, text) in page.lines() {
+            if prose.binary_search(&line).is_err() {
+                continue;
+            }
+            // What `fences` does not see: after a blank line, four spaces make a block.
+            let is_block =
+                before.is_empty() && (text.starts_with("    ") || text.starts_with('\t'));
+            let unquoted = text.trim_start_matches(['>', ' ']);
+            let is_fence = unquoted.starts_with("~~~") || unquoted.starts_with("```");
+            assert!(
+                !is_block && !is_fence,
+                "{}:{line}: {text}",
+                page.file.display()
+            );
+            before = text.trim();
+        }
+    }
+}
+
+#[test]
 fn an_anchor_is_githubs() {
     for (title, anchor) in [
         ("`stowage serve`", "stowage-serve"),

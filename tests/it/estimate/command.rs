@@ -239,12 +239,20 @@ fn mistakes_name_the_file_the_field_and_the_way_out() {
             "`num_hiden_layers`: is that it?",
         ],
     );
-    let other = LLAMA_8B.replace("\"llama\"", "\"mamba\"");
-    let other = folder(&other.replace("num_attention_heads", "state_size"));
-    refused(
-        &[path(other.path())],
-        &["`mamba` cannot be estimated: it has no attention"],
-    );
+    for (model_type, fields) in [
+        ("mamba", "\"state_size\""),
+        // Its heads are of its states.
+        ("mamba2", "\"state_size\": 128, \"num_heads\""),
+    ] {
+        let other = LLAMA_8B.replace("\"llama\"", &format!("\"{model_type}\""));
+        let other = folder(&other.replace("\"num_attention_heads\"", fields));
+        refused(
+            &[path(other.path())],
+            &[&format!(
+                "`{model_type}` cannot be estimated: it has no attention"
+            )],
+        );
+    }
     let wrong = folder(&LLAMA_8B.replace("14336", "\"14336\""));
     refused(
         &[path(wrong.path())],

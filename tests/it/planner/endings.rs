@@ -101,7 +101,7 @@ async fn vram_is_allocated_when_the_report_shows_it_free() {
         .await;
     world.finish_termination();
     let used = |world: &PlannerCluster| {
-        let snapshot = world.setup().stowage.service.cluster().snapshot();
+        let snapshot = world.setup().stowage.state.cluster().snapshot();
         snapshot
             .node("a")
             .is_some_and(|node| node.gpus[0].unaccounted_vram.0 > 0)
@@ -240,7 +240,7 @@ async fn losing_the_lease_stops_the_planner_and_regaining_it_lets_it_finish() {
             !world.terminating_pods().is_empty()
         })
         .await;
-    let service = &world.setup().stowage.service;
+    let service = &world.setup().stowage.state;
     service.set_tenure(Tenure::Standby);
     world.finish_termination();
     world.wait_for_reports().await;
@@ -263,7 +263,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
             Tenure::Standby
         });
     };
-    let (first_leads, second_leads) = (&world.setup().stowage.service, &second.service);
+    let (first_leads, second_leads) = (&world.setup().stowage.state, &second.state);
     world
         .wait_until("the second knows the cluster", |_| {
             second_leads.leadership.is_open()
@@ -273,7 +273,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     let _agents = DemoAgents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
     let written = |kind: &str| {
         second
-            .service
+            .state
             .metrics
             .writes
             .with_label_values(&[kind, "written"])
@@ -310,7 +310,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
         names([stays[0], "serving"]),
         "nobody else leaves"
     );
-    assert_eq!(second.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(second.state.cluster().ledger().totals().reservations, 1);
 
     // The scheduler asks the first.
     set_leading(second_leads, false);
@@ -319,7 +319,7 @@ async fn a_replica_that_takes_over_finishes_a_preemption_of_the_first() {
     world
         .wait_until("nothing is held by either", |world| {
             world.reservation_count() == 0
-                && second.service.cluster().ledger().totals().reservations == 0
+                && second.state.cluster().ledger().totals().reservations == 0
         })
         .await;
     second.stop().await.unwrap();

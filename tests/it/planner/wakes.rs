@@ -26,7 +26,7 @@ fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
 }
 
 fn kv_percent(world: &PlannerCluster) -> Option<u8> {
-    let snapshot = world.setup().stowage.service.cluster().snapshot();
+    let snapshot = world.setup().stowage.state.cluster().snapshot();
     snapshot.node("a")?.gpus[0]
         .engine_load
         .kv_cache

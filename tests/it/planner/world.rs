@@ -168,7 +168,7 @@ impl PlannerCluster {
     pub fn reservation_count(&self) -> u64 {
         self.setup
             .stowage
-            .service
+            .state
             .cluster()
             .ledger()
             .totals()
@@ -179,7 +179,7 @@ impl PlannerCluster {
     pub fn writes(&self, kind: &str) -> u64 {
         self.setup
             .stowage
-            .service
+            .state
             .metrics
             .writes
             .with_label_values(&[kind, "written"])

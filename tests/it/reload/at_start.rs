@@ -167,7 +167,11 @@ fn a_restart_with_a_corrupt_policy_uses_the_last_good_one() {
     let copy = cache.join("last-good-policy.json");
     let whole = fs::read_to_string(&copy).unwrap();
     fs::write(&copy, &whole[..whole.len() - 20]).unwrap();
-    fs::write(&policy, "mode: shadow\nscorring: {}\n").unwrap();
+    fs::write(
+        &policy,
+        "kind: SchedulingPolicy\nmode: shadow\nscorring: {}\n",
+    )
+    .unwrap();
     let running = start(&folder, &kept);
     running.wait_for_line("policy files rejected");
     let page = Client::connect(running.operators)

@@ -176,7 +176,7 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
     }
     rows.extend(
         explanation
-            .conflicts
+            .over_allocations
             .iter()
             .map(|part| ("conflict".into(), part.text.clone())),
     );
@@ -445,29 +445,29 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
     let RefusedPart {
         ago_millis,
         asked_about,
-        woken,
-        unanswered_wakes,
+        requeues,
+        failed_requeues,
         supposed,
     } = refused;
     if *supposed {
         let not_asked = "kube-scheduler has not asked about it since this replica began to act";
-        return match *woken {
+        return match *requeues {
             0 => format!("pending; {not_asked}"),
-            woken => format!(
+            requeues => format!(
                 "pending; requeued {}, last {} ago; {not_asked}",
-                plural(woken, "time"),
+                plural(requeues, "time"),
                 human_duration(*ago_millis)
             ),
         };
     }
-    let woken = match *woken {
+    let requeued_text = match *requeues {
         0 => String::new(),
-        woken => format!(
+        requeues => format!(
             "; requeued {} since without being asked about",
-            plural(woken, "time")
+            plural(requeues, "time")
         ),
     };
-    let unanswered = match *unanswered_wakes {
+    let failed_text = match *failed_requeues {
         0 => String::new(),
         times => format!(
             "; before that requeued and rejected {} in a row",
@@ -482,7 +482,7 @@ fn refused_text(refused: &RefusedPart, preemption_candidates: Option<u32>) -> St
         ),
     };
     format!(
-        "pending; rejected {} ago, asked about {}{woken}{unanswered}{preempt}",
+        "pending; rejected {} ago, asked about {}{requeued_text}{failed_text}{preempt}",
         human_duration(*ago_millis),
         plural(*asked_about, "node")
     )

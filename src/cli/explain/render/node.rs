@@ -61,6 +61,10 @@ pub fn text(node: &NodePart, columns: Columns, paint: Paint) -> String {
             .filter(is_new)
             .map(|warning| ("warning".into(), warning.clone())),
     );
+    if node.keeps_vram_limits {
+        let text = "the driver keeps each container within its VRAM (kai-gpu-fractioning)";
+        rows.push(("limits".into(), text.into()));
+    }
     rows.push(("report".into(), report_text(node)));
     rows.extend(node.devices.map(
         |DevicesPart {
@@ -173,8 +177,8 @@ fn start_text(start: &StartPart) -> Option<String> {
         (start.load_millis, "to load it"),
         (start.init_millis, "to start the engine"),
     ];
-    let said = parts.iter().filter(|(time, _)| *time > Millis::default());
-    let parts_text: Vec<String> = said
+    let nonzero_parts = parts.iter().filter(|(time, _)| *time > Millis::default());
+    let parts_text: Vec<String> = nonzero_parts
         .map(|(time, what)| format!("{} {what}", human_duration(*time)))
         .collect();
     if parts_text.is_empty() {
@@ -337,7 +341,7 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
         };
         let is_unhealthy = gpu.health != Health::Healthy && gpu.chosen && !gpu.gone;
         let health = is_unhealthy.then(|| "it is not healthy".to_owned());
-        let woken = gpu.wake.map(wake_text);
+        let wake_sentence = gpu.wake.map(wake_text);
         let lent = gpu.loans.as_ref().map(loans::gpu_loans_text);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
@@ -362,7 +366,7 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
         let remarks: Vec<String> = uuid
             .into_iter()
             .chain(health)
-            .chain(woken)
+            .chain(wake_sentence)
             .chain(lent)
             .chain(load)
             .chain(against)
@@ -388,9 +392,9 @@ fn wake_text(
     }: WakePart,
 ) -> String {
     let saved = Millis(loaded_in_millis.0.saturating_sub(woken_in_millis.0));
-    let [woken, loaded, saved] = [woken_in_millis, loaded_in_millis, saved].map(human_duration);
+    let [wake_time, loaded, saved] = [woken_in_millis, loaded_in_millis, saved].map(human_duration);
     format!(
-        "an engine of the model sleeps here: woken in {woken} instead of loaded in {loaded} (saves {saved})"
+        "an engine of the model sleeps here: woken in {wake_time} instead of loaded in {loaded} (saves {saved})"
     )
 }
 

@@ -34,7 +34,7 @@ use tower::ServiceExt;
 
 pub struct ThroughExtender<'s> {
     played_trace: &'s WorkloadTrace,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     router: Router,
     /// Binds are tasks of their own.
     runtime: Runtime,
@@ -54,12 +54,12 @@ impl<'s> ThroughExtender<'s> {
         knowledge: DemandKnowledge,
     ) -> Result<Self> {
         let policy = Policy::default();
-        let service = ServerState::new(policy.clone());
+        let state = ServerState::new(policy.clone());
         let names = ledger::names(setting, &arrivals.ranks);
-        ledger::add_nodes(&mut service.cluster(), setting, &arrivals.ranks, &names);
-        service.lead_from_the_start();
+        ledger::add_nodes(&mut state.cluster(), setting, &arrivals.ranks, &names);
+        state.lead_from_the_start();
         let extender = Extender::new(
-            service.clone(),
+            state.clone(),
             Arc::new(AlwaysWritten),
             RequestLimits::default(),
         );
@@ -68,7 +68,7 @@ impl<'s> ThroughExtender<'s> {
             runtime: tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?,
-            service,
+            state,
             names,
             policy,
             upkeep: CoreUpkeep::new(knowledge),
@@ -129,7 +129,7 @@ impl<'s> ThroughExtender<'s> {
 
     /// The pod runs, as the watch would show, and its engine answers at once.
     fn confirm_bound(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let entry = cluster
             .ledger()
             .pod_state(uid)
@@ -175,26 +175,24 @@ impl Placer for ThroughExtender<'_> {
         let setting = self.played_trace;
         let kind = &setting.kinds[arrival.kind];
         self.upkeep
-            .tick(&mut self.service.cluster(), cluster, &self.names);
+            .tick(&mut self.state.cluster(), cluster, &self.names);
         if kind.gpus == 0 {
             return self
                 .cpu_only
-                .place(&mut self.service.cluster(), cluster, arrival);
+                .place(&mut self.state.cluster(), cluster, arrival);
         }
         let uid = ledger::uid(arrival.number);
         let placement = self.schedule(cluster, &uid, kind);
         let placement =
             placement.expect("the verbs answer a well-formed request from one who leads");
         if placement.is_none() {
-            self.service.cluster().apply(PodReleased(uid.clone()));
+            self.state.cluster().apply(PodReleased(uid.clone()));
         }
         placement.map(PlacedPod::without_victims)
     }
 
     fn end(&mut self, number: usize) {
-        self.service
-            .cluster()
-            .apply(PodReleased(ledger::uid(number)));
+        self.state.cluster().apply(PodReleased(ledger::uid(number)));
     }
 }
 

@@ -44,7 +44,7 @@ impl PagedListStore {
     pub fn first(&self, list: FrozenList, limit: Option<usize>) -> ListPage {
         let limit = limit.unwrap_or(usize::MAX);
         if list.items.len() <= limit {
-            return list.page(0, 0, limit);
+            return list.list_page(0, 0, limit);
         }
         let mut state = self.0.lock();
         state.lists_made += 1;
@@ -53,7 +53,7 @@ impl PagedListStore {
         if state.stored.len() > MAX_STORED_LISTS {
             state.stored.pop_first();
         }
-        list.page(number, 0, limit)
+        list.list_page(number, 0, limit)
     }
 
     /// The page for an earlier page's continue token.
@@ -79,7 +79,7 @@ impl PagedListStore {
                 "continue key is not valid: it is of another kind",
             ));
         }
-        Ok(list.page(number, from, limit.unwrap_or(usize::MAX)))
+        Ok(list.list_page(number, from, limit.unwrap_or(usize::MAX)))
     }
 
     /// All tokens have expired.
@@ -89,7 +89,7 @@ impl PagedListStore {
 }
 
 impl FrozenList {
-    fn page(&self, number: u64, from: usize, limit: usize) -> ListPage {
+    fn list_page(&self, number: u64, from: usize, limit: usize) -> ListPage {
         let remaining = self.items.get(from..).unwrap_or_default();
         let items = remaining[..limit.min(remaining.len())].to_vec();
         let left = remaining.len() - items.len();

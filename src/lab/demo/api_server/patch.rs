@@ -113,11 +113,11 @@ fn strategic_merge_list(list: &mut Value, changes: &[Value], key: &str) {
             .position(|element| element[key] == change[key]);
         match (change["$patch"].as_str(), index) {
             (Some("replace"), _) => {}
-            (Some("delete"), Some(place)) => {
-                elements.remove(place);
+            (Some("delete"), Some(index)) => {
+                elements.remove(index);
             }
             (Some("delete"), None) => {}
-            (_, Some(place)) => strategic_merge(&mut elements[place], change),
+            (_, Some(index)) => strategic_merge(&mut elements[index], change),
             (_, None) => elements.push(change.clone()),
         }
     }

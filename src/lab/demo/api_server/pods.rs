@@ -116,14 +116,14 @@ pub(crate) fn set_condition(pod: &mut Value, mut condition: Value, now: Timestam
         .iter()
         .position(|existing| existing["type"] == condition["type"]);
     let unchanged = index
-        .map(|place| &conditions[place])
+        .map(|index| &conditions[index])
         .filter(|old| old["status"] == condition["status"]);
     condition["lastTransitionTime"] = unchanged.map_or_else(
         || json!(write::format_time(now)),
         |old| old["lastTransitionTime"].clone(),
     );
     match index {
-        Some(place) => conditions[place] = condition,
+        Some(index) => conditions[index] = condition,
         None => conditions.push(condition),
     }
 }

@@ -289,7 +289,7 @@ impl ApiRequest {
     fn list(&self, shared: &ServerState) -> Result<Value, ApiError> {
         let resource = self.target.resource;
         let limit = self.parameters.limit.filter(|limit| *limit > 0);
-        let page = match self.parameters.continue_token.as_str() {
+        let list_page = match self.parameters.continue_token.as_str() {
             "" => shared.paged_lists.first(self.frozen_list(shared), limit),
             token => shared.paged_lists.next(resource, token, limit)?,
         };
@@ -297,7 +297,7 @@ impl ApiRequest {
             revision,
             items,
             next,
-        } = page;
+        } = list_page;
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if let Some((token, left)) = next {
             metadata["continue"] = json!(token);

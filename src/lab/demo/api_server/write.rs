@@ -132,14 +132,14 @@ fn shorten_grace_period(
         .and_then(|text| text.parse().ok());
     let requested_grace = options["gracePeriodSeconds"]
         .as_i64()
-        .filter(|asked| *asked < current_grace);
-    let (Some(ends), Some(asked)) = (ends, requested_grace) else {
+        .filter(|requested| *requested < current_grace);
+    let (Some(ends), Some(grace)) = (ends, requested_grace) else {
         return Ok(current.clone());
     };
     let sooner: Option<Timestamp> =
-        Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(current_grace - asked)).ok();
+        Timestamp::checked_sub(ends, jiff::SignedDuration::from_secs(current_grace - grace)).ok();
     match sooner.filter(|sooner| *sooner >= now) {
-        Some(sooner) => set_deletion(store, key, current, sooner, asked),
+        Some(sooner) => set_deletion(store, key, current, sooner, grace),
         None => set_deletion(store, key, current, now, 1),
     }
 }
@@ -371,8 +371,8 @@ fn grace_seconds(pod: &Value, options: &Value) -> i64 {
     if !bound || ended {
         return 0;
     }
-    let asked = options["gracePeriodSeconds"].as_i64();
-    asked
+    let requested_grace = options["gracePeriodSeconds"].as_i64();
+    requested_grace
         .or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64())
         .unwrap_or(0)
         .max(0)

@@ -54,8 +54,8 @@ impl Play {
             "{engine} wakes without asking, and fails: too little memory. It tries again"
         ));
         self.annotate(engine, sleeping::STARTS_AGAIN, json!("true"))?;
-        let wakes = |play: &Self| sleeping::try_wake(&play.setup.api, engine, &play.gpus());
-        self.wait_until("there is memory for it", wakes).await?;
+        let has_woken = |play: &Self| sleeping::try_wake(&play.setup.api, engine, &play.gpus());
+        self.wait_until("there is memory for it", has_woken).await?;
         self.annotate(engine, sleeping::STARTS_AGAIN, Value::Null)
     }
 

@@ -93,21 +93,21 @@ impl SchedulerState {
                 self.pods = Listing::InProgress { unlisted: unseen };
             }
             WatchNotice::Applied(object) => {
-                let seen = version(&object);
+                let pod_version = version(&object);
                 if let Some(pod) = SchedulerPod::parse(object) {
                     self.pods.observe(&pod.uid);
                     observations
                         .record_outcome(pod.full_name(), |outcome| outcome.node = pod.node.clone());
                     self.apply_pod(Arc::new(pod), config, now);
                 }
-                observations.record_pod_version(seen);
+                observations.record_pod_version(pod_version);
             }
             WatchNotice::Deleted(object) => {
-                let seen = version(&object);
+                let pod_version = version(&object);
                 if let Some(pod) = SchedulerPod::parse(object) {
                     self.delete_pod(&pod.uid, now);
                 }
-                observations.record_pod_version(seen);
+                observations.record_pod_version(pod_version);
             }
             WatchNotice::Synced => {
                 for gone in self.pods.complete() {

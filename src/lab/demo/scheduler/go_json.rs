@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 /// Go's name for the mismatch, approximately: it appears in a pod's condition, where only people read it.
-fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
+fn mismatch(value: &Value, target: &str, wanted: &str) -> String {
     let found = match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -15,7 +15,7 @@ fn mismatch(value: &Value, place: &str, wanted: &str) -> String {
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     };
-    format!("json: cannot unmarshal {found} into {place} of type {wanted}")
+    format!("json: cannot unmarshal {found} into {target} of type {wanted}")
 }
 
 /// The first JSON value of a body.

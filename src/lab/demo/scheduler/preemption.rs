@@ -159,8 +159,8 @@ pub fn candidates_from_answer(
             return Err(format!("nodeinfo not found for node name \"{node}\""));
         }
         let on_node = |uid: &String| {
-            let known = view.pods_on(&node).find(|pod| pod.uid == *uid).cloned();
-            known.ok_or_else(|| {
+            let victim = view.pods_on(&node).find(|pod| pod.uid == *uid).cloned();
+            victim.ok_or_else(|| {
                 format!(
                     "extender: {extender} claims to preempt pod (UID: &{{{uid}}}) on node: {node}, \
                      but the pod is not found on that node"

@@ -14,8 +14,8 @@ pub fn milli(text: &str) -> Option<i128> {
     let negative = whole.starts_with('-');
     let digits = format!("{}{fraction}", whole.trim_start_matches(['+', '-']));
     let mantissa: i128 = digits.parse().ok()?;
-    let places = u32::try_from(fraction.len()).ok()?;
-    let divisor = denominator.checked_mul(10_i128.checked_pow(places)?)?;
+    let decimals = u32::try_from(fraction.len()).ok()?;
+    let divisor = denominator.checked_mul(10_i128.checked_pow(decimals)?)?;
     let scaled = mantissa.checked_mul(numerator)?.checked_mul(1000)?;
     let rounded = scaled.checked_add(divisor - 1)? / divisor;
     Some(if negative { -rounded } else { rounded })

@@ -43,7 +43,7 @@ pub async fn run_one(
     let scheduler = StandInScheduler::start(api.client("stand-in-scheduler")?, config);
     let observations = scheduler.observations().clone();
     observations
-        .until(|seen| is_settled(api, seen, &full_name).then_some(()))
+        .until(|observed| is_settled(api, observed, &full_name).then_some(()))
         .await;
     let outcome = observations.outcome(&full_name);
     Ok(TrialResult {
@@ -58,11 +58,11 @@ pub async fn run_one(
     })
 }
 
-fn is_settled(api: &ApiServer, seen: &SchedulerObservations, pod: &str) -> bool {
-    let outcome = seen.outcome(pod);
+fn is_settled(api: &ApiServer, observations: &SchedulerObservations, pod: &str) -> bool {
+    let outcome = observations.outcome(pod);
     let failed = outcome.reason == Some("SchedulerError") && outcome.node.is_none();
     if failed {
-        let filters = seen
+        let filters = observations
             .calls_for(pod)
             .iter()
             .filter(|call| call.verb == Verb::Filter)
@@ -74,6 +74,6 @@ fn is_settled(api: &ApiServer, seen: &SchedulerObservations, pod: &str) -> bool 
             .as_str()
             .and_then(|version| version.parse::<u64>().ok())
     });
-    let progress = seen.progress();
+    let progress = observations.progress();
     progress.is_idle && Some(progress.pods_version) == stored
 }

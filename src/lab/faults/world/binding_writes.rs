@@ -86,11 +86,11 @@ impl BindingWrites {
         let count = |counts: &Mutex<BTreeMap<WriteKey, usize>>| {
             counts.lock().get(&key).copied().unwrap_or(0)
         };
-        let (written, asked) = (count(&self.in_flight), count(&self.requested));
-        if written > asked + 1 {
+        let (written, requested) = (count(&self.in_flight), count(&self.requested));
+        if written > requested + 1 {
             let name = binding["metadata"]["name"].as_str().unwrap_or_default();
             self.violations.lock().push(format!(
-                "{client} writes {written} Bindings of {name} at once, and is asked for {asked}"
+                "{client} writes {written} Bindings of {name} at once, and is asked for {requested}"
             ));
         }
         being_written

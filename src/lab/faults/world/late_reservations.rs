@@ -80,7 +80,7 @@ struct LateReservation {
     /// The term in which it landed.
     term: ActingTerm,
     /// It landed after this.
-    landed_after: Instant,
+    written_after: Instant,
     /// Since when the leader can have been shown it, and may write.
     since: Instant,
 }
@@ -115,7 +115,7 @@ impl FaultyCluster {
             reservation,
             pod,
             term,
-            landed_after: looked,
+            written_after: looked,
             since,
         });
     }
@@ -137,15 +137,15 @@ impl FaultyCluster {
             self.times.max_commit_delay() + RECHECK_INTERVAL,
         );
         let LateReservations {
-            unanswered: mut standing,
+            mut unanswered,
             hidden,
         } = std::mem::take(&mut self.late_reservations);
-        standing.retain_mut(|late| {
+        unanswered.retain_mut(|late| {
             let (client, uid) = (late.term.client(), late.reservation.uid());
             if self
                 .writes
                 .reservations
-                .has_written_since(client, uid, late.landed_after)
+                .has_written_since(client, uid, late.written_after)
             {
                 self.tally.late_reservations_answered += 1;
                 return false;
@@ -160,7 +160,7 @@ impl FaultyCluster {
                 && shown.contains(&late.reservation)
                 && !self.writes.reservations.has_made(client, &late.reservation)
         });
-        for late in standing
+        for late in unanswered
             .iter()
             .filter(|late| late.since.elapsed() > LEADER_WRITE_TIMEOUT)
         {
@@ -169,9 +169,6 @@ impl FaultyCluster {
                 "{pod} shows a reservation of an earlier leader, and this one does not end it"
             ));
         }
-        self.late_reservations = LateReservations {
-            unanswered: standing,
-            hidden,
-        };
+        self.late_reservations = LateReservations { unanswered, hidden };
     }
 }

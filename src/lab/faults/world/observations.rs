@@ -113,8 +113,8 @@ impl FaultyCluster {
                     let epoch = written["stowage.dev/leader-epoch"]
                         .as_str()
                         .unwrap_or("none");
-                    if self.landed_in_another_term(Some(epoch)) {
-                        self.check_landing(&format!("the Binding of {}", pod_name(pod)));
+                    if self.committed_in_another_term(Some(epoch)) {
+                        self.check_commit(&format!("the Binding of {}", pod_name(pod)));
                     }
                     self.tally
                         .epochs
@@ -149,7 +149,7 @@ impl FaultyCluster {
             let observed_node = self
                 .observed_placements
                 .get(&uid)
-                .and_then(|place| place.split('/').next());
+                .and_then(|placement| placement.split('/').next());
             if observed_node != Some(&node) {
                 let lie = format!(
                     "{pod} was said to be bound to {node}, and is bound to {observed_node:?}"
@@ -194,7 +194,7 @@ impl FaultyCluster {
             .agents
             .iter()
             .enumerate()
-            .any(|(place, agent)| node_name(place) == node && agent.is_healthy_since(long_ago));
+            .any(|(index, agent)| node_name(index) == node && agent.is_healthy_since(long_ago));
         if !knows || !is_sound {
             return;
         }
@@ -242,9 +242,10 @@ impl FaultyCluster {
                 .bound_at
                 .get(uid)
                 .is_some_and(|at| at.elapsed() < MIN_START_GATE);
-            let is_there = super::super::oracle::devices_of(other).is_some_and(|(place, on)| {
-                place == node && on.iter().any(|gpu| gpus.contains(gpu))
-            });
+            let is_there =
+                super::super::oracle::devices_of(other).is_some_and(|(node_of_other, on)| {
+                    node_of_other == node && on.iter().any(|gpu| gpus.contains(gpu))
+                });
             is_new && is_there && is_starting(other) && uid != pod["metadata"]["uid"]
         };
         let beside: Vec<String> = pods
@@ -286,9 +287,9 @@ impl FaultyCluster {
         }
         self.tally.over_allocations_reported += found;
         self.tally.over_allocation_evictions += replica
-            .service
+            .state
             .metrics
-            .conflicts
+            .over_allocations
             .evictions
             .with_label_values(&["written"])
             .get();
@@ -299,7 +300,7 @@ impl FaultyCluster {
 pub(super) fn audit_count(replica: &RunningReplica, family: &str) -> u64 {
     let kinds =
         ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
-    let text = replica.service.metrics.render();
+    let text = replica.state.metrics.render();
     let lines = text
         .lines()
         .filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));

@@ -230,7 +230,7 @@ impl FaultyCluster {
                 continue;
             };
             self.policies.confirm_policy(host, replica.started);
-            let digest = replica.service.cluster().ledger().policy().digest;
+            let digest = replica.state.cluster().ledger().policy().digest;
             if !self.policies.may_be_in_force(host, digest) {
                 let client = &replica.client;
                 self.fail(format!(

@@ -147,15 +147,15 @@ impl FaultyCluster {
         let acting =
             acting.filter(|replica| !self.late_reservations.hides_pods_from(&replica.client));
         let reservations = acting
-            .map(|replica| replica.service.cluster().ledger().reservation_statuses())
+            .map(|replica| replica.state.cluster().ledger().reservation_statuses())
             .unwrap_or_default();
-        let lacks = |known: &&ReservationStatus| {
+        let lacks = |status: &&ReservationStatus| {
             let Reservation {
                 node,
                 devices,
                 victims,
                 ..
-            } = &known.reservation;
+            } = &status.reservation;
             let expected = json!({ "node": node, "devices": devices, "victims": victims });
             let is_it = |shown: &Value| {
                 ["node", "devices", "victims"]
@@ -163,18 +163,18 @@ impl FaultyCluster {
                     .all(|it| shown[*it] == expected[*it])
             };
             there
-                .get(known.uid.as_str())
+                .get(status.uid.as_str())
                 .is_some_and(|shown| !shown.as_ref().is_some_and(is_it))
         };
         let unshown = reservations
             .iter()
-            .filter(|known| !known.reservation.victims.is_empty())
+            .filter(|status| !status.reservation.victims.is_empty())
             .filter(lacks);
-        let words = |known: &ReservationStatus| {
-            let victims = known.reservation.victims.len();
+        let words = |status: &ReservationStatus| {
+            let victims = status.reservation.victims.len();
             format!(
                 "{} does not show its reservation on {} of {victims}",
-                known.key.name, known.reservation.node
+                status.key.name, status.reservation.node
             )
         };
         unshown.map(words).collect()
@@ -235,9 +235,9 @@ impl FaultyCluster {
             .filter_map(|pod| pod["metadata"]["uid"].as_str())
             .collect();
         let gone: Vec<String> = {
-            let cluster = replica.service.cluster();
-            let known = cluster.ledger().pod_states().into_iter();
-            let gone = known.filter(|(uid, pod)| {
+            let cluster = replica.state.cluster();
+            let pods = cluster.ledger().pod_states().into_iter();
+            let gone = pods.filter(|(uid, pod)| {
                 let late = matches!(pod.phase, PodPhase::Waiting(_))
                     && self.is_recently_deleted(uid.as_str());
                 !existing.contains(uid.as_str()) && !late

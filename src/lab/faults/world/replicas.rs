@@ -33,7 +33,7 @@ impl FaultyCluster {
         });
         let work = WorkExecutor::Simulated(threads.clone());
         let (policy, watch) = self.policies.open(host);
-        let service = ServerState::simulated(clock::host_time_source(host), work, policy);
+        let state = ServerState::simulated(clock::host_time_source(host), work, policy);
         let lead_with = match self.mode {
             LeadershipMode::KubeScheduler => {
                 let lease = LeaseName::for_kube_scheduler();
@@ -68,23 +68,23 @@ impl FaultyCluster {
         let connection = self.api.in_process_client(&client, self.times, server);
         let account = AgentAccount::new(AUDIENCE, "kube-system", "stowage-agent");
         let authority = Arc::new(TokenReviews::new(connection.clone(), account));
-        let agent_auth = AgentAuth::Token(TokenGuard::new(authority, service.clone()));
+        let agent_auth = AgentAuth::Token(TokenGuard::new(authority, state.clone()));
         let (control_plane, mut tasks) =
-            kubernetes::start(connection, service.clone(), options, shutdown.clone());
-        let watching = watch.run(service.clone(), control_plane.clone(), None);
+            kubernetes::start(connection, state.clone(), options, shutdown.clone());
+        let watching = watch.run(state.clone(), control_plane.clone(), None);
         tasks.spawn(
             shutdown
                 .clone()
                 .run_until_cancelled_owned(watching)
                 .map(drop),
         );
-        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default())
+        let extender = Extender::new(state.clone(), control_plane, RequestLimits::default())
             .with_agent_auth(agent_auth);
         self.log(format!("{client} starts"));
         let (verbs, reports) = (scheduler_router(extender.clone()), agents_router(extender));
         self.replicas[host] = Some(RunningReplica {
             client,
-            service,
+            state,
             scheduler_router: verbs,
             agent_router: reports,
             tasks,
@@ -190,7 +190,7 @@ impl FaultyCluster {
 /// The process is gone: it hears and sends nothing more.
 pub fn kill_process(api: &ApiServer, mut replica: RunningReplica) {
     api.connections().cut_off(&replica.client);
-    replica.service.leadership.set_stopping();
+    replica.state.leadership.set_stopping();
     replica.tasks.abort_all();
     replica.threads.abort_all();
 }

@@ -135,8 +135,8 @@ pub fn is_gated(pod: &Value) -> bool {
 impl SchedulingRequest {
     /// One scheduling cycle.
     async fn cycle(self) {
-        let asked = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
-        let Some(filtered) = self.call_with_faults("filter", &asked).await else {
+        let args = json!({ "Pod": *self.pod, "NodeNames": self.nodes });
+        let Some(filtered) = self.call_with_faults("filter", &args).await else {
             return;
         };
         let fits: Vec<String> =
@@ -144,8 +144,8 @@ impl SchedulingRequest {
         if fits.is_empty() {
             return self.preempt().await;
         }
-        let asked = json!({ "Pod": *self.pod, "NodeNames": fits });
-        let Some(scores) = self.call_with_faults("prioritize", &asked).await else {
+        let args = json!({ "Pod": *self.pod, "NodeNames": fits });
+        let Some(scores) = self.call_with_faults("prioritize", &args).await else {
             return;
         };
         let best = scores
@@ -180,8 +180,8 @@ impl SchedulingRequest {
         if offered.as_object().is_none_or(serde_json::Map::is_empty) {
             return;
         }
-        let asked = json!({ "Pod": *self.pod, "NodeNameToMetaVictims": offered });
-        let Some(answer) = self.call_with_faults("preempt", &asked).await else {
+        let args = json!({ "Pod": *self.pod, "NodeNameToMetaVictims": offered });
+        let Some(answer) = self.call_with_faults("preempt", &args).await else {
             return;
         };
         let chosen = answer["NodeNameToMetaVictims"]
@@ -245,8 +245,8 @@ impl SchedulingRequest {
     /// One request for a Binding.
     async fn bind(&self, node: &str) {
         let uid = self.pod["metadata"]["uid"].as_str().unwrap_or_default();
-        let asked = json!({ "PodName": pod_name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
-        let answer = self.call_with_faults("bind", &asked).await;
+        let args = json!({ "PodName": pod_name(&self.pod), "PodNamespace": "default", "PodUID": uid, "Node": node });
+        let answer = self.call_with_faults("bind", &args).await;
         if answer.is_some_and(|answer| answer["Error"].as_str().is_none_or(str::is_empty)) {
             let claim = ReportedBinding {
                 pod: pod_name(&self.pod),
@@ -265,25 +265,25 @@ impl SchedulingRequest {
     }
 
     /// Calls a verb; `None` if there is no answer, or none that says anything.
-    async fn call_with_faults(&self, verb: &'static str, asked: &Value) -> Option<Value> {
+    async fn call_with_faults(&self, verb: &'static str, args: &Value) -> Option<Value> {
         // Drawn in any case: without this fault a history has the other draws.
         let outcome = CallOutcome::draw();
         match outcome {
-            _ if !self.may_lose_calls => self.call(verb, asked).await,
-            CallOutcome::Answered => self.call(verb, asked).await,
+            _ if !self.may_lose_calls => self.call(verb, args).await,
+            CallOutcome::Answered => self.call(verb, args).await,
             CallOutcome::Lost => {
                 self.log_lost_call(format!("{verb} of {} is lost", pod_name(&self.pod)));
                 tokio::time::sleep(LOST_CALL_TIMEOUT).await;
                 None
             }
             CallOutcome::GivenUp(after) => {
-                let (again, asked_again) = (self.clone(), asked.clone());
+                let (again, asked_again) = (self.clone(), args.clone());
                 // What it asked for may go on.
                 tokio::spawn(async move {
                     let _is_asked = again.track_binding_request(&asked_again);
                     tokio::time::sleep(after + 2 * again.times.client).await;
                 });
-                let answer = tokio::time::timeout(after, self.call(verb, asked)).await;
+                let answer = tokio::time::timeout(after, self.call(verb, args)).await;
                 answer.unwrap_or_else(|_| {
                     self.log_lost_call(format!(
                         "{verb} of {} is given up after {after:?}",
@@ -297,27 +297,27 @@ impl SchedulingRequest {
                     "{verb} of {} arrives once more after {after:?}",
                     pod_name(&self.pod)
                 ));
-                let (again, asked_again) = (self.clone(), asked.clone());
+                let (again, asked_again) = (self.clone(), args.clone());
                 tokio::spawn(async move {
                     tokio::time::sleep(after).await;
                     again.call(verb, &asked_again).await
                 });
-                self.call(verb, asked).await
+                self.call(verb, args).await
             }
         }
     }
 
     /// A Binding that is asked for counts as such for as long as this.
-    fn track_binding_request(&self, asked: &Value) -> Option<CountGuard<'_>> {
-        let (uid, node) = (asked["PodUID"].as_str()?, asked["Node"].as_str()?);
+    fn track_binding_request(&self, args: &Value) -> Option<CountGuard<'_>> {
+        let (uid, node) = (args["PodUID"].as_str()?, args["Node"].as_str()?);
         Some(self.writes.bindings.begin_request(&self.client, uid, node))
     }
 
-    async fn call(&self, verb: &'static str, asked: &Value) -> Option<Value> {
-        let _is_asked = self.track_binding_request(asked);
+    async fn call(&self, verb: &'static str, args: &Value) -> Option<Value> {
+        let _is_asked = self.track_binding_request(args);
         let request = Request::post(format!("/scheduler/{verb}"))
             .header(header::CONTENT_TYPE, "application/json")
-            .body(Body::from(asked.to_string()))
+            .body(Body::from(args.to_string()))
             .expect("a request of fixed parts");
         let answer = self.scheduler_router.clone().oneshot(request).await.ok()?;
         let status = answer.status();

@@ -21,7 +21,7 @@ impl ActingTerm {
 impl FaultyCluster {
     pub(super) fn acting_term(&self) -> Option<ActingTerm> {
         let replica = self.replicas[self.acting_replica()?].as_ref()?;
-        let leadership = &replica.service.leadership;
+        let leadership = &replica.state.leadership;
         let epoch = leadership.epoch()?.to_string();
         Some(ActingTerm {
             client: replica.client.clone(),
@@ -44,7 +44,7 @@ impl FaultyCluster {
 
     /// Whether what is seen for the first time at this look, and was written in this epoch, landed while another leader acted. It
     /// was not in that leader's lists if the leader acted at the last look, too.
-    pub(super) fn landed_in_another_term(&self, epoch: Option<&str>) -> bool {
+    pub(super) fn committed_in_another_term(&self, epoch: Option<&str>) -> bool {
         let acts = self
             .acting_term()
             .filter(|acts| self.last_acting_term.as_ref() == Some(acts));
@@ -52,7 +52,7 @@ impl FaultyCluster {
     }
 
     /// Only what a proxy delayed lands so late.
-    pub(super) fn check_landing(&mut self, what: &str) {
+    pub(super) fn check_commit(&mut self, what: &str) {
         self.tally.late_commits += 1;
         let what = format!("{what} landed while another leader acted");
         if self.has_proxy {

@@ -84,7 +84,7 @@ impl FaultyCluster {
             if !self.victims.reservations.insert(shown.clone()) {
                 continue;
             }
-            let is_late = self.landed_in_another_term(message["epoch"].as_str());
+            let is_late = self.committed_in_another_term(message["epoch"].as_str());
             let names = message["victims"]
                 .as_array()
                 .into_iter()
@@ -92,7 +92,7 @@ impl FaultyCluster {
                 .filter_map(Value::as_str);
             let names: Vec<String> = names.map(str::to_owned).collect();
             if is_late {
-                self.check_landing(&format!("the reservation of {}", pod_name(pod)));
+                self.check_commit(&format!("the reservation of {}", pod_name(pod)));
                 self.record_late_reservation(shown.clone(), pod_name(pod));
             }
             for victim in &names {

@@ -89,7 +89,7 @@ impl Machines {
         let by_name = all
             .iter()
             .enumerate()
-            .map(|(place, m)| (m.spec.name.clone(), place))
+            .map(|(index, m)| (m.spec.name.clone(), index))
             .collect();
         let mut oracle = Oracle::default();
         for machine in &all {
@@ -326,11 +326,11 @@ impl Machine {
             gpus: sleeper
                 .gpus
                 .iter()
-                .map(|place| self.gpus[*place].uuid.clone())
+                .map(|gpu_index| self.gpus[*gpu_index].uuid.clone())
                 .collect(),
             state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             reusable_in: Some(sleeper.namespace.clone()),
-            seen: now,
+            observed_at: now,
         }
     }
 

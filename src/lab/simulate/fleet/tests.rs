@@ -126,11 +126,11 @@ fn the_same_seed_plays_the_same() {
         let [stowage, ..] = schedulers(seed);
         let mut stage = Stage::new(machines(4, 4), stowage, seed);
         let ready = play(&mut stage, seed);
-        let places: Vec<String> = stage
+        let bindings: Vec<String> = stage
             .pods()
             .map(|(uid, pod)| format!("{uid} {:?} {:?}", pod.binding, pod.ready_at))
             .collect();
-        (ready, places)
+        (ready, bindings)
     };
     assert_eq!(run(7), run(7));
 }

@@ -111,10 +111,10 @@ impl GoRandom {
     /// `0..count` in some order.
     pub(crate) fn permutation(&mut self, count: usize) -> Vec<usize> {
         let mut list = vec![0; count];
-        for place in 0..count {
-            let other = self.below(place as u32 + 1);
-            list[place] = list[other];
-            list[other] = place;
+        for index in 0..count {
+            let other = self.below(index as u32 + 1);
+            list[index] = list[other];
+            list[other] = index;
         }
         list
     }
@@ -125,11 +125,12 @@ impl GoRandom {
 /// Word i of a state holds the number whose count is 334 − i modulo 607. In order of their counts the numbers follow the
 /// recurrence, so those a long way on are a fixed combination of the first 607: the coefficients of z^steps.
 fn table() -> GoWords {
-    let place = |count: u64| (LENGTH - LAG + LENGTH - (count % LENGTH as u64) as usize) % LENGTH;
+    let state_index =
+        |count: u64| (LENGTH - LAG + LENGTH - (count % LENGTH as u64) as usize) % LENGTH;
     let first = Lehmer::seeded(1).words(10);
     // Counts from −606 to 0, and as many more.
     let mut numbers: Vec<u64> = (1..=LENGTH as u64)
-        .map(|count| first[place(count)])
+        .map(|count| first[state_index(count)])
         .collect();
     for count in LENGTH..2 * LENGTH {
         numbers.push(numbers[count - LENGTH].wrapping_add(numbers[count - LAG]));
@@ -142,7 +143,7 @@ fn table() -> GoWords {
             .zip(&numbers[later..])
             .map(|(factor, number)| factor.wrapping_mul(*number));
         let sum = products.fold(0u64, u64::wrapping_add);
-        state[place(TABLE_STEPS + later as u64 + 1)] = sum;
+        state[state_index(TABLE_STEPS + later as u64 + 1)] = sum;
     }
     state
 }

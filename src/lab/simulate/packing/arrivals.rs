@@ -114,13 +114,13 @@ mod tests {
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2]);
-        let asked: u64 = arrivals
+        let requested: u64 = arrivals
             .pods
             .iter()
             .map(|pod| setting.kind_of(*pod).milli_gpus())
             .sum();
         // 130 % of eight GPUs.
-        assert!((9_500..=10_400).contains(&asked), "{asked}");
+        assert!((9_500..=10_400).contains(&requested), "{requested}");
         assert_eq!(arrivals, Arrivals::draw(&setting, 42));
         assert_ne!(arrivals, Arrivals::draw(&setting, 43));
     }

@@ -54,14 +54,15 @@ impl FromStr for OfferedLoad {
 /// Requests after the warm-up, and the rejected part, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Rejections {
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub requested: u64,
     pub rejected: u64,
 }
 
 impl Rejections {
     /// The rejected share of the requested GPUs, in percent.
     pub fn percent(&self) -> f64 {
-        100.0 * self.rejected as f64 / self.asked.max(1) as f64
+        100.0 * self.rejected as f64 / self.requested.max(1) as f64
     }
 }
 
@@ -102,9 +103,9 @@ pub fn churn(
                     events.schedule(now + lifetime, ChurnEvent::Ends(arrival.number));
                 }
                 if now >= begins {
-                    let asked = setting.kinds[arrival.kind].milli_gpus();
-                    rejections.asked += asked;
-                    rejections.rejected += if is_placed { 0 } else { asked };
+                    let requested = setting.kinds[arrival.kind].milli_gpus();
+                    rejections.requested += requested;
+                    rejections.rejected += if is_placed { 0 } else { requested };
                 }
                 events.schedule(stream.next_arrival(now), ChurnEvent::Arrives);
             }
@@ -126,14 +127,14 @@ struct PodStream {
 impl PodStream {
     /// `None` if no pod requests a GPU, or there is none.
     fn new(setting: &WorkloadTrace, seed: u64, load: OfferedLoad) -> Option<Self> {
-        let asked: u64 = setting
+        let requested: u64 = setting
             .pods
             .iter()
             .map(|pod| setting.kinds[pod.kind].milli_gpus())
             .sum();
-        let mean_asked = asked as f64 / setting.pods.len().max(1) as f64;
+        let mean_asked = requested as f64 / setting.pods.len().max(1) as f64;
         let busy_milli_gpus = setting.capacity() as f64 * load.as_share();
-        (asked > 0 && busy_milli_gpus > 0.0).then(|| Self {
+        (requested > 0 && busy_milli_gpus > 0.0).then(|| Self {
             mean_gap_ms: MEAN_LIFETIME.0 as f64 * mean_asked / busy_milli_gpus,
             pods_drawn: 0,
             gaps: RandomStream::Gaps.seeded(seed),
@@ -180,9 +181,13 @@ mod tests {
             )
         };
         let all: Vec<Rejections> = (0..400).map(of_seed).collect();
-        let asked: u64 = all.iter().map(|one| one.asked).sum();
+        let requested: u64 = all.iter().map(|one| one.requested).sum();
         let rejected: u64 = all.iter().map(|one| one.rejected).sum();
-        let percent = Rejections { asked, rejected }.percent();
+        let percent = Rejections {
+            requested,
+            rejected,
+        }
+        .percent();
         assert!((percent - 21.46).abs() < 1.0, "{percent}");
         assert_eq!(of_seed(7), of_seed(7));
     }

@@ -132,7 +132,7 @@ impl SimulatedNode {
             .iter()
             .enumerate()
             .filter(move |(_, free)| **free >= milli)
-            .map(|(place, _)| place)
+            .map(|(gpu_index, _)| gpu_index)
     }
 
     /// Free capacity over all GPUs, in thousandths of one.
@@ -150,7 +150,7 @@ impl SimulatedNode {
         if kind.is_shared() {
             let tightest = self
                 .gpus_with_room(kind)
-                .min_by_key(|place| (self.gpus[*place], *place));
+                .min_by_key(|gpu_index| (self.gpus[*gpu_index], *gpu_index));
             return tightest.map(GpuSet::single).unwrap_or_default();
         }
         self.gpus_with_room(kind).take(kind.gpus as usize).collect()
@@ -166,8 +166,8 @@ impl SimulatedNode {
             kind.gpus,
             "a pod gets as many GPUs as it asks for"
         );
-        for place in gpus.iter() {
-            self.gpus[place] = self.gpus[place]
+        for gpu_index in gpus.iter() {
+            self.gpus[gpu_index] = self.gpus[gpu_index]
                 .checked_sub(kind.milli_per_gpu)
                 .expect(CHECKED_FIT);
         }
@@ -182,7 +182,7 @@ impl SimulatedNode {
         self.memory += kind.memory;
         self.pod_slots += 1;
         gpus.iter()
-            .for_each(|place| self.gpus[place] += kind.milli_per_gpu);
+            .for_each(|gpu_index| self.gpus[gpu_index] += kind.milli_per_gpu);
         if let Some(sort) = PodSort::from_kind(kind)
             && let Some(count) = self.sorts.get_mut(&sort)
         {

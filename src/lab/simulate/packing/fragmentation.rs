@@ -63,7 +63,7 @@ impl TypicalPods {
             *counts.entry((*cpu, *milli, *gpus, models)).or_default() += 1;
         }
         let mut by_count: Vec<_> = counts.into_iter().collect();
-        by_count.sort_by_key(|(asked, count)| Reverse((*count, *asked)));
+        by_count.sort_by_key(|(shape, count)| Reverse((*count, *shape)));
         let mut shapes: BTreeMap<(u32, u32, &[bool]), BTreeMap<u64, u64>> = BTreeMap::new();
         let mut covered = 0;
         for ((cpu, milli, gpus, models), count) in by_count {

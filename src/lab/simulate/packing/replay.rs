@@ -22,7 +22,8 @@ pub struct Replay {
 /// The placed part of the pods for which others may be evicted, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct AdmissionCounts {
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub requested: u64,
     pub admitted: u64,
     /// How often a pod was evicted for another.
     pub evicted: u64,
@@ -31,7 +32,7 @@ pub struct AdmissionCounts {
 impl AdmissionCounts {
     /// The admitted share of the requested GPUs, in percent.
     pub fn percent(&self) -> f64 {
-        100.0 * self.admitted as f64 / self.asked.max(1) as f64
+        100.0 * self.admitted as f64 / self.requested.max(1) as f64
     }
 }
 
@@ -57,16 +58,16 @@ pub fn replay(
     let mut admission = AdmissionCounts::default();
     for arrival in arrivals.iter(setting) {
         let (is_placed, evicted) = run.step(arrival, placer);
-        let asked = setting.kinds[arrival.kind].milli_gpus();
+        let requested = setting.kinds[arrival.kind].milli_gpus();
         curve.record(
-            asked,
+            requested,
             run.packing.cluster.allocated(),
             run.packing.fragmented_gpus(),
         );
         admission.evicted += evicted;
         if has_high_priority(setting.pods[arrival.pod].qos) {
-            admission.asked += asked;
-            admission.admitted += if is_placed { asked } else { 0 };
+            admission.requested += requested;
+            admission.admitted += if is_placed { requested } else { 0 };
         }
     }
     Replay {

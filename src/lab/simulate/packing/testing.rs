@@ -16,8 +16,8 @@ pub fn kind(cpu: u64, gpus: u32, milli: u32) -> PodKind {
 
 /// Nodes of the first of two models, by CPU and GPUs; a pod of each kind.
 pub fn setting(nodes: &[(u64, u32)], kinds: &[PodKind]) -> WorkloadTrace {
-    let site = |(place, (cpu, gpus)): (usize, &(u64, u32))| WorkloadNode {
-        name: NodeName::parse(&format!("n{place}")).unwrap(),
+    let site = |(index, (cpu, gpus)): (usize, &(u64, u32))| WorkloadNode {
+        name: NodeName::parse(&format!("n{index}")).unwrap(),
         model: 0,
         cpu: *cpu,
         memory: 1 << 40,

@@ -218,8 +218,8 @@ impl OverAllocationAudit {
     /// The conflicts that count, in order of node, GPU and kind.
     pub fn confirmed(&self) -> impl Iterator<Item = &Arc<OverAllocation>> {
         let all = self.nodes.values().flat_map(|on| &on.tracked);
-        all.filter(|standing| standing.is_confirmed)
-            .map(|standing| &standing.over_allocation)
+        all.filter(|tracked| tracked.is_confirmed)
+            .map(|tracked| &tracked.over_allocation)
     }
 
     /// The conflicts that a pod takes part in.
@@ -228,7 +228,7 @@ impl OverAllocationAudit {
         let counting = on
             .into_iter()
             .flat_map(|on| &on.tracked)
-            .filter(|standing| standing.is_confirmed);
+            .filter(|tracked| tracked.is_confirmed);
         let is_party = |over_allocation: &&Arc<OverAllocation>| {
             over_allocation
                 .parties
@@ -236,7 +236,7 @@ impl OverAllocationAudit {
                 .any(|party| party.uid == *uid)
         };
         counting
-            .map(|standing| &standing.over_allocation)
+            .map(|tracked| &tracked.over_allocation)
             .filter(is_party)
             .cloned()
             .collect()
@@ -281,7 +281,7 @@ impl OverAllocationAudit {
                 .map(|index| previous.swap_remove(index));
             let did_count = previous_finding
                 .as_ref()
-                .is_some_and(|known| known.is_confirmed);
+                .is_some_and(|finding| finding.is_confirmed);
             let finding = TrackedOverAllocation::from_finding(name, found, previous_finding, now);
             if finding.is_confirmed && !did_count {
                 round.begun.push(finding.over_allocation.clone());

@@ -225,7 +225,7 @@ impl Plain {
     }
 
     /// The conflicts that count at a round now.
-    fn look(&mut self) -> BTreeSet<ConflictRow> {
+    fn run_audit(&mut self) -> BTreeSet<ConflictRow> {
         let rows = self.rows();
         let key = |row: &ConflictRow| (row.0, row.1.clone(), row.2.clone());
         self.since
@@ -254,14 +254,14 @@ fn wants(kept: &ReservedShare, has: u64) -> u64 {
 
 /// The audit under test beside the oracle.
 struct Both {
-    conflicts: OverAllocationAudit,
+    audit: OverAllocationAudit,
     plain: Plain,
 }
 
 impl Both {
     fn with_pace(pace: AuditPace) -> Self {
         Self {
-            conflicts: OverAllocationAudit::with_pace(pace),
+            audit: OverAllocationAudit::with_pace(pace),
             plain: Plain::default(),
         }
     }
@@ -278,20 +278,20 @@ impl Both {
     }
 
     fn show(&mut self, pod: u8, observed: AuditedPod) {
-        self.conflicts
+        self.audit
             .observe(&uid(&format!("u-{pod}")), Some(observed.clone()));
         // The record of a pod on the same node stays as it was.
-        let known = self
+        let recorded = self
             .plain
             .pods
             .get_mut(&pod)
-            .filter(|known| known.node == observed.node);
+            .filter(|recorded| recorded.node == observed.node);
         match (
-            known.map(|known| (known.grant().is_some(), known)),
+            recorded.map(|recorded| (recorded.grant().is_some(), recorded)),
             observed.grant(),
         ) {
-            (Some((true, known)), Some(grant)) => {
-                let GpuShare::Bound(first) = &mut known.share else {
+            (Some((true, recorded)), Some(grant)) => {
+                let GpuShare::Bound(first) = &mut recorded.share else {
                     unreachable!("it is bound")
                 };
                 (first.has_started, first.is_leaving) =
@@ -348,7 +348,7 @@ impl Both {
                 );
             }
             ConflictStep::Gone(pod) => {
-                self.conflicts.remove(&uid(&format!("u-{pod}")));
+                self.audit.remove(&uid(&format!("u-{pod}")));
                 self.plain.pods.remove(&pod);
             }
             ConflictStep::Gpus {
@@ -378,20 +378,20 @@ impl Both {
                     .devices
                     .insert(on, totals.iter().enumerate().map(device).collect());
                 // A node is checked again when it changes; a change of its GPUs alone waits for its turn.
-                self.conflicts.queue.add(&node(&format!("n-{on}")));
+                self.audit.queue.add(&node(&format!("n-{on}")));
             }
             ConflictStep::Look(later) => {
                 self.plain.now += later;
-                self.look();
-                return Some(self.plain.look());
+                self.run_audit();
+                return Some(self.plain.run_audit());
             }
         }
         None
     }
 
-    fn look(&mut self) {
+    fn run_audit(&mut self) {
         let now = Moment(self.plain.now);
-        let due = self.conflicts.due(now);
+        let due = self.audit.due(now);
         let devices = |name: &NodeName| {
             let number = name.as_str().trim_start_matches("n-").parse().unwrap();
             self.plain
@@ -405,26 +405,30 @@ impl Both {
             .into_iter()
             .map(|name| (name.clone(), devices(&name)))
             .collect();
-        self.conflicts.check_nodes(&nodes, now);
+        self.audit.check_nodes(&nodes, now);
     }
 
     fn counted(&self) -> BTreeSet<ConflictRow> {
-        let row = |conflict: &Arc<OverAllocation>| {
-            let pods = conflict
+        let row = |over_allocation: &Arc<OverAllocation>| {
+            let pods = over_allocation
                 .parties
                 .iter()
                 .map(|party| party.uid.to_string())
                 .collect();
-            let sum = conflict.parties.iter().map(|party| party.bytes.0).sum();
+            let sum = over_allocation
+                .parties
+                .iter()
+                .map(|party| party.bytes.0)
+                .sum();
             (
-                conflict.kind,
-                conflict.node.to_string(),
-                conflict.gpu.to_string(),
+                over_allocation.kind,
+                over_allocation.node.to_string(),
+                over_allocation.gpu.to_string(),
                 pods,
                 sum,
             )
         };
-        self.conflicts.confirmed().map(row).collect()
+        self.audit.confirmed().map(row).collect()
     }
 }
 
@@ -440,7 +444,7 @@ proptest! {
                 prop_assert_eq!(both.counted(), expected);
                 for &kind in OverAllocationKind::VARIANTS {
                     let counted = both.counted().iter().filter(|row| row.0 == kind).count();
-                    prop_assert_eq!(both.conflicts.count(kind), counted);
+                    prop_assert_eq!(both.audit.count(kind), counted);
                 }
             }
         }
@@ -456,12 +460,12 @@ proptest! {
         }
         for _ in 0..12 {
             both.plain.now += 60_000;
-            both.look();
-            both.plain.look();
+            both.run_audit();
+            both.plain.run_audit();
         }
-        prop_assert_eq!(both.counted(), both.plain.look());
+        prop_assert_eq!(both.counted(), both.plain.run_audit());
         // Nothing is stored for deleted pods.
-        prop_assert!(both.conflicts.nodes.values().all(|on| !on.pods.is_empty()));
+        prop_assert!(both.audit.nodes.values().all(|on| !on.pods.is_empty()));
     }
 
     #[test]
@@ -471,11 +475,11 @@ proptest! {
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
             both.step(step);
-            for victim in both.conflicts.victims(Moment(both.plain.now)) {
-                let observed = &both.conflicts.nodes[&victim.node].pods[&victim.uid];
+            for victim in both.audit.victims(Moment(both.plain.now)) {
+                let observed = &both.audit.nodes[&victim.node].pods[&victim.uid];
                 let grant = observed.grant().unwrap();
                 prop_assert!(!grant.has_started && !grant.is_leaving && observed.key == victim.key);
-                let of = both.conflicts.involving(&victim.uid);
+                let of = both.audit.involving(&victim.uid);
                 let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
                 // The GPUs' capacities were not recorded, so only exclusivity proves a conflict.
                 prop_assert_eq!(conflict.kind, OverAllocationKind::ExclusiveShared);

@@ -40,8 +40,8 @@ impl OverAllocationAudit {
     pub fn victims(&self, now: Moment) -> Vec<OverAllocationVictim> {
         let counting = self.nodes.iter().flat_map(|(name, on)| {
             let mut chosen = BTreeSet::new();
-            let confirmed = on.tracked.iter().filter(|standing| standing.is_confirmed);
-            confirmed.filter_map(move |standing| find_victim(name, on, standing, now, &mut chosen))
+            let confirmed = on.tracked.iter().filter(|tracked| tracked.is_confirmed);
+            confirmed.filter_map(move |tracked| find_victim(name, on, tracked, now, &mut chosen))
         });
         counting.collect()
     }

@@ -60,14 +60,14 @@ fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, 
 
 /// One node, checked whenever the test says.
 struct AuditFixture {
-    conflicts: OverAllocationAudit,
+    audit: OverAllocationAudit,
     devices: Vec<Device>,
 }
 
 impl AuditFixture {
     fn new(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
         let mut bench = Self {
-            conflicts: OverAllocationAudit::default(),
+            audit: OverAllocationAudit::default(),
             devices: devices(),
         };
         pods.into_iter().for_each(|pod| bench.see(pod));
@@ -75,17 +75,17 @@ impl AuditFixture {
     }
 
     fn see(&mut self, (uid, observed): (PodUid, AuditedPod)) {
-        self.conflicts.observe(&uid, Some(observed));
+        self.audit.observe(&uid, Some(observed));
     }
 
     fn check_at(&mut self, at: u64) -> AuditRound {
         let now = seconds(at);
-        let due = self.conflicts.due(now);
+        let due = self.audit.due(now);
         let nodes: Vec<_> = due
             .into_iter()
             .map(|name| (name, self.devices.clone().into()))
             .collect();
-        self.conflicts.check_nodes(&nodes, now)
+        self.audit.check_nodes(&nodes, now)
     }
 
     /// What counts after it has stood for long enough, in words.
@@ -93,14 +93,14 @@ impl AuditFixture {
         [0, 60, 120]
             .into_iter()
             .for_each(|at| drop(self.check_at(at)));
-        self.conflicts
+        self.audit
             .confirmed()
-            .map(|conflict| conflict.to_string())
+            .map(|over_allocation| over_allocation.to_string())
             .collect()
     }
 
     fn victims_at(&self, at: u64) -> Vec<String> {
-        self.conflicts
+        self.audit
             .victims(seconds(at))
             .iter()
             .map(|leaver| leaver.key.name.to_string())
@@ -124,7 +124,7 @@ fn allocations_beyond_a_gpus_capacity_are_a_conflict_and_headroom_is_not() {
     );
     let told = |reader| {
         bench
-            .conflicts
+            .audit
             .confirmed()
             .next()
             .unwrap()
@@ -150,7 +150,7 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         bytes: Bytes(10 * GIB),
         role: PartyRole::Holds,
     });
-    let conflict = OverAllocation {
+    let over_allocation = OverAllocation {
         kind: OverAllocationKind::ReservationsOverlap,
         node: node("n"),
         gpu: gpu("GPU-0"),
@@ -168,9 +168,9 @@ fn pods_of_other_namespaces_are_counted_before_those_that_are_named() {
         ),
     ] {
         assert!(
-            conflict.text_for(&key(reader)).ends_with(told),
+            over_allocation.text_for(&key(reader)).ends_with(told),
             "{}",
-            conflict.text_for(&key(reader))
+            over_allocation.text_for(&key(reader))
         );
     }
 }
@@ -190,7 +190,7 @@ fn a_pod_that_terminates_counts_until_it_is_gone() {
         bench.victims_at(120).is_empty(),
         "its end ends the conflict"
     );
-    bench.conflicts.remove(&uid("a"));
+    bench.audit.remove(&uid("a"));
     assert_eq!(bench.check_at(121).ended.len(), 1);
 }
 
@@ -315,7 +315,7 @@ fn a_reservation_conflicts_with_a_bound_pod_unless_it_is_its_victim() {
         bench.check_at(123).begun[0].kind,
         OverAllocationKind::Overcommitted
     );
-    bench.conflicts.remove(&uid("v"));
+    bench.audit.remove(&uid("v"));
     bench.check_at(124);
     assert_eq!(
         bench.check_at(134).begun[0].kind,
@@ -331,12 +331,12 @@ fn a_conflict_counts_once_a_later_check_finds_it_again() {
     ]);
     assert_eq!((bench.check_at(0), bench.check_at(1)), Default::default());
     assert_eq!(bench.check_at(2).begun.len(), 1);
-    assert_eq!(bench.conflicts.count(OverAllocationKind::Overcommitted), 1);
-    assert_eq!(bench.conflicts.involving(&uid("b")).len(), 1);
+    assert_eq!(bench.audit.count(OverAllocationKind::Overcommitted), 1);
+    assert_eq!(bench.audit.involving(&uid("b")).len(), 1);
     assert_eq!(bench.check_at(3), AuditRound::default(), "it is news once");
-    bench.conflicts.remove(&uid("a"));
+    bench.audit.remove(&uid("a"));
     assert_eq!(bench.check_at(4).ended.len(), 1);
-    assert_eq!(bench.conflicts.count(OverAllocationKind::Overcommitted), 0);
+    assert_eq!(bench.audit.count(OverAllocationKind::Overcommitted), 0);
 }
 
 #[test]
@@ -345,10 +345,10 @@ fn nothing_is_checked_while_pods_are_listed() {
         bound("gone", &["GPU-0"], grant(50, 1)),
         bound("b", &["GPU-0"], grant(50, 2)),
     ]);
-    bench.conflicts.begin_relist();
+    bench.audit.begin_relist();
     assert_eq!((bench.check_at(0), bench.check_at(60)), Default::default());
-    bench.conflicts.remove(&uid("gone"));
-    bench.conflicts.end_relist();
+    bench.audit.remove(&uid("gone"));
+    bench.audit.end_relist();
     assert!(bench.confirmed_texts().is_empty());
 }
 
@@ -502,7 +502,7 @@ fn a_pod_that_has_just_joined_a_conflict_is_not_evicted_yet() {
 
 /// 5,000 nodes of eight GPUs with two pods on each GPU.
 fn large() -> OverAllocationAudit {
-    let mut conflicts = OverAllocationAudit::default();
+    let mut audit = OverAllocationAudit::default();
     for n in 0..80_000u32 {
         let observed = AuditedPod {
             key: key(&format!("team/p-{n}")),
@@ -510,30 +510,30 @@ fn large() -> OverAllocationAudit {
             gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
             share: GpuShare::Bound(grant(30, i64::from(n))),
         };
-        conflicts.observe(&uid(&format!("u-{n}")), Some(observed));
+        audit.observe(&uid(&format!("u-{n}")), Some(observed));
     }
-    conflicts
+    audit
 }
 
 #[test]
 fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
-    let mut conflicts = large();
-    let visits: Vec<usize> = (0..6).map(|at| conflicts.due(seconds(at)).len()).collect();
+    let mut audit = large();
+    let visits: Vec<usize> = (0..6).map(|at| audit.due(seconds(at)).len()).collect();
     let AuditPace { changed, in_turn } = AuditPace::default();
     assert!(
         visits.iter().all(|visits| *visits <= changed + in_turn),
         "{visits:?}"
     );
     assert_eq!(
-        (conflicts.waiting(), visits[5]),
+        (audit.waiting(), visits[5]),
         (0, in_turn),
         "all were visited once"
     );
     for n in [7, 4711, 4999] {
-        conflicts.remove(&uid(&format!("u-{n}")));
+        audit.remove(&uid(&format!("u-{n}")));
     }
-    assert_eq!(conflicts.waiting(), 3);
-    let due = conflicts.due(seconds(7));
+    assert_eq!(audit.waiting(), 3);
+    let due = audit.due(seconds(7));
     assert!(
         due.len() >= in_turn && due.len() <= in_turn + 3,
         "{}",
@@ -545,20 +545,20 @@ fn at_5000_nodes_one_check_visits_the_changed_nodes_and_250_others() {
             .all(|n| due.contains(&node(&format!("n-{n}"))))
     );
     // The status that a kubelet writes every few seconds changes nothing here.
-    let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
-    conflicts.observe(&uid("u-8"), Some(observed));
-    assert_eq!(conflicts.waiting(), 0);
+    let observed = audit.nodes[&node("n-8")].pods[&uid("u-8")].clone();
+    audit.observe(&uid("u-8"), Some(observed));
+    assert_eq!(audit.waiting(), 0);
 }
 
 #[test]
 fn every_node_is_checked_in_turn() {
-    let mut conflicts = large();
-    while conflicts.waiting() > 0 {
-        conflicts.due(seconds(0));
+    let mut audit = large();
+    while audit.waiting() > 0 {
+        audit.due(seconds(0));
     }
-    conflicts.last_in_turn = None;
-    let looks = 5000 / AuditPace::default().in_turn;
-    let mut seen: Vec<NodeName> = (0..looks).flat_map(|_| conflicts.due(seconds(1))).collect();
+    audit.last_in_turn = None;
+    let rounds = 5000 / AuditPace::default().in_turn;
+    let mut seen: Vec<NodeName> = (0..rounds).flat_map(|_| audit.due(seconds(1))).collect();
     seen.sort_unstable();
     seen.dedup();
     assert_eq!(seen.len(), 5000);
@@ -571,8 +571,8 @@ fn an_audited_pod_takes_few_bytes_and_shares_its_names() {
         "{}",
         size_of::<AuditedPod>()
     );
-    let conflicts = large();
-    let pods = &conflicts.nodes[&node("n-8")].pods;
+    let audit = large();
+    let pods = &audit.nodes[&node("n-8")].pods;
     let same: Vec<&AuditedPod> = pods
         .values()
         .filter(|pod| *pod.gpus == [gpu("GPU-8-0")])

@@ -111,7 +111,9 @@ impl NodeChanges {
             name: after.name.clone(),
             node: changed_fields(&without_lists(before), &without_lists(after)),
             gpus: gpus
-                .map(|(place, (before, after))| (place, changed_fields::<FleetGpu>(before, after)))
+                .map(|(gpu_index, (before, after))| {
+                    (gpu_index, changed_fields::<FleetGpu>(before, after))
+                })
                 .collect(),
             pods: Vec::new(),
             left: Vec::new(),

@@ -61,7 +61,7 @@ impl FleetSums {
                 .iter()
                 .filter(|pod| pod.is_placed || pod.bound_since.is_none())
             {
-                let charges = pod.gpus.iter().filter_map(|place| gpus.get(place));
+                let charges = pod.gpus.iter().filter_map(|gpu_index| gpus.get(gpu_index));
                 let charged = charges
                     .map(|gpu| gpu.charge_for(pod.per_gpu, pod.sharing))
                     .sum();

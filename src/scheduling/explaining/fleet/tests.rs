@@ -64,8 +64,8 @@ fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
 #[test]
 fn of_pods_that_wait_the_first_by_priority_and_by_time_are_listed_and_all_are_counted() {
     let mut cluster = ExplainedCluster::new(Policy::default()).with_node("a", 1);
-    for (place, priority) in [0, 5, 0, 5].into_iter().enumerate() {
-        let mut waiting = pod(&format!("w{place}"), "100Gi");
+    for (index, priority) in [0, 5, 0, 5].into_iter().enumerate() {
+        let mut waiting = pod(&format!("w{index}"), "100Gi");
         waiting.priority = priority;
         cluster.add_waiting(&waiting);
         cluster.advance(Millis::seconds(1));

@@ -71,7 +71,7 @@ fn report(
         gpus: [gpu_at(on, 0)].into(),
         state: *state,
         reusable_in: None,
-        seen: sampled,
+        observed_at: sampled,
     };
     let holding = |tier| NodeModel {
         model: ModelId::parse("m").unwrap(),
@@ -103,9 +103,9 @@ fn located(cluster: &LedgerCluster) -> ModelLocations {
 
 fn ready_on(located: &ModelLocations, on: &str) -> Option<Millis> {
     located
-        .places
+        .locations
         .iter()
-        .find(|place| place.node == node(on))
+        .find(|location| location.node == node(on))
         .unwrap()
         .ready_in_millis
 }

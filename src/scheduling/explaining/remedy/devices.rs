@@ -19,24 +19,25 @@ pub(crate) fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyC
 }
 
 /// The greatest number of devices that a node has left.
-fn fewer_devices(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
+fn fewer_devices(facts: &Facts, resource: &PluginResource, requested: u32) -> Option<RemedyChange> {
     let open = facts
         .queried_indices()
-        .map(|place| &facts.snapshot.nodes()[place]);
+        .map(|node_index| &facts.snapshot.nodes()[node_index]);
     let open = open.filter(|node| check_node_admission(node, facts.demand()).is_ok());
     let most = open
         .filter_map(|node| node.plugin_share_of(resource))
         .map(PluginShare::available)
         .max()?;
-    let devices = most.min(asked - 1);
+    let devices = most.min(requested - 1);
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
-    let (place, gpus) = best_placement(facts, &other, facts.allowance).filter(|_| devices > 0)?;
-    let gpu_candidate = candidate_on(&facts.snapshot.nodes()[place], gpus);
+    let (node_index, gpus) =
+        best_placement(facts, &other, facts.allowance).filter(|_| devices > 0)?;
+    let gpu_candidate = candidate_on(&facts.snapshot.nodes()[node_index], gpus);
     Some(RemedyChange::FewerDevices {
         gpu_candidate,
         resource: resource.to_string(),
         devices,
-        instead_of: asked,
+        instead_of: requested,
     })
 }
 
@@ -45,20 +46,20 @@ fn free_devices(
     facts: &Facts,
     outline: &NodeOutline,
     resource: &PluginResource,
-    asked: u32,
+    requested: u32,
 ) -> Option<RemedyChange> {
-    let lacking = |(place, misfit)| {
+    let lacking = |(node_index, misfit)| {
         let Misfit::DevicesInUse { left, .. } = misfit else {
             return None;
         };
-        Some((asked - left, place))
+        Some((requested - left, node_index))
     };
-    let (missing, place) = outline
+    let (missing, node_index) = outline
         .refused_and_queried(facts)
         .filter_map(lacking)
         .min()?;
     let gpu_candidate = RemedyPlacement {
-        node: facts.snapshot.nodes()[place].name.clone(),
+        node: facts.snapshot.nodes()[node_index].name.clone(),
         gpus: Vec::new(),
     };
     Some(RemedyChange::FreeDevices {

@@ -34,7 +34,8 @@ pub enum ImpasseKind {
     /// No device plugin offers as many on one node; `node` offers the most.
     NoNodeWithDevices {
         resource: String,
-        asked: u32,
+        #[serde(rename = "asked")]
+        requested: u32,
         most: u32,
         node: Option<NodeName>,
     },
@@ -59,15 +60,18 @@ fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
         node.gpus
             .iter()
             .enumerate()
-            .map(move |(place, gpu)| (gpu.capacity, node, place))
+            .map(move |(gpu_index, gpu)| (gpu.capacity, node, gpu_index))
     });
-    let (largest, node, place) =
+    let (largest, node, gpu_index) =
         gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
     (largest < facts.demand().per_gpu).then(|| ImpasseKind::NoGpuLargeEnough {
         needs_bytes: facts.demand().per_gpu,
         largest_bytes: largest,
         node: node.name.clone(),
-        model: node.devices.get(place).map(|device| device.model.clone()),
+        model: node
+            .devices
+            .get(gpu_index)
+            .map(|device| device.model.clone()),
     })
 }
 
@@ -75,7 +79,7 @@ fn no_gpu_large_enough(facts: &Facts) -> Option<ImpasseKind> {
 fn no_node_with_devices(
     facts: &Facts,
     resource: &PluginResource,
-    asked: u32,
+    requested: u32,
 ) -> Option<ImpasseKind> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
         let share = node.plugin_share_of(resource);
@@ -87,9 +91,9 @@ fn no_node_with_devices(
     let most: Option<(u32, Reverse<&NodeName>)> = offers.max().filter(|(most, _)| *most > 0);
     let node = most.map(|(_, Reverse(node))| node.clone());
     let most = most.map_or(0, |(most, _)| most);
-    (most < asked).then(|| ImpasseKind::NoNodeWithDevices {
+    (most < requested).then(|| ImpasseKind::NoNodeWithDevices {
         resource: resource.to_string(),
-        asked,
+        requested,
         most,
         node,
     })
@@ -114,11 +118,14 @@ impl fmt::Display for ImpasseKind {
             }
             Self::NoNodeWithDevices {
                 resource,
-                asked,
+                requested,
                 most,
                 node,
             } => {
-                write!(f, "no node's device plugin offers {asked} of {resource}")?;
+                write!(
+                    f,
+                    "no node's device plugin offers {requested} of {resource}"
+                )?;
                 match node {
                     Some(node) => write!(f, "; {node} offers most, {most}"),
                     None => write!(

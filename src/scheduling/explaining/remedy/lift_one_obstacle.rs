@@ -40,13 +40,13 @@ pub fn single_obstacle_remedies(
         wait_for_start_gate(cluster, facts, &gate),
         wait_for_engines(cluster, facts, &pressure),
     ];
-    let others = LIFTS.iter().map(|(code, lift)| {
+    let others = LIFTS.iter().map(|(code, removal)| {
         lift_remedy(
             code,
-            lift,
+            removal,
             cluster,
             facts,
-            &find_helped_nodes(lift.apply, facts, outline),
+            &find_helped_nodes(removal.apply, facts, outline),
         )
     });
     first.into_iter().chain(others).flatten().collect()
@@ -58,8 +58,8 @@ fn find_helped_nodes(
     outline: &NodeOutline,
 ) -> HelpedNodes {
     let mut found = HelpedNodes::default();
-    for (place, _) in outline.refused_and_queried(facts) {
-        let changed = apply(&facts.snapshot.nodes()[place], facts.demand());
+    for (node_index, _) in outline.refused_and_queried(facts) {
+        let changed = apply(&facts.snapshot.nodes()[node_index], facts.demand());
         let Some(gpus) =
             changed.and_then(|(node, demand)| fitting_gpus(&node, &demand, facts.allowance))
         else {
@@ -67,7 +67,7 @@ fn find_helped_nodes(
         };
         found.nodes += 1;
         if found.fits.len() < MAX_COMPARED_NODES {
-            found.fits.push((place, gpus));
+            found.fits.push((node_index, gpus));
         }
     }
     found
@@ -94,16 +94,16 @@ fn without_limits(node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
 /// The remedy that removes one reason, for the nearest node that it helps.
 fn lift_remedy(
     code: &str,
-    lift: &Lift,
+    removal: &Lift,
     cluster: &ClusterCopy,
     facts: &Facts,
     found: &HelpedNodes,
 ) -> Option<RemedyChange> {
-    let (place, gpus) = *found.fits.first()?;
-    let node = &facts.snapshot.nodes()[place];
+    let (node_index, gpus) = *found.fits.first()?;
+    let node = &facts.snapshot.nodes()[node_index];
     let details = NodeDetails::collect(cluster.ledger(), &node.name);
     let occupants = details.occupants_of(&node.devices, gpus, facts);
-    let by = match lift.names {
+    let by = match removal.names {
         PodsToName::Nobody => Vec::new(),
         PodsToName::Residents => {
             occupants.names_where(|one| one.phase != OccupantPhase::SoftlyReserved)
@@ -112,9 +112,9 @@ fn lift_remedy(
     };
     let is_lost = gpus
         .iter()
-        .any(|place| node.gpus[place].health == Health::Lost);
+        .any(|gpu_index| node.gpus[gpu_index].health == Health::Lost);
     let gpu_candidate = candidate_on(node, gpus);
-    let action = (lift.action)(&FitWithoutReason {
+    let action = (removal.action)(&FitWithoutReason {
         node: &node.name,
         gpus: &gpu_candidate.to_string(),
         fits: &gpu_candidate.fits(),
@@ -139,12 +139,12 @@ fn wait_for_start_gate(
     facts: &Facts,
     found: &HelpedNodes,
 ) -> Option<RemedyChange> {
-    let mut gate = |(place, gpus): &(usize, GpuSet)| {
-        let node = &facts.snapshot.nodes()[*place];
+    let mut gate = |(node_index, gpus): &(usize, GpuSet)| {
+        let node = &facts.snapshot.nodes()[*node_index];
         let details = NodeDetails::collect(cluster.ledger(), &node.name);
         let starting = gpus
             .iter()
-            .filter(|place| node.gpus[*place].starting)
+            .filter(|gpu_index| node.gpus[*gpu_index].starting)
             .collect();
         let (by, opens_in) = details
             .occupants_of(&node.devices, starting, facts)
@@ -172,8 +172,10 @@ fn wait_for_engines(
 ) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
-    let engine_load = |(place, gpus): &(usize, GpuSet)| {
-        let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].engine_load);
+    let engine_load = |(node_index, gpus): &(usize, GpuSet)| {
+        let each = gpus
+            .iter()
+            .map(|gpu| nodes[*node_index].gpus[gpu].engine_load);
         each.filter(|engine_load| demand.terms.is_exceeded_by(*engine_load))
             .fold(EngineLoad::NONE, EngineLoad::combined_with)
     };
@@ -188,10 +190,11 @@ fn wait_for_engines(
     let calmest = found.fits.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
     let details = NodeDetails::collect(cluster.ledger(), &node.name);
-    let busy = calmest
-        .1
-        .iter()
-        .filter(|place| demand.terms.is_exceeded_by(node.gpus[*place].engine_load));
+    let busy = calmest.1.iter().filter(|gpu_index| {
+        demand
+            .terms
+            .is_exceeded_by(node.gpus[*gpu_index].engine_load)
+    });
     let by = details
         .occupants_of(&node.devices, busy.collect(), facts)
         .names_where(|gpu_occupant| {
@@ -241,10 +244,10 @@ fn free_vram(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     };
     let offers = outline
         .refused_and_queried(facts)
-        .filter_map(|(place, _)| offer(place));
-    let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
-        offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
-    let node = &nodes[place];
+        .filter_map(|(node_index, _)| offer(node_index));
+    let (short_bytes, node_index, gpus): (Bytes, usize, GpuSet) =
+        offers.min_by_key(|(missing, node_index, _)| (*missing, *node_index))?;
+    let node = &nodes[node_index];
     let is_allowed = crate::placing::fit::is_allowed(facts.allowance, &node.gpus, demand, gpus);
     is_allowed.then(|| RemedyChange::FreeVram {
         gpu_candidate: candidate_on(node, gpus),
@@ -269,8 +272,8 @@ fn start_agent(
         )
     };
     let nodes = facts.snapshot.nodes();
-    let shows_gpus = |place: &usize| {
-        let node = &nodes[*place];
+    let shows_gpus = |node_index: &usize| {
+        let node = &nodes[*node_index];
         node.freshness != Freshness::Unreported
             || !node.warnings.is_empty()
             || cluster.ledger().has_gpu_label(&node.name)
@@ -279,10 +282,10 @@ fn start_agent(
         .refused_and_queried(facts)
         .filter(|(_, misfit)| lacks_report(misfit));
     let all: Vec<usize> = without_report
-        .map(|(place, _)| place)
+        .map(|(node_index, _)| node_index)
         .filter(shows_gpus)
         .collect();
-    let Some(first) = all.iter().min().map(|place| &nodes[*place]) else {
+    let Some(first) = all.iter().min().map(|node_index| &nodes[*node_index]) else {
         let is_any_known = nodes
             .iter()
             .any(|node| !node.gpus.is_empty() || !node.plugin.is_empty());

@@ -238,12 +238,14 @@ fn rejected_by_other_plugins(
     facts: &Facts,
     outline: &NodeOutline,
 ) -> Vec<RemedyChange> {
-    let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
+    let node = |node_index: usize| facts.snapshot.nodes()[node_index].name.clone();
     let nodes = outline.counts.fit;
-    let best = outline.best().map(|place| RemedyChange::RejectedByOthers {
-        node: node(place),
-        nodes,
-    });
+    let best = outline
+        .best()
+        .map(|node_index| RemedyChange::RejectedByOthers {
+            node: node(node_index),
+            nodes,
+        });
     best.into_iter()
         .chain(possible_changes(cluster, facts, outline))
         .collect()
@@ -258,9 +260,9 @@ fn possible_changes(
         .into_iter()
         .collect();
     let by_kube_scheduler = outline.refused_by_kube_scheduler(facts).into_iter();
-    changes.extend(by_kube_scheduler.map(|(place, reason, nodes)| {
+    changes.extend(by_kube_scheduler.map(|(node_index, reason, nodes)| {
         RemedyChange::RejectedByKubeScheduler {
-            node: facts.snapshot.nodes()[place].name.clone(),
+            node: facts.snapshot.nodes()[node_index].name.clone(),
             nodes,
             reason,
         }
@@ -312,7 +314,7 @@ fn effort_of(reason: &str) -> u8 {
     LIFTS
         .iter()
         .find(|(code, _)| *code == reason)
-        .map_or(REQUEST_MUCH_LESS_EFFORT, |(_, lift)| lift.effort)
+        .map_or(REQUEST_MUCH_LESS_EFFORT, |(_, removal)| removal.effort)
 }
 
 impl RemedyChange {
@@ -326,10 +328,10 @@ impl RemedyChange {
 }
 
 fn candidate_on(node: &Node, gpus: GpuSet) -> RemedyPlacement {
-    let index = |place: usize| {
+    let index = |gpu_index: usize| {
         node.devices
-            .get(place)
-            .map_or(place as u32, |device| device.index)
+            .get(gpu_index)
+            .map_or(gpu_index as u32, |device| device.index)
     };
     RemedyPlacement {
         node: node.name.clone(),
@@ -357,7 +359,7 @@ fn best_placement(
     };
     let names: Vec<&str> = facts
         .queried_indices()
-        .map(|place| facts.snapshot.nodes()[place].name.as_str())
+        .map(|node_index| facts.snapshot.nodes()[node_index].name.as_str())
         .collect();
     let candidates = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
     candidates
@@ -402,8 +404,8 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     if facts.allowance == TenantLimit::default() {
         return None;
     }
-    let (place, gpus) = best_placement(facts, demand, TenantLimit::default())?;
-    let node = &facts.snapshot.nodes()[place];
+    let (node_index, gpus) = best_placement(facts, demand, TenantLimit::default())?;
+    let node = &facts.snapshot.nodes()[node_index];
     // It is unknown which devices a device plugin picks: each counts as a whole GPU.
     let devices = TenantUsage {
         vram: demand.vram(),
@@ -413,7 +415,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
         devices
     } else {
         gpus.iter()
-            .map(|place| node.gpus[place].usage_of(demand))
+            .map(|gpu_index| node.gpus[gpu_index].usage_of(demand))
             .sum()
     };
     let beyond = |wanted: u64, left: Option<u64>| {

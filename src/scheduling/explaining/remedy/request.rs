@@ -29,29 +29,31 @@ fn request_less(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts
         .queried_indices()
-        .map(|place| (place, &facts.snapshot.nodes()[place]));
+        .map(|node_index| (node_index, &facts.snapshot.nodes()[node_index]));
     let offers = nodes
         .filter(|(_, node)| check_node_admission(node, demand).is_ok())
-        .filter_map(|(place, node)| Some((max_free_per_gpu(&node.gpus, demand)?, Reverse(place))));
-    let (per_gpu, Reverse(place)) = offers.max()?;
+        .filter_map(|(node_index, node)| {
+            Some((max_free_per_gpu(&node.gpus, demand)?, Reverse(node_index)))
+        });
+    let (per_gpu, Reverse(node_index)) = offers.max()?;
     let most = per_gpu
         .times(demand.gpus.into())
         .min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
     let vram = rounded_down(most);
-    let asked = requested_vram(demand);
+    let requested = requested_vram(demand);
     if vram == Bytes::ZERO
-        || vram >= asked
+        || vram >= requested
         || demand.kv_cache.is_some_and(|kv_cache| kv_cache > vram)
     {
         return None;
     }
     let less = with_request(demand, &facts.policy, vram, demand.gpus, demand.sharing);
-    let node = &facts.snapshot.nodes()[place];
+    let node = &facts.snapshot.nodes()[node_index];
     let gpus = fitting_gpus(node, &less, facts.allowance)?;
     Some(RemedyChange::RequestLess {
         gpu_candidate: candidate_on(node, gpus),
         vram_bytes: vram,
-        instead_of_bytes: asked,
+        instead_of_bytes: requested,
     })
 }
 
@@ -89,8 +91,8 @@ fn change_gpu_count(facts: &Facts) -> Option<RemedyChange> {
         .filter(|count| *count < demand.gpus);
     more.chain(fewer).find_map(|gpus| {
         let other = with_request(demand, &facts.policy, vram, gpus, demand.sharing);
-        let (place, chosen) = best_placement(facts, &other, facts.allowance)?;
-        let gpu_candidate = candidate_on(&facts.snapshot.nodes()[place], chosen);
+        let (node_index, chosen) = best_placement(facts, &other, facts.allowance)?;
+        let gpu_candidate = candidate_on(&facts.snapshot.nodes()[node_index], chosen);
         Some(RemedyChange::ChangeGpuCount {
             gpu_candidate,
             gpus,
@@ -111,9 +113,9 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
         demand.gpus,
         Sharing::Shared,
     );
-    let (place, gpus) = best_placement(facts, &shared, facts.allowance)?;
+    let (node_index, gpus) = best_placement(facts, &shared, facts.allowance)?;
     Some(RemedyChange::Share {
-        gpu_candidate: candidate_on(&facts.snapshot.nodes()[place], gpus),
+        gpu_candidate: candidate_on(&facts.snapshot.nodes()[node_index], gpus),
     })
 }
 

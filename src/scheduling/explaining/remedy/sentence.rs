@@ -56,8 +56,8 @@ pub(super) fn victims_left_text(node: &NodeName, victims: &[String], left: u32) 
     }
 }
 
-pub(super) fn requeued(woken: u32, ago: Millis) -> String {
-    match woken {
+pub(super) fn requeued(requeues: u32, ago: Millis) -> String {
+    match requeues {
         0 => format!(
             "it was rejected {} ago and fits now: it is requeued within seconds, and kube-scheduler asks again",
             human_duration(ago)
@@ -65,7 +65,7 @@ pub(super) fn requeued(woken: u32, ago: Millis) -> String {
         _ => format!(
             "it fits now and was requeued {}, last {} ago, but kube-scheduler has not asked: something that Stowage \
              does not see holds it back; {DESCRIBE}",
-            plural(woken, "time"),
+            plural(requeues, "time"),
             human_duration(ago)
         ),
     }
@@ -201,15 +201,15 @@ pub fn eviction_cost_text(eviction_cost: &PodEvictionCost) -> String {
         (stranded, "its replacement could run on the same node only"),
     ];
     parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
-    let said = parts.iter().filter(|(amount, _)| *amount > 0);
-    let said: Vec<String> = said
+    let nonzero_parts = parts.iter().filter(|(amount, _)| *amount > 0);
+    let part_texts: Vec<String> = nonzero_parts
         .map(|(amount, what)| format!("{what} {}", gpu_seconds(*amount)))
         .collect();
     let total = gpu_seconds(eviction_cost.total());
-    if said.is_empty() {
+    if part_texts.is_empty() {
         "loses nothing".into()
     } else {
-        format!("loses {total} GPU-seconds: {}", said.join(", "))
+        format!("loses {total} GPU-seconds: {}", part_texts.join(", "))
     }
 }
 

@@ -68,20 +68,20 @@ fn cheapest(
         ..demand.clone()
     };
     let nodes = facts.snapshot.nodes();
-    let could_help = |place: &usize| {
-        check_node_admission(&nodes[*place], demand).is_ok()
-            && evictions_could_resolve(&nodes[*place].gpus, demand)
+    let could_help = |node_index: &usize| {
+        check_node_admission(&nodes[*node_index], demand).is_ok()
+            && evictions_could_resolve(&nodes[*node_index].gpus, demand)
     };
-    let places = outline
-        .preemption_places(facts)
+    let node_indices = outline
+        .preemption_node_indices(facts)
         .filter(could_help)
         .take(MAX_NODES_SEARCHED_FOR_VICTIMS);
     let filters = cluster.kube_filters();
     let query = filters
         .requirements_of(&facts.uid)
         .map(|wants| filters.query(Some(&facts.uid), wants));
-    let found = places.filter_map(|place| {
-        let name = &nodes[place].name;
+    let found = node_indices.filter_map(|node_index| {
+        let name = &nodes[node_index].name;
         let coming = cluster.ledger().incoming_pods(name);
         let candidate = cluster
             .ledger()
@@ -122,7 +122,7 @@ fn cheapest(
             .collect();
         let limit = cluster.ledger().eviction_limit(&leaving);
         Some(FoundVictims {
-            node_index: place,
+            node_index,
             set,
             victims,
             gangs: candidate.gangs,
@@ -148,12 +148,12 @@ impl FoundVictims {
     }
 
     fn remedy(&self, cluster: &ClusterCopy, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
-        let known = self
+        let found_victims = self
             .victims
             .iter()
             .filter_map(|victim| Some((victim, cluster.ledger().pod_state(&victim.uid)?)));
         let (shown, hidden): (Vec<_>, Vec<_>) =
-            known.partition(|(_, entry)| facts.may_see(&entry.key));
+            found_victims.partition(|(_, entry)| facts.may_see(&entry.key));
         let mut victims: Vec<Victim> = shown
             .into_iter()
             .map(|(victim, entry)| self.victim(facts, victim, entry))

@@ -47,14 +47,14 @@ fn claim(filters: &mut ClusterFilters, binding: ClaimBinding) {
     );
 }
 
-fn bound(filters: &mut ClusterFilters, place: VolumeTopology) {
+fn bound(filters: &mut ClusterFilters, topology: VolumeTopology) {
     claim(
         filters,
         ClaimBinding::Bound {
             volume: "pv".into(),
         },
     );
-    filters.set_storage("pv".into(), StorageObject::Volume(place));
+    filters.set_storage("pv".into(), StorageObject::Volume(topology));
 }
 
 fn unbound(filters: &mut ClusterFilters, class: StorageClass, selected_node: Option<NodeName>) {

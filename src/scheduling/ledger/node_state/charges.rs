@@ -392,7 +392,8 @@ impl NodeState {
                 && placed
                 && bound.is_some_and(|bound| bound.has_recorded_uuids() && !bound.borrows),
             is_waking: bound.is_some_and(|bound| bound.wake.is_waking()),
-            has_unanswered_wake: bound.is_some_and(|bound| bound.wake.request != bound.wake.told),
+            has_unanswered_wake: bound
+                .is_some_and(|bound| bound.wake.request != bound.wake.answered_request),
             sleep_counts_from: bound
                 .map(|bound| bound.wake.over.max(bound.since))
                 .unwrap_or_default(),

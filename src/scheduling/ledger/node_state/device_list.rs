@@ -182,7 +182,7 @@ impl NodeState {
 
 /// Whether a reported device is new, or has changed in any way but for the worse.
 fn is_gain(current: &[Device], reported: &Device) -> bool {
-    let Some(previous) = current.iter().find(|known| known.uuid == reported.uuid) else {
+    let Some(previous) = current.iter().find(|device| device.uuid == reported.uuid) else {
         return true;
     };
     let Device {
@@ -211,7 +211,7 @@ fn without_gains(current: &[Device], reported: Vec<Device>) -> Vec<Device> {
     let as_known = |device: Device| match is_gain(current, &device) {
         true => current
             .iter()
-            .find(|known| known.uuid == device.uuid)
+            .find(|current_device| current_device.uuid == device.uuid)
             .cloned(),
         false => Some(device),
     };

@@ -281,7 +281,7 @@ impl NodeState {
         let is_other = self
             .identity
             .as_ref()
-            .is_some_and(|known| !known.is_same_machine(&identity));
+            .is_some_and(|previous| !previous.is_same_machine(&identity));
         self.identity = Some(identity);
         is_other
     }
@@ -393,6 +393,7 @@ impl NodeState {
             freshness: self.freshness,
             closed: is_silent && policy.telemetry.expired == ExpiredRule::Refuse,
             miscut: self.is_miscut(policy),
+            keeps_vram_limits: self.keeps_vram_limits(),
             warnings: self.warnings.clone(),
             classes: self.admission.classes,
             holdings: self.holdings(),
@@ -491,6 +492,12 @@ impl NodeState {
             .unwrap_or_default()
     }
 
+    /// Whether the driver keeps limits on all its GPUs: it keeps none on MIG slices.
+    fn keeps_vram_limits(&self) -> bool {
+        let has_slices = self.devices.iter().any(|device| device.uuid.is_slice());
+        self.signs.keeps_vram_limits && !has_slices
+    }
+
     /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.
     fn is_miscut(&self, policy: &Policy) -> bool {
         let pool = self
@@ -522,9 +529,9 @@ mod view_version {
     }
 }
 
-fn reuse_if_equal<T: PartialEq>(known: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
-    if **known == *new {
-        known.clone()
+fn reuse_if_equal<T: PartialEq>(previous: &Arc<[T]>, new: Vec<T>) -> Arc<[T]> {
+    if **previous == *new {
+        previous.clone()
     } else {
         new.into()
     }

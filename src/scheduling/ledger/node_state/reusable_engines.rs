@@ -21,8 +21,9 @@ impl NodeState {
         let Some(reading) = self.believed_reading() else {
             return Vec::new();
         };
-        let is_recent =
-            |engine: &&EngineReading| reading.sampled.since(engine.seen) < policy.telemetry.fresh;
+        let is_recent = |engine: &&EngineReading| {
+            reading.sampled.since(engine.observed_at) < policy.telemetry.fresh
+        };
         let mut left: Vec<ReusableEngine> = reading
             .engines
             .iter()
@@ -95,7 +96,7 @@ impl NodeState {
         let pod_state = &pods[uid];
         if !engine.is_usable_by(&pod_state.demand)
             || own_engines
-                .binary_search_by(|seen| seen.pod.cmp(uid))
+                .binary_search_by(|own_engine| own_engine.pod.cmp(uid))
                 .is_ok()
         {
             return false;

@@ -134,7 +134,7 @@ impl NodeState {
             Some(observation.attributed_to(uid)?.minus(per_gpu))
         };
         gpus.iter()
-            .map(|place| on(place).unwrap_or_default())
+            .map(|gpu_index| on(gpu_index).unwrap_or_default())
             .min()
             .unwrap_or_default()
     }
@@ -167,13 +167,13 @@ impl NodeState {
         uuid: &GpuUuid,
         gpu_index: usize,
     ) -> Option<&SmoothedLoad> {
-        find_near(&self.engine_loads, gpu_index, |(known, _)| known == uuid).map(|(_, load)| load)
+        find_near(&self.engine_loads, gpu_index, |(gpu, _)| gpu == uuid).map(|(_, load)| load)
     }
 
     pub(super) fn unaccounted_on(&self, gpu_index: usize) -> UnaccountedVram {
         let uuid = &self.devices[gpu_index].uuid;
-        let known = find_near(&self.unaccounted, gpu_index, |(known, _)| known == uuid);
-        known
+        let found = find_near(&self.unaccounted, gpu_index, |(gpu, _)| gpu == uuid);
+        found
             .map(|(_, unaccounted)| *unaccounted)
             .unwrap_or_default()
     }
@@ -270,9 +270,9 @@ impl NodeState {
                 *uid = resident.uid.clone();
             }
         }
-        let known_engines = self.reading.iter().flat_map(|known| &known.engines);
-        for (engine, known) in reading.engines.iter_mut().zip(known_engines) {
-            engine.share_names_with(known);
+        let known_engines = self.reading.iter().flat_map(|previous| &previous.engines);
+        for (engine, earlier_engine) in reading.engines.iter_mut().zip(known_engines) {
+            engine.share_names_with(earlier_engine);
         }
         let unread = reading.unread.iter_mut().map(|unread| &mut unread.pod);
         for uid in reading.sleep.iter_mut().map(|(uid, _)| uid).chain(unread) {
@@ -280,12 +280,12 @@ impl NodeState {
                 *uid = resident.uid.clone();
             }
         }
-        if let Some(known) = self
+        if let Some(previous) = self
             .reading
             .as_ref()
-            .filter(|known| known.holdings == reading.holdings)
+            .filter(|previous| previous.holdings == reading.holdings)
         {
-            reading.holdings = known.holdings.clone();
+            reading.holdings = previous.holdings.clone();
         }
     }
 
@@ -425,7 +425,7 @@ impl NodeState {
 
     fn add_departed(&mut self, departed: DepartedPod) {
         // One that was missed may show once more and end again.
-        self.departed.retain(|known| known.uid != departed.uid);
+        self.departed.retain(|earlier| earlier.uid != departed.uid);
         self.departed.truncate(MAX_DEPARTED - 1);
         self.departed.insert(0, departed);
     }
@@ -472,7 +472,8 @@ impl NodeState {
                         .max(self.kept_by_departed(&departed.uid, gpu_index)),
                 )
             };
-            let used = (0..self.devices.len()).filter_map(|place| Some((place, used_on(place)?)));
+            let used = (0..self.devices.len())
+                .filter_map(|gpu_index| Some((gpu_index, used_on(gpu_index)?)));
             let gpus: GpuSet = used.clone().map(|(gpu_index, _)| gpu_index).collect();
             let least = used
                 .map(|(_, used)| used)

@@ -355,16 +355,16 @@ impl Bench {
 
     fn plan(&mut self) {
         for step in plan_steps(self.cluster.ledger_mut(), 64) {
-            let PlanStep::Place(places) = step else {
+            let PlanStep::Place(placements) = step else {
                 continue;
             };
-            for place in places {
+            for placement in placements {
                 let before = self.free();
                 self.cluster
                     .ledger_mut()
-                    .reserve(&place.uid, place.reservation)
+                    .reserve(&placement.uid, placement.reservation)
                     .expect("what was planned on a copy holds");
-                self.check(&before, &place.uid, "a reservation");
+                self.check(&before, &placement.uid, "a reservation");
             }
         }
     }

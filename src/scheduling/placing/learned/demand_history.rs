@@ -62,7 +62,7 @@ pub struct DemandHistory {
     latest: VecDeque<RememberedArrival>,
     counts: BTreeMap<Arc<DemandShape>, u32>,
     departures: u64,
-    asked: Bytes,
+    requested: Bytes,
     turned_away: Bytes,
     /// The VRAM of pods that were refused and still wait.
     waiting: Bytes,
@@ -142,7 +142,7 @@ impl DemandHistory {
             latest: VecDeque::new(),
             counts: BTreeMap::new(),
             departures: 0,
-            asked: Bytes::ZERO,
+            requested: Bytes::ZERO,
             turned_away: Bytes::ZERO,
             waiting: Bytes::ZERO,
             arrivals: 0,
@@ -167,7 +167,7 @@ impl DemandHistory {
             None => Arc::new(demand_shape),
         };
         *self.counts.entry(demand_shape.clone()).or_default() += 1;
-        self.asked += demand_shape.vram();
+        self.requested += demand_shape.vram();
         self.latest.push_back(RememberedArrival {
             demand_shape,
             departures: 0,
@@ -238,7 +238,7 @@ impl DemandHistory {
 
     /// The demand that found no place, divided by all demand; more than 1 where many pods wait that arrived long ago.
     pub fn unmet_ratio(&self) -> f64 {
-        (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
+        (self.turned_away + self.waiting).0 as f64 / self.requested.0.max(1) as f64
     }
 
     fn forget_oldest(&mut self) {
@@ -252,7 +252,7 @@ impl DemandHistory {
         };
         self.departures -= u64::from(departures);
         self.turned_away = self.turned_away.minus(turned_away);
-        self.asked = self.asked.minus(demand_shape.vram());
+        self.requested = self.requested.minus(demand_shape.vram());
         if let Some(count) = self.counts.get_mut(&demand_shape) {
             *count -= 1;
             if *count == 0 {

@@ -134,12 +134,14 @@ fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u
         }
         let gpu_candidates = machines.iter().enumerate();
         let best = gpu_candidates
-            .filter_map(|(place, machine)| Some((machine.chosen(&packing_model, pod)?, place)))
+            .filter_map(|(node_index, machine)| {
+                Some((machine.chosen(&packing_model, pod)?, node_index))
+            })
             .min();
-        if let Some(((_, chosen), place)) = best {
+        if let Some(((_, chosen), node_index)) = best {
             chosen
                 .iter()
-                .for_each(|gpu| machines[place].gpus[gpu].charge(pod.per_gpu, pod.sharing));
+                .for_each(|gpu| machines[node_index].gpus[gpu].charge(pod.per_gpu, pod.sharing));
             allocated += chosen.iter().map(|_| pod.per_gpu.0).sum::<u64>();
         }
     }
@@ -220,8 +222,8 @@ fn an_empty_gpu_is_not_used_on_a_node_without_cpu_for_its_other_gpus() {
         EmptyNode::new(&[("H100", WHOLE); 4], Some(3000)),
     ];
     let packing_model = learned(&demand_history(pods()), &machines);
-    let [roomy, short] = [0, 1].map(|place| {
-        machines[place]
+    let [roomy, short] = [0, 1].map(|index| {
+        machines[index]
             .chosen(&packing_model, &with_cpu(shared(500), 2000))
             .unwrap()
             .0
@@ -247,8 +249,8 @@ fn a_gpu_model_that_other_pods_require_is_left_to_them() {
         })),
         &machines,
     );
-    let [wanted, other] = [0, 1].map(|place| {
-        machines[place]
+    let [wanted, other] = [0, 1].map(|index| {
+        machines[index]
             .chosen(&packing_model, &shared(500))
             .unwrap()
             .0
@@ -265,7 +267,7 @@ fn a_block_of_gpus_is_not_broken_for_a_single_gpu_pod() {
     let mixed = demand_history((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
     let packing_model = learned(&mixed, &machines);
     let [unbroken, broken] =
-        [0, 1].map(|place| machines[place].chosen(&packing_model, &whole(1)).unwrap().0);
+        [0, 1].map(|index| machines[index].chosen(&packing_model, &whole(1)).unwrap().0);
     assert!(broken < unbroken, "{broken:?} {unbroken:?}");
 }
 
@@ -291,10 +293,10 @@ fn pods_without_gpus_prefer_nodes_whose_gpus_are_in_use() {
         cpu: MilliCpu(6000),
         memory: Bytes::ZERO,
     };
-    let [free, full] = [0, 1].map(|place| {
+    let [free, full] = [0, 1].map(|index| {
         packing_model
             .host_packing_cost(
-                &packing_model.node_summary(machines[place].node_gpus()),
+                &packing_model.node_summary(machines[index].node_gpus()),
                 taken,
             )
             .unwrap()

@@ -29,29 +29,29 @@ fn consolidation_moves_pods_that_fit_elsewhere_for_a_pod_that_fits_nowhere() {
     );
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = plan_steps(cluster.ledger_mut(), 64);
-    let [PlanStep::Place(places)] = &steps[..] else {
+    let [PlanStep::Place(placements)] = &steps[..] else {
         panic!("{steps:?}")
     };
-    let place = &places[0];
+    let placement = &placements[0];
     assert_eq!(
-        (place.by, place.reservation.node.as_str()),
+        (placement.by, placement.reservation.node.as_str()),
         (EvictionRight::Moves, "n"),
         "the smaller job moves"
     );
     assert!(
         Ledger::clone(cluster.ledger())
-            .reserve(&place.uid, place.reservation.clone())
+            .reserve(&placement.uid, placement.reservation.clone())
             .is_err(),
         "by no other right"
     );
-    assert_eq!(place.reserve_in(cluster.ledger_mut()), Ok(()));
+    assert_eq!(placement.reserve_in(cluster.ledger_mut()), Ok(()));
 }
 
 #[test]
 fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = plan_steps(cluster.ledger_mut(), 64);
-    let [PlanStep::Place(places)] = &steps[..] else {
+    let [PlanStep::Place(placements)] = &steps[..] else {
         panic!("{steps:?}")
     };
     cluster.apply(PolicySet {
@@ -59,7 +59,7 @@ fn no_pod_is_moved_that_was_to_move_when_consolidation_was_switched_off() {
         prepared: None,
     });
     let reserved = cluster.apply(ReservePlaces {
-        places: places.clone(),
+        placements: placements.clone(),
         generation: 0,
     });
     assert!(

@@ -8,8 +8,8 @@ use crate::verbs::observe::{PodDeleted, ReadingReported};
 impl LedgerCluster {
     /// Its agent reports what these pods have, each on the node's GPU of that place.
     fn report(&mut self, on: &str, gpus: &[&[(&str, u64)]]) {
-        let gpu = |(place, pods): (usize, &&[(&str, u64)])| GpuReading {
-            uuid: gpu_at(on, place as u32),
+        let gpu = |(index, pods): (usize, &&[(&str, u64)])| GpuReading {
+            uuid: gpu_at(on, index as u32),
             used: Some(Bytes::gib(pods.iter().map(|(_, gib)| gib).sum())),
             attributed: pods
                 .iter()

@@ -71,12 +71,12 @@ fn a_group_is_placed_in_one_island_or_waits_when_the_policy_says_so() {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
     let steps = plan_steps(cluster.ledger_mut(), 64);
-    let [PlanStep::Place(places)] = &steps[..] else {
+    let [PlanStep::Place(placements)] = &steps[..] else {
         panic!("{steps:?}")
     };
-    let gpus: Vec<&str> = places
+    let gpus: Vec<&str> = placements
         .iter()
-        .map(|place| place.reservation.devices[0].as_str())
+        .map(|placement| placement.reservation.devices[0].as_str())
         .collect();
     assert_eq!(
         gpus,
@@ -128,7 +128,7 @@ fn asleep(cluster: &mut LedgerCluster, on: &str, gpus: &[u32]) {
         gpus: [gpu_at(on, *gpu)].into(),
         state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
         reusable_in: Some("default".into()),
-        seen: START,
+        observed_at: START,
     };
     let gpu = |index| GpuReading {
         uuid: gpu_at(on, index),
@@ -163,12 +163,12 @@ fn of_model(demand: Demand) -> Demand {
 /// The GPU of each pod, in the order in which the pods are placed.
 fn gpus_of(cluster: &mut LedgerCluster) -> Vec<String> {
     let steps = plan_steps(cluster.ledger_mut(), 64);
-    let places = steps.iter().flat_map(|step| match step {
-        PlanStep::Place(places) => places.as_slice(),
+    let placements = steps.iter().flat_map(|step| match step {
+        PlanStep::Place(placements) => placements.as_slice(),
         other => panic!("{other:?}"),
     });
-    places
-        .map(|place| place.reservation.devices[0].to_string())
+    placements
+        .map(|placement| placement.reservation.devices[0].to_string())
         .collect()
 }
 

@@ -99,12 +99,12 @@ fn on_one_island(spare: u32, jobs: &[(&str, u64)]) -> Vec<String> {
         cluster.member(name, job(*gib), group("some", Some(jobs.len() as u32)));
     }
     let steps = plan_steps(cluster.ledger_mut(), 64);
-    let [PlanStep::Place(places)] = &steps[..] else {
+    let [PlanStep::Place(placements)] = &steps[..] else {
         return Vec::new();
     };
-    places
+    placements
         .iter()
-        .map(|place| place.reservation.devices[0].to_string())
+        .map(|placement| placement.reservation.devices[0].to_string())
         .collect()
 }
 

@@ -66,7 +66,7 @@ impl LedgerCluster {
             self.ledger_mut().put_back(&plan.unreached);
             for step in plan.steps {
                 match step {
-                    PlanStep::Place(places) if places[0].uid == uid(placed) => return run,
+                    PlanStep::Place(placements) if placements[0].uid == uid(placed) => return run,
                     PlanStep::Wait { uid, .. } => {
                         let generation = self.ledger().generation();
                         self.ledger_mut().record_no_placement(&uid, generation);

@@ -119,18 +119,18 @@ fn windows_that_open_and_close_all_the_time_evict_no_more_than_the_limits_allow(
         cluster.ledger_mut().set_policy(policy);
         cluster.advance(2);
         for step in plan_steps(cluster.ledger_mut(), 64) {
-            let PlanStep::Place(places) = step else {
+            let PlanStep::Place(placements) = step else {
                 continue;
             };
-            for place in places {
+            for placement in placements {
                 cluster
                     .ledger_mut()
-                    .reserve(&place.uid, place.reservation.clone())
+                    .reserve(&placement.uid, placement.reservation.clone())
                     .unwrap();
                 cluster
                     .ledger_mut()
-                    .record_evictions(&place.reservation.victims);
-                evictions += place.reservation.victims.len();
+                    .record_evictions(&placement.reservation.victims);
+                evictions += placement.reservation.victims.len();
             }
         }
     }

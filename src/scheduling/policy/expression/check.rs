@@ -158,7 +158,12 @@ impl<'a> ExpressionCheck<'a> {
     }
 
     fn check_name(&mut self, at: &IdedExpr, name: &str) -> Result<ValueSize, ExpressionError> {
-        if let Some((_, size)) = self.loops.iter().rev().find(|(known, _)| known == name) {
+        if let Some((_, size)) = self
+            .loops
+            .iter()
+            .rev()
+            .find(|(variable, _)| variable == name)
+        {
             return Ok(*size);
         }
         if name == "pod" {
@@ -330,7 +335,7 @@ fn has_fixed_order(range: &Expr) -> bool {
 fn nearest<'a>(word: &str, words: &[&'a str]) -> Option<&'a str> {
     let near = words
         .iter()
-        .map(|known| (strsim::damerau_levenshtein(word, known), *known))
+        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), *candidate))
         .min()?;
     (near.0 <= word.len().max(3) / 3).then_some(near.1)
 }

@@ -558,7 +558,7 @@ impl LedgerHistory {
             devices: set
                 .gpus
                 .iter()
-                .map(|place| view.devices[place].uuid.clone())
+                .map(|gpu_index| view.devices[gpu_index].uuid.clone())
                 .collect(),
             victims: set.all_victims().into(),
             deadline: self.now + Millis::seconds(60),

@@ -95,7 +95,7 @@ pub(super) struct Record {
     pub borrows: bool,
     pub leaving: bool,
     pub request: Option<Arc<str>>,
-    pub told: Option<Arc<str>>,
+    pub answered_request: Option<Arc<str>>,
 }
 
 /// What a pod's processes have.
@@ -204,7 +204,7 @@ impl World {
             loan: ObservedLoan {
                 borrows: record.borrows,
                 wake_requested: record.request,
-                wakeable: record.told,
+                wakeable: record.answered_request,
             },
             ..ObservedDisruptionInfo::default()
         };
@@ -224,12 +224,12 @@ impl World {
         }
         self.records.insert(pod, Record::default());
         self.watch(pod);
-        let asked = BindAsked {
+        let query = BindAsked {
             uid: uid(pod),
             key: key(pod),
             node: node(),
         };
-        let Ok(BindAnswer::Write(decision)) = self.apply(asked) else {
+        let Ok(BindAnswer::Write(decision)) = self.apply(query) else {
             self.records.remove(&pod);
             return self.watch(pod);
         };
@@ -305,7 +305,7 @@ impl World {
                 SleepState::Asleep => EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             },
             reusable_in: None,
-            seen: self.cluster.ledger().now(),
+            observed_at: self.cluster.ledger().now(),
         };
         let engines = sleep.iter().map(engine).collect();
         let sampled = self.cluster.ledger().now();
@@ -370,7 +370,7 @@ impl World {
         } in self.cluster.ledger().unanswered_wakes()
         {
             match (request, told) {
-                (Some(request), told) if is_wakeable && told.as_ref() != Some(&request) => {
+                (Some(request), answered) if is_wakeable && answered.as_ref() != Some(&request) => {
                     self.writes.push_back((number(&uid), Some(request)));
                 }
                 (None, Some(_)) => self.writes.push_back((number(&uid), None)),
@@ -383,7 +383,7 @@ impl World {
         if let Some((pod, told)) = self.writes.pop_front()
             && let Some(record) = self.records.get_mut(&pod)
         {
-            record.told = told;
+            record.answered_request = told;
         }
     }
 
@@ -395,7 +395,7 @@ impl World {
             .processes
             .get_mut(&engine)
             .expect("a bound engine has a process");
-        if record.request.is_some() && record.told == record.request && !process.down {
+        if record.request.is_some() && record.answered_request == record.request && !process.down {
             self.wakes += usize::from(std::mem::replace(&mut process.asleep, false));
         }
     }

@@ -35,7 +35,7 @@ pub(super) struct World {
     pub asleep: BTreeSet<u8>,
     /// As the reports told the cluster, of pods that lend since then.
     pub seen_asleep: BTreeSet<u8>,
-    pub asked: BTreeMap<u8, Arc<str>>,
+    pub wake_requests: BTreeMap<u8, Arc<str>>,
     pub leaving: BTreeSet<u8>,
     /// Pods that came behind the planner's gate.
     pub gated: BTreeSet<u8>,
@@ -46,7 +46,8 @@ impl World {
     pub fn new() -> Self {
         let cluster = Cluster::new(Arc::new(policy(true, true)));
         let (inputs, published, asleep) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-        let (seen_asleep, asked, leaving) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+        let (seen_asleep, wake_requests, leaving) =
+            (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
         let mut world = Self {
             cluster,
             inputs,
@@ -54,7 +55,7 @@ impl World {
             published,
             asleep,
             seen_asleep,
-            asked,
+            wake_requests,
             leaving,
             gated: BTreeSet::new(),
             borrowed: 0,
@@ -139,7 +140,7 @@ impl World {
             grace: Millis::seconds(30),
         };
         let borrows = known.is_some_and(|known| known.borrows());
-        let (wake_requested, wakeable) = (self.asked.get(&pod).cloned(), None);
+        let (wake_requested, wakeable) = (self.wake_requests.get(&pod).cloned(), None);
         let observed = ObservedDisruptionInfo {
             leaving: self.leaving.contains(&pod).then_some(leaving),
             loan: ObservedLoan {
@@ -200,12 +201,12 @@ impl World {
         self.arrive(pod);
         let is_reserved = self.pod(pod).unwrap().reservation().is_some();
         let free = self.free();
-        let asked = BindAsked {
+        let query = BindAsked {
             uid: uid(pod),
             key: key(pod),
             node: node_name(node),
         };
-        let Ok(BindAnswer::Write(decision)) = self.apply(asked) else {
+        let Ok(BindAnswer::Write(decision)) = self.apply(query) else {
             return;
         };
         if decision.is_new {
@@ -248,13 +249,22 @@ impl World {
         let plan = plan_within(scratch, &filters, &pending, bounds);
         self.apply(PutBack(plan.unreached));
         for step in plan.steps {
-            let PlanStep::Place(places) = step else {
+            let PlanStep::Place(placements) = step else {
                 continue;
             };
             let free = self.free();
-            let of = |place: &_| number(place);
-            let pods: Vec<u8> = places.iter().map(|place| of(&place.uid)).collect();
-            if self.apply(ReservePlaces { places, generation }).is_ok() {
+            let of = |uid: &_| number(uid);
+            let pods: Vec<u8> = placements
+                .iter()
+                .map(|placement| of(&placement.uid))
+                .collect();
+            if self
+                .apply(ReservePlaces {
+                    placements,
+                    generation,
+                })
+                .is_ok()
+            {
                 self.check_spare(&pods, &free);
                 for pod in pods {
                     let reservation = self.pod(pod).unwrap().reservation().cloned().unwrap();
@@ -313,7 +323,7 @@ impl World {
             gpus: state.devices().unwrap().clone(),
             state: EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             reusable_in: None,
-            seen: sampled,
+            observed_at: sampled,
         };
         let mut engines: Vec<_> = engines()
             .filter(|(pod, _)| is_asleep(pod))

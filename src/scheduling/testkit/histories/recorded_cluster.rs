@@ -104,8 +104,8 @@ impl RecordedCluster {
     }
 
     fn request(&self, pod: u8) -> Option<VerbRequest> {
-        let known = self.cluster.ledger().pod_state(&uid(pod))?;
-        let demand = known.demand.clone();
+        let pod_state = self.cluster.ledger().pod_state(&uid(pod))?;
+        let demand = pod_state.demand.clone();
         Some(VerbRequest {
             uid: uid(pod),
             key: key(pod),
@@ -136,8 +136,8 @@ impl RecordedCluster {
                     images: [image(pod % 3)].into(),
                     ..demand_of(vram, gpus, sharing, priority)
                 };
-                let known = self.cluster.ledger().pod_state(&uid(pod));
-                let is_placed = known.is_some_and(|known| known.node().is_some());
+                let pod_state = self.cluster.ledger().pod_state(&uid(pod));
+                let is_placed = pod_state.is_some_and(|pod_state| pod_state.node().is_some());
                 let demand = self.promises.arrive(uid(pod), demand, is_placed);
                 let state = ObservedPhase::Waiting(ObservedWaiting::default());
                 let observation = PodObservation {
@@ -445,12 +445,12 @@ impl RecordedCluster {
             }
         };
         let offered = (0..3).map(on).collect();
-        let asked = PreemptAsked {
+        let query = PreemptAsked {
             request,
             wants: Requirements::default(),
             offered,
         };
-        let Some((request, view)) = self.apply(asked) else {
+        let Some((request, view)) = self.apply(query) else {
             return;
         };
         let decision = preempt(view.clone());
@@ -496,7 +496,7 @@ impl RecordedCluster {
                 is_new: decision.is_new,
             },
             answer,
-            latest_landing: MAX_COMMIT_DELAY,
+            max_commit_delay: MAX_COMMIT_DELAY,
         });
         if answer == BindingAnswer::Written {
             let footprint = NodeFootprint {
@@ -553,15 +553,15 @@ impl RecordedCluster {
                 .binding_failed(&uid(pod), self.cluster.ledger().now()),
             PodRead::Bound { .. } => self.promises.bind(&uid(pod), &placement),
         }
-        let (stage, latest_landing) = (BindingStage::Settling, MAX_COMMIT_DELAY);
-        let asked = self.cluster.ledger().now();
+        let (stage, max_commit_delay) = (BindingStage::Settling, MAX_COMMIT_DELAY);
+        let requested_at = self.cluster.ledger().now();
         let read = BindingRead {
             uid: uid(pod),
             placement,
             stage,
             pod: shown,
-            asked,
-            latest_landing,
+            requested_at,
+            max_commit_delay,
         };
         let step = self.apply(read);
         self.decisions.push(format!("{step:?}"));
@@ -586,14 +586,19 @@ impl RecordedCluster {
         self.apply(PutBack(plan.unreached));
         for step in plan.steps {
             match step {
-                PlanStep::Place(places) => {
+                PlanStep::Place(placements) => {
                     let taken = self.apply(ReservePlaces {
-                        places: places.clone(),
+                        placements: placements.clone(),
                         generation,
                     });
-                    let own = |place: &&PlannedPlacement| place.by == EvictionRight::Preemption;
-                    for place in places.iter().filter(own).filter(|_| taken.is_ok()) {
-                        self.check_victims("the planner", &place.uid, &place.reservation.victims);
+                    let own =
+                        |placement: &&PlannedPlacement| placement.by == EvictionRight::Preemption;
+                    for placement in placements.iter().filter(own).filter(|_| taken.is_ok()) {
+                        self.check_victims(
+                            "the planner",
+                            &placement.uid,
+                            &placement.reservation.victims,
+                        );
                     }
                     self.decisions.push(format!("{taken:?}"));
                 }
@@ -606,11 +611,11 @@ impl RecordedCluster {
     /// Those that are there still may be evicted for the pod.
     fn check_victims(&mut self, by: &str, preemptor: &PodUid, victims: &[PodUid]) {
         let policy = self.cluster.ledger().policy();
-        let asked = |pod: &PodUid| self.promises.requested.get(pod);
-        let above = asked(preemptor).expect("it waits").priority;
+        let request_of = |pod: &PodUid| self.promises.requested.get(pod);
+        let above = request_of(preemptor).expect("it waits").priority;
         for victim in victims {
             let is_there = self.promises.oracle.placement_of(victim).is_some();
-            let Some(demand) = asked(victim).filter(|_| is_there) else {
+            let Some(demand) = request_of(victim).filter(|_| is_there) else {
                 continue;
             };
             let class = policy.classify(&demand.traits).class;
@@ -641,8 +646,8 @@ impl Promises {
     /// A pod that is placed is promised that, though no Binding of it can land before one is written again.
     fn arrive(&mut self, pod: PodUid, demand: Demand, is_placed: bool) -> Demand {
         let is_promised = is_placed || self.oracle.placement_of(&pod).is_some();
-        let known = self.requested.get(&pod).filter(|_| is_promised).cloned();
-        let demand = known.unwrap_or(demand);
+        let promised = self.requested.get(&pod).filter(|_| is_promised).cloned();
+        let demand = promised.unwrap_or(demand);
         self.requested.insert(pod, demand.clone());
         demand
     }

@@ -46,7 +46,7 @@ impl BindFixture {
             placement,
             stage,
             answer,
-            latest_landing: LANDING,
+            max_commit_delay: LANDING,
         })
     }
 
@@ -68,8 +68,8 @@ impl BindFixture {
             placement,
             stage,
             pod,
-            asked,
-            latest_landing: LANDING,
+            requested_at: asked,
+            max_commit_delay: LANDING,
         })
     }
 

@@ -75,7 +75,7 @@ fn ask(cluster: &mut LedgerCluster, offered: &[(&str, &str)]) -> Result<String, 
     });
     let chosen = narrowed
         .chosen_index
-        .map(|place| offered[place].node.clone());
+        .map(|index| offered[index].node.clone());
     chosen.ok_or(narrowed.code)
 }
 

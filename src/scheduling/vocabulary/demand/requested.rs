@@ -358,6 +358,16 @@ pub struct VramContainer {
     pub vram: Bytes,
 }
 
+/// The longest name with which `container.NAME.gpu-memory.request` is still the name of an annotation's key.
+const LONGEST_LIMITED_NAME: usize = 63 - "container..gpu-memory.request".len();
+
+impl VramContainer {
+    /// Whether its VRAM limits can be written, by annotations with its name.
+    pub(crate) fn can_be_limited(&self) -> bool {
+        self.name.len() <= LONGEST_LIMITED_NAME && self.vram > Bytes::ZERO
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Recorded {

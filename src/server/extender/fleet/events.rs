@@ -34,10 +34,10 @@ pub async fn answer(
     source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let page = OperatorPage::Cluster("/v1/fleet/events");
+    let operator_page = OperatorPage::Cluster("/v1/fleet/events");
     let client = PageClient::new(source, headers);
     let slot = match extender
-        .admit_and_take_slot(&client, page, &extender.pages.watchers)
+        .admit_and_take_slot(&client, operator_page, &extender.pages.watchers)
         .await
     {
         Ok(turn) => turn,
@@ -50,10 +50,10 @@ pub async fn answer(
     let (watching, published) = extender.live.watch();
     // A fifth is left for what is on its way when the stream ends.
     let ends = Instant::now() + extender.limits.connections.request / 5 * 4;
-    let (service, live) = (extender.service.clone(), extender.live.clone());
+    let (state, live) = (extender.state.clone(), extender.live.clone());
     let (queue, whole) = (VecDeque::new(), None);
     let stream = EventStream {
-        service,
+        state,
         live,
         published,
         last_number: last,
@@ -76,7 +76,7 @@ pub async fn answer(
 
 /// One client's stream.
 struct EventStream {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     live: Arc<LiveFleet>,
     published: watch::Receiver<Option<Arc<PublishedFleet>>>,
     /// The number of the view that the client has when the queue is sent.
@@ -124,10 +124,10 @@ impl EventStream {
             .ok()?
             .ok()?,
         );
-        let (live, service) = (self.live.clone(), self.service.clone());
-        let heavy_work = service.heavy_work.clone();
+        let (live, state) = (self.live.clone(), self.state.clone());
+        let heavy_work = state.heavy_work.clone();
         let whole =
-            heavy_work.with_panic_count(WorkKind::Page, move || live.whole(&service, &latest));
+            heavy_work.with_panic_count(WorkKind::Page, move || live.whole(&state, &latest));
         let mut remaining = tokio::task::spawn_blocking(whole).await.ok()?;
         while !remaining.is_empty() {
             self.queue

@@ -72,7 +72,7 @@ impl Default for LiveFleet {
 pub struct PublishedFleet {
     pub number: u64,
     fleet: Fleet,
-    standing: ReplicaStatus,
+    status: ReplicaStatus,
     /// The number of the latest activity that has been sent.
     activity: u64,
     sent: Instant,
@@ -94,9 +94,9 @@ struct ReplicaStatus {
 }
 
 impl ReplicaStatus {
-    fn new(service: &ServerState) -> Self {
-        let (leadership, policy) = (&service.leadership, service.policy());
-        let silence = service.api_server_contact.unreachable_for(service.now());
+    fn new(state: &ServerState) -> Self {
+        let (leadership, policy) = (&state.leadership, state.policy());
+        let silence = state.api_server_contact.unreachable_for(state.now());
         let silent = silence
             .map(|silence| format!("the API server has not answered for {} s", silence.0 / 1000));
         Self {
@@ -114,7 +114,8 @@ impl ReplicaStatus {
 #[serde(rename_all = "camelCase")]
 struct WholeEvent<'a> {
     fleet: &'a Fleet,
-    standing: &'a ReplicaStatus,
+    #[serde(rename = "standing")]
+    status: &'a ReplicaStatus,
     history: VecDeque<FleetSums>,
     activity: Vec<Arc<ActivityEntry>>,
 }
@@ -125,7 +126,8 @@ struct WholeEvent<'a> {
 struct ChangesEvent<'a> {
     fleet: &'a FleetChanges,
     #[serde(skip_serializing_if = "Option::is_none")]
-    standing: Option<&'a ReplicaStatus>,
+    #[serde(rename = "standing")]
+    status: Option<&'a ReplicaStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sums: Option<&'a FleetSums>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -157,16 +159,16 @@ impl LiveFleet {
     }
 
     /// Makes events until `stop`. Clients' streams end then, too.
-    pub async fn run(self: Arc<Self>, service: Arc<ServerState>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, state: Arc<ServerState>, stop: CancellationToken) {
         if self.is_running.swap(true, Ordering::AcqRel) {
             return stop.cancelled().await;
         }
-        stop.run_until_cancelled(self.make_events(service)).await;
+        stop.run_until_cancelled(self.make_events(state)).await;
         self.stopped.cancel();
         self.is_running.store(false, Ordering::Release);
     }
 
-    async fn make_events(self: &Arc<Self>, service: Arc<ServerState>) {
+    async fn make_events(self: &Arc<Self>, state: Arc<ServerState>) {
         let (mut last_number, mut last_watched) = (0, None::<Instant>);
         let mut pause = Duration::ZERO;
         loop {
@@ -179,20 +181,19 @@ impl LiveFleet {
             } else {
                 self.latest.send_replace(None);
                 let due =
-                    Duration::from_millis(self.history.lock().due_in(service.now()).0).max(pause);
+                    Duration::from_millis(self.history.lock().due_in(state.now()).0).max(pause);
                 tokio::select! {
                     () = tokio::time::sleep(due) => {}
                     () = self.watch_started.notified() => {}
                 }
             }
-            let (live, service, heavy_work) =
-                (self.clone(), service.clone(), service.heavy_work.clone());
+            let (live, state, heavy_work) = (self.clone(), state.clone(), state.heavy_work.clone());
             let (before, began) = (self.latest.borrow().clone(), Instant::now());
             let is_watched = self.watchers.load(Ordering::Acquire) > 0 || before.is_some();
             let round = move || {
                 let began = thread_cpu_time();
                 let published =
-                    live.take_view(&service, before.as_deref(), last_number + 1, is_watched);
+                    live.take_view(&state, before.as_deref(), last_number + 1, is_watched);
                 (published, thread_cpu_time() - began)
             };
             let took = match heavy_work.spawn_in_background(WorkKind::Page, round).await {
@@ -215,23 +216,23 @@ impl LiveFleet {
     /// Takes a view, and compares it with the one before. `None` if there is nothing to send.
     fn take_view(
         &self,
-        service: &ServerState,
+        state: &ServerState,
         before: Option<&PublishedFleet>,
         number: u64,
         is_watched: bool,
     ) -> Option<PublishedFleet> {
         if !is_watched {
             // A statement of its own, so that the history is not locked meanwhile.
-            let sums = super::current_sums(service);
+            let sums = super::current_sums(state);
             self.history.lock().record(sums);
             return None;
         }
-        let (fleet, standing) = (super::current_fleet(service), ReplicaStatus::new(service));
+        let (fleet, status) = (super::current_fleet(state), ReplicaStatus::new(state));
         let sums = FleetSums::from_fleet(&fleet);
         let is_kept = self.history.lock().record(sums.clone());
         let sent = Instant::now();
         let Some(before) = before else {
-            let activity = service
+            let activity = state
                 .activity
                 .after(0)
                 .last()
@@ -240,7 +241,7 @@ impl LiveFleet {
             return Some(PublishedFleet {
                 number,
                 fleet,
-                standing,
+                status,
                 activity,
                 sent,
                 changes,
@@ -248,18 +249,18 @@ impl LiveFleet {
             });
         };
         let changes = FleetChanges::between(&before.fleet, &fleet);
-        let activity = service.activity.after(before.activity);
+        let activity = state.activity.after(before.activity);
         let latest = activity
             .last()
             .map_or(before.activity, |entry| entry.number);
         let event = ChangesEvent {
             fleet: &changes,
-            standing: (standing != before.standing).then_some(&standing),
+            status: (status != before.status).then_some(&status),
             sums: is_kept.then_some(&sums),
             activity,
         };
         let is_empty = changes.is_empty()
-            && event.standing.is_none()
+            && event.status.is_none()
             && event.sums.is_none()
             && event.activity.is_empty();
         if is_empty && before.sent.elapsed() < HEARTBEAT_INTERVAL {
@@ -275,7 +276,7 @@ impl LiveFleet {
         Some(PublishedFleet {
             number,
             fleet,
-            standing,
+            status,
             activity: latest,
             sent,
             changes: recent_changes,
@@ -284,13 +285,13 @@ impl LiveFleet {
     }
 
     /// Everything as one event; rendered once for each view.
-    pub(super) fn whole(&self, service: &ServerState, published: &PublishedFleet) -> Bytes {
+    pub(super) fn whole(&self, state: &ServerState, published: &PublishedFleet) -> Bytes {
         let render = || {
             let event = WholeEvent {
                 fleet: &published.fleet,
-                standing: &published.standing,
+                status: &published.status,
                 history: self.history.lock().sums().clone(),
-                activity: service.activity.after(0),
+                activity: state.activity.after(0),
             };
             self.render_event("whole", published.number, &event)
         };
@@ -340,22 +341,21 @@ mod tests {
 
     #[test]
     fn a_client_gets_the_changes_it_lacks_and_one_that_lacks_more_gets_the_whole() {
-        let (service, live) = (
+        let (state, live) = (
             ServerState::with_stopped_clock(Policy::default()),
             LiveFleet::default(),
         );
-        let mut published = live.take_view(&service, None, 1, true).unwrap();
+        let mut published = live.take_view(&state, None, 1, true).unwrap();
         assert!(
-            live.take_view(&service, Some(&published), 2, true)
-                .is_none(),
+            live.take_view(&state, Some(&published), 2, true).is_none(),
             "nothing changed"
         );
         for number in 2..=MAX_CHANGES as u64 + 2 {
             // Something to tell in each.
-            service.leadership.set_stopping();
-            published.standing.leading = true;
+            state.leadership.set_stopping();
+            published.status.leading = true;
             published = live
-                .take_view(&service, Some(&published), number, true)
+                .take_view(&state, Some(&published), number, true)
                 .unwrap();
         }
         let lacks = |number| published.changes_since(number).map(|events| events.len());
@@ -366,8 +366,8 @@ mod tests {
         );
         assert_eq!((lacks(1), lacks(last + 1)), (None, None));
         let (first, again) = (
-            live.whole(&service, &published),
-            live.whole(&service, &published),
+            live.whole(&state, &published),
+            live.whole(&state, &published),
         );
         assert_eq!(first.as_ptr(), again.as_ptr(), "it is rendered once");
     }
@@ -389,11 +389,11 @@ mod tests {
 
     #[test]
     fn sums_are_kept_while_no_client_watches() {
-        let (service, live) = (
+        let (state, live) = (
             ServerState::with_stopped_clock(Policy::default()),
             LiveFleet::default(),
         );
-        assert!(live.take_view(&service, None, 1, false).is_none());
+        assert!(live.take_view(&state, None, 1, false).is_none());
         assert_eq!(live.history.lock().sums().len(), 1);
     }
 }

@@ -39,12 +39,12 @@ pub struct PageLimits {
 
 impl Default for PageLimits {
     fn default() -> Self {
-        let turns = |most| Arc::new(Semaphore::new(most));
+        let slots = |most| Arc::new(Semaphore::new(most));
         Self {
-            large: turns(1),
-            metrics: turns(4),
-            small: turns(4),
-            watchers: turns(MAX_WATCHERS),
+            large: slots(1),
+            metrics: slots(4),
+            small: slots(4),
+            watchers: slots(MAX_WATCHERS),
         }
     }
 }
@@ -58,31 +58,29 @@ pub async fn take_slot(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
 }
 
 /// The page together with its slot, which is freed when the page has been read.
-pub fn with_slot(page: Response, slot: OwnedSemaphorePermit) -> Response {
-    page.map(|body| Body::new(GuardedBody::new(body, slot)))
+pub fn with_slot(response: Response, slot: OwnedSemaphorePermit) -> Response {
+    response.map(|body| Body::new(GuardedBody::new(body, slot)))
 }
 
 /// A page of this type that is written on a blocking thread while it is read.
 pub fn stream_page(
-    service: &ServerState,
+    state: &ServerState,
     slot: OwnedSemaphorePermit,
     content_type: &'static str,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static,
 ) -> Response {
     let (chunks, receiver) = mpsc::channel(CHUNKS_AHEAD);
-    let writing = service
-        .heavy_work
-        .with_panic_count(WorkKind::Page, move || {
-            // Dropped after `out`.
-            let _end = PanicToError(chunks.clone());
-            let mut out = BufWriter::with_capacity(CHUNK_BYTES, Chunks(chunks.clone()));
-            let written = write(&mut out).and_then(|()| out.flush());
-            if let Err(error) = written {
-                // The client has disconnected, or learns from the broken body that this is not all.
-                let _ = chunks.blocking_send(Err(error));
-            }
-            drop(slot);
-        });
+    let writing = state.heavy_work.with_panic_count(WorkKind::Page, move || {
+        // Dropped after `out`.
+        let _end = PanicToError(chunks.clone());
+        let mut out = BufWriter::with_capacity(CHUNK_BYTES, Chunks(chunks.clone()));
+        let written = write(&mut out).and_then(|()| out.flush());
+        if let Err(error) = written {
+            // The client has disconnected, or learns from the broken body that this is not all.
+            let _ = chunks.blocking_send(Err(error));
+        }
+        drop(slot);
+    });
     tokio::task::spawn_blocking(writing);
     let body = futures::stream::unfold(receiver, |mut coming| async {
         let chunk: io::Result<Bytes> = coming.recv().await?;
@@ -137,24 +135,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_that_fails_half_way_does_not_end_like_a_whole_one() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let limits = PageLimits::default();
         let failures: [fn() -> io::Result<()>; 2] =
             [|| Err(ErrorKind::Other.into()), || panic!("planted")];
         for fails in failures {
             let slot = take_slot(&limits.large).await.expect("it is free again");
-            let page = stream_page(&service, slot, "text/plain", move |out| {
+            let response = stream_page(&state, slot, "text/plain", move |out| {
                 out.write_all(b"the first half")?;
                 fails()
             });
-            assert!(page.into_body().collect().await.is_err());
+            assert!(response.into_body().collect().await.is_err());
         }
         let slot = take_slot(&limits.large).await.expect("it is free again");
-        let page = stream_page(&service, slot, "text/plain", |out| {
+        let response = stream_page(&state, slot, "text/plain", |out| {
             out.write_all(b"all of it")
         });
         assert_eq!(
-            page.into_body().collect().await.unwrap().to_bytes(),
+            response.into_body().collect().await.unwrap().to_bytes(),
             "all of it"
         );
     }

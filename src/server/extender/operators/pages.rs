@@ -46,7 +46,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         received_millis_ago: Millis,
         report: NodeReport,
     }
-    let ledger = extender.service.ledger_copy();
+    let ledger = extender.state.ledger_copy();
     remove_gone_nodes(&extender.board, &ledger);
     let mut names = extender.board.names();
     names.sort_unstable();
@@ -57,7 +57,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         let Some(latest) = extender.board.latest(&name) else {
             continue;
         };
-        let received_millis_ago = latest.age(extender.service.now());
+        let received_millis_ago = latest.age(extender.state.now());
         map.serialize_entry::<NodeName, _>(
             &name,
             &Shape {
@@ -71,7 +71,7 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
 
 /// All metrics, with sums over a copy of the ledger.
 pub fn metrics(extender: &Extender, out: &mut dyn Write) -> io::Result<()> {
-    let ledger = extender.service.ledger_copy();
+    let ledger = extender.state.ledger_copy();
     write_metrics(extender, &ledger, out)
 }
 
@@ -81,18 +81,17 @@ pub(super) fn write_metrics(
     ledger: &Ledger,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let service = &extender.service;
-    let (now, metrics) = (service.now(), &service.metrics);
+    let state = &extender.state;
+    let (now, metrics) = (state.now(), &state.metrics);
     // A node that is gone would stay the oldest forever.
     remove_gone_nodes(&extender.board, ledger);
-    metrics.leading.set(service.leadership.is_leading().into());
+    metrics.leading.set(state.leadership.is_leading().into());
     metrics.synced.set(
-        (service.leadership.is_synced()
-            && service.api_server_contact.unreachable_for(now).is_none())
-        .into(),
+        (state.leadership.is_synced() && state.api_server_contact.unreachable_for(now).is_none())
+            .into(),
     );
     metrics.last_contact_age.set(
-        service
+        state
             .api_server_contact
             .silence(now)
             .map_or(0.0, |silence| silence.0 as f64 / 1e3),
@@ -101,18 +100,18 @@ pub(super) fn write_metrics(
         // A rate needs to see the count before its first rise.
         metrics.placement_seconds.with_label_values(&[&class.name]);
     }
-    let mut page = Scrape::new(out);
-    page.write_registered(metrics.families())?;
+    let mut scrape = Scrape::new(out);
+    scrape.write_registered(metrics.families())?;
     let sample = UsageSample {
         totals: ledger.totals(),
         usage: usage::usage(ledger),
         fragmented: fragmented_vram(ledger),
         spare: ledger.spare_status().collect(),
     };
-    metrics.usage.write(&mut page, &sample)?;
-    metrics.starts.write(&mut page, &ledger.start_errors())?;
+    metrics.usage.write(&mut scrape, &sample)?;
+    metrics.starts.write(&mut scrape, &ledger.start_errors())?;
     metrics.overuse.write(
-        &mut page,
+        &mut scrape,
         ledger
             .overusing_pods()
             .map(|(key, overuse)| (key, overuse.excess())),
@@ -120,9 +119,9 @@ pub(super) fn write_metrics(
     let stale_after = ledger.policy().telemetry.stale;
     metrics
         .models
-        .write(&mut page, &extender.board.engines(now, stale_after))?;
+        .write(&mut scrape, &extender.board.engines(now, stale_after))?;
     metrics.devices.write(
-        &mut page,
+        &mut scrape,
         ledger,
         &extender.board.ages(now),
         extender.gpu_series,

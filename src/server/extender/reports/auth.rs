@@ -88,9 +88,9 @@ pub struct TokenGuard {
 
 impl TokenGuard {
     /// If called inside a tokio runtime, that runtime sends the reviews; otherwise the one that serves the agents.
-    pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<ServerState>) -> Arc<Self> {
-        let count = |service: &ServerState, outcome: &str| {
-            service
+    pub fn new(authority: Arc<dyn AgentAuthority>, state: Arc<ServerState>) -> Arc<Self> {
+        let count = |state: &ServerState, outcome: &str| {
+            state
                 .metrics
                 .token_reviews
                 .with_label_values(&[outcome])
@@ -98,7 +98,7 @@ impl TokenGuard {
         };
         Arc::new(Self {
             authority,
-            reviews: Reviews::new("agents", service, REVIEW_BOUNDS, count),
+            reviews: Reviews::new("agents", state, REVIEW_BOUNDS, count),
         })
     }
 

@@ -239,11 +239,14 @@ impl BoardEntry {
     }
 
     fn check_order(&self, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
-        let (sequence, known) = (report.sequence, self.sequence);
+        let (sequence, newest) = (report.sequence, self.sequence);
         // A boot that reports for longer than one that has ended could was taken for an earlier one by mistake.
         let may_be_late = received < self.received + MAX_REPORT_DELAY;
         match self.boot_id == report.boot_id {
-            true if sequence <= known => Err(ReportError::Old { sequence, known }),
+            true if sequence <= newest => Err(ReportError::Old {
+                sequence,
+                known: newest,
+            }),
             false if may_be_late && self.earlier_boots.contains(&report.boot_id) => {
                 Err(ReportError::EarlierBoot)
             }

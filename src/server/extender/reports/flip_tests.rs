@@ -28,11 +28,11 @@ fn report(sequence: u64, gpus: usize) -> String {
         .to_string()
 }
 
-fn bound(node: usize, place: usize) -> k8s_openapi::api::core::v1::Pod {
-    let name = format!("pod-{node}-{place}");
+fn bound(node: usize, slot: usize) -> k8s_openapi::api::core::v1::Pod {
+    let name = format!("pod-{node}-{slot}");
     let pod = json!({
         "metadata": { "name": name, "namespace": "team-a", "uid": name, "annotations": {
-            "stowage.dev/devices": format!("GPU-{}", place % 2), "stowage.dev/vram-granted": (1u64 << 30).to_string(),
+            "stowage.dev/devices": format!("GPU-{}", slot % 2), "stowage.dev/vram-granted": (1u64 << 30).to_string(),
         } },
         "spec": { "nodeName": format!("node-{node}"), "containers": [{
             "name": "engine", "resources": { "limits": { "stowage.dev/vram": "1Gi" } },
@@ -43,13 +43,13 @@ fn bound(node: usize, place: usize) -> k8s_openapi::api::core::v1::Pod {
 
 /// Every node has eight pods, spread over two GPUs of which its record names one.
 fn crowded() -> Extender {
-    let service = ServerState::with_stopped_clock(Policy::default());
-    service.lead_from_the_start();
-    let mut cluster = service.cluster();
+    let state = ServerState::with_stopped_clock(Policy::default());
+    state.lead_from_the_start();
+    let mut cluster = state.cluster();
     for node in 0..NODES {
         cluster.apply(NodeObserved::new(name(node), NodeKind::Stowage));
-        for place in 0..PODS_PER_NODE {
-            let pod = bound(node, place);
+        for slot in 0..PODS_PER_NODE {
+            let pod = bound(node, slot);
             let seen = objects::observation(
                 &pod,
                 cluster.ledger().policy(),
@@ -61,7 +61,7 @@ fn crowded() -> Extender {
     }
     drop(cluster);
     Extender::new(
-        service,
+        state,
         std::sync::Arc::new(Recorder::default()),
         RequestLimits::default(),
     )
@@ -71,7 +71,7 @@ fn take_report(extender: &Extender, text: &str) -> ReportsResult {
     reports(
         extender,
         &Sender::Anyone,
-        extender.service.now(),
+        extender.state.now(),
         text.as_bytes(),
     )
     .unwrap()

@@ -75,7 +75,7 @@ pub fn reports(
     body: &[u8],
 ) -> Result<ReportsResult, BadRequest> {
     extender
-        .service
+        .state
         .metrics
         .report_bytes
         .inc_by(body.len() as u64);
@@ -95,14 +95,14 @@ pub fn reports(
         };
         let label = result.record_outcome(index, outcome);
         extender
-            .service
+            .state
             .metrics
             .reports
             .with_label_values(&[label])
             .inc();
     }
     if extender.board.needs_node_check() {
-        let ledger = extender.service.ledger_copy();
+        let ledger = extender.state.ledger_copy();
         remove_gone_nodes(&extender.board, &ledger);
     }
     result.into_answer()
@@ -208,7 +208,7 @@ fn apply(
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
     let (fresh, lost_after) = {
-        let cluster = extender.service.cluster();
+        let cluster = extender.state.cluster();
         let TelemetryRules {
             fresh, lost_after, ..
         } = cluster.ledger().policy().telemetry;
@@ -216,15 +216,15 @@ fn apply(
     };
     let reading = report.reading(received, fresh);
     let (before, present, woken_unasked) = {
-        let mut cluster = extender.service.cluster();
+        let mut cluster = extender.state.cluster();
         if !cluster.ledger().has_node(node) {
             return Err(unknown());
         }
         let present = cluster.ledger().node_identity(node).cloned();
         let origins = &extender.board.origins;
         let (now, wall) = (
-            extender.service.now(),
-            extender.service.clock.wall().as_second(),
+            extender.state.now(),
+            extender.state.clock.wall().as_second(),
         );
         let admits = |present| origins.admit(sender, node, present, counted_under, now, wall);
         if !present.as_ref().is_none_or(admits) {
@@ -239,7 +239,7 @@ fn apply(
         };
         let are_all = validate::lists_all_gpus(report);
         let devices = match &before {
-            Some(known) if **known == *devices => known.clone(),
+            Some(previous) if **previous == *devices => previous.clone(),
             _ => devices.into(),
         };
         let waiting = cluster
@@ -255,7 +255,7 @@ fn apply(
                     flaw: Flaw::TooManyGpus(devices),
                 },
             })?;
-        extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
+        extender.state.metrics.gpus_delayed.inc_by(waiting as u64);
         let woken = reading.map(|mut reading| {
             // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
             cluster.ledger().intern_names(node, &mut reading);

@@ -34,10 +34,10 @@ struct NewReplica {
 impl NewReplica {
     fn start() -> Self {
         SECONDS.set(0);
-        let service = ServerState::with_time_source(TIME, Policy::default());
+        let state = ServerState::with_time_source(TIME, Policy::default());
         let limits = RequestLimits::default();
         Self {
-            extender: Extender::new(service, Arc::new(Recorder::default()), limits),
+            extender: Extender::new(state, Arc::new(Recorder::default()), limits),
         }
     }
 
@@ -57,7 +57,7 @@ impl NewReplica {
             identity,
             ..NodeObserved::new(node(), NodeKind::Stowage)
         };
-        self.extender.service.cluster().apply(observed);
+        self.extender.state.cluster().apply(observed);
     }
 
     /// The same, on a machine of its own.
@@ -79,7 +79,7 @@ impl NewReplica {
         match reports(
             &self.extender,
             sender,
-            self.extender.service.now(),
+            self.extender.state.now(),
             text.as_bytes(),
         ) {
             Ok(taken) => {
@@ -97,7 +97,7 @@ impl NewReplica {
     fn gpus(&self) -> Vec<String> {
         let devices = self
             .extender
-            .service
+            .state
             .cluster()
             .ledger()
             .node(&node())

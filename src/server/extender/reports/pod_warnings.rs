@@ -21,7 +21,7 @@ pub(crate) fn record_findings(
     previous_findings: &[ReportFinding],
     report: &NodeReport,
 ) {
-    let metrics = &extender.service.metrics;
+    let metrics = &extender.state.metrics;
     for missing in &report.missing {
         metrics
             .report_missing
@@ -37,7 +37,7 @@ pub(crate) fn record_findings(
             metrics.report_findings.with_label_values(&[kind]).inc();
         }
     }
-    if extender.service.leadership.is_leading() {
+    if extender.state.leadership.is_leading() {
         report
             .findings
             .iter()
@@ -52,7 +52,7 @@ fn warn_of_ungranted(extender: &Extender, report: &NodeReport) {
         return;
     }
     let events: Vec<PodEvent> = {
-        let cluster = extender.service.cluster();
+        let cluster = extender.state.cluster();
         if cluster
             .ledger()
             .node(&report.node)
@@ -76,7 +76,7 @@ fn ungranted_event(cluster: &Cluster, node: &NodeName, pod: &UnrecordedPod) -> O
     let is_granted = cluster
         .ledger()
         .pod_state(&pod.pod)
-        .is_some_and(|known| !known.demand.is_allocated_externally());
+        .is_some_and(|pod_state| !pod_state.demand.is_allocated_externally());
     if is_granted || cluster.kube_filters().node_of(&pod.pod) != Some(node) {
         return None;
     }
@@ -108,7 +108,7 @@ pub(crate) fn warn_of_lost_gpus(
         .iter()
         .filter_map(|device| Some((device, describe_loss(device, gpus, lost_after)?)))
         .collect();
-    if lost.is_empty() || !extender.service.leadership.is_leading() {
+    if lost.is_empty() || !extender.state.leadership.is_leading() {
         return;
     }
     for (uid, entry, losses) in pods_that_lost(extender, &report.node, &lost) {
@@ -125,14 +125,14 @@ pub(crate) fn warn_of_lost_gpus(
 pub(crate) fn warn_of_unasked_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
     for uid in woken {
         extender
-            .service
+            .state
             .metrics
             .lending
             .wakes
             .with_label_values(&["unasked"])
             .inc();
         let Some(entry) =
-            bound_to(extender, node, &uid).filter(|_| extender.service.leadership.is_leading())
+            bound_to(extender, node, &uid).filter(|_| extender.state.leadership.is_leading())
         else {
             continue;
         };
@@ -189,7 +189,7 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
 }
 
 fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
-    let cluster = extender.service.cluster();
+    let cluster = extender.state.cluster();
     let entry = cluster
         .ledger()
         .pod_state(uid)
@@ -233,7 +233,7 @@ fn pods_that_lost(
     node: &NodeName,
     lost: &[(&Device, String)],
 ) -> Vec<(PodUid, PodState, String)> {
-    let cluster = extender.service.cluster();
+    let cluster = extender.state.cluster();
     let losses = |entry: &PodState| -> String {
         let of_it = lost
             .iter()

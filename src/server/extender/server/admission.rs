@@ -136,14 +136,12 @@ mod tests {
     #[test]
     fn a_new_connection_displaces_the_oldest_silent_one() {
         let admission = ConnectionAdmission::new(2, 8);
-        let places: Vec<ConnectionSlot> = (0..2)
+        let slots: Vec<ConnectionSlot> = (0..2)
             .map(|_| admission.admit(source(1)).unwrap())
             .collect();
         let newcomer = admission.admit(source(1)).unwrap();
-        assert!(
-            places[0].peer.displaced.is_cancelled() && !places[1].peer.displaced.is_cancelled()
-        );
-        drop(places);
+        assert!(slots[0].peer.displaced.is_cancelled() && !slots[1].peer.displaced.is_cancelled());
+        drop(slots);
         assert_eq!(
             admission.open_connections(),
             1,
@@ -199,7 +197,7 @@ mod tests {
             .collect();
         silent
             .iter()
-            .for_each(|place| drop(place.peer.begin_request()));
+            .for_each(|slot| drop(slot.peer.begin_request()));
         let newcomer = admission.admit(source(1)).unwrap();
         let _another = admission.admit(source(2)).unwrap();
         assert!(!newcomer.peer.displaced.is_cancelled(), "of another source");
@@ -222,7 +220,7 @@ mod tests {
         let admission = ConnectionAdmission::new(1, 2);
         let busy: Vec<_> = (1..=2)
             .map(|n| admission.admit(source(n)).unwrap())
-            .map(|place| (place.peer.begin_request(), place))
+            .map(|slot| (slot.peer.begin_request(), slot))
             .collect();
         assert_eq!(
             admission.admit(source(3)).err(),

@@ -47,7 +47,7 @@ impl ApiControlPlane {
         };
         match outcome {
             EvictionOutcome::Evicted => {
-                self.service
+                self.state
                     .metrics
                     .evictions
                     .with_label_values(&[why.code()])
@@ -88,7 +88,7 @@ impl ApiControlPlane {
             answer => return answer,
         };
         // A statement of its own, so that the lock is not held while the API server is asked.
-        let waits_for_budgets = self.service.cluster().ledger().honors_budgets(uid);
+        let waits_for_budgets = self.state.cluster().ledger().honors_budgets(uid);
         if waits_for_budgets || self.acting_epoch().is_err() || !is_due() {
             Err(refused)
         } else {
@@ -100,7 +100,7 @@ impl ApiControlPlane {
     /// name and not its GPUs. For a pod that is being deleted already, the API server applies it if it is shorter than what remains
     /// of the pod's own, and checks no disruption budget.
     fn grace_period_seconds(&self, uid: &PodUid) -> u32 {
-        let cluster = self.service.cluster();
+        let cluster = self.state.cluster();
         let victim = cluster.ledger().pod_state(uid);
         let grace = victim.map_or(Millis::seconds(30), |pod_state| {
             cluster.ledger().eviction_grace(pod_state)

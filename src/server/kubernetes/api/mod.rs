@@ -32,7 +32,7 @@ const FIELD_MANAGER: &str = "stowage";
 
 pub struct ApiControlPlane {
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     event_recorder: EventRecorder,
     /// The vendor and class before the `=` of a CDI name, such as `nvidia.com/gpu`.
     cdi_kind: String,
@@ -42,14 +42,14 @@ pub struct ApiControlPlane {
 impl ApiControlPlane {
     pub fn new(
         client: Client,
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         event_recorder: EventRecorder,
         cdi_kind: String,
         times: WriteTimes,
     ) -> Self {
         Self {
             client,
-            service,
+            state,
             event_recorder,
             cdi_kind,
             times,
@@ -91,7 +91,9 @@ impl ApiControlPlane {
         match within(self.times.client, write).await {
             Ok(_) => {
                 let mut keys = objects::nri_keys(demand, cdi_kind);
-                if let Some((container, _)) = keys.find(|(_, key)| key.is_none()) {
+                if let Some((container, _)) = keys.find(|(_, key)| key.is_none())
+                    && !placement.has_vram_limits
+                {
                     let text = format!(
                         "The name of container {container} is too long for the key of an annotation that names its GPUs to \
                          NVIDIA's NRI plugin: where that plugin hands out GPUs, it gets none. Give it one of at most 53 characters."
@@ -126,7 +128,7 @@ impl ApiControlPlane {
         let epoch = self
             .acting_epoch()
             .map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
-        let (clock, now) = (&self.service.clock, self.service.clock.wall());
+        let (clock, now) = (&self.state.clock, self.state.clock.wall());
         let patch = status::status_patch(key, uid, change, &epoch, clock, now);
         self.patch(key, uid, Subresource::Status, &patch).await
     }
@@ -209,11 +211,11 @@ impl ApiControlPlane {
 
     /// The epoch of a write that begins now, or why none may begin: the Lease may have ended since the decision.
     fn acting_epoch(&self) -> Result<LeaderEpoch, &'static str> {
-        self.service.leadership.acting_epoch()
+        self.state.leadership.acting_epoch()
     }
 
     fn count(&self, kind: &str, outcome: &str) {
-        self.service
+        self.state
             .metrics
             .writes
             .with_label_values(&[kind, outcome])
@@ -293,9 +295,9 @@ impl ControlPlane for ApiControlPlane {
         uid: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         Box::pin(async move {
-            let lifted = self.patch_scheduling_gate(key, uid).await;
-            self.count_result("gate", &lifted);
-            lifted
+            let removed = self.patch_scheduling_gate(key, uid).await;
+            self.count_result("gate", &removed);
+            removed
         })
     }
 

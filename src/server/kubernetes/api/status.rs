@@ -93,7 +93,7 @@ mod tests {
     use stowage_scheduling::vocabulary::placement::Reservation;
 
     fn patch(change: &StatusChange) -> Value {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let (pod, uid) = (
             PodKey::parse("team-a", "pod").unwrap(),
             PodUid::parse("uid-1").unwrap(),
@@ -104,7 +104,7 @@ mod tests {
             &uid,
             change,
             &epoch,
-            &service.clock,
+            &state.clock,
             jiff::Timestamp::UNIX_EPOCH,
         )
     }

@@ -88,7 +88,11 @@ impl ManagedSecret {
     /// Keeps the published CAs trusted as previous ones, whoever made them: a replica may serve a certificate of them.
     fn adopt(&mut self, published: &[CaCertificate]) {
         for ca in published {
-            if self.previous.iter().all(|known| known.der != ca.der) {
+            if self
+                .previous
+                .iter()
+                .all(|previous_ca| previous_ca.der != ca.der)
+            {
                 self.previous.push(ca.clone());
             }
         }

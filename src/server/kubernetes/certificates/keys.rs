@@ -57,7 +57,7 @@ impl CaCertificate {
         let mut problem = None;
         for der in CertificateDer::pem_slice_iter(text) {
             match der.map_err(|error| error.to_string()).and_then(Self::read) {
-                Ok(certificate) if found.iter().any(|known| known.der == certificate.der) => {}
+                Ok(certificate) if found.iter().any(|earlier| earlier.der == certificate.der) => {}
                 Ok(certificate) => found.push(certificate),
                 Err(error) => problem = Some(error),
             }

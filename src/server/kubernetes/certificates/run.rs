@@ -29,7 +29,7 @@ type InstallCertificate = Box<dyn FnMut(&ServingCertificate) -> Result<(), Strin
 /// Keeps the certificate until it is dropped. `serve` puts one into use; `addresses` are where, for the metrics.
 pub async fn run(
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     options: CertificateOptions,
     addresses: Vec<&'static str>,
     serve: impl FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync + 'static,
@@ -37,13 +37,8 @@ pub async fn run(
     let mut keeper = CertificateKeeper {
         secrets: Api::namespaced(client.clone(), &options.secret.namespace),
         config_maps: Api::namespaced(client, &options.config_map.namespace),
-        served: ServedCertificate::new(
-            service.clone(),
-            &options.secret,
-            addresses,
-            Box::new(serve),
-        ),
-        service,
+        served: ServedCertificate::new(state.clone(), &options.secret, addresses, Box::new(serve)),
+        state,
         observed_versions: None,
         out_of_reach: FailureStreak::default(),
         options,
@@ -64,7 +59,7 @@ pub async fn run(
 struct CertificateKeeper {
     secrets: Api<Secret>,
     config_maps: Api<ConfigMap>,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     served: ServedCertificate,
     /// The latest resourceVersions of the two objects, and since when they have not changed.
     observed_versions: Option<(ObjectVersions, Moment)>,
@@ -77,9 +72,9 @@ type ObjectVersions = [Option<String>; 2];
 impl CertificateKeeper {
     /// Reads both objects, serves, and does what is due; `true` if something was, so that more may be.
     async fn reconcile(&mut self) -> Result<bool, ApiRequestError> {
-        let read_at = self.service.now();
+        let read_at = self.state.now();
         let (secret, config_map) = self.read().await?;
-        if let Some(lasted) = self.out_of_reach.end(self.service.now()) {
+        if let Some(lasted) = self.out_of_reach.end(self.state.now()) {
             let seconds = lasted.0 / 1000;
             info!(secret = %self.options.secret, seconds, "the certificate's Secret is within reach again");
         }
@@ -95,8 +90,8 @@ impl CertificateKeeper {
         let inputs = CertificateInputs {
             secret: &state,
             published: published.as_deref(),
-            is_leading: self.service.leadership.is_leading(),
-            now: self.service.clock.to_wall(read_at),
+            is_leading: self.state.leadership.is_leading(),
+            now: self.state.clock.to_wall(read_at),
             unchanged_for: self.unchanged_for(read_at, &secret, config_map.as_ref()),
         };
         match step(&inputs, &self.options.settings) {
@@ -142,11 +137,11 @@ impl CertificateKeeper {
             map.and_then(|map| map.metadata.resource_version.clone()),
         ];
         match &self.observed_versions {
-            Some((seen, since)) if *seen == versions => {
+            Some((observed, since)) if *observed == versions => {
                 Duration::from_millis(read_at.since(*since).0)
             }
             _ => {
-                self.observed_versions = Some((versions, self.service.now()));
+                self.observed_versions = Some((versions, self.state.now()));
                 Duration::ZERO
             }
         }
@@ -159,7 +154,7 @@ impl CertificateKeeper {
         published: &[CaCertificate],
         change: SecretChange,
     ) -> Result<bool, ApiRequestError> {
-        let now = self.service.clock.to_wall(self.service.now());
+        let now = self.state.clock.to_wall(self.state.now());
         let changed = match apply_change(state, published, change, now, &self.options.settings) {
             Ok(changed) => changed.write(secret),
             Err(error) => {
@@ -218,7 +213,7 @@ impl CertificateKeeper {
             Err(error) if is_conflict(error) => "conflict",
             Err(_) => "failed",
         };
-        self.service
+        self.state
             .metrics
             .writes
             .with_label_values(&["certificates", outcome])
@@ -265,7 +260,7 @@ impl CertificateKeeper {
 
     /// Logs that the objects are unreachable, at longer and longer intervals until they are reachable again.
     fn report_unreachable(&mut self, error: &ApiRequestError) {
-        if self.out_of_reach.record_failure(self.service.now()) {
+        if self.out_of_reach.record_failure(self.state.now()) {
             let CertificateOptions {
                 secret, config_map, ..
             } = &self.options;
@@ -286,7 +281,7 @@ fn missing(kind: &str, name: &ObjectName) -> String {
 
 /// The certificate in use, and the problems that were reported.
 struct ServedCertificate {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     secret: ObjectName,
     addresses: Vec<&'static str>,
     serve: InstallCertificate,
@@ -296,13 +291,13 @@ struct ServedCertificate {
 
 impl ServedCertificate {
     fn new(
-        service: Arc<ServerState>,
+        state: Arc<ServerState>,
         secret: &ObjectName,
         addresses: Vec<&'static str>,
         serve: InstallCertificate,
     ) -> Self {
         let served = Self {
-            service,
+            state,
             secret: secret.clone(),
             addresses,
             serve,
@@ -351,7 +346,7 @@ impl ServedCertificate {
             }
         }
         let (now, current) = (
-            self.service.clock.to_wall(self.service.now()),
+            self.state.clock.to_wall(self.state.now()),
             self.current.as_ref(),
         );
         if let Some(ended) = current
@@ -360,7 +355,7 @@ impl ServedCertificate {
         {
             problems.push(format!("the certificate in use has expired at {ended}"));
         }
-        let edge = &self.service.metrics.edge;
+        let edge = &self.state.metrics.edge;
         if let SecretContents::Managed(managed) = state
             && let Some(ca) = &managed.signing
         {
@@ -384,7 +379,7 @@ impl ServedCertificate {
         }
         (self.serve)(found)?;
         self.current = Some(found.clone());
-        let edge = &self.service.metrics.edge;
+        let edge = &self.state.metrics.edge;
         edge.set_certificate_end("serving", found.not_after.as_second());
         for address in &self.addresses {
             edge.tls_reloads
@@ -392,7 +387,7 @@ impl ServedCertificate {
                 .inc();
         }
         info!(secret = %self.secret, until = %found.not_after, "a new certificate is in use");
-        self.service.missing_certificate_reason.send_replace(None);
+        self.state.missing_certificate_reason.send_replace(None);
         Ok(())
     }
 
@@ -403,7 +398,7 @@ impl ServedCertificate {
                 "no certificate for the agents' address: Secret {}: {why}",
                 self.secret
             );
-            self.service
+            self.state
                 .missing_certificate_reason
                 .send_replace(Some(why));
         }
@@ -416,7 +411,7 @@ impl ServedCertificate {
 
     /// Logs each problem once.
     fn report_problems(&mut self, problems: Vec<String>) {
-        let edge = &self.service.metrics.edge;
+        let edge = &self.state.metrics.edge;
         let is_new = problems
             .iter()
             .any(|problem| !self.reported_problems.contains(problem));
@@ -439,7 +434,7 @@ impl ServedCertificate {
 
     fn clear_problems(&mut self) {
         for address in &self.addresses {
-            self.service
+            self.state
                 .metrics
                 .edge
                 .tls_refused

@@ -98,7 +98,7 @@ impl ManagedSecret {
             .flatten()
             .map(|ca| &ca.certificate);
         for certificate in cas.chain(&self.previous) {
-            if bundle.iter().all(|known| known.der != certificate.der) {
+            if bundle.iter().all(|trusted| trusted.der != certificate.der) {
                 bundle.push(certificate);
             }
         }

@@ -47,15 +47,15 @@ struct AuditFixture {
 
 impl AuditFixture {
     fn with(rule: ConflictRule) -> Self {
-        let service = ServerState::with_stopped_clock(policy_with(rule));
+        let state = ServerState::with_stopped_clock(policy_with(rule));
         let mut index = ClusterIndex::default();
-        index.replace_nodes(&service, &[node()]);
-        index.replace_pods(&service, &[]);
-        service.record_synced(0, 0);
+        index.replace_nodes(&state, &[node()]);
+        index.replace_pods(&state, &[]);
+        state.record_synced(0, 0);
         let recorder = Arc::new(Recorder::default());
-        let now = service.now();
+        let now = state.now();
         let (audit, index) = (
-            AllocationAudit::new(service, recorder.clone()),
+            AllocationAudit::new(state, recorder.clone()),
             Arc::new(Mutex::new(index)),
         );
         Self {
@@ -67,13 +67,13 @@ impl AuditFixture {
     }
 
     fn lead(&self) {
-        self.audit.service.lead_from_the_start();
+        self.audit.state.lead_from_the_start();
     }
 
     fn show(&mut self, name: &str, phase: &str) {
         self.index
             .lock()
-            .apply_pod(&self.audit.service, &pod(name, phase));
+            .apply_pod(&self.audit.state, &pod(name, phase));
         let record = FreshPod {
             uid: PodUid::parse(name).unwrap(),
             node: Some(NodeName::parse("n").unwrap()),
@@ -90,10 +90,10 @@ impl AuditFixture {
     }
 
     /// Audits so many times, a second apart, and waits for the evictions.
-    async fn run_rounds(&mut self, looks: u64) {
-        for _ in 0..looks {
+    async fn run_rounds(&mut self, rounds: u64) {
+        for _ in 0..rounds {
             self.now = self.now + Millis::seconds(1);
-            let round = audit_due_nodes(&self.audit.service, self.now);
+            let round = audit_due_nodes(&self.audit.state, self.now);
             self.audit.tick(round, self.now);
             while let Some(done) = self.audit.evictions.join_next().await {
                 let (leaver, outcome) = done.unwrap();
@@ -104,9 +104,9 @@ impl AuditFixture {
 
     fn evictions(&self, outcome: &str) -> u64 {
         self.audit
-            .service
+            .state
             .metrics
-            .conflicts
+            .over_allocations
             .evictions
             .with_label_values(&[outcome])
             .get()
@@ -119,7 +119,7 @@ async fn a_standby_only_counts_conflicts_and_reports_the_current_ones_when_it_le
     bench.show("a", "Running");
     bench.show("b", "Pending");
     bench.run_rounds(5).await;
-    let text = bench.audit.service.metrics.render();
+    let text = bench.audit.state.metrics.render();
     assert!(
         text.contains("stowage_gpu_conflicts{kind=\"overcommitted\"} 1\n"),
         "{text}"
@@ -148,7 +148,7 @@ async fn no_pod_is_evicted_if_the_policy_only_reports_or_is_in_shadow_mode() {
     assert!(bench.recorder.written().is_empty());
     let mut policy = policy_with(ConflictRule::EvictUnstarted);
     policy.mode = Mode::Shadow;
-    bench.audit.service.set_policy(policy);
+    bench.audit.state.set_policy(policy);
     bench.run_rounds(5).await;
     assert!(bench.recorder.written().is_empty());
 }
@@ -193,7 +193,7 @@ async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
     let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     let mut policy = policy_with(ConflictRule::EvictUnstarted);
     policy.preemption.evictions_per_minute.node = 0;
-    bench.audit.service.set_policy(policy);
+    bench.audit.state.set_policy(policy);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -204,7 +204,7 @@ async fn a_limit_of_evictions_is_no_failure_and_is_reported_once() {
     );
     bench
         .audit
-        .service
+        .state
         .set_policy(policy_with(ConflictRule::EvictUnstarted));
     bench.run_rounds(2).await;
     assert_eq!(
@@ -228,10 +228,7 @@ async fn a_pod_that_has_ended_is_in_no_conflict() {
     assert_eq!(bench.recorder.event_reasons().len(), 2);
     bench.show("a", "Succeeded");
     bench.run_rounds(1).await;
-    assert_eq!(
-        bench.audit.service.over_allocations().confirmed().count(),
-        0
-    );
+    assert_eq!(bench.audit.state.over_allocations().confirmed().count(), 0);
 }
 
 #[tokio::test]
@@ -241,9 +238,9 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
     bench.show("a", "Running");
     bench.show("b", "Running");
     bench.run_rounds(3).await;
-    let conflict = bench
+    let over_allocation = bench
         .audit
-        .service
+        .state
         .over_allocations()
         .confirmed()
         .next()
@@ -251,9 +248,9 @@ async fn the_queue_of_reports_is_limited_and_dropped_ones_are_counted() {
         .clone();
     bench
         .audit
-        .queue_reports(vec![conflict; MAX_UNREPORTED + 5]);
+        .queue_reports(vec![over_allocation; MAX_UNREPORTED + 5]);
     assert_eq!(bench.audit.unreported.len(), MAX_UNREPORTED);
-    let events = &bench.audit.service.metrics.events;
+    let events = &bench.audit.state.metrics.events;
     assert_eq!(
         events
             .with_label_values(&["StowageGpuConflict", "dropped"])
@@ -334,20 +331,20 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
     let count = |bench: &AuditFixture| {
         bench
             .audit
-            .service
+            .state
             .over_allocations()
             .count(OverAllocationKind::Overcommitted)
     };
     assert_eq!(count(&bench), 1);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let _cluster = bench.audit.service.cluster();
+        let _cluster = bench.audit.state.cluster();
         panic!("in the middle of a change");
     }));
     assert!(panicked.is_err());
     {
         let mut index = bench.index.lock();
-        index.replace_nodes(&bench.audit.service, &[node()]);
-        index.replace_pods(&bench.audit.service, &[pod("a", "Running")]);
+        index.replace_nodes(&bench.audit.state, &[node()]);
+        index.replace_pods(&bench.audit.state, &[pod("a", "Running")]);
     }
     bench.run_rounds(5).await;
     assert_eq!(count(&bench), 0);
@@ -357,23 +354,23 @@ async fn a_pod_that_was_deleted_while_the_ledger_was_discarded_is_in_no_conflict
 #[tokio::test]
 async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_is_written() {
     type Happens = fn(&ServerState, &mut ClusterIndex);
-    let reports: Happens = |service, _| {
-        service.set_policy(policy_with(ConflictRule::Report));
+    let reports: Happens = |state, _| {
+        state.set_policy(policy_with(ConflictRule::Report));
     };
-    let in_shadow: Happens = |service, _| {
+    let in_shadow: Happens = |state, _| {
         let mut policy = policy_with(ConflictRule::EvictUnstarted);
         policy.mode = Mode::Shadow;
-        service.set_policy(policy);
+        state.set_policy(policy);
     };
-    let starts: Happens = |service, index| {
-        index.apply_pod(service, &pod("b", "Running"));
+    let starts: Happens = |state, index| {
+        index.apply_pod(state, &pod("b", "Running"));
     };
     // No fresh read shows the pod that it would leave for now.
-    let the_other_goes: Happens = |service, index| {
-        let victims = service
+    let the_other_goes: Happens = |state, index| {
+        let victims = state
             .over_allocations()
-            .victims(service.now() + Millis::seconds(60));
-        index.delete_pod(service, &pod(&victims[0].remaining_pod.name, "Running"));
+            .victims(state.now() + Millis::seconds(60));
+        index.delete_pod(state, &pod(&victims[0].remaining_pod.name, "Running"));
     };
     for (at, change) in [reports, in_shadow, starts, the_other_goes]
         .into_iter()
@@ -384,8 +381,8 @@ async fn a_victim_stays_if_it_starts_or_the_policy_changes_while_its_condition_i
         bench.show("a", "Running");
         bench.show("b", "Pending");
         bench.show("c", "Running");
-        let (service, index) = (bench.audit.service.clone(), bench.index.clone());
-        let happens = move || change(&service, &mut index.lock());
+        let (state, index) = (bench.audit.state.clone(), bench.index.clone());
+        let happens = move || change(&state, &mut index.lock());
         *bench.recorder.during_next_eviction.lock() = Some(Box::new(happens));
         bench.run_rounds(5).await;
         assert!(bench.recorder.written().is_empty(), "{at}");

@@ -8,18 +8,18 @@ use stowage_scheduling::verbs::observe::{BudgetDeleted, BudgetObserved, BudgetsV
 use stowage_scheduling::vocabulary::disruption_budget::BudgetVisibility;
 
 impl ClusterIndex {
-    pub(crate) fn apply_budget(&mut self, service: &ServerState, budget: &PodDisruptionBudget) {
+    pub(crate) fn apply_budget(&mut self, state: &ServerState, budget: &PodDisruptionBudget) {
         let Some(budget) = objects::budget(budget) else {
             return;
         };
         self.unlisted_budgets
             .remove(&(budget.namespace.clone(), budget.name.clone()));
-        service.cluster().apply(BudgetObserved(budget));
+        state.cluster().apply(BudgetObserved(budget));
     }
 
-    pub(crate) fn delete_budget(&mut self, service: &ServerState, budget: &PodDisruptionBudget) {
+    pub(crate) fn delete_budget(&mut self, state: &ServerState, budget: &PodDisruptionBudget) {
         if let Some(budget) = objects::budget(budget) {
-            service.cluster().apply(BudgetDeleted {
+            state.cluster().apply(BudgetDeleted {
                 namespace: budget.namespace.clone(),
                 name: budget.name.clone(),
             });
@@ -31,8 +31,8 @@ impl ClusterIndex {
         self.budgets_list.expect(term);
     }
 
-    pub(crate) fn begin_budget_list(&mut self, service: &ServerState) {
-        let cluster = service.cluster();
+    pub(crate) fn begin_budget_list(&mut self, state: &ServerState) {
+        let cluster = state.cluster();
         let names = cluster
             .ledger()
             .budgets()
@@ -42,8 +42,8 @@ impl ClusterIndex {
     }
 
     /// Ends the list: budgets that it did not contain are gone.
-    pub(crate) fn end_budget_list(&mut self, service: &ServerState) {
-        let mut cluster = service.cluster();
+    pub(crate) fn end_budget_list(&mut self, state: &ServerState) {
+        let mut cluster = state.cluster();
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
             cluster.apply(BudgetDeleted {
                 namespace: namespace.clone(),
@@ -55,9 +55,9 @@ impl ClusterIndex {
     }
 
     /// Records that budgets may not be read. Pods are placed without them, and no pod is evicted.
-    pub(crate) fn mark_budgets_forbidden(&mut self, service: &ServerState) {
+    pub(crate) fn mark_budgets_forbidden(&mut self, state: &ServerState) {
         self.budgets_list.is_complete = true;
-        service
+        state
             .cluster()
             .apply(BudgetsVisible(BudgetVisibility::Forbidden));
     }

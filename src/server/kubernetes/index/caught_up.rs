@@ -106,12 +106,12 @@ mod tests {
 
     #[test]
     fn the_index_has_caught_up_once_a_pod_shows_the_version_read_after_the_takeover() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let mut index = ClusterIndex::default();
-        index.replace_pods(&service, &[pod("7")]);
+        index.replace_pods(&state, &[pod("7")]);
         index.await_pod_version(1, 9);
         for (version, caught_up) in [("8", 0), ("not a number", 0), ("9", 1)] {
-            index.apply_pod(&service, &pod(version));
+            index.apply_pod(&state, &pod(version));
             assert_eq!(index.caught_up_takeover(), caught_up, "{version}");
         }
         index.await_pod_version(2, 9);
@@ -121,7 +121,7 @@ mod tests {
             "it was shown before it was read"
         );
         index.await_pod_version(3, 10);
-        index.delete_pod(&service, &pod("12"));
+        index.delete_pod(&state, &pod("12"));
         assert_eq!(
             index.caught_up_takeover(),
             3,
@@ -131,42 +131,42 @@ mod tests {
 
     #[test]
     fn an_unfinished_list_does_not_catch_up_with_a_takeover() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let mut index = ClusterIndex::default();
         // One that ended before shows nothing either.
-        index.replace_pods(&service, &[pod("7")]);
+        index.replace_pods(&state, &[pod("7")]);
         index.await_pod_version(1, 9);
-        index.begin_pod_list(&service);
-        index.apply_pod(&service, &pod("12"));
+        index.begin_pod_list(&state);
+        index.apply_pod(&state, &pod("12"));
         assert_eq!(
             index.caught_up_takeover(),
             0,
             "pods of later pages are missing"
         );
-        index.end_pod_list(&service);
+        index.end_pod_list(&state);
         assert_eq!(index.caught_up_takeover(), 1);
     }
 
     /// After a restore of etcd, resourceVersions are smaller than they were.
     #[test]
     fn versions_from_an_earlier_list_do_not_count() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let mut index = ClusterIndex::default();
-        index.replace_pods(&service, &[pod("100")]);
-        index.replace_pods(&service, &[pod("7")]);
+        index.replace_pods(&state, &[pod("100")]);
+        index.replace_pods(&state, &[pod("7")]);
         index.await_pod_version(1, 50);
         assert_eq!(index.caught_up_takeover(), 0);
     }
 
     #[test]
     fn a_list_that_begins_after_the_takeover_needs_no_version() {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let mut index = ClusterIndex::default();
-        index.begin_pod_list(&service);
-        service.set_tenure(Tenure::without_end());
-        index.end_pod_list(&service);
+        index.begin_pod_list(&state);
+        state.set_tenure(Tenure::without_end());
+        index.end_pod_list(&state);
         assert_eq!(index.caught_up_takeover(), 0, "it began before");
-        index.replace_pods(&service, &[]);
+        index.replace_pods(&state, &[]);
         assert_eq!(index.caught_up_takeover(), 1);
     }
 }

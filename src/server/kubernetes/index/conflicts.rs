@@ -8,14 +8,14 @@ use stowage_scheduling::ids::{PodKey, PodUid};
 use stowage_scheduling::vocabulary::classification::PodTraits;
 
 /// Passes a pod that requests a GPU and has not ended to the audit.
-pub fn observe_pod(service: &ServerState, uid: &PodUid, key: &PodKey, pod: &Pod) {
-    let audited = objects::audited_binding(pod, key).or_else(|| reservation(service, key, pod));
-    service.over_allocations().observe(uid, audited);
+pub fn observe_pod(state: &ServerState, uid: &PodUid, key: &PodKey, pod: &Pod) {
+    let audited = objects::audited_binding(pod, key).or_else(|| reservation(state, key, pod));
+    state.over_allocations().observe(uid, audited);
 }
 
-fn reservation(service: &ServerState, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
-    let classify = |traits: &PodTraits| service.classify(traits);
+fn reservation(state: &ServerState, key: &PodKey, pod: &Pod) -> Option<AuditedPod> {
+    let classify = |traits: &PodTraits| state.classify(traits);
     objects::audited_reservation(pod, key, classify, |deadline| {
-        service.clock.to_moment(deadline)
+        state.clock.to_moment(deadline)
     })
 }

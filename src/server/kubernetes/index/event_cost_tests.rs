@@ -23,13 +23,13 @@ fn watched() -> (Arc<ServerState>, ClusterIndex) {
     let policy = Policy::default()
         .with_classes(vec![gold, Class::new("rest")])
         .unwrap();
-    let (service, mut index) = (ServerState::new(policy), ClusterIndex::default());
+    let (state, mut index) = (ServerState::new(policy), ClusterIndex::default());
     let labels = json!({
         "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
     });
     let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": {} });
-    index.replace_nodes(&service, &[serde_json::from_value(node).unwrap()]);
-    (service, index)
+    index.replace_nodes(&state, &[serde_json::from_value(node).unwrap()]);
+    (state, index)
 }
 
 /// A replica of one workload, bound to a GPU.
@@ -47,21 +47,21 @@ fn replica(uid: &str) -> Value {
     })
 }
 
-fn apply(index: &mut ClusterIndex, service: &ServerState, pod: &Value) {
-    index.apply_pod(service, &serde_json::from_value(pod.clone()).unwrap());
+fn apply(index: &mut ClusterIndex, state: &ServerState, pod: &Value) {
+    index.apply_pod(state, &serde_json::from_value(pod.clone()).unwrap());
 }
 
 #[test]
 fn replicas_of_one_workload_and_their_events_are_classified_once() {
-    let (service, mut index) = watched();
+    let (state, mut index) = watched();
     let before = evaluations::so_far();
     for uid in ["1", "2", "3"] {
-        apply(&mut index, &service, &replica(uid));
+        apply(&mut index, &state, &replica(uid));
     }
-    apply(&mut index, &service, &replica("2"));
+    apply(&mut index, &state, &replica("2"));
     assert_eq!(evaluations::so_far() - before, 1);
     let class = |uid: &str| {
-        let cluster = service.cluster();
+        let cluster = state.cluster();
         let class = cluster
             .ledger()
             .pod_state(&PodUid::parse(uid).unwrap())
@@ -75,16 +75,16 @@ fn replicas_of_one_workload_and_their_events_are_classified_once() {
 
 #[test]
 fn a_bound_pods_event_locks_the_cluster_once_and_the_audit_once() {
-    let (service, mut index) = watched();
-    apply(&mut index, &service, &replica("1"));
-    let before = service.locks_taken();
-    apply(&mut index, &service, &replica("1"));
-    assert_eq!(service.locks_taken() - before, 2);
+    let (state, mut index) = watched();
+    apply(&mut index, &state, &replica("1"));
+    let before = state.locks_taken();
+    apply(&mut index, &state, &replica("1"));
+    assert_eq!(state.locks_taken() - before, 2);
 }
 
 #[test]
 fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
-    let (service, mut index) = watched();
+    let (state, mut index) = watched();
     let listed = |version: u64, gib: u64| {
         let mut pod = replica("1");
         pod["metadata"]["resourceVersion"] = json!(version.to_string());
@@ -93,9 +93,9 @@ fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
     };
     // The audit is asked by every pod that is applied.
     let mut locks_of = |pod: &Pod| {
-        let before = service.locks_taken();
-        index.replace_pods(&service, std::slice::from_ref(pod));
-        service.locks_taken() - before
+        let before = state.locks_taken();
+        index.replace_pods(&state, std::slice::from_ref(pod));
+        state.locks_taken() - before
     };
     let (first, again) = (locks_of(&listed(1, 1)), locks_of(&listed(1, 1)));
     assert_eq!(
@@ -104,7 +104,7 @@ fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
         "the cluster is asked whether it has the pod"
     );
     assert_eq!(locks_of(&listed(2, 1)), first, "it has changed");
-    service.set_policy(
+    state.set_policy(
         Policy::default()
             .with_classes(vec![Class::new("another")])
             .unwrap(),
@@ -114,13 +114,13 @@ fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
         let pod = cluster.pod_state(&PodUid::parse("1").unwrap()).unwrap();
         cluster.policy().class(pod.demand.class).name.clone()
     };
-    assert_eq!(class(service.cluster().ledger()), "another");
-    service
+    assert_eq!(class(state.cluster().ledger()), "another");
+    state
         .cluster()
         .apply(PodDeleted(PodUid::parse("1").unwrap()));
     assert_eq!(locks_of(&listed(2, 1)), first + 1, "the ledger lacks it");
     assert!(
-        service
+        state
             .cluster()
             .ledger()
             .pod_state(&PodUid::parse("1").unwrap())
@@ -130,14 +130,14 @@ fn a_list_skips_a_bound_pod_that_has_not_changed_since_it_was_applied() {
 
 #[test]
 fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
-    let (service, mut index) = watched();
+    let (state, mut index) = watched();
     let mut pod = replica("1");
     pod["metadata"]["resourceVersion"] = json!("1");
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    index.replace_pods(&service, std::slice::from_ref(&pod));
+    index.replace_pods(&state, std::slice::from_ref(&pod));
     let uid = PodUid::parse("1").unwrap();
     let successor_is_known = || {
-        service
+        state
             .cluster()
             .kube_filters()
             .successor_requirements(&uid)
@@ -148,20 +148,20 @@ fn a_list_reads_a_bound_pod_again_once_the_policy_moves_pods() {
     policy.planning.consolidation = Some(Consolidation {
         gain: Millis::seconds(600),
     });
-    service.set_policy(policy);
-    index.replace_pods(&service, std::slice::from_ref(&pod));
+    state.set_policy(policy);
+    index.replace_pods(&state, std::slice::from_ref(&pod));
     assert!(successor_is_known());
 }
 
 #[test]
 fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
     const PODS: usize = 200;
-    let (service, mut index) = watched();
+    let (state, mut index) = watched();
     let namespace = |team: &str| {
         serde_json::from_value(json!({ "name": "team-a", "labels": { "team": team } }))
     };
     index.add_listed_namespace(&namespace("red").unwrap());
-    service.record_namespaces(index.take_listed_namespaces());
+    state.record_namespaces(index.take_listed_namespaces());
     index.end_namespace_list();
     let blue = NamespaceSelector {
         match_labels: [("team".into(), "blue".into())].into(),
@@ -178,13 +178,13 @@ fn a_label_of_a_namespace_goes_through_no_pods_under_the_lock() {
         },
         Class::new("rest"),
     ];
-    assert!(service.set_policy(Policy::default().with_classes(classes).unwrap()));
-    (0..PODS).for_each(|pod| apply(&mut index, &service, &replica(&pod.to_string())));
+    assert!(state.set_policy(Policy::default().with_classes(classes).unwrap()));
+    (0..PODS).for_each(|pod| apply(&mut index, &state, &replica(&pod.to_string())));
     let looked_at = || PODS_VISITED_UNDER_LOCK.get();
     let before = looked_at();
-    namespaces::apply(&service, &namespace("blue").unwrap());
+    namespaces::apply(&state, &namespace("blue").unwrap());
     let under_lock = looked_at() - before;
-    let cluster = service.cluster();
+    let cluster = state.cluster();
     let class = cluster
         .ledger()
         .pod_state(&PodUid::parse("7").unwrap())

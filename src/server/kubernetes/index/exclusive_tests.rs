@@ -43,7 +43,7 @@ fn uid(name: &str) -> PodUid {
 
 /// One replica and its index.
 struct IndexedReplica {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: ClusterIndex,
 }
 
@@ -55,27 +55,25 @@ impl IndexedReplica {
         let mut policy = Policy::default().with_classes(classes).unwrap();
         policy.headroom = Headroom::uniform(Percent::new(headroom).unwrap());
         let mut replica = Self {
-            service: ServerState::new(policy),
+            state: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
         let node = json!({ "metadata": { "name": "a", "labels": {
             "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
         } }, "status": {} });
-        replica
-            .index
-            .replace_nodes(&replica.service, &[read(&node)]);
+        replica.index.replace_nodes(&replica.state, &[read(&node)]);
         replica
     }
 
     fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
-        self.index.apply_pod(&self.service, &read(pod))
+        self.index.apply_pod(&self.state, &read(pod))
     }
 
     /// Binds the pod to `a`, if it fits there. Returns the pod as the API server has it from then on.
     fn bind(&mut self, pod: &Value) -> Option<Value> {
         let bound = self.write(pod)?;
         let (pod_uid, devices) = (identity(pod).0, objects::recorded_devices(&read(&bound)));
-        self.service.cluster().apply(BindingWritten {
+        self.state.cluster().apply(BindingWritten {
             uid: pod_uid.clone(),
             node: NodeName::parse("a").unwrap(),
             devices,
@@ -88,7 +86,7 @@ impl IndexedReplica {
         self.apply(pod);
         let node = NodeName::parse("a").unwrap();
         let (pod_uid, key) = identity(pod);
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let demand = cluster.ledger().pod_state(&pod_uid)?.demand.clone();
         let asked = BindAsked::for_pod(cluster.ledger(), &pod_uid, &node)?;
         let Ok(BindAnswer::Write(BindDecision { placement, .. })) = cluster.apply(asked) else {
@@ -113,7 +111,7 @@ impl IndexedReplica {
 
     fn demand(&self, name: &str) -> Option<Demand> {
         let demand = self
-            .service
+            .state
             .cluster()
             .ledger()
             .pod_state(&uid(name))
@@ -200,7 +198,7 @@ fn a_pod_bound_by_an_older_version_is_exclusive_by_its_request_or_its_grant() {
         (None, 40, Sharing::Shared),
     ] {
         let mut bound = before.bind(&pod("p", gib, 1, asked)).unwrap();
-        before.service.cluster().apply(PodReleased(uid("p")));
+        before.state.cluster().apply(PodReleased(uid("p")));
         bound["metadata"]["annotations"]
             .as_object_mut()
             .unwrap()
@@ -232,14 +230,14 @@ proptest! {
                 before.apply(&pod);
             }
             let devices = objects::recorded_devices(&read(&pod));
-            before.service.cluster().apply(BindingWritten { uid: uid(&name), node: NodeName::parse("a").unwrap(), devices });
+            before.state.cluster().apply(BindingWritten { uid: uid(&name), node: NodeName::parse("a").unwrap(), devices });
             prop_assert_eq!(before.apply(&pod), None, "nothing was edited");
             prop_assert_eq!(before.demand(&name), ordered);
             bound.push((name, pod));
         }
         let mut after = IndexedReplica::new(headroom.1 * 5);
         let list: Vec<Pod> = bound.iter().map(|(_, pod)| read(pod)).collect();
-        after.index.replace_pods(&after.service, &list);
+        after.index.replace_pods(&after.state, &list);
         for (name, _) in &bound {
             prop_assert_eq!(after.demand(name), before.demand(name));
         }

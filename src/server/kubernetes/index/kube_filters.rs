@@ -9,10 +9,10 @@ use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved};
 
 /// A pod's present state, read before the cluster is locked. What a pending pod requires of its node is stored only if Stowage
 /// may have to evaluate it.
-pub fn filter_observation(service: &ServerState, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
+pub fn filter_observation(state: &ServerState, uid: &PodUid, pod: &Pod) -> FilterPodObserved {
     let pod = if let Some(footprint) = objects::kube_filters::footprint(pod) {
         let successor =
-            may_move(service, pod).then(|| objects::kube_filters::successor_requirements(pod));
+            may_move(state, pod).then(|| objects::kube_filters::successor_requirements(pod));
         FilterPod::Bound {
             footprint,
             successor,
@@ -29,6 +29,6 @@ pub fn filter_observation(service: &ServerState, uid: &PodUid, pod: &Pod) -> Fil
 }
 
 /// If the policy moves no pods, requirements of successors are not needed.
-pub(crate) fn may_move(service: &ServerState, pod: &Pod) -> bool {
-    objects::asks_for_vram(pod) && service.policy().planning.consolidation.is_some()
+pub(crate) fn may_move(state: &ServerState, pod: &Pod) -> bool {
+    objects::asks_for_vram(pod) && state.policy().planning.consolidation.is_some()
 }

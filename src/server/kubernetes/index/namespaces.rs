@@ -34,8 +34,8 @@ impl ClusterIndex {
     }
 
     /// Forgets all namespaces, because no policy selects by their labels any more and their watch has ended.
-    pub(crate) fn forget_namespaces(&mut self, service: &ServerState) {
-        if service.forget_namespaces() {
+    pub(crate) fn forget_namespaces(&mut self, state: &ServerState) {
+        if state.forget_namespaces() {
             self.namespaces_list.is_complete = false;
             self.listed_namespaces.clear();
         }
@@ -50,7 +50,7 @@ impl ClusterIndex {
 }
 
 /// Applies a namespace's labels. May take seconds: hold no lock.
-pub fn apply(service: &ServerState, metadata: &ObjectMeta) {
+pub fn apply(state: &ServerState, metadata: &ObjectMeta) {
     let Some((name, labels)) = name_and_labels(metadata) else {
         return;
     };
@@ -58,15 +58,15 @@ pub fn apply(service: &ServerState, metadata: &ObjectMeta) {
         name: name.clone(),
         labels,
     };
-    service.apply_namespaces(change, |namespace| namespace == name);
+    state.apply_namespaces(change, |namespace| namespace == name);
 }
 
 /// Removes a namespace that is gone. May take seconds: hold no lock.
-pub fn delete(service: &ServerState, metadata: &ObjectMeta) {
+pub fn delete(state: &ServerState, metadata: &ObjectMeta) {
     let Some((name, _)) = name_and_labels(metadata) else {
         return;
     };
-    service.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| {
+    state.apply_namespaces(NamespaceDeleted(name.clone()), |namespace| {
         namespace == name
     });
 }

@@ -43,8 +43,8 @@ fn with_labels(labels: &[(&str, Option<&str>)]) -> Node {
 
 /// Whether a pod of 1 GiB fits on the node, as it is shown.
 fn takes_pods(bench: &mut IndexFixture, shown: &Node) -> bool {
-    bench.index.apply_node(&bench.service, shown);
-    let snapshot = bench.service.cluster().snapshot();
+    bench.index.apply_node(&bench.state, shown);
+    let snapshot = bench.state.cluster().snapshot();
     fit(
         snapshot.node("a").unwrap(),
         &demand_of(1 << 30, 1, Sharing::Shared, 0),
@@ -184,12 +184,12 @@ fn no_figure_comes_from_a_label_that_cannot_be_right() {
         ("nvidia.com/gpu.product", Some("a\nb")),
     ] {
         let mut bench = IndexFixture::new();
-        bench.index.delete_node(&bench.service, &node("a", 2));
+        bench.index.delete_node(&bench.state, &node("a", 2));
         assert!(
             !takes_pods(&mut bench, &with_labels(&[(label, value)])),
             "{label}: {value:?}"
         );
-        let cluster = bench.service.cluster();
+        let cluster = bench.state.cluster();
         assert_eq!(
             cluster.ledger().node(&name()).unwrap().capacity(),
             Bytes::ZERO,
@@ -233,7 +233,7 @@ fn a_bound_pods_gpus_are_known_after_the_node_was_anothers() {
     );
     bench.apply(&super::tests::bound("p", "1", 40, "a", Some("index-0")));
     let devices = bench
-        .service
+        .state
         .cluster()
         .ledger()
         .node(&name())
@@ -244,6 +244,6 @@ fn a_bound_pods_gpus_are_known_after_the_node_was_anothers() {
         (devices, bench.charged()),
         (2, [Bytes::gib(40), Bytes::ZERO])
     );
-    let snapshot = bench.service.cluster().snapshot();
+    let snapshot = bench.state.cluster().snapshot();
     assert_eq!(snapshot.node("a").unwrap().uuids(GpuSet::ALL).len(), 2);
 }

@@ -59,7 +59,7 @@ fn a() -> NodeName {
 }
 
 struct ReplacedNodeFixture {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     index: ClusterIndex,
 }
 
@@ -70,14 +70,17 @@ impl ReplacedNodeFixture {
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
         let mut bench = Self {
-            service: ServerState::new(policy),
+            state: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
         bench
             .index
-            .apply_node(&bench.service, &node("node-uid-1", machine, false));
+            .apply_node(&bench.state, &node("node-uid-1", machine, false));
         bench.report("OLD");
-        assert_eq!(bench.place("resident", 60).as_deref(), Some("GPU-OLD-0"));
+        assert_eq!(
+            bench.place_next("resident", 60).as_deref(),
+            Some("GPU-OLD-0")
+        );
         bench
     }
 
@@ -89,7 +92,7 @@ impl ReplacedNodeFixture {
                 .unwrap()[index as usize]
                 .clone()
         };
-        self.service
+        self.state
             .cluster()
             .apply(DevicesReported {
                 node: a(),
@@ -100,10 +103,10 @@ impl ReplacedNodeFixture {
     }
 
     /// The GPU that the next pod gets on `a`.
-    fn place(&mut self, name: &str, gib: u64) -> Option<String> {
-        self.index.apply_pod(&self.service, &read(pod(name, gib)));
+    fn place_next(&mut self, name: &str, gib: u64) -> Option<String> {
+        self.index.apply_pod(&self.state, &read(pod(name, gib)));
         let uid = PodUid::parse(name).unwrap();
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let asked = BindAsked::for_pod(cluster.ledger(), &uid, &a())?;
         let Ok(BindAnswer::Write(BindDecision { placement, .. })) = cluster.apply(asked) else {
             return None;
@@ -118,7 +121,7 @@ impl ReplacedNodeFixture {
     }
 
     fn devices(&self) -> Vec<(String, Health)> {
-        let cluster = self.service.cluster();
+        let cluster = self.state.cluster();
         cluster
             .ledger()
             .node(&a())
@@ -153,12 +156,11 @@ fn a_node_recreated_under_its_name_does_not_keep_its_old_gpus() {
         let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
         let old = node("node-uid-1", Some("machine-1"), false);
         if is_seen_to_go {
-            bench.index.delete_node(&bench.service, &old);
+            bench.index.delete_node(&bench.state, &old);
         }
-        bench.index.apply_node(
-            &bench.service,
-            &node("node-uid-2", Some("machine-2"), false),
-        );
+        bench
+            .index
+            .apply_node(&bench.state, &node("node-uid-2", Some("machine-2"), false));
         let lost = ("GPU-OLD-0".to_owned(), Health::Lost);
         assert_eq!(
             bench.devices(),
@@ -166,14 +168,14 @@ fn a_node_recreated_under_its_name_does_not_keep_its_old_gpus() {
             "its pod stays charged until it is gone"
         );
         assert_eq!(
-            bench.place("next", 10),
+            bench.place_next("next", 10),
             None,
             "nobody knows the new machine's GPUs yet"
         );
         bench.report("NEW");
-        assert!(bench.place("next", 60).unwrap().starts_with("GPU-NEW"));
+        assert!(bench.place_next("next", 60).unwrap().starts_with("GPU-NEW"));
         bench
-            .service
+            .state
             .cluster()
             .apply(PodReleased(PodUid::parse("resident").unwrap()));
         bench.report("NEW");
@@ -189,26 +191,29 @@ fn a_node_recreated_under_its_name_does_not_keep_its_old_gpus() {
 fn a_pod_bound_by_index_is_on_the_new_machines_gpu_of_that_index() {
     let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
     bench
-        .service
+        .state
         .cluster()
         .apply(PodReleased(PodUid::parse("resident").unwrap()));
     bench
         .index
-        .apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), true));
-    assert_eq!(bench.place("by-index", 60).as_deref(), Some("index-0"));
+        .apply_node(&bench.state, &node("node-uid-2", Some("machine-2"), true));
+    assert_eq!(bench.place_next("by-index", 60).as_deref(), Some("index-0"));
     bench.report("NEW");
-    assert_eq!(bench.place("beside", 60).as_deref(), Some("GPU-NEW-1"));
+    assert_eq!(bench.place_next("beside", 60).as_deref(), Some("GPU-NEW-1"));
     bench
-        .service
+        .state
         .cluster()
         .apply(PodReleased(PodUid::parse("beside").unwrap()));
     // Its kubelet starts what is bound to the node: the pod gets the first GPU again, which is another one.
     bench
         .index
-        .apply_node(&bench.service, &node("node-uid-3", Some("machine-3"), true));
+        .apply_node(&bench.state, &node("node-uid-3", Some("machine-3"), true));
     bench.report("NEWEST");
-    assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-NEWEST-1"));
-    assert_eq!(bench.place("last", 60), None);
+    assert_eq!(
+        bench.place_next("next", 60).as_deref(),
+        Some("GPU-NEWEST-1")
+    );
+    assert_eq!(bench.place_next("last", 60), None);
 }
 
 #[test]
@@ -217,25 +222,24 @@ fn labels_of_a_recreated_node_are_ignored_while_pods_of_the_old_one_are_charged(
     // The same machine may have registered again: then `index-0` would be `GPU-OLD-0`, where a pod runs.
     bench
         .index
-        .apply_node(&bench.service, &node("node-uid-2", None, true));
-    assert_eq!(bench.place("next", 10), None);
+        .apply_node(&bench.state, &node("node-uid-2", None, true));
+    assert_eq!(bench.place_next("next", 10), None);
     bench
-        .service
+        .state
         .cluster()
         .apply(PodReleased(PodUid::parse("resident").unwrap()));
     bench
         .index
-        .apply_node(&bench.service, &node("node-uid-2", None, true));
-    assert_eq!(bench.place("later", 10).as_deref(), Some("index-0"));
+        .apply_node(&bench.state, &node("node-uid-2", None, true));
+    assert_eq!(bench.place_next("later", 10).as_deref(), Some("index-0"));
 }
 
 #[test]
 fn a_machine_that_registers_again_keeps_its_gpus() {
     let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
-    bench.index.apply_node(
-        &bench.service,
-        &node("node-uid-2", Some("machine-1"), false),
-    );
-    assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-OLD-1"));
-    assert_eq!(bench.place("third", 60), None);
+    bench
+        .index
+        .apply_node(&bench.state, &node("node-uid-2", Some("machine-1"), false));
+    assert_eq!(bench.place_next("next", 60).as_deref(), Some("GPU-OLD-1"));
+    assert_eq!(bench.place_next("third", 60), None);
 }

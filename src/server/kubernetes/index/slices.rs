@@ -18,27 +18,27 @@ impl ClusterIndex {
     /// Applies a slice's present state. Returns Events for pods whose GPUs are published from now on.
     pub(crate) fn apply_slice(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         slice: &ResourceSlice,
     ) -> Vec<PodEvent> {
         let Some((name, slice)) = objects::device_slice(slice) else {
             return Vec::new();
         };
         self.unlisted_slices.remove(&name);
-        let mut cluster = service.cluster();
+        let mut cluster = state.cluster();
         let published = cluster.apply(SliceObserved { name, slice });
         newly_published_events(cluster.ledger(), &published)
     }
 
     pub(crate) fn delete_slice(
         &mut self,
-        service: &ServerState,
+        state: &ServerState,
         slice: &ResourceSlice,
     ) -> Vec<PodEvent> {
         let Some(name) = slice.metadata.name.as_deref() else {
             return Vec::new();
         };
-        remove_slice(service, &name.into())
+        remove_slice(state, &name.into())
     }
 
     /// Marks the ResourceSlice list incomplete unless it was begun in this term of leadership or later.
@@ -46,16 +46,16 @@ impl ClusterIndex {
         self.slices_list.expect(term);
     }
 
-    pub(crate) fn begin_slice_list(&mut self, service: &ServerState) {
-        self.unlisted_slices = service.cluster().ledger().slice_names().cloned().collect();
+    pub(crate) fn begin_slice_list(&mut self, state: &ServerState) {
+        self.unlisted_slices = state.cluster().ledger().slice_names().cloned().collect();
     }
 
     /// Ends the list: slices that it did not contain are gone. Returns Events for pods whose GPUs are published from now on.
-    pub(crate) fn end_slice_list(&mut self, service: &ServerState) -> Vec<PodEvent> {
+    pub(crate) fn end_slice_list(&mut self, state: &ServerState) -> Vec<PodEvent> {
         let gone = std::mem::take(&mut self.unlisted_slices);
         let events = gone
             .iter()
-            .flat_map(|name| remove_slice(service, name))
+            .flat_map(|name| remove_slice(state, name))
             .collect();
         self.slices_list.is_complete = true;
         events
@@ -67,8 +67,8 @@ impl ClusterIndex {
     }
 }
 
-fn remove_slice(service: &ServerState, name: &Arc<str>) -> Vec<PodEvent> {
-    let mut cluster = service.cluster();
+fn remove_slice(state: &ServerState, name: &Arc<str>) -> Vec<PodEvent> {
+    let mut cluster = state.cluster();
     let published = cluster.apply(SliceDeleted(name.clone()));
     newly_published_events(cluster.ledger(), &published)
 }

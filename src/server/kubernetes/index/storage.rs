@@ -7,22 +7,22 @@ use stowage_scheduling::kube_filters::StorageKind;
 use stowage_scheduling::verbs::observe::{StorageDeleted, StorageObserved};
 
 impl ClusterIndex {
-    pub(crate) fn apply_storage<K: StorageResource>(&mut self, service: &ServerState, object: &K) {
+    pub(crate) fn apply_storage<K: StorageResource>(&mut self, state: &ServerState, object: &K) {
         let Some(name) = object.key() else {
             return;
         };
         if let Some(unlisted) = self.unlisted_storage.get_mut(&K::KIND) {
             unlisted.remove(&name);
         }
-        service.cluster().apply(StorageObserved {
+        state.cluster().apply(StorageObserved {
             name,
             object: object.to_storage_object(),
         });
     }
 
-    pub(crate) fn delete_storage<K: StorageResource>(&mut self, service: &ServerState, object: &K) {
+    pub(crate) fn delete_storage<K: StorageResource>(&mut self, state: &ServerState, object: &K) {
         if let Some(name) = object.key() {
-            service.cluster().apply(StorageDeleted {
+            state.cluster().apply(StorageDeleted {
                 kind: K::KIND,
                 name,
             });
@@ -30,16 +30,16 @@ impl ClusterIndex {
     }
 
     /// Begins a list of all objects of one kind.
-    pub(crate) fn begin_storage_list(&mut self, service: &ServerState, kind: StorageKind) {
-        let names = service.cluster().kube_filters().storage_names(kind);
+    pub(crate) fn begin_storage_list(&mut self, state: &ServerState, kind: StorageKind) {
+        let names = state.cluster().kube_filters().storage_names(kind);
         self.unlisted_storage
             .insert(kind, names.into_iter().collect());
     }
 
     /// Ends the list of one kind: objects known when it began and absent from it are gone.
-    pub(crate) fn end_storage_list(&mut self, service: &ServerState, kind: StorageKind) {
+    pub(crate) fn end_storage_list(&mut self, state: &ServerState, kind: StorageKind) {
         for name in self.unlisted_storage.remove(&kind).unwrap_or_default() {
-            service.cluster().apply(StorageDeleted { kind, name });
+            state.cluster().apply(StorageDeleted { kind, name });
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
 }
 
 pub(super) struct IndexFixture {
-    pub(super) service: Arc<ServerState>,
+    pub(super) state: Arc<ServerState>,
     pub(super) index: ClusterIndex,
 }
 
@@ -74,19 +74,19 @@ impl IndexFixture {
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
         let mut bench = Self {
-            service: ServerState::new(policy),
+            state: ServerState::new(policy),
             index: ClusterIndex::default(),
         };
-        bench.index.replace_nodes(&bench.service, &[node("a", 2)]);
+        bench.index.replace_nodes(&bench.state, &[node("a", 2)]);
         bench
     }
 
     pub(super) fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
-        self.index.apply_pod(&self.service, &read(pod.clone()))
+        self.index.apply_pod(&self.state, &read(pod.clone()))
     }
 
     fn phase(&self, uid: &str) -> Option<PodPhase> {
-        self.service
+        self.state
             .cluster()
             .ledger()
             .pod_state(&uid_of(uid))
@@ -94,7 +94,7 @@ impl IndexFixture {
     }
 
     pub(super) fn charged(&self) -> [Bytes; 2] {
-        let cluster = self.service.cluster();
+        let cluster = self.state.cluster();
         assert_eq!(audit(cluster.ledger()), []);
         let node = cluster
             .ledger()
@@ -104,7 +104,7 @@ impl IndexFixture {
     }
 
     fn warnings(&self, code: &str) -> u64 {
-        self.service
+        self.state
             .metrics
             .pod_warnings
             .with_label_values(&[code])
@@ -137,7 +137,7 @@ fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
     bench.apply(&pod("p", "1", 40));
     bench.assume("1");
     let gone: Pod = read(pod("p", "1", 40));
-    bench.index.delete_pod(&bench.service, &gone);
+    bench.index.delete_pod(&bench.state, &gone);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
 }
 
@@ -161,7 +161,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
     // The late deletion of the old one does not affect the new one.
     let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
-    bench.index.delete_pod(&bench.service, &late);
+    bench.index.delete_pod(&bench.state, &late);
     assert!(bench.phase("2").is_some());
 }
 
@@ -183,13 +183,13 @@ fn a_new_list_releases_pods_not_in_it_and_keeps_those_that_came_during_it() {
     bench.apply(&pod("assumed", "3", 10));
     bench.assume("3");
 
-    bench.index.begin_pod_list(&bench.service);
+    bench.index.begin_pod_list(&bench.state);
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     // Younger than the list: it came by a filter request and is being bound already.
     bench.apply_from_request(&pod("young", "4", 20));
     bench.assume("4");
     bench.apply(&pod("assumed", "3", 10));
-    bench.index.end_pod_list(&bench.service);
+    bench.index.end_pod_list(&bench.state);
 
     assert_eq!(bench.phase("2"), None);
     assert!(
@@ -215,7 +215,7 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_allocated_to_it() {
     let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     bench.assume("1");
-    bench.index.replace_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.state, &[]);
     assert_eq!(bench.phase("1"), None);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
 }
@@ -241,9 +241,9 @@ fn an_unplaced_pod_is_charged_on_every_gpu_reported_and_counted_once() {
         1,
         "one pod, however often it is seen"
     );
-    assert_eq!(bench.index.current_warning_events(&bench.service).len(), 1);
-    bench.index.replace_pods(&bench.service, &[]);
-    assert_eq!(bench.index.current_warning_events(&bench.service), []);
+    assert_eq!(bench.index.current_warning_events(&bench.state).len(), 1);
+    bench.index.replace_pods(&bench.state, &[]);
+    assert_eq!(bench.index.current_warning_events(&bench.state), []);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn edits_after_the_bind_are_ignored_and_reported() {
         None,
         "the edit was taken back"
     );
-    assert_eq!(bench.index.current_warning_events(&bench.service), []);
+    assert_eq!(bench.index.current_warning_events(&bench.state), []);
 }
 
 #[test]
@@ -287,16 +287,16 @@ fn a_reservation_condition_keeps_its_vram_until_its_deadline() {
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     bench.apply(&holding(&pod("p", "1", 40), deadline));
     assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
-    let now = bench.service.now();
+    let now = bench.state.now();
     assert_eq!(
-        bench.service.cluster().apply(Tick {
+        bench.state.cluster().apply(Tick {
             now: now + Millis::seconds(50),
             is_leading: true
         }),
         []
     );
     assert_eq!(
-        bench.service.cluster().apply(Tick {
+        bench.state.cluster().apply(Tick {
             now: now + Millis::seconds(70),
             is_leading: true
         }),
@@ -312,7 +312,7 @@ fn a_cleared_reservation_ends_on_a_standby_and_stays_on_the_leader() {
         let mut bench = IndexFixture::new();
         bench.apply(&holding(&pod("p", "1", 40), deadline));
         if leads {
-            bench.service.lead_from_the_start();
+            bench.state.lead_from_the_start();
         }
         bench.apply(&pod("p", "1", 40));
         let held = bench.charged()[0] == Bytes::gib(40);
@@ -341,9 +341,9 @@ fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
 #[test]
 fn a_node_is_added_changed_deleted_and_removed_when_absent_from_a_list() {
     let mut bench = IndexFixture::new();
-    bench.index.apply_node(&bench.service, &node("b", 4));
+    bench.index.apply_node(&bench.state, &node("b", 4));
     let names = |bench: &IndexFixture| -> Vec<String> {
-        let snapshot = bench.service.cluster().snapshot();
+        let snapshot = bench.state.cluster().snapshot();
         snapshot
             .nodes()
             .iter()
@@ -353,9 +353,9 @@ fn a_node_is_added_changed_deleted_and_removed_when_absent_from_a_list() {
     assert_eq!(names(&bench), ["a:2", "b:4"]);
     bench
         .index
-        .replace_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
+        .replace_nodes(&bench.state, &[node("b", 4), node("c", 1)]);
     assert_eq!(names(&bench), ["b:4", "c:1"]);
-    bench.index.delete_node(&bench.service, &node("b", 4));
+    bench.index.delete_node(&bench.state, &node("b", 4));
     assert_eq!(names(&bench), ["c:1"]);
     assert_eq!(bench.index.nodes().len(), 1);
     let changed: Vec<String> = bench
@@ -380,7 +380,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
         "allocatable": { "nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "0" },
     });
     plugin.status = Some(read(status));
-    bench.index.apply_node(&bench.service, &plugin);
+    bench.index.apply_node(&bench.state, &plugin);
     let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
     assert_eq!(
         record,
@@ -391,7 +391,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     );
     assert_eq!(
         bench
-            .service
+            .state
             .cluster()
             .ledger()
             .node(&NodeName::parse("a").unwrap())
@@ -404,7 +404,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     plugin.status = Some(read(
         json!({ "allocatable": { "nvidia.com/gpu": "0" }, "capacity": { "nvidia.com/gpu": "2" } }),
     ));
-    bench.index.apply_node(&bench.service, &plugin);
+    bench.index.apply_node(&bench.state, &plugin);
     let kind = bench.index.nodes()[&NodeName::parse("a").unwrap()].kind;
     assert_eq!(
         kind,
@@ -413,10 +413,10 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     );
 
     plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
-    bench.index.apply_node(&bench.service, &plugin);
+    bench.index.apply_node(&bench.state, &plugin);
     assert_eq!(
         bench
-            .service
+            .state
             .cluster()
             .ledger()
             .node(&NodeName::parse("a").unwrap())
@@ -430,19 +430,19 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
 #[test]
 fn the_index_is_complete_once_all_lists_are_in() {
     let mut bench = IndexFixture::new();
-    bench.index.begin_budget_list(&bench.service);
-    bench.index.end_budget_list(&bench.service);
-    bench.index.begin_slice_list(&bench.service);
-    bench.index.end_slice_list(&bench.service);
-    bench.index.begin_pod_list(&bench.service);
+    bench.index.begin_budget_list(&bench.state);
+    bench.index.end_budget_list(&bench.state);
+    bench.index.begin_slice_list(&bench.state);
+    bench.index.end_slice_list(&bench.state);
+    bench.index.begin_pod_list(&bench.state);
     bench.apply(&pod("p", "1", 10));
     assert_eq!(bench.index.synced_term(), None);
-    bench.index.end_pod_list(&bench.service);
+    bench.index.end_pod_list(&bench.state);
     assert_eq!(bench.index.synced_term(), Some(0));
     bench.index.expect_pod_list(1);
     assert_eq!(bench.index.synced_term(), None, "a new list is on its way");
-    bench.index.begin_pod_list(&bench.service);
-    bench.index.end_pod_list(&bench.service);
+    bench.index.begin_pod_list(&bench.state);
+    bench.index.end_pod_list(&bench.state);
     assert_eq!(
         bench.index.synced_term(),
         Some(0),
@@ -453,15 +453,15 @@ fn the_index_is_complete_once_all_lists_are_in() {
 #[test]
 fn without_access_to_budgets_the_index_is_complete_and_budgets_are_unknown() {
     let mut bench = IndexFixture::new();
-    bench.index.replace_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.state, &[]);
     bench.index.mark_slices_not_served();
     assert_eq!(bench.index.synced_term(), None);
-    bench.index.mark_budgets_forbidden(&bench.service);
+    bench.index.mark_budgets_forbidden(&bench.state);
     assert_eq!(bench.index.synced_term(), Some(0));
-    assert!(!bench.service.cluster().ledger().are_budgets_known());
-    bench.index.begin_budget_list(&bench.service);
-    bench.index.end_budget_list(&bench.service);
-    assert!(bench.service.cluster().ledger().are_budgets_known());
+    assert!(!bench.state.cluster().ledger().are_budgets_known());
+    bench.index.begin_budget_list(&bench.state);
+    bench.index.end_budget_list(&bench.state);
+    assert!(bench.state.cluster().ledger().are_budgets_known());
 }
 
 fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
@@ -476,7 +476,7 @@ fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
 fn a_budget_that_a_new_list_does_not_have_is_gone() {
     let mut bench = IndexFixture::new();
     let known = |bench: &IndexFixture| {
-        let cluster = bench.service.cluster();
+        let cluster = bench.state.cluster();
         cluster
             .ledger()
             .budgets()
@@ -487,13 +487,13 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
     for (name, allowed) in [("a", 1), ("b", 2), ("c", 3)] {
         bench
             .index
-            .apply_budget(&bench.service, &budget(name, allowed));
+            .apply_budget(&bench.state, &budget(name, allowed));
     }
-    bench.index.delete_budget(&bench.service, &budget("c", 3));
+    bench.index.delete_budget(&bench.state, &budget("c", 3));
     assert_eq!(known(&bench), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
-    bench.index.begin_budget_list(&bench.service);
-    bench.index.apply_budget(&bench.service, &budget("b", 0));
-    bench.index.end_budget_list(&bench.service);
+    bench.index.begin_budget_list(&bench.state);
+    bench.index.apply_budget(&bench.state, &budget("b", 0));
+    bench.index.end_budget_list(&bench.state);
     assert_eq!(known(&bench), [("b".to_owned(), 0)]);
 }
 
@@ -503,9 +503,9 @@ fn objects_without_a_name_or_uid_change_nothing() {
     let mut nameless = pod("p", "1", 10);
     nameless["metadata"].as_object_mut().unwrap().remove("uid");
     assert_eq!(bench.apply(&nameless), None);
-    bench.index.apply_node(&bench.service, &Node::default());
+    bench.index.apply_node(&bench.state, &Node::default());
     assert_eq!(bench.index.nodes().len(), 1);
-    assert_eq!(bench.service.cluster().ledger().pod_states().len(), 0);
+    assert_eq!(bench.state.cluster().ledger().pod_states().len(), 0);
 }
 
 /// A UUID an agent reported and a record of it, seen again after a restart.
@@ -520,10 +520,10 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
-    two.index.replace_pods(&two.service, &list);
+    two.index.replace_pods(&two.state, &list);
     // When a replica learned of a pod differs from replica to replica.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
-        let cluster = bench.service.cluster();
+        let cluster = bench.state.cluster();
         let entries = cluster
             .ledger()
             .pod_states()
@@ -543,7 +543,7 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
     assert_eq!(one.charged(), two.charged());
     let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
     assert_eq!(
-        two.service
+        two.state
             .cluster()
             .ledger()
             .pod_state(&uid_of("2"))
@@ -557,7 +557,7 @@ fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost() {
 impl IndexFixture {
     /// A bind on node `a` allocates GPUs to the pod; its Binding is not written yet.
     fn assume(&self, uid: &str) {
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let asked = BindAsked::for_pod(
             cluster.ledger(),
             &uid_of(uid),
@@ -576,13 +576,13 @@ impl IndexFixture {
 
     fn sweep(&mut self) {
         let index = Mutex::new(std::mem::take(&mut self.index));
-        ClusterIndex::sweep(&index, &self.service);
+        ClusterIndex::sweep(&index, &self.state);
         self.index = index.into_inner();
     }
 
     /// As the extender brings a pod in: past the index.
     fn apply_from_request(&self, pod: &Value) {
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         let seen = objects::observation(
             &read(pod.clone()),
             cluster.ledger().policy(),

@@ -84,15 +84,15 @@ fn loaded(objects: &[Value]) -> Arc<ServerState> {
         json!({ "kind": "List", "items": items }).to_string(),
         Path::new("dump"),
     );
-    let service = ServerState::new(Policy::default());
-    DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
-    service
+    let state = ServerState::new(Policy::default());
+    DumpControlPlane::load(&dump, &state, &mut ClusterIndex::default()).unwrap();
+    state
 }
 
 /// What kube-scheduler's filters say of the pod on each node.
 fn verdicts(objects: &[Value]) -> Vec<FilterVerdict> {
-    let service = loaded(objects);
-    let cluster = service.cluster();
+    let state = loaded(objects);
+    let cluster = state.cluster();
     let uid = PodUid::parse("1").unwrap();
     let wants = cluster.kube_filters().requirements_of(&uid).unwrap();
     let query = cluster.kube_filters().query(Some(&uid), wants);
@@ -146,9 +146,9 @@ fn what_is_not_supported_is_explained() {
     let mut pod = pod_with_claim("weights");
     let claim = |n: u8| json!({ "name": format!("v-{n}"), "persistentVolumeClaim": { "claimName": format!("c-{n}") } });
     let unsupported = |objects: &[Value]| {
-        let service = loaded(objects);
+        let state = loaded(objects);
         let explanation = explain(
-            &mut service.cluster_copy(),
+            &mut state.cluster_copy(),
             &PodUid::parse("1").unwrap(),
             &ShownNodes::default(),
         );

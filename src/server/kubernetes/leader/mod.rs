@@ -126,23 +126,23 @@ fn safe_duration(duration: Millis) -> Millis {
 /// Updates leadership until `shutdown`; then ends it, and gives up a Lease of Stowage's own.
 pub async fn run(
     client: Client,
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     lead_with: LeadWith,
     times: WriteTimes,
     nonce: String,
     shutdown: CancellationToken,
 ) {
-    service.leadership.set_max_commit_delay(times);
+    state.leadership.set_max_commit_delay(times);
     let succession = Succession::new(Millis(times.max_commit_delay().as_millis() as u64), &nonce);
     match lead_with {
         LeadWith::Always | LeadWith::FromTheStart => {
-            let started = service.now();
+            let started = state.now();
             let from = match lead_with {
                 LeadWith::Always => succession.end_of_writes_after_send(started),
                 _ => started,
             };
             shutdown
-                .run_until_cancelled(lead_alone(&service, &succession, from))
+                .run_until_cancelled(lead_alone(&state, &succession, from))
                 .await;
         }
         LeadWith::KubeScheduler { lease, hostname } => {
@@ -151,8 +151,8 @@ pub async fn run(
             tokio::select! {
                 // In this order, so that a simulation is reproducible.
                 biased;
-                () = poll_scheduler_lease(&client, &service, &lease, &scheduler_lease) => {}
-                () = keep_tenure_current(&service, tenure) => {}
+                () = poll_scheduler_lease(&client, &state, &lease, &scheduler_lease) => {}
+                () = keep_tenure_current(&state, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
         }
@@ -165,30 +165,24 @@ pub async fn run(
             let tenure = |now| candidate.lock().tenure(now);
             tokio::select! {
                 biased;
-                () = campaign(&client, &service, &lease, &candidate) => {}
-                () = keep_tenure_current(&service, tenure) => {}
+                () = campaign(&client, &state, &lease, &candidate) => {}
+                () = keep_tenure_current(&state, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
-            set_tenure(&service, Tenure::Standby);
-            resign(&client, &service, &lease, &candidate).await;
+            set_tenure(&state, Tenure::Standby);
+            resign(&client, &state, &lease, &candidate).await;
         }
     }
-    set_tenure(&service, Tenure::Standby);
+    set_tenure(&state, Tenure::Standby);
 }
 
 /// Leads without a Lease from `from` on, and again after each time that this replica has to succeed itself.
-async fn lead_alone(service: &ServerState, succession: &Succession, from: Moment) {
-    set_tenure(
-        service,
-        succession.tenure_without_lease(from, service.now()),
-    );
+async fn lead_alone(state: &ServerState, succession: &Succession, from: Moment) {
+    set_tenure(state, succession.tenure_without_lease(from, state.now()));
     loop {
         tokio::time::sleep(TENURE_CHECK_INTERVAL).await;
-        if service.leadership.is_awaiting_earlier_writes() {
-            set_tenure(
-                service,
-                succession.tenure_without_lease(from, service.now()),
-            );
+        if state.leadership.is_awaiting_earlier_writes() {
+            set_tenure(state, succession.tenure_without_lease(from, state.now()));
         }
     }
 }
@@ -203,27 +197,27 @@ pub(super) fn nonce() -> String {
 }
 
 /// Sets leadership to the present state again and again: a hanging request must not extend it.
-async fn keep_tenure_current(service: &ServerState, tenure: impl Fn(Moment) -> Tenure) {
+async fn keep_tenure_current(state: &ServerState, tenure: impl Fn(Moment) -> Tenure) {
     loop {
-        set_tenure(service, tenure(service.now()));
+        set_tenure(state, tenure(state.now()));
         tokio::time::sleep(TENURE_CHECK_INTERVAL).await;
     }
 }
 
-fn set_tenure(service: &ServerState, tenure: Tenure) {
-    let before = service.leadership.tenure();
-    service.set_tenure(tenure);
+fn set_tenure(state: &ServerState, tenure: Tenure) {
+    let before = state.leadership.tenure();
+    state.set_tenure(tenure);
     // The gate waits where this replica succeeds itself.
-    let after = service.leadership.tenure();
-    service
+    let after = state.leadership.tenure();
+    state
         .metrics
         .leading
-        .set(i64::from(service.leadership.is_leading()));
+        .set(i64::from(state.leadership.is_leading()));
     match after {
         _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
         Tenure::Standby => tracing::info!("this replica stops acting"),
         Tenure::AwaitingEarlierWrites { from } => {
-            let seconds = from.since(service.now()).0.div_ceil(1000);
+            let seconds = from.since(state.now()).0.div_ceil(1000);
             tracing::info!(
                 seconds,
                 "this replica is about to lead: it waits until no earlier write can take effect"
@@ -238,29 +232,29 @@ fn set_tenure(service: &ServerState, tenure: Tenure) {
 /// Reads kube-scheduler's Lease. A plain read, not a watch: the delay of a watch is unknown.
 async fn poll_scheduler_lease(
     client: &Client,
-    service: &ServerState,
+    state: &ServerState,
     name: &LeaseName,
     scheduler_lease: &Mutex<SchedulerLease>,
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut log = LeaseLog::default();
     loop {
-        let sent_at = service.now();
+        let sent_at = state.now();
         let read = within(LEASE_REQUEST_TIMEOUT, leases.get_opt(&name.name)).await;
-        log.log_result(name, &read, service.now());
+        log.log_result(name, &read, state.now());
         if let Ok(lease) = read {
             let reading = lease.as_ref().map(LeaseReading::from_lease);
-            record_holder(service, reading.as_ref());
+            record_holder(state, reading.as_ref());
             scheduler_lease
                 .lock()
-                .apply_read(reading, sent_at, service.now());
+                .apply_read(reading, sent_at, state.now());
         }
         tokio::time::sleep(LEASE_READ_INTERVAL).await;
     }
 }
 
-fn record_holder(service: &ServerState, reading: Option<&LeaseReading>) {
-    service
+fn record_holder(state: &ServerState, reading: Option<&LeaseReading>) {
+    state
         .leadership
         .set_holder(reading.and_then(|reading| reading.holder.as_deref()));
 }
@@ -268,17 +262,17 @@ fn record_holder(service: &ServerState, reading: Option<&LeaseReading>) {
 /// Takes the Lease when it is free, and keeps it.
 async fn campaign(
     client: &Client,
-    service: &ServerState,
+    state: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let mut log = LeaseLog::default();
     loop {
-        let attempted = attempt(&leases, service, name, candidate).await;
-        log.log_result(name, &attempted, service.now());
+        let attempted = attempt(&leases, state, name, candidate).await;
+        log.log_result(name, &attempted, state.now());
         if attempted.is_err() {
-            count(service, "failed");
+            count(state, "failed");
         }
         tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
     }
@@ -286,19 +280,16 @@ async fn campaign(
 
 async fn attempt(
     leases: &Api<Lease>,
-    service: &ServerState,
+    state: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) -> Result<(), ApiRequestError> {
     let found = within(LEASE_REQUEST_TIMEOUT, leases.get_opt(&name.name)).await?;
-    record_holder(
-        service,
-        found.as_ref().map(LeaseReading::from_lease).as_ref(),
-    );
-    let sent_at = service.now();
+    record_holder(state, found.as_ref().map(LeaseReading::from_lease).as_ref());
+    let sent_at = state.now();
     let next = candidate
         .lock()
-        .step(found.as_ref(), sent_at, service.clock.wall());
+        .step(found.as_ref(), sent_at, state.clock.wall());
     let Some(spec) = next else { return Ok(()) };
     let params = PostParams::default();
     let written = match found {
@@ -335,16 +326,16 @@ async fn attempt(
             .await?
         }
     };
-    record_holder(service, Some(&LeaseReading::from_lease(&written)));
+    record_holder(state, Some(&LeaseReading::from_lease(&written)));
     candidate.lock().record_write(sent_at, &written);
-    count(service, "written");
+    count(state, "written");
     Ok(())
 }
 
 /// Gives up the Lease, so that another replica need not wait until it expires.
 async fn resign(
     client: &Client,
-    service: &ServerState,
+    state: &ServerState,
     name: &LeaseName,
     candidate: &Mutex<LeaseCandidate>,
 ) {
@@ -366,7 +357,7 @@ async fn resign(
     )
     .await
     {
-        Ok(_) => count(service, "released"),
+        Ok(_) => count(state, "released"),
         Err(error) => {
             tracing::warn!(lease = %name.name, %error, "could not release the Lease; it expires by itself")
         }
@@ -398,8 +389,8 @@ impl LeaseLog {
     }
 }
 
-fn count(service: &ServerState, outcome: &str) {
-    service
+fn count(state: &ServerState, outcome: &str) {
+    state
         .metrics
         .writes
         .with_label_values(&["lease", outcome])

@@ -124,7 +124,7 @@ mod tests {
     }
 
     /// A read that is answered in the second in which it is sent.
-    fn look(lease: &mut SchedulerLease, reading: Option<LeaseReading>, second: u64) {
+    fn poll(lease: &mut SchedulerLease, reading: Option<LeaseReading>, second: u64) {
         lease.apply_read(reading, at(second), at(second));
     }
 
@@ -136,7 +136,7 @@ mod tests {
     fn established() -> SchedulerLease {
         let mut lease = neighbor();
         (0..20).for_each(|second| {
-            look(
+            poll(
                 &mut lease,
                 held_by("stowage-0_1b2c", second as i64 / 2),
                 second,
@@ -149,20 +149,20 @@ mod tests {
     fn the_first_read_does_not_lead_and_a_renewal_does() {
         let mut lease = neighbor();
         for second in 0..20 {
-            look(&mut lease, held_by("stowage-0_1b2c", 100), second);
+            poll(&mut lease, held_by("stowage-0_1b2c", 100), second);
             assert!(!leads(&lease, second), "it may be as old as it likes");
         }
-        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
+        poll(&mut lease, held_by("stowage-0_1b2c", 102), 20);
         assert!(leads(&lease, 20));
     }
 
     #[test]
     fn without_a_renewal_it_ends_a_third_before_the_lease_can_pass_on() {
         let mut lease = established();
-        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
+        poll(&mut lease, held_by("stowage-0_1b2c", 102), 20);
         // Renewed after the read at 19 s, so it may pass on at 34 s and not before.
         for second in 21..40 {
-            look(&mut lease, held_by("stowage-0_1b2c", 102), second);
+            poll(&mut lease, held_by("stowage-0_1b2c", 102), second);
             assert_eq!(
                 leads(&lease, second),
                 (20..29).contains(&second),
@@ -174,9 +174,9 @@ mod tests {
     #[test]
     fn reads_that_fail_change_nothing() {
         let mut lease = established();
-        look(&mut lease, held_by("stowage-0_1b2c", 102), 21);
+        poll(&mut lease, held_by("stowage-0_1b2c", 102), 21);
         // Five reads fail. The renewal that the next one shows may have been made right after the read before them.
-        look(&mut lease, held_by("stowage-0_1b2c", 104), 27);
+        poll(&mut lease, held_by("stowage-0_1b2c", 104), 27);
         assert!(leads(&lease, 30));
         assert!(!leads(&lease, 31));
     }
@@ -202,7 +202,7 @@ mod tests {
         ] {
             let mut lease = established();
             assert!(leads(&lease, 20));
-            look(&mut lease, next.clone(), 20);
+            poll(&mut lease, next.clone(), 20);
             assert!(!leads(&lease, 20), "{next:?}");
         }
     }
@@ -210,12 +210,12 @@ mod tests {
     #[test]
     fn a_new_term_is_acted_in_once_no_write_of_the_previous_term_can_land() {
         let mut lease = SchedulerLease::new("node_a".into(), Succession::new(LANDING, "nonce"));
-        look(&mut lease, held_in(1, "node_b_77", 100), 0);
+        poll(&mut lease, held_in(1, "node_b_77", 100), 0);
         // A hostname may contain the separator. The read was sent at 1 s and answered at 3 s: the predecessor may have renewed
         // until then, may have relied on that for ten seconds, and what it sent last may take four more.
         lease.apply_read(held_in(2, "node_a_78", 115), at(1), at(3));
         for second in 3..30 {
-            look(
+            poll(
                 &mut lease,
                 held_in(2, "node_a_78", 115 + second as i64 / 2),
                 second,
@@ -238,10 +238,10 @@ mod tests {
     fn a_scheduler_that_restarts_begins_a_term_of_its_own() {
         let mut lease = established();
         let before = lease.tenure(at(19));
-        look(&mut lease, held_in(2, "stowage-0_ffff", 102), 20);
+        poll(&mut lease, held_in(2, "stowage-0_ffff", 102), 20);
         assert!(!leads(&lease, 21));
         (21..40).for_each(|second| {
-            look(
+            poll(
                 &mut lease,
                 held_in(2, "stowage-0_ffff", second as i64 + 90),
                 second,

@@ -38,11 +38,11 @@ impl Log {
 
 #[test]
 fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
-    let service = ServerState::with_stopped_clock(Policy::default());
-    service.lead_from_the_start();
+    let state = ServerState::with_stopped_clock(Policy::default());
+    state.lead_from_the_start();
     let lines = Log::of(|| {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let mut cluster = service.cluster();
+            let mut cluster = state.cluster();
             let placement = Placement::from_plugin(NodeName::parse("n").unwrap());
             cluster.apply(SettlingAsked {
                 uid: PodUid::parse("x").unwrap(),
@@ -52,9 +52,9 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
         }));
         assert!(result.is_err());
         // It holds its Lease all the time.
-        (0..3).for_each(|_| set_tenure(&service, Tenure::without_end()));
+        (0..3).for_each(|_| set_tenure(&state, Tenure::without_end()));
     });
-    assert!(!service.leadership.is_leading());
+    assert!(!state.leadership.is_leading());
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
     assert_eq!(
         (
@@ -68,15 +68,15 @@ fn a_replica_that_succeeds_itself_says_that_it_waits_and_not_that_it_acts() {
 
 #[test]
 fn each_change_of_tenure_is_logged_once() {
-    let service = ServerState::with_stopped_clock(Policy::default());
-    let from = service.now() + Millis::seconds(16);
+    let state = ServerState::with_stopped_clock(Policy::default());
+    let from = state.now() + Millis::seconds(16);
     let lines = Log::of(|| {
         for tenure in [
             Tenure::AwaitingEarlierWrites { from },
             Tenure::without_end(),
             Tenure::Standby,
         ] {
-            (0..2).for_each(|_| set_tenure(&service, tenure.clone()));
+            (0..2).for_each(|_| set_tenure(&state, tenure.clone()));
         }
     });
     let texts = ["seconds=16", "leads from now on", "stops acting"];

@@ -9,12 +9,12 @@ use stowage_scheduling::control_loop::{
 /// Sends a write, if it is still to be sent, and returns what became of it.
 pub(super) async fn carry_out(
     mut write: PodWrite,
-    service: &ServerState,
+    state: &ServerState,
     control_plane: &dyn ControlPlane,
 ) -> WriteOutcome {
     read_refusal(&mut write, control_plane).await;
     // A statement of its own, so that the lock is released with it.
-    let still_due = write.clone().revalidate(service.cluster().ledger());
+    let still_due = write.clone().revalidate(state.cluster().ledger());
     let Some(write) = still_due else {
         return WriteOutcome::Dropped(write);
     };
@@ -25,14 +25,14 @@ pub(super) async fn carry_out(
             why,
             task,
         } => {
-            let span = service.traces().write("evict pod", &uid, &key);
+            let span = state.traces().write("evict pod", &uid, &key);
             span.set("stowage.eviction.reason", task.into_str());
             if let EvictionTask::Reservation { preemptor } = &task
                 && span.is_recorded()
             {
                 span.set("stowage.preemptor.uid", preemptor.to_string());
             }
-            let is_due = || task.is_still_wanted(service.cluster().ledger(), &uid, &why);
+            let is_due = || task.is_still_wanted(state.cluster().ledger(), &uid, &why);
             let outcome = span
                 .instrument(control_plane.evict(&key, &uid, &why, &is_due))
                 .await;
@@ -49,7 +49,7 @@ pub(super) async fn carry_out(
             uid,
             reservation,
         } => {
-            let span = service.traces().write("lift scheduling gate", &uid, &key);
+            let span = state.traces().write("lift scheduling gate", &uid, &key);
             let written = span
                 .instrument(control_plane.remove_scheduling_gate(&key, &uid))
                 .await;
@@ -69,14 +69,14 @@ pub(super) async fn carry_out(
             change,
             purpose,
         } => {
-            let span = service.traces().write("write pod status", &uid, &key);
+            let span = state.traces().write("write pod status", &uid, &key);
             span.set("stowage.purpose", purpose.into_str());
             let mut written = span
                 .instrument(control_plane.write_status(&key, &uid, &change))
                 .await;
             if written.is_ok() && matches!(purpose, StatusPurpose::Release { .. }) {
                 // That may have taken long. The nomination of a pod that was placed meanwhile replaces its condition.
-                if !purpose.is_current(service.cluster().ledger(), &uid) {
+                if !purpose.is_current(state.cluster().ledger(), &uid) {
                     return WriteOutcome::Dropped(PodWrite::Status {
                         key,
                         uid,

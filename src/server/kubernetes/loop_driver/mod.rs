@@ -28,7 +28,7 @@ use tokio::task::{Id, JoinHandle, JoinSet};
 use tracing::error;
 
 pub(super) struct LoopDriver {
-    service: Arc<ServerState>,
+    state: Arc<ServerState>,
     control_plane: Arc<dyn ControlPlane>,
     pub control_loop: ControlLoop<SharedCluster>,
     writes: JoinSet<WriteOutcome>,
@@ -42,10 +42,10 @@ pub(super) struct LoopDriver {
 }
 
 impl LoopDriver {
-    pub fn new(service: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
+    pub fn new(state: Arc<ServerState>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
-            control_loop: ControlLoop::new(SharedCluster(service.clone())),
-            service,
+            control_loop: ControlLoop::new(SharedCluster(state.clone())),
+            state,
             control_plane,
             writes: JoinSet::new(),
             writes_in_progress: FxHashMap::default(),
@@ -70,22 +70,22 @@ impl LoopDriver {
         self.control_loop.tick(now, is_leading, facts);
         self.carry_out_acts();
         if is_leading {
-            let waiting = self.service.cluster().ledger().pending_count();
-            self.service.metrics.planner.waiting.set(waiting as i64);
+            let waiting = self.state.cluster().ledger().pending_count();
+            self.state.metrics.planner.waiting.set(waiting as i64);
         }
     }
 
     fn facts(&self, now: Moment, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) -> EdgeFacts {
-        let conflicts = self.service.cluster().ledger().policy().conflicts;
-        let conflict_victims = match conflicts {
-            ConflictRule::EvictUnstarted => self.service.over_allocations().victims(now),
+        let conflict_rule = self.state.cluster().ledger().policy().conflicts;
+        let victims = match conflict_rule {
+            ConflictRule::EvictUnstarted => self.state.over_allocations().victims(now),
             ConflictRule::Report => Vec::new(),
         };
         EdgeFacts {
-            over_allocation_victims: conflict_victims.into_iter().map(|one| one.uid).collect(),
+            over_allocation_victims: victims.into_iter().map(|one| one.uid).collect(),
             lacks_volumes: STORAGE_RESOURCES
                 .iter()
-                .any(|what| self.service.refused_reads.is_refused(what)),
+                .any(|what| self.state.refused_reads.is_refused(what)),
             unplannable_pods,
         }
     }
@@ -99,7 +99,7 @@ impl LoopDriver {
                 self.control_loop.handle_write_outcome(outcome, self.now());
             }
             ended = self.plan.end() => {
-                self.control_loop.handle_run_end(ended, self.service.leadership.is_open(), self.now());
+                self.control_loop.handle_run_end(ended, self.state.leadership.is_open(), self.now());
             }
             found = end_of_pressure_check(&mut self.pressure_check) => self.control_loop.handle_pressure(found),
         }
@@ -124,7 +124,7 @@ impl LoopDriver {
                 LoopAction::Plan(job) => self.begin_plan(job),
                 LoopAction::StopPlanning => self.plan.stop(),
                 LoopAction::CheckPressure(job) => {
-                    let work = &self.service.heavy_work;
+                    let work = &self.state.heavy_work;
                     let check = work.spawn_in_background(WorkKind::Relief, move || job.run());
                     self.pressure_check = Some(check);
                 }
@@ -135,32 +135,31 @@ impl LoopDriver {
 
     fn send(&mut self, write: PodWrite) {
         let sent = write.clone();
-        let (service, control_plane) = (self.service.clone(), self.control_plane.clone());
+        let (state, control_plane) = (self.state.clone(), self.control_plane.clone());
         let task = self
             .writes
-            .spawn(async move { carry_out(write, &service, &*control_plane).await });
+            .spawn(async move { carry_out(write, &state, &*control_plane).await });
         self.writes_in_progress.insert(task.id(), sent);
     }
 
     fn begin_plan(&mut self, job: PlanningJob) {
         #[cfg(test)]
         let panics_on = self.panics_on;
-        self.plan
-            .begin(&self.service.heavy_work, move |is_stopped| {
-                #[cfg(test)]
-                assert!(
-                    !job.pods()
-                        .iter()
-                        .any(|pod| Some(&*pod.key.name) == panics_on),
-                    "planted"
-                );
-                job.run(is_stopped)
-            });
+        self.plan.begin(&self.state.heavy_work, move |is_stopped| {
+            #[cfg(test)]
+            assert!(
+                !job.pods()
+                    .iter()
+                    .any(|pod| Some(&*pod.key.name) == panics_on),
+                "planted"
+            );
+            job.run(is_stopped)
+        });
     }
 
     /// The ledger's clock, by which acts are due.
     fn now(&self) -> Moment {
-        self.service.cluster().ledger().now()
+        self.state.cluster().ledger().now()
     }
 }
 
@@ -186,13 +185,13 @@ async fn next_outcome(
 
 /// Result of the pressure check in progress, `None` if it failed. Never ends while none is in progress.
 async fn end_of_pressure_check(
-    look: &mut Option<JoinHandle<FoundPressure>>,
+    pressure_check: &mut Option<JoinHandle<FoundPressure>>,
 ) -> Option<FoundPressure> {
-    let Some(task) = look else {
+    let Some(task) = pressure_check else {
         return std::future::pending().await;
     };
     let found = task.await;
-    *look = None;
+    *pressure_check = None;
     found
         .inspect_err(|error| error!(%error, "could not check the engines for pressure"))
         .ok()

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 impl LoopDriver {
     pub(super) fn report(&self, notice: LoopNotice) {
-        let metrics = &self.service.metrics;
+        let metrics = &self.state.metrics;
         match notice {
             LoopNotice::Planned(planned, took) => self.report_planned(&planned, took),
             LoopNotice::RunEnded {
@@ -85,7 +85,7 @@ impl LoopDriver {
         let (lost_gpu_ms, by) = (eviction_cost.cost, by.into_str());
         info!(pod = %key, %node, %victims, lost_gpu_ms, exact, by, "place planned");
         let took = Duration::from_millis(took.0);
-        let span = self.service.traces().plan(uid, key, took);
+        let span = self.state.traces().plan(uid, key, took);
         if span.is_recorded() {
             span.set_node(node);
             span.set(

@@ -38,7 +38,7 @@ async fn a_gated_pod_is_nominated_and_let_through() {
     assert_eq!(bench.tick().await, ["a: nominate n, placed", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
     assert_eq!(
-        bench.service.cluster().ledger().totals().reservations,
+        bench.state.cluster().ledger().totals().reservations,
         1,
         "the room is its own until it is bound"
     );
@@ -51,7 +51,7 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
     pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
     bench.show(pod);
     assert!(bench.tick().await.is_empty());
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_reservation_that_cannot_be_written_evicts_no_pod() {
             "serving: end hold, clear nomination"
         ]
     );
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     assert_eq!(
         bench.recorder.event_reasons(),
         ["StowageReserved", "StowageReservationEnded"]
@@ -112,7 +112,7 @@ async fn an_eviction_that_a_budget_refuses_is_retried_with_back_off() {
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.advance_seconds(120);
     assert_eq!(
-        bench.service.cluster().ledger().totals().reservations,
+        bench.state.cluster().ledger().totals().reservations,
         0,
         "and not forever"
     );
@@ -150,7 +150,7 @@ async fn an_eviction_that_is_refused_for_good_ends_the_reservation_at_once() {
             .await
             .contains(&"job: stays".to_owned())
     );
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ async fn a_group_with_a_member_not_bound_in_time_is_released_with_one_event() {
     bench.recorder.event_reasons();
     bench.advance_seconds(31);
     bench.tick().await;
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     let told = bench.recorder.event_reasons();
     assert_eq!(
         told.iter()
@@ -259,14 +259,14 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_no_reservation() {
     bench.tick().await;
     bench.tick().await;
     bench.delete("job");
-    bench.index.replace_nodes(&bench.service, &[]);
+    bench.index.replace_nodes(&bench.state, &[]);
     let written = bench.tick().await;
     assert!(
         written.iter().all(|write| !write.contains("nominate")),
         "{written:?}"
     );
     bench.advance_seconds(120);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -384,6 +384,6 @@ async fn a_deleted_pod_with_a_finalizer_gets_nothing_and_loses_its_reservation()
     ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
     ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
     bench.show(ending);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     assert!(bench.tick().await.is_empty());
 }

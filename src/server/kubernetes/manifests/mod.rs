@@ -385,7 +385,7 @@ fn files_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = entries.collect::<io::Result<Vec<PathBuf>>>()?;
     let ends = |path: &PathBuf| {
         path.extension()
-            .is_some_and(|ending| FILE_EXTENSIONS.iter().any(|known| ending == *known))
+            .is_some_and(|ending| FILE_EXTENSIONS.iter().any(|extension| ending == *extension))
     };
     paths.retain(|path| ends(path) && path.is_file());
     paths.sort();

@@ -29,8 +29,11 @@ impl PodLeftovers {
             .iter()
             .flat_map(|status| &status.conditions)
             .flatten();
-        let conditions = conditions_on_pod
-            .filter_map(|one| CONDITIONS.into_iter().find(|known| *known == one.type_));
+        let conditions = conditions_on_pod.filter_map(|one| {
+            CONDITIONS
+                .into_iter()
+                .find(|condition_type| *condition_type == one.type_)
+        });
         let conditions: Vec<&'static str> = conditions.collect();
         let is_gated = objects::gates(pod).has_planner_gate;
         // kube-scheduler nominates pods as well: a nomination is the planner's only beside a condition of the planner.

@@ -378,9 +378,12 @@ where
         (A::default(), params.clone().limit(LIST_PAGE_SIZE), 1);
     loop {
         match api.list(&pages).await {
-            Ok(page) => {
-                page.items.iter().for_each(|object| add(&mut found, object));
-                match page.metadata.continue_.filter(|next| !next.is_empty()) {
+            Ok(list_page) => {
+                list_page
+                    .items
+                    .iter()
+                    .for_each(|object| add(&mut found, object));
+                match list_page.metadata.continue_.filter(|next| !next.is_empty()) {
                     Some(next) => pages = pages.continue_token(&next),
                     None => return Ok(found),
                 }

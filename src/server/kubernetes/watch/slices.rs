@@ -29,7 +29,7 @@ pub async fn slices(client: Client, feed: WatchFeed) {
         expect_list: ClusterIndex::expect_slice_list,
         page_size: SLICE_LIST_PAGE_SIZE,
     };
-    let mut terms = feed.service.leadership.watch_list_generation();
+    let mut terms = feed.state.leadership.watch_list_generation();
     let (mut is_served, mut is_absence_logged, mut retry_pause) =
         (false, false, DISCOVERY_RETRY_PAUSE);
     loop {
@@ -108,14 +108,12 @@ impl WatchFeed {
         let mut index = self.index.lock();
         let pod_events = match event {
             Event::Init => {
-                index.begin_slice_list(&self.service);
+                index.begin_slice_list(&self.state);
                 Vec::new()
             }
-            Event::InitApply(slice) | Event::Apply(slice) => {
-                index.apply_slice(&self.service, &slice)
-            }
-            Event::Delete(slice) => index.delete_slice(&self.service, &slice),
-            Event::InitDone => index.end_slice_list(&self.service),
+            Event::InitApply(slice) | Event::Apply(slice) => index.apply_slice(&self.state, &slice),
+            Event::Delete(slice) => index.delete_slice(&self.state, &slice),
+            Event::InitDone => index.end_slice_list(&self.state),
         };
         self.update_sync(&index);
         drop(index);
@@ -154,19 +152,19 @@ mod tests {
 
     /// A feed in which everything is listed but slices, and the task that watches these.
     fn waiting_for_slices(client: Client) -> (WatchFeed, tokio::task::JoinHandle<()>) {
-        let service = ServerState::new(Policy::default());
+        let state = ServerState::new(Policy::default());
         let feed = WatchFeed {
-            service,
+            state,
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
         feed.apply_empty_lists();
-        assert!(!feed.service.leadership.is_synced());
+        assert!(!feed.state.leadership.is_synced());
         (feed.clone(), tokio::spawn(slices(client, feed)))
     }
 
     async fn is_synced_soon(feed: &WatchFeed) -> bool {
-        soon(|| feed.service.leadership.is_synced().then_some(()))
+        soon(|| feed.state.leadership.is_synced().then_some(()))
             .await
             .is_some()
     }
@@ -202,17 +200,12 @@ mod tests {
                 (_, true) => (200, NO_SLICES),
             };
         let (feed, task) = waiting_for_slices(client_answering(answer));
-        let refused = soon(|| feed.service.refused_reads.describe())
-            .await
-            .unwrap();
-        assert!(
-            !feed.service.leadership.is_synced(),
-            "slices may not be read"
-        );
+        let refused = soon(|| feed.state.refused_reads.describe()).await.unwrap();
+        assert!(!feed.state.leadership.is_synced(), "slices may not be read");
         assert!(refused.contains("resourceslices (403)"), "{refused}");
         is_allowed.store(true, std::sync::atomic::Ordering::Relaxed);
         assert!(is_synced_soon(&feed).await);
-        assert_eq!(feed.service.refused_reads.describe(), None);
+        assert_eq!(feed.state.refused_reads.describe(), None);
         task.abort();
     }
 }

@@ -36,12 +36,12 @@ impl WatchFeed {
     fn apply_storage_event<K: StorageResource>(&self, event: Event<K>) {
         let mut index = self.index.lock();
         match event {
-            Event::Init => index.begin_storage_list(&self.service, K::KIND),
+            Event::Init => index.begin_storage_list(&self.state, K::KIND),
             Event::InitApply(object) | Event::Apply(object) => {
-                index.apply_storage(&self.service, &object)
+                index.apply_storage(&self.state, &object)
             }
-            Event::Delete(object) => index.delete_storage(&self.service, &object),
-            Event::InitDone => index.end_storage_list(&self.service, K::KIND),
+            Event::Delete(object) => index.delete_storage(&self.state, &object),
+            Event::InitDone => index.end_storage_list(&self.state, K::KIND),
         }
     }
 }

@@ -40,7 +40,7 @@ impl Standby {
             ..PodsServed::default()
         }));
         let feed = WatchFeed {
-            service: ServerState::new(Policy::default()),
+            state: ServerState::new(Policy::default()),
             index: Arc::default(),
             control_plane: Arc::new(Recorder::default()),
         };
@@ -52,14 +52,14 @@ impl Standby {
         standby.list_others();
         standby
             .until("it has synced", || {
-                standby.feed.service.leadership.is_synced()
+                standby.feed.state.leadership.is_synced()
             })
             .await;
         standby
     }
 
     fn list_others(&self) {
-        let term = self.feed.service.leadership.list_generation();
+        let term = self.feed.state.leadership.list_generation();
         {
             let mut index = self.feed.index.lock();
             index.expect_node_list(term);
@@ -77,17 +77,17 @@ impl Standby {
 
     /// It takes the Lease, and lists in its wait.
     async fn take_lease_and_wait(&self) {
-        let service = &self.feed.service;
-        service.set_tenure(Tenure::AwaitingEarlierWrites {
-            from: service.now() + Millis::seconds(11),
+        let state = &self.feed.state;
+        state.set_tenure(Tenure::AwaitingEarlierWrites {
+            from: state.now() + Millis::seconds(11),
         });
         self.list_others();
         tokio::time::sleep(Duration::from_secs(11)).await;
     }
 
     fn begin_to_lead(&self) {
-        let until = self.feed.service.now() + Millis::seconds(1_000);
-        self.feed.service.set_tenure(Tenure::Leading {
+        let until = self.feed.state.now() + Millis::seconds(1_000);
+        self.feed.state.set_tenure(Tenure::Leading {
             epoch: LeaderEpoch::new("lease", 1, "nonce"),
             until,
         });
@@ -118,7 +118,7 @@ impl Standby {
     }
 
     fn is_open(&self) -> bool {
-        self.feed.service.leadership.is_open()
+        self.feed.state.leadership.is_open()
     }
 
     /// How often all pods were listed.
@@ -312,10 +312,8 @@ async fn the_resource_version_is_read_although_pods_are_there_to_be_applied_all_
     const PAGES: usize = 20;
     let standby = Standby::synced().await;
     standby.served.lock().further_pages = PAGES;
-    let service = &standby.feed.service;
-    service.set_tenure(Tenure::AwaitingEarlierWrites {
-        from: service.now(),
-    });
+    let state = &standby.feed.state;
+    state.set_tenure(Tenure::AwaitingEarlierWrites { from: state.now() });
     standby.list_others();
     let lists = || standby.served.lock().lists.clone();
     while lists().len() < PAGES / 2 {

@@ -154,3 +154,83 @@ fn every_group_has_its_own_precision_and_what_is_in_none_keeps_16_bits() {
         attention * 2 - 4096 * 4096 + feed_forward * 9 / 16
     );
 }
+
+#[test]
+fn a_pattern_that_is_not_read_is_named_in_whichever_list_it_is() {
+    let notes = |quantization: &str| with_quantization(LLAMA_8B, quantization).notes.join("; ");
+    let group = |targets: &str| {
+        notes(&format!(
+            r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": [{targets}],
+               "weights": {{"num_bits": 4, "type": "int", "group_size": 128}}}}}}}}"#
+        ))
+    };
+    for unread in [
+        group(r#""re:(""#),
+        group(r#""re:.*mlp.*", "re:(""#),
+        notes(r#"{"quant_method": "fp8", "ignore": ["re:(", "self_attn"]}"#),
+    ] {
+        assert!(
+            unread.contains("`re:(` is no pattern that is read here")
+                && !unread.contains("the file names them"),
+            "{unread}"
+        );
+    }
+    let named = group(r#""re:.*mlp.*""#);
+    assert!(named.contains("the file names them"), "{named}");
+}
+
+#[test]
+fn patterns_that_are_too_large_have_a_way_out() {
+    let large = [r#""re:.*\\w{150}""#; 8].join(", ");
+    for file in [
+        format!(r#"{{"quant_method": "fp8", "ignore": ["lm_head", {large}]}}"#),
+        format!(
+            r#"{{"quant_method": "compressed-tensors", "config_groups": {{"group_0": {{"targets": [{large}],
+               "weights": {{"num_bits": 8, "type": "float"}}}}}}}}"#
+        ),
+    ] {
+        let file = quantized(&file);
+        let text = message(read(&file));
+        assert!(
+            text.contains("fewer or simpler patterns, or say --quantization"),
+            "{text}"
+        );
+        let halves = in_precision(&file, Precision::HALF);
+        assert_eq!(halves.parameters(), 8_030_261_248);
+    }
+}
+
+#[test]
+fn groups_are_as_many_as_one_likes_and_their_precisions_are_not() {
+    let groups = |count: usize, group_size: fn(usize) -> usize| {
+        let groups: Vec<String> = (0..count)
+            .map(|at| {
+                let size = group_size(at);
+                format!(
+                    r#""group_{at}": {{"targets": ["re:.*layers\\.{at}\\.mlp.*"],
+                       "weights": {{"num_bits": 4, "type": "int", "group_size": {size}}}}}"#
+                )
+            })
+            .collect();
+        let quantization = r#"{"quant_method": "compressed-tensors", "config_groups": {"#;
+        quantized(&format!("{quantization}{}}}}}", groups.join(", ")))
+    };
+    let many = read(&groups(500, |_| 128)).unwrap();
+    let feed_forward = 32 * 3 * 4096 * 14336_u64;
+    let halves = read(LLAMA_8B).unwrap();
+    let saved = weights::bytes_per_gpu(&halves, 1).0 - weights::bytes_per_gpu(&many, 1).0;
+    assert_eq!(saved, feed_forward * 2 - feed_forward / 128 * 66);
+    assert!(read(&groups(16, |at| at + 1)).is_ok());
+    for count in [17, 3000] {
+        let file = groups(count, |at| at + 1);
+        let text = message(read(&file));
+        assert!(
+            text.contains("groups of at most 16 precisions, or say --quantization"),
+            "{text}"
+        );
+        assert_eq!(
+            in_precision(&file, Precision::INT4).quantization.precision,
+            Precision::INT4
+        );
+    }
+}

@@ -14,7 +14,7 @@ use stowage_kubernetes_objects as objects;
 const PODS: usize = 600;
 const CLIENTS: usize = 8;
 const ROUNDS: usize = 2;
-const POLICY: &str = "telemetry: {fresh: 1h, stale: 2h}\n";
+const POLICY: &str = "kind: SchedulingPolicy\ntelemetry: {fresh: 1h, stale: 2h}\n";
 /// Wait after the last Binding: kube-scheduler writes its Events after the Bindings.
 const EVENT_DELAY: Duration = Duration::from_secs(1);
 

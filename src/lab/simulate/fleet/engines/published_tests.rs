@@ -139,10 +139,10 @@ fn clients(spec: EngineSpec, (prompt, output): (f64, f64), clients: f64) -> (f64
     let mut engine = Engine::new(spec);
     let mut arrivals = Requests::new(clients, prompt, output);
     let mut second_half: Vec<(f64, f64)> = Vec::new();
-    for place in 0..8000 {
+    for step in 0..8000 {
         let outcome = engine.step(0.1, arrivals, 1.0);
         arrivals = Requests::new(outcome.completions(), prompt, output);
-        if place >= 4000 {
+        if step >= 4000 {
             second_half.extend(outcome.completed);
         }
     }

@@ -159,10 +159,10 @@ impl<S: Scaler> ServingDay<S> {
         }
         let compute: BTreeMap<ReplicaId, f64> =
             replicas.up.iter().map(|up| (up.id, up.share)).collect();
-        for (place, (id, engine)) in self.engines.iter_mut().enumerate() {
+        for (index, (id, engine)) in self.engines.iter_mut().enumerate() {
             let (share, part) = (
                 compute.get(id).copied().unwrap_or(1.0),
-                shares.get(place).copied().unwrap_or(0.0),
+                shares.get(index).copied().unwrap_or(0.0),
             );
             // What has waited for a replica comes with its age.
             let backlog = engine.step(0.0, arrivals.scaled(part), share);

@@ -135,7 +135,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     broken.extend(broken_later);
     let (mut took, mut best) = actual_and_shortest(&drawn);
     let (mut later, best_later) = actual_and_shortest(&hours);
-    let woken = hours.iter().filter(|start| start.woke_engine).count() as f64;
+    let wake_count = hours.iter().filter(|start| start.woke_engine).count() as f64;
     let figures = vec![
         mean(&took),
         quantile(&mut took, 0.5),
@@ -145,7 +145,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
         mean(&later),
         quantile(&mut later, 0.99),
         mean(&best_later),
-        100.0 * woken / hours.len().max(1) as f64,
+        100.0 * wake_count / hours.len().max(1) as f64,
     ];
     let curve = |name, took: &mut [f64]| {
         let point = |percent: u32| {

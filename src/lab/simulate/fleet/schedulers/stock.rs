@@ -110,25 +110,25 @@ impl KubeSchedulerBaseline {
         if !self.pods.contains_key(uid) {
             self.arrivals += 1;
             let came = self.arrivals;
-            let known = TrackedPod {
+            let tracked = TrackedPod {
                 spec: spec.clone(),
                 arrival_number: came,
                 node: None,
                 since: now,
                 is_terminating: false,
             };
-            self.pods.insert(uid.clone(), known);
+            self.pods.insert(uid.clone(), tracked);
             self.pending
                 .insert((Reverse(spec.priority), came, uid.clone()));
         }
-        let known = self.pods.get_mut(uid).expect("it was just put in");
-        known.is_terminating = leaving.is_some();
+        let tracked = self.pods.get_mut(uid).expect("it was just put in");
+        tracked.is_terminating = leaving.is_some();
         if let Some(bound) = bound {
-            (known.node, known.since) = (Some(bound.node.clone()), bound.since);
+            (tracked.node, tracked.since) = (Some(bound.node.clone()), bound.since);
         }
         if bound.is_some() || leaving.is_some() {
             self.pending
-                .remove(&(Reverse(spec.priority), known.arrival_number, uid.clone()));
+                .remove(&(Reverse(spec.priority), tracked.arrival_number, uid.clone()));
             self.nominated.remove(uid);
         }
     }
@@ -230,44 +230,44 @@ impl KubeSchedulerBaseline {
         let here = self
             .pods
             .iter()
-            .filter(|(_, known)| known.node.as_ref() == Some(node));
+            .filter(|(_, tracked)| tracked.node.as_ref() == Some(node));
         // What leaves already leaves without being evicted.
         let leaving: u32 = here
             .clone()
-            .filter(|(_, known)| known.is_terminating)
-            .map(|(_, known)| known.spec.gpus)
+            .filter(|(_, tracked)| tracked.is_terminating)
+            .map(|(_, tracked)| tracked.spec.gpus)
             .sum();
         let mut lower: Vec<(&PodUid, &TrackedPod)> = here
-            .filter(|(_, known)| !known.is_terminating && known.spec.priority < spec.priority)
+            .filter(|(_, tracked)| !tracked.is_terminating && tracked.spec.priority < spec.priority)
             .collect();
-        lower.sort_by_key(|(uid, known)| (Reverse(known.spec.priority), known.since, *uid));
-        let evictable: u32 = lower.iter().map(|(_, known)| known.spec.gpus).sum();
+        lower.sort_by_key(|(uid, tracked)| (Reverse(tracked.spec.priority), tracked.since, *uid));
+        let evictable: u32 = lower.iter().map(|(_, tracked)| tracked.spec.gpus).sum();
         let mut room =
             self.free_gpus(uid, spec, machine, &BTreeSet::new()) + (leaving + evictable) as usize;
         if room < spec.gpus as usize {
             return None;
         }
         let mut victims = Vec::new();
-        for (victim, known) in lower {
-            match room - known.spec.gpus as usize >= spec.gpus as usize {
-                true => room -= known.spec.gpus as usize,
-                false => victims.push((victim, known)),
+        for (victim, tracked) in lower {
+            match room - tracked.spec.gpus as usize >= spec.gpus as usize {
+                true => room -= tracked.spec.gpus as usize,
+                false => victims.push((victim, tracked)),
             }
         }
         let highest = victims
             .iter()
-            .map(|(_, known)| known.spec.priority)
+            .map(|(_, tracked)| tracked.spec.priority)
             .max()
             .unwrap_or(i32::MIN);
         let sum = victims
             .iter()
-            .map(|(_, known)| u64::from(known.spec.priority.abs_diff(i32::MIN)))
+            .map(|(_, tracked)| u64::from(tracked.spec.priority.abs_diff(i32::MIN)))
             .sum();
         let of_highest = victims
             .iter()
-            .filter(|(_, known)| known.spec.priority == highest);
+            .filter(|(_, tracked)| tracked.spec.priority == highest);
         let began = of_highest
-            .map(|(_, known)| known.since)
+            .map(|(_, tracked)| tracked.since)
             .min()
             .unwrap_or_default();
         let rank = (highest, sum, victims.len(), Reverse(began));
@@ -307,10 +307,10 @@ impl FleetScheduler for KubeSchedulerBaseline {
         match message {
             Message::Pod(shown) => self.update_pod(now, shown),
             Message::PodDeleted(uid) => {
-                if let Some(known) = self.pods.remove(uid) {
+                if let Some(tracked) = self.pods.remove(uid) {
                     self.pending.remove(&(
-                        Reverse(known.spec.priority),
-                        known.arrival_number,
+                        Reverse(tracked.spec.priority),
+                        tracked.arrival_number,
                         uid.clone(),
                     ));
                 }
@@ -333,7 +333,7 @@ impl FleetScheduler for KubeSchedulerBaseline {
         // Of pods with the same request, none fits after the first that does not.
         let mut refused: Vec<Arc<PodSpec>> = Vec::new();
         for uid in queue {
-            let Some(spec) = self.pods.get(&uid).map(|known| known.spec.clone()) else {
+            let Some(spec) = self.pods.get(&uid).map(|tracked| tracked.spec.clone()) else {
                 continue;
             };
             let is_alike = |other: &Arc<PodSpec>| {
@@ -366,7 +366,7 @@ impl FleetScheduler for KubeSchedulerBaseline {
                     self.pods
                         .get_mut(&victim)
                         .into_iter()
-                        .for_each(|known| known.is_terminating = true);
+                        .for_each(|tracked| tracked.is_terminating = true);
                     acts.push(SchedulerAction::Evict {
                         uid: victim,
                         preemptor: Some(uid.clone()),

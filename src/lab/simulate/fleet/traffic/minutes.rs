@@ -105,7 +105,7 @@ fn without_gaps(
 
 /// A minute that is missing is the mean of the two beside the gap, as near as each is; at an end of the day, the one there is.
 fn interpolated(found: &[MinuteRow], at: usize) -> Minute {
-    let row_at = |place: usize| found[place].map(|(_, minute)| (place, minute));
+    let row_at = |index: usize| found[index].map(|(_, minute)| (index, minute));
     let before = (0..=at).rev().find_map(row_at);
     let after = (at..found.len()).find_map(row_at);
     let (Some((first, a)), Some((last, b))) = (before, after) else {

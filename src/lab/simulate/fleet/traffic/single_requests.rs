@@ -78,18 +78,18 @@ pub(crate) fn by_minute(
 ) -> Option<DayOfTraffic> {
     let mut minutes: Vec<Minute> = Vec::new();
     for request in requests {
-        let place = (request.at.0 / 60_000) as usize;
-        if minutes.len() <= place {
-            minutes.resize(place + 1, Minute::default());
+        let minute_index = (request.at.0 / 60_000) as usize;
+        if minutes.len() <= minute_index {
+            minutes.resize(minute_index + 1, Minute::default());
         }
-        let minute = &mut minutes[place];
-        let known = if with_prefix_cache {
+        let minute = &mut minutes[minute_index];
+        let cached = if with_prefix_cache {
             request.cached
         } else {
             0.0
         };
         minute.requests += 1.0;
-        minute.prompt += (request.prompt as f64 * (1.0 - known)).max(1.0);
+        minute.prompt += (request.prompt as f64 * (1.0 - cached)).max(1.0);
         minute.output += request.output.max(1) as f64;
     }
     for minute in &mut minutes {

@@ -28,7 +28,7 @@ impl Fgd<'_> {
         let mut score_on = |chosen: GpuSet| {
             chosen
                 .iter()
-                .for_each(|place| gpus[place] -= kind.milli_per_gpu);
+                .for_each(|gpu_index| gpus[gpu_index] -= kind.milli_per_gpu);
             let remaining = FreeCapacity {
                 model: node.model,
                 cpu: node.cpu.saturating_sub(kind.cpu),
@@ -37,7 +37,7 @@ impl Fgd<'_> {
             let after = self.0.fragments(remaining);
             chosen
                 .iter()
-                .for_each(|place| gpus[place] += kind.milli_per_gpu);
+                .for_each(|gpu_index| gpus[gpu_index] += kind.milli_per_gpu);
             self.sigmoid_score(before, after)
         };
         if !kind.is_shared() {
@@ -45,10 +45,10 @@ impl Fgd<'_> {
             return (score_on(chosen), chosen);
         }
         let mut best: Option<(u32, GpuSet)> = None;
-        for place in node.gpus_with_room(kind) {
-            let score = score_on(GpuSet::single(place));
+        for gpu_index in node.gpus_with_room(kind) {
+            let score = score_on(GpuSet::single(gpu_index));
             if best.is_none_or(|(highest, _)| score > highest) {
-                best = Some((score, GpuSet::single(place)));
+                best = Some((score, GpuSet::single(gpu_index)));
             }
         }
         best.unwrap_or_default()

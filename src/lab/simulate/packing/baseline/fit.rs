@@ -12,8 +12,8 @@ pub struct DotProduct;
 
 impl BaselineScore for BestFit {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
-        let part = |free: u64, asked: u64, largest: u32| {
-            free.saturating_sub(asked) as f64 / f64::from(largest) * 0.5
+        let part = |free: u64, requested: u64, largest: u32| {
+            free.saturating_sub(requested) as f64 / f64::from(largest) * 0.5
         };
         let left = part(node.cpu, kind.cpu, LARGEST_CPU)
             + part(node.free_milli(), kind.milli_gpus(), LARGEST_GPU);
@@ -23,8 +23,8 @@ impl BaselineScore for BestFit {
 
 impl BaselineScore for DotProduct {
     fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
-        let part = |free: u64, asked: u64, largest: u32| {
-            (free as f64 / f64::from(largest)) * (asked as f64 / f64::from(largest))
+        let part = |free: u64, requested: u64, largest: u32| {
+            (free as f64 / f64::from(largest)) * (requested as f64 / f64::from(largest))
         };
         let product = part(node.cpu, kind.cpu, LARGEST_CPU)
             + part(node.free_milli(), kind.milli_gpus(), LARGEST_GPU);

@@ -42,7 +42,7 @@ impl BaselineScore for PackingBaseline {
         let chosen = fullest(node, kind);
         let unused_chosen = chosen
             .iter()
-            .filter(|place| node.gpus[*place] == WHOLE_GPU)
+            .filter(|gpu_index| node.gpus[*gpu_index] == WHOLE_GPU)
             .count() as u32;
         if unused_chosen > 0 {
             return (MAX_SCORE / 2)
@@ -51,7 +51,7 @@ impl BaselineScore for PackingBaseline {
         }
         let free: u32 = chosen
             .iter()
-            .map(|place| node.gpus[place] * 100 / WHOLE_GPU)
+            .map(|gpu_index| node.gpus[gpu_index] * 100 / WHOLE_GPU)
             .sum();
         MAX_SCORE.saturating_sub(free / 10).max(MAX_SCORE / 2)
     }
@@ -60,7 +60,7 @@ impl BaselineScore for PackingBaseline {
 /// As many GPUs as the pod requests, the fullest on which it fits.
 fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
     let mut indices: Vec<usize> = node.gpus_with_room(kind).collect();
-    indices.sort_by_key(|place| node.gpus[*place]);
+    indices.sort_by_key(|gpu_index| node.gpus[*gpu_index]);
     indices.into_iter().take(kind.gpus as usize).collect()
 }
 

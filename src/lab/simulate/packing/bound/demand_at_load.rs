@@ -116,9 +116,9 @@ mod tests {
         };
         let arrivals = [of(&[0]), of(&[1, 1]), of(&[1])];
         let until = [vec![1, 1], vec![0, 1], vec![1, 1]];
-        let asked = DemandAtLoad::mean_at(&setting, &arrivals, &until, 100).unwrap();
+        let demand = DemandAtLoad::mean_at(&setting, &arrivals, &until, 100).unwrap();
         assert_eq!(
-            (asked.arrived, asked.placed),
+            (demand.arrived, demand.placed),
             (vec![0.5, 1.0], vec![0.5, 0.5])
         );
     }

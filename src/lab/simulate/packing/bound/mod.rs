@@ -83,12 +83,12 @@ fn bound_at(
     until: &[ArrivalsUntilRefusal],
     load: u64,
 ) -> Result<Option<f64>, Unsolved> {
-    let Some(asked) = DemandAtLoad::mean_at(setting, arrivals, until, load) else {
+    let Some(demand) = DemandAtLoad::mean_at(setting, arrivals, until, load) else {
         return Ok(None);
     };
     Ok(Some(percent_of_capacity(
         setting,
-        max_allocation(setting, &asked)? * f64::from(WHOLE_GPU),
+        max_allocation(setting, &demand)? * f64::from(WHOLE_GPU),
     )))
 }
 
@@ -105,8 +105,8 @@ fn mean_placed_percent(
             .map(|arrival| setting.kinds[arrival.kind].milli_gpus())
             .sum()
     };
-    let asked: u64 = arrivals.iter().zip(until).map(of).sum();
-    percent_of_capacity(setting, asked as f64 / arrivals.len().max(1) as f64)
+    let requested: u64 = arrivals.iter().zip(until).map(of).sum();
+    percent_of_capacity(setting, requested as f64 / arrivals.len().max(1) as f64)
 }
 
 fn percent_of_capacity(setting: &WorkloadTrace, milli: f64) -> f64 {

@@ -58,7 +58,7 @@ pub fn max_allocation(setting: &WorkloadTrace, demand: &DemandAtLoad) -> Result<
     for (site, count) in group_alike_nodes(setting) {
         let kinds = prices
             .iter()
-            .map(|(kind, place)| (&setting.kinds[*kind], *place));
+            .map(|(kind, prices_of_kind)| (&setting.kinds[*kind], *prices_of_kind));
         node_groups.push(NodePrices::new(
             &mut problem,
             site,
@@ -125,8 +125,8 @@ impl NodePrices {
             gpu: problem.add_var(gpus, any),
             parts: BTreeMap::new(),
         };
-        for (kind, place) in kinds {
-            let mut costs = vec![(place.arrived, 1.0), (place.placed, -1.0)];
+        for (kind, prices) in kinds {
+            let mut costs = vec![(prices.arrived, 1.0), (prices.placed, -1.0)];
             costs.extend(
                 [(cpu, cores(kind.cpu)), (memory, gib(kind.memory))]
                     .into_iter()

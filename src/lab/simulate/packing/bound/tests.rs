@@ -129,31 +129,31 @@ proptest! {
 
 #[test]
 fn the_bound_counts_only_parts_that_fit_on_one_gpu_together() {
-    let asked = |came: &[f64], placed: &[f64]| DemandAtLoad {
+    let demand = |came: &[f64], placed: &[f64]| DemandAtLoad {
         arrived: came.into(),
         placed: placed.into(),
     };
     // Parts of 600 thousandths are one to a GPU, those of 300 three, and one of each two.
     let setting = setting(&[(64_000, 2)], &[kind(0, 1, 600), kind(0, 1, 300)]);
     let most =
-        |asked: DemandAtLoad| (max_allocation(&setting, &asked).unwrap() * 1e6).round() / 1e6;
-    assert_eq!(most(asked(&[4.0, 0.0], &[0.0, 0.0])), 1.2);
-    assert_eq!(most(asked(&[4.0, 1.0], &[0.0, 0.0])), 1.5);
-    assert_eq!(most(asked(&[4.0, 9.0], &[0.0, 0.0])), 1.8);
+        |demand: DemandAtLoad| (max_allocation(&setting, &demand).unwrap() * 1e6).round() / 1e6;
+    assert_eq!(most(demand(&[4.0, 0.0], &[0.0, 0.0])), 1.2);
+    assert_eq!(most(demand(&[4.0, 1.0], &[0.0, 0.0])), 1.5);
+    assert_eq!(most(demand(&[4.0, 9.0], &[0.0, 0.0])), 1.8);
     // A pod that must be placed may take what others would have used better.
     let single = self::setting(&[(64_000, 1)], &[kind(0, 1, 600), kind(0, 1, 1000)]);
     let most =
-        |placed: f64| super::max_allocation(&single, &asked(&[1.0, 1.0], &[placed, 0.0])).unwrap();
+        |placed: f64| super::max_allocation(&single, &demand(&[1.0, 1.0], &[placed, 0.0])).unwrap();
     assert!((most(0.0) - 1.0).abs() < 1e-6 && (most(1.0) - 0.6).abs() < 1e-6);
 }
 
 #[test]
 fn cpu_memory_and_models_bound_what_gpus_would_hold() {
-    let asked = |came: f64| DemandAtLoad {
+    let demand = |came: f64| DemandAtLoad {
         arrived: vec![came],
         placed: vec![0.0],
     };
-    let of = |kind: PodKind| max_allocation(&setting(&[(8000, 4)], &[kind]), &asked(9.0)).unwrap();
+    let of = |kind: PodKind| max_allocation(&setting(&[(8000, 4)], &[kind]), &demand(9.0)).unwrap();
     assert!((of(kind(1000, 1, 1000)) - 4.0).abs() < 1e-6);
     assert!((of(kind(4000, 1, 1000)) - 2.0).abs() < 1e-6);
     assert!(

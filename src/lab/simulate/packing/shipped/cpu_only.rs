@@ -83,7 +83,7 @@ impl<'s> CpuOnly<'s> {
         ledger: &mut Cluster,
         cluster: &SimulatedCluster,
         kind: &PodKind,
-        standing: PodTier,
+        tier: PodTier,
     ) -> Option<usize> {
         let snapshot = ledger.snapshot();
         let (ledger, request) = (
@@ -95,7 +95,7 @@ impl<'s> CpuOnly<'s> {
         );
         let packing_cost = |rank: &usize| {
             let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
-            match self.without_evictable(ledger.ledger(), node, *rank, standing) {
+            match self.without_evictable(ledger.ledger(), node, *rank, tier) {
                 Some(cleared) => packing_model.host_packing_cost(
                     &packing_model.node_summary(cleared.node_gpus(node)),
                     request,
@@ -113,12 +113,12 @@ impl<'s> CpuOnly<'s> {
         ledger: &Ledger,
         node: &Node,
         rank: usize,
-        standing: PodTier,
+        tier: PodTier,
     ) -> Option<WithoutEvictable> {
-        if self.eviction == SimulatedEviction::Never || standing == PodTier::BestEffort {
+        if self.eviction == SimulatedEviction::Never || tier == PodTier::BestEffort {
             return None;
         }
-        let cleared = ledger.without_evictable(&node.name, standing.priority())?;
+        let cleared = ledger.without_evictable(&node.name, tier.priority())?;
         Some(cleared.and_freed(self.evictable.freed(rank)))
     }
 }

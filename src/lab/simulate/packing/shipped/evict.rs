@@ -33,7 +33,7 @@ impl StowagePlacer<'_> {
             devices: victim_set
                 .gpus
                 .iter()
-                .map(|place| devices[place].uuid.clone())
+                .map(|gpu_index| devices[gpu_index].uuid.clone())
                 .collect(),
             victims: victim_set.all_victims().into(),
             deadline: self.cluster.ledger().now() + victim_set.longest_grace + slack,

@@ -57,9 +57,9 @@ pub fn add_nodes(
 /// The request of such a pod's manifest, by [`PodTier`]; no Stowage resource if it has no GPU.
 pub fn demands(setting: &WorkloadTrace, kind: &PodKind, policy: &Policy) -> Option<[Demand; 3]> {
     let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
-    let demand = |standing| Demand {
+    let demand = |tier| Demand {
         models: models.clone(),
-        ..demand(kind, standing, policy)
+        ..demand(kind, tier, policy)
     };
     (kind.gpus > 0).then(|| PodTier::ALL.map(demand))
 }
@@ -110,7 +110,7 @@ pub fn placement(
         .node(node)
         .map(|node| node.devices.clone())
         .unwrap_or_default();
-    let chosen = |place: &usize| devices.contains(&there[*place].uuid);
+    let chosen = |gpu_index: &usize| devices.contains(&there[*gpu_index].uuid);
     SimulatedPlacement {
         node: rank,
         gpus: (0..there.len()).filter(chosen).collect(),

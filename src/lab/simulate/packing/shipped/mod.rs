@@ -195,10 +195,10 @@ impl<'s> StowagePlacer<'s> {
     }
 
     fn demand(&self, arrival: PodArrival) -> Option<Demand> {
-        let standing = self.eviction.tier(self.setting.pods[arrival.pod].qos);
+        let tier = self.eviction.tier(self.setting.pods[arrival.pod].qos);
         self.demands[arrival.kind]
             .as_ref()
-            .map(|demands| demands[standing as usize].clone())
+            .map(|demands| demands[tier as usize].clone())
     }
 }
 
@@ -228,7 +228,9 @@ impl Placer for StowagePlacer<'_> {
         if placed.is_none() {
             self.cluster.apply(FilterDecided {
                 uid: uid.clone(),
-                answer: FilterAnswer::Refused { asked: None },
+                answer: FilterAnswer::Refused {
+                    queried_nodes: None,
+                },
             });
             self.cluster.apply(PodReleased(uid.clone()));
         }

@@ -37,8 +37,11 @@ fn apply(fleet: &mut Value, changes: &Value) {
             .get_mut(change["name"].as_str().unwrap())
             .expect("it is there");
         merge(node, &change["node"]);
-        for (place, fields) in change["gpus"].as_object().into_iter().flatten() {
-            merge(&mut node["gpus"][place.parse::<usize>().unwrap()], fields);
+        for (gpu_index, fields) in change["gpus"].as_object().into_iter().flatten() {
+            merge(
+                &mut node["gpus"][gpu_index.parse::<usize>().unwrap()],
+                fields,
+            );
         }
         let mut pods: BTreeMap<String, Value> = list(node, "pods")
             .into_iter()

@@ -53,7 +53,7 @@ impl NodeState {
                 |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
             if reserved
                 .iter()
-                .any(|(places, borrows_at)| places.contains(gpu_index) && needs_it(*borrows_at))
+                .any(|(gpu_set, borrows_at)| gpu_set.contains(gpu_index) && needs_it(*borrows_at))
             {
                 continue;
             }
@@ -270,7 +270,7 @@ impl Ledger {
         let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
         Some(
             !(resident.lends || resident.is_waking)
-                || wake.request.is_some() && wake.request == wake.told,
+                || wake.request.is_some() && wake.request == wake.answered_request,
         )
     }
 
@@ -285,7 +285,7 @@ impl Ledger {
             uid: resident.uid.clone(),
             key: pod_state.key.clone(),
             request: wake.request.clone(),
-            answered_request: wake.told.clone(),
+            answered_request: wake.answered_request.clone(),
             is_wakeable: node_state.is_wakeable(
                 resident,
                 self.policy.planning.lending.margin,
@@ -412,7 +412,7 @@ impl Ledger {
         }
         let wake = &pod_state.bound()?.wake;
         if wake.is_waking() {
-            let waits = wake.request.is_some() && wake.request != wake.told;
+            let waits = wake.request.is_some() && wake.request != wake.answered_request;
             return Some(if waits {
                 LoanStage::WaitsToWake
             } else {

@@ -199,15 +199,15 @@ fn a_binding_that_is_read_says_whether_its_pod_borrows() {
         borrows: true,
     };
     let stage = BindingStage::Request { is_new: true };
-    let latest_landing = Millis::seconds(16);
+    let max_commit_delay = Millis::seconds(16);
     let asked = cluster.ledger().now();
     cluster.apply(BindingRead {
         uid: uid("job"),
         placement,
         stage,
         pod,
-        asked,
-        latest_landing,
+        requested_at: asked,
+        max_commit_delay,
     });
     cluster.ask_to_wake();
     cluster.report_use("n", &[("engine", 4), ("job", 30)], 0, &["engine"]);

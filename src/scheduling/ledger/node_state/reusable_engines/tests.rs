@@ -38,7 +38,7 @@ fn engine(pod: &str, on: &str, gpu: u32) -> EngineReading {
         gpus: [gpu_at(on, gpu)].into(),
         state: ASLEEP,
         reusable_in: Some("default".into()),
-        seen: crate::testkit::START,
+        observed_at: crate::testkit::START,
     }
 }
 
@@ -53,7 +53,7 @@ fn report(cluster: &mut LedgerCluster, on: &str, engines: Vec<EngineReading>) {
     let engines = engines
         .into_iter()
         .map(|engine| EngineReading {
-            seen: sampled,
+            observed_at: sampled,
             ..engine
         })
         .collect();
@@ -79,13 +79,13 @@ fn best(cluster: &mut LedgerCluster, demand: &Demand) -> Option<(String, GpuSet)
         names,
         ScheduleAttempt::unreserved(&policy),
     );
-    let place = |best: &Candidate| {
+    let placement = |best: &Candidate| {
         (
             snapshot.nodes()[best.node_index].name.to_string(),
             best.gpus,
         )
     };
-    list.best.first().map(place)
+    list.best.first().map(placement)
 }
 
 fn offer(cluster: &mut LedgerCluster, pod: &str, on: &str, gpu: u32) {

@@ -39,17 +39,17 @@ fn slice(name: &str, node: &str) -> ResourceSlice {
     .unwrap()
 }
 
-fn kind(service: &ServerState, name: &str) -> NodeKind {
+fn kind(state: &ServerState, name: &str) -> NodeKind {
     let name = stowage_scheduling::ids::NodeName::parse(name).unwrap();
-    service.cluster().ledger().node(&name).unwrap().kind
+    state.cluster().ledger().node(&name).unwrap().kind
 }
 
 #[test]
 fn pods_on_a_node_whose_gpus_a_driver_publishes_get_one_event() {
-    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
-    index.replace_nodes(&service, &[node("a"), node("b")]);
-    index.replace_pods(&service, &[pod("engine", "a")]);
-    let events = index.apply_slice(&service, &slice("s", "a"));
+    let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&state, &[node("a"), node("b")]);
+    index.replace_pods(&state, &[pod("engine", "a")]);
+    let events = index.apply_slice(&state, &slice("s", "a"));
     let told: Vec<_> = events
         .iter()
         .map(|event| (event.key.to_string(), event.kind))
@@ -58,48 +58,45 @@ fn pods_on_a_node_whose_gpus_a_driver_publishes_get_one_event() {
         told,
         [("team/engine".to_owned(), PodEventReason::PublishedByDra)]
     );
-    assert!(index.apply_slice(&service, &slice("s", "a")).is_empty());
+    assert!(index.apply_slice(&state, &slice("s", "a")).is_empty());
     assert_eq!(
-        index.current_warning_events(&service).len(),
+        index.current_warning_events(&state).len(),
         1,
         "another leader tells it again"
     );
     assert!(
-        index.apply_slice(&service, &slice("t", "b")).is_empty(),
+        index.apply_slice(&state, &slice("t", "b")).is_empty(),
         "no pod is there"
     );
-    assert_eq!(
-        [kind(&service, "a"), kind(&service, "b")],
-        [NodeKind::Dra; 2]
-    );
+    assert_eq!([kind(&state, "a"), kind(&state, "b")], [NodeKind::Dra; 2]);
 }
 
 #[test]
 fn slices_that_a_new_list_does_not_show_are_gone() {
-    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
-    index.replace_nodes(&service, &[node("a"), node("b")]);
-    index.apply_slice(&service, &slice("s", "a"));
-    index.begin_slice_list(&service);
-    index.apply_slice(&service, &slice("t", "b"));
+    let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&state, &[node("a"), node("b")]);
+    index.apply_slice(&state, &slice("s", "a"));
+    index.begin_slice_list(&state);
+    index.apply_slice(&state, &slice("t", "b"));
     assert_eq!(
-        kind(&service, "a"),
+        kind(&state, "a"),
         NodeKind::Dra,
         "the list is not at its end"
     );
-    index.end_slice_list(&service);
+    index.end_slice_list(&state);
     assert_eq!(
-        [kind(&service, "a"), kind(&service, "b")],
+        [kind(&state, "a"), kind(&state, "b")],
         [NodeKind::Stowage, NodeKind::Dra]
     );
 }
 
 #[test]
 fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
-    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
-    index.replace_nodes(&service, &[node("a")]);
-    index.replace_pods(&service, &[]);
-    index.begin_budget_list(&service);
-    index.end_budget_list(&service);
+    let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&state, &[node("a")]);
+    index.replace_pods(&state, &[]);
+    index.begin_budget_list(&state);
+    index.end_budget_list(&state);
     assert_eq!(
         index.synced_term(),
         None,
@@ -114,25 +111,22 @@ fn a_server_without_slices_is_as_complete_as_one_that_has_listed_them() {
 /// kube-scheduler looks at the slices of one node at a time: a generation on another node makes none of them out of date.
 #[test]
 fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
-    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
-    index.replace_nodes(&service, &[node("a"), node("b")]);
+    let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&state, &[node("a"), node("b")]);
     let of_pool = |name: &str, node: &str, generation: i64| {
         let mut slice = slice(name, node);
         slice.spec.pool.name = "gpus".into();
         slice.spec.pool.generation = generation;
         slice
     };
-    index.apply_slice(&service, &of_pool("s", "a", 1));
-    index.apply_slice(&service, &of_pool("t", "b", 2));
-    assert_eq!(
-        [kind(&service, "a"), kind(&service, "b")],
-        [NodeKind::Dra; 2]
-    );
+    index.apply_slice(&state, &of_pool("s", "a", 1));
+    index.apply_slice(&state, &of_pool("t", "b", 2));
+    assert_eq!([kind(&state, "a"), kind(&state, "b")], [NodeKind::Dra; 2]);
     let mut empty = of_pool("u", "a", 2);
     empty.spec.devices = None;
-    index.apply_slice(&service, &empty);
+    index.apply_slice(&state, &empty);
     assert_eq!(
-        [kind(&service, "a"), kind(&service, "b")],
+        [kind(&state, "a"), kind(&state, "b")],
         [NodeKind::Stowage, NodeKind::Dra]
     );
 }
@@ -140,9 +134,9 @@ fn a_driver_that_calls_its_pool_the_same_on_every_node_keeps_all_its_nodes() {
 /// Its claim is made by kube-scheduler, for a resource such as `nvidia.com/gpu` that a DeviceClass stands for.
 #[test]
 fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() {
-    let (service, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
-    index.replace_nodes(&service, &[node("a")]);
-    index.apply_slice(&service, &slice("s", "a"));
+    let (state, mut index) = (ServerState::new(Policy::default()), ClusterIndex::default());
+    index.replace_nodes(&state, &[node("a")]);
+    index.apply_slice(&state, &slice("s", "a"));
     let container =
         json!({ "name": "engine", "resources": { "limits": { "nvidia.com/gpu": "1" } } });
     let by_resource = json!({
@@ -154,15 +148,15 @@ fn a_pod_that_has_a_device_by_an_extended_resource_keeps_its_node_the_drivers() 
         } },
     });
     index.apply_pod(
-        &service,
+        &state,
         &serde_json::from_value(by_resource.clone()).unwrap(),
     );
-    index.delete_slice(&service, &slice("s", "a"));
+    index.delete_slice(&state, &slice("s", "a"));
     assert_eq!(
-        kind(&service, "a"),
+        kind(&state, "a"),
         NodeKind::Dra,
         "the driver restarts, and the pod has its GPU"
     );
-    index.delete_pod(&service, &serde_json::from_value(by_resource).unwrap());
-    assert_eq!(kind(&service, "a"), NodeKind::Stowage);
+    index.delete_pod(&state, &serde_json::from_value(by_resource).unwrap());
+    assert_eq!(kind(&state, "a"), NodeKind::Stowage);
 }

@@ -6,7 +6,7 @@ use stowage_scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Require
 /// Node `a` takes one pod; whether it would take another one.
 fn takes_one_more(bench: &IndexFixture) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
-    let kube_filters = bench.service.cluster().kube_filters().snapshot();
+    let kube_filters = bench.state.cluster().kube_filters().snapshot();
     kube_filters.verdict(
         &uid,
         &Requirements::default(),
@@ -19,7 +19,7 @@ fn with_room_for_one_pod() -> IndexFixture {
     let mut bench = IndexFixture::new();
     let mut only = node("a", 2);
     only.status = Some(read(json!({ "allocatable": { "pods": "1" } })));
-    bench.index.apply_node(&bench.service, &only);
+    bench.index.apply_node(&bench.state, &only);
     bench
 }
 
@@ -42,10 +42,10 @@ fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
     bench.apply(&without_gpu("web", "Running"));
     bench
         .index
-        .delete_pod(&bench.service, &read(without_gpu("web", "Running")));
+        .delete_pod(&bench.state, &read(without_gpu("web", "Running")));
     assert!(takes_one_more(&bench));
     assert!(
-        bench.service.cluster().ledger().pod_states().is_empty(),
+        bench.state.cluster().ledger().pod_states().is_empty(),
         "the ledger is not bothered"
     );
 }
@@ -54,9 +54,9 @@ fn a_pod_without_a_gpu_counts_for_the_kube_filters_until_it_ends_or_is_gone() {
 fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_kube_filters() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&without_gpu("web", "Running"));
-    bench.index.replace_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.state, &[]);
     assert!(takes_one_more(&bench));
-    assert_eq!(bench.service.cluster().kube_filters().pods().count(), 0);
+    assert_eq!(bench.state.cluster().kube_filters().pods().count(), 0);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     bench.apply(&pod("p", "1", 10));
     assert!(
         bench
-            .service
+            .state
             .cluster()
             .kube_filters()
             .requirements_of(&uid_of("1"))
@@ -74,7 +74,7 @@ fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
     bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
     assert!(
         bench
-            .service
+            .state
             .cluster()
             .kube_filters()
             .requirements_of(&uid_of("1"))
@@ -89,6 +89,6 @@ fn the_requirements_of_a_pending_pod_are_known_until_it_is_bound() {
 #[test]
 fn a_node_that_is_gone_accepts_no_pod() {
     let mut bench = with_room_for_one_pod();
-    bench.index.delete_node(&bench.service, &node("a", 2));
+    bench.index.delete_node(&bench.state, &node("a", 2));
     assert!(!takes_one_more(&bench));
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = reservation_for(bench, name).deadline;
-    deadline.since(bench.service.cluster().ledger().now())
+    deadline.since(bench.state.cluster().ledger().now())
 }
 
 /// The watch shows the pod's reservation, whose write is not answered.
@@ -51,10 +51,10 @@ async fn a_pod_nominated_late_has_time_to_be_bound_and_its_condition_shows_it() 
         ["serving: hold n, nominate n, placed", "serving: lift"]
     );
     bench.advance_seconds(14);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
     bench.advance_seconds(2);
     assert_eq!(
-        bench.service.cluster().ledger().totals().reservations,
+        bench.state.cluster().ledger().totals().reservations,
         0,
         "but not forever"
     );
@@ -75,7 +75,7 @@ async fn a_pod_that_is_nominated_again_gets_no_more_time() {
 #[tokio::test]
 async fn a_standby_sees_that_a_reservation_was_extended() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.service.set_tenure(Tenure::Standby);
+    bench.state.set_tenure(Tenure::Standby);
     let mut pod = waiting("serving", 50, 100);
     pod["status"]["conditions"] = reservation_observed(&[], 10);
     bench.show(pod.clone());
@@ -160,9 +160,9 @@ async fn a_node_lost_while_victims_remain_ends_the_reservation_and_all_evictions
         ["one: evict Preempted", "two: evict Preempted"]
     );
     bench.delete("one");
-    bench.index.replace_nodes(&bench.service, &[]);
+    bench.index.replace_nodes(&bench.state, &[]);
     bench.advance_seconds(1);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(
         written.contains(&"serving: end hold".to_owned()),
@@ -219,7 +219,7 @@ async fn a_nomination_and_the_lift_of_a_gate_are_not_sent_once_their_reservation
     let is_sent = |bench: &PlannerFixture, reservation: &Reservation| {
         let writes = [nomination(reservation.clone()), lift(reservation.clone())];
         let [nominates, lifts] =
-            writes.map(|write| write.revalidate(bench.service.cluster().ledger()).is_some());
+            writes.map(|write| write.revalidate(bench.state.cluster().ledger()).is_some());
         assert_eq!(nominates, lifts);
         nominates
     };
@@ -258,11 +258,11 @@ async fn the_gate_of_a_pod_that_has_a_reservation_by_now_is_not_given_up() {
     assert!(
         release
             .clone()
-            .revalidate(bench.service.cluster().ledger())
+            .revalidate(bench.state.cluster().ledger())
             .is_some()
     );
     reserve_as_the_preempt_verb(&bench, "serving", "job");
-    assert_eq!(release.revalidate(bench.service.cluster().ledger()), None);
+    assert_eq!(release.revalidate(bench.state.cluster().ledger()), None);
 }
 
 #[tokio::test]
@@ -278,7 +278,7 @@ async fn a_nomination_that_is_not_sent_is_followed_by_that_to_the_pods_present_r
     } else {
         "n"
     };
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     cluster.apply(ReleaseReservation(uid("a")));
     let reservation = Reservation {
         node: NodeName::parse(other).unwrap(),
@@ -330,12 +330,11 @@ fn a_reservation_made_while_the_end_of_another_waits_to_be_written_is_shown_inst
         bench.show(waiting("serving", 50, 100));
         let end = write("serving", change, purpose);
         assert_eq!(
-            end.clone().revalidate(bench.service.cluster().ledger()),
+            end.clone().revalidate(bench.state.cluster().ledger()),
             Some(end.clone())
         );
         reserve_as_the_preempt_verb(&bench, "serving", "job");
-        let Some(PodWrite::Status { change, .. }) =
-            end.revalidate(bench.service.cluster().ledger())
+        let Some(PodWrite::Status { change, .. }) = end.revalidate(bench.state.cluster().ledger())
         else {
             panic!("it is written");
         };
@@ -422,7 +421,7 @@ async fn a_reservation_that_could_not_be_shown_again_is_shown_later_for_as_long_
     bench.settle().await;
     *bench.recorder.is_unreachable.lock() = false;
     bench
-        .service
+        .state
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     bench.advance_seconds(1);
@@ -478,11 +477,11 @@ async fn a_reservation_whose_condition_an_earlier_one_has_overwritten_is_shown_a
         ..reservation_for(&bench, "serving")
     };
     bench
-        .service
+        .state
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     bench
-        .service
+        .state
         .cluster()
         .apply(Reserve {
             uid: uid("serving"),
@@ -502,12 +501,12 @@ async fn bind_fails_after(bench: &mut PlannerFixture, seconds: u64) {
         key,
         node: NodeName::parse("n").unwrap(),
     };
-    bench.service.cluster().apply(asked).unwrap();
+    bench.state.cluster().apply(asked).unwrap();
     for _ in 0..seconds {
         bench.advance_seconds(1);
         bench.tick().await;
     }
-    bench.service.cluster().apply(BindingFailed(uid("serving")));
+    bench.state.cluster().apply(BindingFailed(uid("serving")));
 }
 
 #[tokio::test]
@@ -534,7 +533,7 @@ async fn a_reservation_that_the_watch_shows_stands_although_its_write_is_not_ans
     answer.send(()).unwrap();
     bench.settle().await;
     *bench.recorder.is_unreachable.lock() = false;
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
 }
 
@@ -549,17 +548,17 @@ async fn a_pod_that_was_bound_elsewhere_while_its_reservation_was_written_is_nom
     let answer = stall_write(&mut bench).await;
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(node("m")).unwrap());
     let (uid, key) = (uid("serving"), PodKey::parse("default", "serving").unwrap());
     let asked = BindAsked {
         uid: uid.clone(),
         key,
         node: NodeName::parse("m").unwrap(),
     };
-    bench.service.cluster().apply(asked).unwrap();
+    bench.state.cluster().apply(asked).unwrap();
     answer.send(()).unwrap();
     bench.tick().await;
-    bench.service.cluster().apply(BindingFailed(uid));
+    bench.state.cluster().apply(BindingFailed(uid));
     let mut written = bench.written_within(4).await;
     assert_eq!(written, ["job: evict Preempted"]);
     bench.delete("job");
@@ -579,10 +578,10 @@ async fn a_reservation_without_victims_is_shown_over_one_that_landed_late_until_
         node: NodeName::parse("m").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
-        deadline: bench.service.cluster().ledger().now() + Millis::seconds(60),
+        deadline: bench.state.cluster().ledger().now() + Millis::seconds(60),
     };
     bench
-        .service
+        .state
         .cluster()
         .apply(Reserve {
             uid: uid("serving"),

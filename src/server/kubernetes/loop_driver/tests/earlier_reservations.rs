@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 fn release(bench: &PlannerFixture) -> Reservation {
     let reservation = reservation_for(bench, "serving");
     bench
-        .service
+        .state
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     reservation
@@ -21,7 +21,7 @@ fn reserve_as_the_verb_does(bench: &PlannerFixture, first: Reservation) {
         ..first
     };
     bench
-        .service
+        .state
         .cluster()
         .apply(Reserve {
             uid: uid("serving"),
@@ -47,7 +47,7 @@ async fn held_again_while_its_nomination_is_written() -> (PlannerFixture, onesho
     bench.show(gated("serving", 50, 100));
     let answer = stall_write(&mut bench).await;
     bench
-        .service
+        .state
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     bench.show(bound("job", "n", 60, -10));
@@ -107,5 +107,5 @@ async fn a_reservation_is_not_called_off_because_the_write_of_an_earlier_one_fai
     *bench.recorder.is_unreachable.lock() = true;
     answer.send(()).unwrap();
     bench.settle().await;
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
 }

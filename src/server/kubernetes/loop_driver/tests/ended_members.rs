@@ -112,7 +112,7 @@ async fn a_member_without_gpu_that_is_deleted_counts_no_longer() {
 async fn a_member_without_gpu_that_a_new_list_does_not_have_counts_no_longer() {
     let mut bench = PlannerFixture::new(&NODES);
     bench.show(without_gpu("launcher", "Running"));
-    bench.index.replace_pods(&bench.service, &[]);
+    bench.index.replace_pods(&bench.state, &[]);
     bench.show(pending("one"));
     bench.show(pending("two"));
     assert!(lifted(&mut bench, 60).await.is_empty());

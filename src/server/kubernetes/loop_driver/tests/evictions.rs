@@ -37,7 +37,7 @@ async fn a_cordoned_node_gets_no_more_evictions_and_the_reservation_there_ends()
     cordoned["spec"] = json!({ "unschedulable": true });
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(cordoned).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(cordoned).unwrap());
     bench.advance_seconds(1);
     let written = bench.tick().await;
     assert_eq!(written[..1], ["serving: end hold, clear nomination"]);
@@ -104,7 +104,7 @@ async fn a_pod_whose_eviction_is_tried_again_is_not_told_that_it_stays_until_its
     bench.show(gated("serving", 50, 100));
     refuse_for_now(&bench, "job");
     let mut written = Vec::new();
-    while bench.service.cluster().ledger().totals().reservations > 0 || written.is_empty() {
+    while bench.state.cluster().ledger().totals().reservations > 0 || written.is_empty() {
         written.extend(bench.written_within(1).await);
         assert!(!written.contains(&"job: stays".to_owned()), "{written:?}");
     }
@@ -126,7 +126,7 @@ async fn a_pod_whose_eviction_was_not_requested_gets_no_condition_that_it_stays(
     tainted["spec"] = json!({ "taints": [{ "key": "maintenance", "effect": "NoSchedule" }] });
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(tainted).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(tainted).unwrap());
     assert_eq!(
         bench.written_within(15).await[..1],
         ["serving: end hold, clear nomination"]
@@ -155,9 +155,9 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
     let mut second = granted("second", "Pending");
     second["status"]["conditions"] = json!([evicted("True")]);
     bench.show(second);
-    let now = bench.service.cluster().ledger().now();
+    let now = bench.state.cluster().ledger().now();
     let devices = bench
-        .service
+        .state
         .cluster()
         .snapshot()
         .node("n")
@@ -167,13 +167,13 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
     let nodes = [(NodeName::parse("n").unwrap(), devices)];
     for seconds in 0..20 {
         bench
-            .service
+            .state
             .over_allocations()
             .check_nodes(&nodes, now + Millis::seconds(seconds));
     }
     assert_eq!(
         bench
-            .service
+            .state
             .over_allocations()
             .victims(now + Millis::seconds(20))
             .len(),
@@ -188,7 +188,7 @@ async fn a_pod_that_is_evicted_to_end_a_conflict_is_told_that_it_stays_once_the_
     );
     bench.delete("first");
     bench
-        .service
+        .state
         .over_allocations()
         .check_nodes(&nodes, now + Millis::seconds(21));
     assert!(
@@ -206,12 +206,12 @@ async fn a_late_refusal_of_an_eviction_ends_no_reservation_that_evicts_nobody() 
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
     bench
-        .service
+        .state
         .cluster()
         .apply(ReleaseReservation(uid("serving")));
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(node("m")).unwrap());
     let mut written = bench.written_within(3).await;
     assert!(
         written.iter().any(|write| write.contains("nominate m")),
@@ -236,7 +236,7 @@ async fn a_late_refusal_of_an_eviction_ends_no_reservation_that_evicts_nobody() 
     );
     written = bench.settle().await;
     assert_eq!(written, Vec::<String>::new());
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
 }
 
 #[tokio::test]
@@ -256,14 +256,14 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
         .begin_eviction(&uid("serving"), &uid("job"));
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(node("m")).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(node("m")).unwrap());
     let key = PodKey::parse("default", "serving").unwrap();
     let asked = BindAsked {
         uid: uid("serving"),
         key,
         node: NodeName::parse("m").unwrap(),
     };
-    bench.service.cluster().apply(asked).unwrap();
+    bench.state.cluster().apply(asked).unwrap();
     let (key, task) = (
         PodKey::parse("default", "job").unwrap(),
         EvictionTask::Reservation {
@@ -283,7 +283,7 @@ async fn a_refusal_that_comes_while_the_preemptor_is_being_bound_counts_once_its
         },
         now,
     );
-    bench.service.cluster().apply(BindingFailed(uid("serving")));
+    bench.state.cluster().apply(BindingFailed(uid("serving")));
     let written = bench.written_within(25).await;
     assert!(
         written.contains(&"serving: nominate m, touch".to_owned()),
@@ -318,7 +318,7 @@ fn report_load(bench: &PlannerFixture, kv_cache: u8) {
         attributed: Vec::new(),
         engine_load: load,
     };
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     let sampled = cluster.ledger().now();
     cluster.apply(ReadingReported {
         node: NodeName::parse("n").unwrap(),
@@ -377,7 +377,7 @@ async fn relief_counts_towards_the_eviction_limits() {
     };
     let mut bench = pressed(policy);
     bench
-        .service
+        .state
         .cluster()
         .apply(EvictionsOrdered(vec![uid("large")]));
     let mut written = press(&mut bench).await;
@@ -412,7 +412,7 @@ async fn an_eviction_that_is_not_allowed_at_the_moment_does_not_count_towards_th
     );
     assert!(
         bench
-            .service
+            .state
             .cluster()
             .ledger()
             .is_within_eviction_rates(&[uid("job")])
@@ -489,7 +489,7 @@ async fn the_eviction_of_an_orphaned_member_waits_for_the_eviction_limits() {
     bench.show(bound("other", "n", 10, -10));
     bench.advance_seconds(31);
     bench
-        .service
+        .state
         .cluster()
         .apply(EvictionsOrdered(vec![uid("other")]));
     assert_eq!(evictions_of("a", &bench.tick().await), 0);
@@ -516,13 +516,13 @@ fn report_overuse(bench: &PlannerFixture, used_gib: u64) {
         used,
         ungranted: None,
     });
-    let sampled = bench.service.cluster().ledger().now();
+    let sampled = bench.state.cluster().ledger().now();
     let reading = NodeReading {
         sampled,
         over_grant: over.into_iter().collect(),
         ..NodeReading::default()
     };
-    bench.service.cluster().apply(ReadingReported {
+    bench.state.cluster().apply(ReadingReported {
         node: NodeName::parse("n").unwrap(),
         reading: reading.into(),
     });
@@ -557,7 +557,7 @@ async fn a_pod_over_its_grant_gets_an_event_and_is_evicted_later() {
     assert_eq!(report_use(&mut bench, 100, 12).await, Vec::<String>::new());
     assert_eq!(bench.recorder.event_reasons(), ["StowageOveruse"]);
     assert_eq!(report_use(&mut bench, 30, 12).await, ["job: evict Overuse"]);
-    let evictions = &bench.service.metrics.planner.overuse_evictions;
+    let evictions = &bench.state.metrics.planner.overuse_evictions;
     assert_eq!(evictions.with_label_values(&["written"]).get(), 1);
 }
 
@@ -577,14 +577,14 @@ async fn report_ungranted(
     for _ in 0..seconds {
         bench.advance_seconds(1);
         let over_grant = pods.iter().map(ungranted).collect();
-        let sampled = bench.service.cluster().ledger().now();
+        let sampled = bench.state.cluster().ledger().now();
         let reading = NodeReading {
             sampled,
             over_grant,
             ..NodeReading::default()
         }
         .into();
-        bench.service.cluster().apply(ReadingReported {
+        bench.state.cluster().apply(ReadingReported {
             node: NodeName::parse("n").unwrap(),
             reading,
         });
@@ -603,7 +603,7 @@ fn with_ungranted(policy: Policy, pods: Vec<Value>) -> PlannerFixture {
         ("monitoring", "stowage.dev/all-gpus"),
     ];
     let namespaces = namespaces.map(|(name, label)| (name.to_owned(), labels(label)));
-    bench.service.record_namespaces(namespaces.into());
+    bench.state.record_namespaces(namespaces.into());
     pods.into_iter().for_each(|pod| bench.show(pod));
     bench
 }
@@ -752,7 +752,7 @@ async fn an_eviction_for_overuse_that_waits_to_be_sent_is_dropped_if_the_policy_
             bench.planner.control_loop.is_writing(),
             "it is to be evicted now"
         );
-        bench.service.set_policy(policy);
+        bench.state.set_policy(policy);
         assert_eq!(bench.settle().await, Vec::<String>::new());
     }
 }
@@ -781,7 +781,7 @@ async fn an_eviction_that_waits_to_be_sent_is_dropped_once_its_reservation_has_e
         |bench| bench.advance_seconds(300),
         |bench| {
             bench
-                .service
+                .state
                 .cluster()
                 .apply(ReleaseReservation(uid("serving")))
         },
@@ -798,9 +798,9 @@ async fn an_eviction_that_waits_to_be_sent_is_dropped_in_shadow_mode_and_sent_af
     let mut bench = waiting_to_evict().await;
     let mut shadow = Policy::default();
     shadow.mode = Mode::Shadow;
-    bench.service.set_policy(shadow);
+    bench.state.set_policy(shadow);
     assert_eq!(bench.settle().await, Vec::<String>::new());
-    bench.service.set_policy(Policy::default());
+    bench.state.set_policy(Policy::default());
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
 }
 
@@ -812,7 +812,7 @@ async fn an_eviction_that_waits_to_be_sent_is_dropped_if_the_policy_protects_the
         .iter_mut()
         .for_each(|class| class.eviction = Preemptibility::Never);
     bench
-        .service
+        .state
         .set_policy(Policy::default().with_classes(classes).unwrap());
     assert_eq!(bench.settle().await, Vec::<String>::new());
     let written = bench.tick().await;
@@ -855,7 +855,7 @@ async fn no_neighbor_is_evicted_for_a_stale_pressure_reading() {
     report_pressure(&bench);
     let is_due = |bench: &PlannerFixture| {
         is_relief_due(
-            bench.service.cluster().ledger(),
+            bench.state.cluster().ledger(),
             &uid("small"),
             &GpuUuid::from_index(0),
         )
@@ -885,6 +885,6 @@ async fn a_pod_that_the_policy_does_not_evict_any_more_for_overuse_is_told_that_
         report_use(&mut bench, 130, 12).await,
         ["job: evict Overuse"]
     );
-    bench.service.set_policy(Policy::default());
+    bench.state.set_policy(Policy::default());
     assert_eq!(report_use(&mut bench, 15, 12).await, ["job: stays"]);
 }

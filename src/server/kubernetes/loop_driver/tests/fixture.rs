@@ -6,7 +6,7 @@ use stowage_scheduling::verbs::wait::Reserve;
 use tokio::sync::oneshot;
 
 pub(crate) struct PlannerFixture {
-    pub service: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     pub recorder: Arc<Recorder>,
     pub index: ClusterIndex,
     pub planner: LoopDriver,
@@ -21,20 +21,20 @@ impl PlannerFixture {
     }
 
     pub fn with_policy(policy: Policy, nodes: &[&str]) -> Self {
-        let service = ServerState::with_stopped_clock(policy);
+        let state = ServerState::with_stopped_clock(policy);
         let recorder = Arc::new(Recorder::default());
         let mut index = ClusterIndex::default();
         let nodes = nodes
             .iter()
             .map(|name| serde_json::from_value(node(name)).unwrap());
-        index.replace_nodes(&service, &nodes.collect::<Vec<_>>());
-        index.replace_pods(&service, &[]);
-        service.lead_from_the_start();
-        let mut planner = LoopDriver::new(service.clone(), recorder.clone());
+        index.replace_nodes(&state, &nodes.collect::<Vec<_>>());
+        index.replace_pods(&state, &[]);
+        state.lead_from_the_start();
+        let mut planner = LoopDriver::new(state.clone(), recorder.clone());
         // What a new leader supposes of pods that it finds has other tests.
-        planner.control_loop = ControlLoop::with_known_refusals(SharedCluster(service.clone()));
+        planner.control_loop = ControlLoop::with_known_refusals(SharedCluster(state.clone()));
         Self {
-            service,
+            state,
             recorder,
             index,
             planner,
@@ -45,14 +45,14 @@ impl PlannerFixture {
 
     /// This replica begins to lead, and its lists show this pod as another leader left it.
     pub fn take_over(&mut self, pod: Value) {
-        self.service.set_tenure(Tenure::Standby);
+        self.state.set_tenure(Tenure::Standby);
         self.show(pod);
-        self.service.lead_from_the_start();
+        self.state.lead_from_the_start();
     }
 
     pub fn show(&mut self, pod: Value) {
         let read = serde_json::from_value(pod.clone()).unwrap();
-        self.index.apply_pod(&self.service, &read);
+        self.index.apply_pod(&self.state, &read);
         self.pods
             .retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
         self.pods.push(pod);
@@ -71,8 +71,8 @@ impl PlannerFixture {
         let pod = serde_json::from_value(pod).unwrap();
         let (uid, key) = objects::identity(&pod).unwrap();
         let demand =
-            objects::classified_demand(&pod, |traits| self.service.classify(traits)).unwrap();
-        let disruption = Some(objects::disruption(&pod, self.service.clock.wall()));
+            objects::classified_demand(&pod, |traits| self.state.classify(traits)).unwrap();
+        let disruption = Some(objects::disruption(&pod, self.state.clock.wall()));
         let request = VerbRequest {
             uid: uid.clone(),
             key,
@@ -80,19 +80,21 @@ impl PlannerFixture {
             waiting: objects::waiting(&pod),
             disruption,
         };
-        let mut cluster = self.service.cluster();
+        let mut cluster = self.state.cluster();
         cluster.apply(FilterAsked(request));
         let snapshot = cluster.snapshot();
         let asked = Some(snapshot.node_set(0..snapshot.nodes().len()));
         cluster.apply(FilterDecided {
             uid,
-            answer: FilterAnswer::Refused { asked },
+            answer: FilterAnswer::Refused {
+                queried_nodes: asked,
+            },
         });
     }
 
     pub fn delete(&mut self, name: &str) {
         let pod = serde_json::from_value(self.pod(name)).unwrap();
-        self.index.delete_pod(&self.service, &pod);
+        self.index.delete_pod(&self.state, &pod);
     }
 
     /// Advances the clock, which does not advance by itself.
@@ -112,7 +114,7 @@ impl PlannerFixture {
 
     /// One tick, without waiting for its writes.
     pub(crate) fn begin_tick(&mut self) {
-        let is_leading = self.service.leadership.is_open();
+        let is_leading = self.state.leadership.is_open();
         let unplannable_pods = std::mem::take(&mut self.unplannable_pods);
         self.planner
             .tick(self.planner.now(), is_leading, unplannable_pods);
@@ -193,7 +195,7 @@ impl PlannerFixture {
                 deadline,
             } = written;
             // The service's clock stands still, and is what deadlines are read by.
-            let left = deadline.since(self.service.now());
+            let left = deadline.since(self.state.now());
             let deadline =
                 jiff::Timestamp::now() + jiff::SignedDuration::from_millis(left.0 as i64);
             reserved(
@@ -308,7 +310,7 @@ pub fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
 
 pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
     bench
-        .service
+        .state
         .cluster()
         .ledger()
         .reservation_status_of(&uid(name))
@@ -317,7 +319,7 @@ pub fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
 }
 
 pub(crate) fn reserve_as_the_preempt_verb(bench: &PlannerFixture, name: &str, victim: &str) {
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),

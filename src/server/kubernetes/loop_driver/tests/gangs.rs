@@ -11,9 +11,12 @@ use stowage_scheduling::verbs::preempt::{OfferedNode, PreemptAsked, PreemptDecis
 use stowage_scheduling::verbs::request::VerbRequest;
 
 fn policy_of(text: &str) -> Policy {
-    policy_file::load(&[SourceText::new("policy.yaml", text)])
-        .expect("the policy is sound")
-        .policy
+    policy_file::load(&[SourceText::new(
+        "policy.yaml",
+        format!("kind: SchedulingPolicy\n{text}"),
+    )])
+    .expect("the policy is sound")
+    .policy
 }
 
 /// A replica of a Job that Kueue has admitted, on the only GPU of a node.
@@ -136,8 +139,10 @@ fn refused_worker(bench: &mut PlannerFixture, name: &str, size: u32) {
     pod["metadata"]["annotations"] =
         json!({ "leaderworkerset.sigs.k8s.io/size": size.to_string() });
     bench.show(pod);
-    let answer = FilterAnswer::Refused { asked: None };
-    bench.service.cluster().apply(FilterDecided {
+    let answer = FilterAnswer::Refused {
+        queried_nodes: None,
+    };
+    bench.state.cluster().apply(FilterDecided {
         uid: uid(name),
         answer,
     });
@@ -174,7 +179,7 @@ async fn a_leader_worker_set_group_without_the_gate_is_placed_as_a_whole() {
         written.extend(bench.tick().await);
     }
     assert_eq!(evicted(&written), ["job"]);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 2);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 2);
 }
 
 #[tokio::test]
@@ -200,7 +205,7 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
     bench.show(waiting("single", 50, 100));
     let asked = |name: &str| {
         let demand = bench
-            .service
+            .state
             .cluster()
             .ledger()
             .pod_state(&uid(name))
@@ -222,7 +227,7 @@ async fn kube_scheduler_preempts_no_pod_for_a_part_of_a_leader_worker_set_group(
         }];
         let wants = Requirements::default();
         let (_, view) = bench
-            .service
+            .state
             .cluster()
             .apply(PreemptAsked {
                 request,
@@ -246,7 +251,7 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
     bench.show(member("b", 50, "pair", 2));
     bench.tick().await;
     let node = bench
-        .service
+        .state
         .cluster()
         .ledger()
         .reservation_status_of(&uid("a"))
@@ -259,7 +264,7 @@ async fn a_member_whose_binding_is_under_way_leaves_with_its_group_once_it_is_bo
         node,
     };
     let node = asked.node.clone();
-    bench.service.cluster().apply(asked).unwrap();
+    bench.state.cluster().apply(asked).unwrap();
     bench.advance_seconds(120);
     bench.tick().await;
     assert!(
@@ -294,7 +299,7 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
         .lock()
         .insert("job".into(), refused);
     bench.tick().await;
-    let free = bench.service.cluster().ledger().reservation_statuses();
+    let free = bench.state.cluster().ledger().reservation_statuses();
     let free = free
         .into_iter()
         .find(|one| one.reservation.victims.is_empty())
@@ -304,7 +309,7 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
         key: free.key,
         node: free.reservation.node,
     };
-    bench.service.cluster().apply(asked).unwrap();
+    bench.state.cluster().apply(asked).unwrap();
     bench.tick().await;
     assert!(
         bench
@@ -312,12 +317,12 @@ async fn a_member_whose_binding_fails_after_its_group_gives_its_reservation_back
             .event_reasons()
             .contains(&"StowageGroupFailed")
     );
-    bench.service.cluster().apply(BindingFailed(free.uid));
+    bench.state.cluster().apply(BindingFailed(free.uid));
     assert_eq!(
-        bench.service.cluster().ledger().totals().reservations,
+        bench.state.cluster().ledger().totals().reservations,
         1,
         "it has what it had"
     );
     bench.begin_tick();
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }

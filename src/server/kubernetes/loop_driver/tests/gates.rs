@@ -57,7 +57,7 @@ async fn a_gate_that_could_not_be_lifted_is_tried_again_with_its_nomination() {
 #[tokio::test]
 async fn the_gate_of_a_pod_whose_reservation_ended_meanwhile_stays() {
     let mut bench = nominated().await;
-    bench.index.replace_nodes(&bench.service, &[]);
+    bench.index.replace_nodes(&bench.state, &[]);
     bench.advance_seconds(1);
     let written = bench.tick_without_watch().await;
     assert!(!written.contains(&"a: lift".to_owned()), "{written:?}");
@@ -76,7 +76,7 @@ async fn a_pod_that_is_placed_while_it_is_given_up_keeps_its_gate_until_it_is_no
     bench.advance_seconds(1);
     bench.begin_tick();
     bench.finish_planning_run().await;
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
     answer.send(()).unwrap();
     assert_eq!(
         bench.settle().await,

@@ -23,9 +23,11 @@ async fn a_pod_kept_pending_by_eviction_limits_gets_an_event_that_does_not_reque
     let mut bench = one_a_minute(&["m", "n"]);
     for name in ["y", "z"] {
         bench.show(waiting(name, 50, 100));
-        bench.service.cluster().apply(FilterDecided {
+        bench.state.cluster().apply(FilterDecided {
             uid: uid(name),
-            answer: FilterAnswer::Refused { asked: None },
+            answer: FilterAnswer::Refused {
+                queried_nodes: None,
+            },
         });
     }
     bench.advance_seconds(2);
@@ -53,11 +55,11 @@ async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_the
     let used_up: [&dyn Fn(&PlannerFixture); 2] = [
         &|bench| {
             bench
-                .service
+                .state
                 .cluster()
                 .apply(EvictionsOrdered(vec![uid("job-n")]))
         },
-        &|bench| assert!(bench.service.set_policy(none.clone())),
+        &|bench| assert!(bench.state.set_policy(none.clone())),
     ];
     for use_up in used_up {
         let mut bench = one_a_minute(&["m", "n"]);
@@ -65,7 +67,7 @@ async fn a_plan_takes_no_effect_beyond_what_the_eviction_limits_have_left_by_the
         bench.begin_tick();
         use_up(&bench);
         assert_eq!(bench.settle().await, Vec::<String>::new());
-        assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+        assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     }
 }
 
@@ -97,7 +99,7 @@ async fn reasons_beyond_the_write_limit_are_postponed_and_counted() {
     bench.finish_planning_run().await;
     let postponed = || {
         bench
-            .service
+            .state
             .metrics
             .planner
             .postponed

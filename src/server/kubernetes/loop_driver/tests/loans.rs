@@ -22,7 +22,7 @@ fn lent_by(policy: Policy) -> PlannerFixture {
         devices,
         are_all: true,
     };
-    bench.service.cluster().apply(reported).unwrap();
+    bench.state.cluster().apply(reported).unwrap();
     let granted = |name: &str, gib: u64, priority: i32| {
         let mut pod = bound(name, "n", gib, priority);
         pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(gpu_at("n", 0).as_str());
@@ -46,7 +46,7 @@ fn report_asleep(bench: &mut PlannerFixture) {
         attributed,
         engine_load: EngineLoad::NONE,
     };
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     let sleep = [(uid("engine"), SleepState::Asleep)].into();
     let reading = NodeReading {
         sampled: cluster.ledger().now(),
@@ -166,7 +166,7 @@ async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_
     assert!(tried > 2, "{written:?}");
     assert!(
         bench
-            .service
+            .state
             .cluster()
             .ledger()
             .is_within_eviction_rates(&[uid("engine")])
@@ -175,7 +175,7 @@ async fn a_borrower_whose_eviction_is_not_allowed_at_the_moment_does_not_use_up_
     written_while_asleep(&mut bench, 15).await;
     assert!(
         !bench
-            .service
+            .state
             .cluster()
             .ledger()
             .is_within_eviction_rates(&[uid("engine")]),

@@ -56,7 +56,7 @@ fn shows_hold(name: &str, priority: i32) -> Value {
 #[tokio::test]
 async fn of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_other() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench.service.set_tenure(Tenure::Standby);
+    bench.state.set_tenure(Tenure::Standby);
     bench.show(shows_hold("meek", 0));
     bench.take_over(shows_hold("urgent", 100));
     bench.advance_seconds(0);
@@ -71,7 +71,7 @@ async fn of_two_reservations_of_one_gpu_a_new_leader_adopts_one_and_ends_the_oth
     );
     let preemptor = |name: &str| {
         bench
-            .service
+            .state
             .cluster()
             .ledger()
             .reservation_status_of(&uid(name))
@@ -84,11 +84,11 @@ async fn a_late_reservation_of_a_dead_leader_reserves_nothing_and_is_ended_by_a_
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     assert_eq!(bench.tick().await, ["late: end hold"]);
     assert!(
         bench
-            .service
+            .state
             .cluster()
             .apply(TakeUnknownReservations)
             .is_empty(),
@@ -102,9 +102,9 @@ async fn a_reservation_with_a_deadline_in_a_thousand_years_ends_all_the_same() {
     let mut pod = waiting("greedy", 50, 0);
     pod["status"]["conditions"] = reservation_until(&[], "2999-01-01T00:00:00Z");
     bench.take_over(pod);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
     bench.advance_seconds(2 * 3600);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let reservation = bench.service.cluster().ledger().reservation_statuses()[0]
+    let reservation = bench.state.cluster().ledger().reservation_statuses()[0]
         .reservation
         .clone();
     let refused = EvictionOutcome::Refused {
@@ -130,7 +130,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
     let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
     late["status"]["conditions"] = reservation_observed(&victims, 55);
     bench.show(late);
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
     for _ in 0..3 {
         bench.advance_seconds(5);
         let written = bench.tick().await;
@@ -146,7 +146,7 @@ async fn a_stale_condition_of_an_ended_reservation_evicts_no_pod() {
 #[tokio::test]
 async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_reservation() {
     let is_ended = |bench: &PlannerFixture| {
-        let cluster = bench.service.cluster();
+        let cluster = bench.state.cluster();
         assert!(
             cluster
                 .ledger()
@@ -178,7 +178,7 @@ async fn a_binding_is_followed_by_a_write_only_where_a_condition_may_show_the_re
 
 /// As kube-scheduler asks.
 fn filter(bench: &PlannerFixture, name: &str) {
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     let demand = cluster
         .ledger()
         .pod_state(&uid(name))
@@ -305,7 +305,7 @@ async fn nothing_stays_reserved_for_a_pod_that_only_a_request_has_shown_and_that
             written.extend(bench.tick_without_watch().await);
         }
         assert_eq!(written, expected);
-        let totals = bench.service.cluster().ledger().totals();
+        let totals = bench.state.cluster().ledger().totals();
         assert_eq!(
             (totals.reservations, totals.waiting),
             (0, 0),

@@ -47,7 +47,7 @@ async fn changes_during_a_planning_run_are_checked_before_anything_is_written() 
     bench.show(bound("faster", "n", 40, 0));
     // The copy is from before: the plan placed the pod, and the ledger rejected it.
     assert_eq!(bench.settle().await, Vec::<String>::new());
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -55,17 +55,17 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.begin_tick();
-    bench.service.set_tenure(Tenure::Standby);
+    bench.state.set_tenure(Tenure::Standby);
     bench.begin_tick();
     assert!(bench.settle().await.is_empty());
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
-    bench.service.lead_from_the_start();
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
+    bench.state.lead_from_the_start();
     // The planner has not been notified yet.
     bench.begin_tick();
-    bench.service.set_tenure(Tenure::Standby);
+    bench.state.set_tenure(Tenure::Standby);
     bench.finish_planning_run().await;
     assert!(bench.settle().await.is_empty());
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
         assert_eq!(lifted.len(), 10, "priority {priority}: {written:?}");
         let failed = || {
             bench
-                .service
+                .state
                 .metrics
                 .panics
                 .with_label_values(&["plan"])
@@ -146,7 +146,7 @@ async fn a_pod_on_which_planning_fails_keeps_no_other_from_being_planned() {
         );
         assert_eq!(
             bench
-                .service
+                .state
                 .metrics
                 .panics
                 .with_label_values(&["plan"])

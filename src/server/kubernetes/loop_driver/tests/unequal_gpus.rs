@@ -24,7 +24,7 @@ fn with_gpus(gpus: &[(&str, u64)]) -> PlannerFixture {
     labelled["status"]["allocatable"]["stowage.dev/vram"] = json!("400Gi");
     bench
         .index
-        .apply_node(&bench.service, &serde_json::from_value(labelled).unwrap());
+        .apply_node(&bench.state, &serde_json::from_value(labelled).unwrap());
     let device = |(index, (model, mib)): (u32, &(&str, u64))| Device {
         uuid: GpuUuid::parse(&format!("GPU-{index}")).unwrap(),
         index,
@@ -42,7 +42,7 @@ fn with_gpus(gpus: &[(&str, u64)]) -> PlannerFixture {
         devices,
         are_all: true,
     };
-    bench.service.cluster().apply(reported).unwrap();
+    bench.state.cluster().apply(reported).unwrap();
     bench
 }
 
@@ -63,7 +63,7 @@ fn requiring(mut pod: Value, key: &str, operator: &str, values: &[&str]) -> Valu
 fn bound_to(bench: &mut PlannerFixture, pod: Value) -> Option<Vec<String>> {
     let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
     bench.show(pod);
-    let mut cluster = bench.service.cluster();
+    let mut cluster = bench.state.cluster();
     let snapshot = cluster.snapshot();
     let demand = cluster
         .ledger()
@@ -176,8 +176,8 @@ async fn a_refusal_says_that_the_pod_names_other_gpus() {
         "NVIDIA-H100-80GB-HBM3",
     );
     let pod = serde_json::from_value(pod).unwrap();
-    let demand = objects::classified_demand(&pod, |traits| bench.service.classify(traits)).unwrap();
-    let snapshot = bench.service.cluster().snapshot();
+    let demand = objects::classified_demand(&pod, |traits| bench.state.classify(traits)).unwrap();
+    let snapshot = bench.state.cluster().snapshot();
     let misfit = fit(snapshot.node("n").unwrap(), &demand).unwrap_err();
     assert_eq!(
         misfit,

@@ -54,7 +54,7 @@ fn preempted(
     let request = VerbRequest {
         uid: uid.clone(),
         key,
-        demand: objects::classified_demand(&pod, |traits| bench.service.classify(traits)).unwrap(),
+        demand: objects::classified_demand(&pod, |traits| bench.state.classify(traits)).unwrap(),
         waiting: objects::waiting(&pod),
         disruption: None,
     };
@@ -70,7 +70,7 @@ fn preempted(
         wants,
         offered,
     };
-    let (_, view) = bench.service.cluster().apply(asked).unwrap();
+    let (_, view) = bench.state.cluster().apply(asked).unwrap();
     match preempt(view) {
         PreemptDecision::Evict { victims, .. } => {
             victims.evicted().map(|uid| uid.to_string()).collect()
@@ -88,7 +88,7 @@ async fn the_mirror_of_a_static_pod_is_never_evicted() {
         let serving = gated("serving", 50, 100);
         bench.show(serving);
         assert!(evicted(&mut bench).await.is_empty());
-        assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+        assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
         let asks = waiting("asks", 50, 100);
         assert!(preempted(&mut bench, &asks, "n", &["static"]).is_empty());
     }
@@ -192,7 +192,7 @@ async fn a_pod_whose_volume_is_on_its_node_goes_after_one_whose_volume_is_not() 
             "status": { "phase": "Bound" },
         });
         let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
-        bench.index.apply_storage(&bench.service, &claim);
+        bench.index.apply_storage(&bench.state, &claim);
         let expression =
             json!({ "key": "kubernetes.io/hostname", "operator": "In", "values": host.as_slice() });
         let terms = json!({ "nodeSelectorTerms": [{ "matchExpressions": [expression] }] });
@@ -201,7 +201,7 @@ async fn a_pod_whose_volume_is_on_its_node_goes_after_one_whose_volume_is_not() 
             volume["spec"]["nodeAffinity"] = json!({ "required": terms });
         }
         let volume: PersistentVolume = serde_json::from_value(volume).unwrap();
-        bench.index.apply_storage(&bench.service, &volume);
+        bench.index.apply_storage(&bench.state, &volume);
     }
     bench.show(gated("serving", 50, 100));
     assert_eq!(evicted(&mut bench).await, ["movable"]);
@@ -255,7 +255,7 @@ async fn a_pod_that_is_not_ready_may_be_evicted_as_its_budget_says_of_unhealthy_
         let mut bench = PlannerFixture::new(&["n"]);
         bench
             .index
-            .apply_budget(&bench.service, &budget(policy, healthy, desired));
+            .apply_budget(&bench.state, &budget(policy, healthy, desired));
         bench.show(in_state("victim", phase, ready));
         let asks = waiting("asks", 50, 100);
         let expected: &[&str] = if may_go { &["uid-victim"] } else { &[] };
@@ -275,7 +275,7 @@ async fn a_pod_that_two_budgets_cover_stays_whatever_they_say_of_unhealthy_pods(
     for name in ["one", "two"] {
         let mut budget = budget(Some("AlwaysAllow"), 0, 1);
         budget.metadata.name = Some(name.into());
-        bench.index.apply_budget(&bench.service, &budget);
+        bench.index.apply_budget(&bench.state, &budget);
     }
     bench.show(in_state("victim", "Running", "False"));
     bench.show(gated("serving", 50, 200));
@@ -285,12 +285,10 @@ async fn a_pod_that_two_budgets_cover_stays_whatever_they_say_of_unhealthy_pods(
 #[tokio::test]
 async fn a_budget_that_protects_a_pod_is_named_with_the_disruptions_that_it_allows() {
     let mut bench = PlannerFixture::new(&["n"]);
-    bench
-        .index
-        .apply_budget(&bench.service, &budget(None, 1, 1));
+    bench.index.apply_budget(&bench.state, &budget(None, 1, 1));
     bench.show(in_state("victim", "Running", "True"));
     bench.refuse(waiting("asks", 50, 100));
-    let cluster = bench.service.cluster();
+    let cluster = bench.state.cluster();
     let demand = &cluster.ledger().pod_state(&uid("asks")).unwrap().demand;
     let kept = cluster.ledger().keep_reason_of(
         &cluster.ledger().preemptor(&uid("asks")),
@@ -349,7 +347,7 @@ async fn a_victim_whose_eviction_is_refused_is_replaced_at_once() {
     ];
     assert_eq!(evictions_in(&written), tried, "{written:?}");
     let key = stowage_scheduling::ids::PodKey::parse("default", "serving").unwrap();
-    let cluster = bench.service.cluster();
+    let cluster = bench.state.cluster();
     let demand = &cluster
         .ledger()
         .pod_state(&cluster.ledger().uid_of(&key).unwrap())
@@ -474,7 +472,7 @@ async fn a_pod_that_leaves_in_time_by_itself_is_waited_for() {
         bench.show(gated("serving", 50, 100));
         assert!(evicted(&mut bench).await.is_empty(), "{grace} s");
         assert_eq!(
-            bench.service.cluster().ledger().totals().reservations,
+            bench.state.cluster().ledger().totals().reservations,
             1,
             "{grace} s"
         );
@@ -487,7 +485,7 @@ async fn a_pod_deleted_for_good_by_its_owner_keeps_no_budget_and_no_group_from_i
     let everything = json!({ "metadata": { "name": "all", "namespace": "default" },
         "spec": { "maxUnavailable": 0, "selector": {} }, "status": { "disruptionsAllowed": 0 } });
     let everything: PodDisruptionBudget = serde_json::from_value(everything).unwrap();
-    bench.index.apply_budget(&bench.service, &everything);
+    bench.index.apply_budget(&bench.state, &everything);
     let mut leaving = job("leaving", "n");
     leaving["metadata"]["labels"]["stowage.dev/group"] = json!("pair");
     let mut staying = bound("staying", "n", 4, -10);
@@ -516,10 +514,10 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
     bench.show(waiting("serving", 50, 100));
     bench.refuse(waiting("serving", 50, 100));
     reserve_as_the_preempt_verb(&bench, "serving", "job");
-    let cluster = bench.service.cluster();
+    let cluster = bench.state.cluster();
     let until = cluster.ledger().now() + Millis::seconds(630);
     drop(cluster);
-    bench.service.cluster().apply(ExtendReservation {
+    bench.state.cluster().apply(ExtendReservation {
         uid: uid("serving"),
         until,
     });
@@ -533,7 +531,7 @@ async fn a_victim_that_kube_scheduler_deletes_with_its_own_long_grace_is_told_to
 
 /// Why the pod is kept from `serving`, and for how many seconds more.
 fn refusal_of(bench: &PlannerFixture, name: &str) -> Option<(String, u64)> {
-    let cluster = bench.service.cluster();
+    let cluster = bench.state.cluster();
     let demand = &cluster.ledger().pod_state(&uid("serving")).unwrap().demand;
     match cluster.ledger().keep_reason_of(
         &cluster.ledger().preemptor(&uid("serving")),
@@ -559,10 +557,10 @@ async fn a_refusal_that_another_eviction_met_is_counted_once() {
             .lock()
             .insert("on-a".into(), EvictionOutcome::TryLater { after: None });
         bench.tick().await;
-        assert_eq!(bench.service.cluster().ledger().totals().reservations, 1);
+        assert_eq!(bench.state.cluster().ledger().totals().reservations, 1);
         for name in others {
             bench
-                .service
+                .state
                 .cluster()
                 .apply(EvictionRefused::new(uid(name), "a webhook"));
         }
@@ -645,7 +643,7 @@ async fn a_victim_whose_eviction_was_never_sent_is_not_recorded_as_refused() {
         (evictions_in(&written), refusal_of(&bench, "job")),
         (vec![], None)
     );
-    assert_eq!(bench.service.cluster().ledger().totals().reservations, 0);
+    assert_eq!(bench.state.cluster().ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -664,7 +662,7 @@ async fn a_new_leader_waits_for_a_victim_that_its_predecessor_told_to_end_sooner
         let asked = evicted(&mut bench).await;
         assert_eq!(asked.is_empty(), waits, "{ended_ago}, {grace}");
         assert_eq!(
-            bench.service.cluster().ledger().totals().reservations,
+            bench.state.cluster().ledger().totals().reservations,
             1,
             "{ended_ago}, {grace}"
         );

@@ -23,8 +23,8 @@ fn show_claim(bench: &mut PlannerFixture) {
     });
     let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
     let class: StorageClass = serde_json::from_value(class).unwrap();
-    bench.index.apply_storage(&bench.service, &claim);
-    bench.index.apply_storage(&bench.service, &class);
+    bench.index.apply_storage(&bench.state, &claim);
+    bench.index.apply_storage(&bench.state, &class);
 }
 
 #[tokio::test]
@@ -62,9 +62,9 @@ async fn a_pod_whose_claim_is_never_shown_is_left_to_the_scheduler_in_the_end() 
 async fn a_pod_with_a_claim_does_not_wait_for_volumes_that_may_not_be_read() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench
-        .service
+        .state
         .refused_reads
-        .record_failure("persistentvolumes", Some(403), bench.service.now());
+        .record_failure("persistentvolumes", Some(403), bench.state.now());
     bench.show(with_claim("a"));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }

@@ -46,13 +46,13 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
         broken: Vec::new(),
     };
     let (mut since, mut points) = (START, Vec::new());
-    let mut standing = UsageSnapshot::default();
+    let mut snapshot = UsageSnapshot::default();
     let end = START + Millis::seconds(hours * 3600);
     stage.submit(App::Fraud.pod(FRAUD_VRAM));
     stage.schedule_timer(START, ());
     while let Some(happened) = stage.next(end) {
         let now = stage.now();
-        day.record(&standing, now.since(since));
+        day.record(&snapshot, now.since(since));
         since = now;
         if let ScenarioEvent::Timer(()) = happened {
             reconcile(
@@ -63,11 +63,11 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
             );
             reconcile(&mut stage, App::Chatbot, chatbot_replicas(now), replica);
             stage.schedule_timer(now + MINUTE, ());
-            points.push((now.since(START).0 as f64 / 3.6e6, standing.utilization()));
+            points.push((now.since(START).0 as f64 / 3.6e6, snapshot.utilization()));
         }
-        standing = UsageSnapshot::from_stage(&stage);
+        snapshot = UsageSnapshot::from_stage(&stage);
     }
-    day.record(&standing, end.since(since));
+    day.record(&snapshot, end.since(since));
     let all = hours as f64 / 100.0;
     day.utilization /= hours as f64;
     day.availability.iter_mut().for_each(|up| *up /= all);
@@ -91,20 +91,20 @@ struct UsageSnapshot {
 
 impl UsageSnapshot {
     fn from_stage(stage: &Stage<'_, ()>) -> Self {
-        let mut standing = Self::default();
+        let mut snapshot = Self::default();
         for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus) {
-            standing.requested += gpu.granted_bytes();
+            snapshot.requested += gpu.granted_bytes();
             let pods = gpu.pods.keys().filter_map(|uid| stage.pod(uid));
             let has_fraud = pods
                 .clone()
                 .any(|pod| App::from_pod(&pod.spec) == App::Fraud);
-            standing.pods_beside_fraud += if has_fraud { gpu.pods.len() - 1 } else { 0 };
+            snapshot.pods_beside_fraud += if has_fraud { gpu.pods.len() - 1 } else { 0 };
             for pod in pods.filter(|pod| pod.ready_at.is_some() && pod.terminating_since.is_none())
             {
-                standing.is_up[App::from_pod(&pod.spec) as usize] = true;
+                snapshot.is_up[App::from_pod(&pod.spec) as usize] = true;
             }
         }
-        standing
+        snapshot
     }
 
     fn utilization(&self) -> f64 {
@@ -113,15 +113,15 @@ impl UsageSnapshot {
 }
 
 impl Day {
-    fn record(&mut self, standing: &UsageSnapshot, time: Millis) {
+    fn record(&mut self, snapshot: &UsageSnapshot, time: Millis) {
         let hours = time.0 as f64 / 3.6e6;
-        self.utilization += hours * standing.utilization();
-        for (sum, up) in self.availability.iter_mut().zip(standing.is_up) {
+        self.utilization += hours * snapshot.utilization();
+        for (sum, up) in self.availability.iter_mut().zip(snapshot.is_up) {
             *sum += if up { hours } else { 0.0 };
         }
         *self
             .hours_by_neighbors
-            .entry(standing.pods_beside_fraud)
+            .entry(snapshot.pods_beside_fraud)
             .or_default() += hours;
     }
 }

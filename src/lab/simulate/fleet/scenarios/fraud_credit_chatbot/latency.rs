@@ -62,12 +62,12 @@ fn inference_latencies(engines: usize, inferences: usize, draws: &mut Random) ->
             .iter_mut()
             .for_each(|engine| engine.arrive(now, draws));
         let participants = engines.len() + 1;
-        let has_work = |place: &usize| match place.checked_sub(1) {
+        let has_work = |participant: &usize| match participant.checked_sub(1) {
             None => !waiting.is_empty(),
             Some(engine) => engines[engine].has_work(),
         };
-        let Some(place) = (turn..turn + participants)
-            .map(|place| place % participants)
+        let Some(participant) = (turn..turn + participants)
+            .map(|index| index % participants)
             .find(has_work)
         else {
             now = engines
@@ -76,8 +76,8 @@ fn inference_latencies(engines: usize, inferences: usize, draws: &mut Random) ->
                 .fold(next, f64::min);
             continue;
         };
-        turn = (place + 1) % participants;
-        match place.checked_sub(1) {
+        turn = (participant + 1) % participants;
+        match participant.checked_sub(1) {
             Some(engine) => now += engines[engine].step(),
             None => {
                 now += INFERENCE_MS.0 + (INFERENCE_MS.1 - INFERENCE_MS.0) * draws.unit_interval();

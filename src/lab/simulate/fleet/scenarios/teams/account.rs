@@ -56,14 +56,14 @@ pub(crate) struct UsageAccount {
 
 impl UsageAccount {
     pub fn new(quotas: [Quota; 3], gpus: u32, now: Moment) -> Self {
-        let standing = PoolSnapshot {
+        let snapshot = PoolSnapshot {
             free: gpus,
             ..PoolSnapshot::default()
         };
         Self {
             quotas,
             since: now,
-            snapshot: standing,
+            snapshot,
             for_any: Competition::default(),
             for_one: Competition::default(),
             waiting_gpu_hours: 0.0,
@@ -73,9 +73,9 @@ impl UsageAccount {
     }
 
     /// Counts the time until now by the last snapshot, and takes the new one.
-    pub fn advance(&mut self, now: Moment, standing: PoolSnapshot) {
+    pub fn advance(&mut self, now: Moment, snapshot: PoolSnapshot) {
         let hours = now.since(self.since).0 as f64 / 3.6e6;
-        let before = std::mem::replace(&mut self.snapshot, standing);
+        let before = std::mem::replace(&mut self.snapshot, snapshot);
         self.since = now;
         if before.has_waiting_pod {
             self.waiting_gpu_hours += hours * f64::from(self.gpus);

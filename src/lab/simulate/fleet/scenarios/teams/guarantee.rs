@@ -48,9 +48,17 @@ impl Guarantees {
     }
 
     /// A pod is asked to leave these GPUs.
-    pub(crate) fn record_vacating(&mut self, devices: &[GpuUuid], asked: Moment, gone: Moment) {
-        self.vacated
-            .extend(devices.iter().map(|device| (device.clone(), (asked, gone))));
+    pub(crate) fn record_vacating(
+        &mut self,
+        devices: &[GpuUuid],
+        requested_at: Moment,
+        gone: Moment,
+    ) {
+        self.vacated.extend(
+            devices
+                .iter()
+                .map(|device| (device.clone(), (requested_at, gone))),
+        );
     }
 
     /// The pod is bound: it waited until the GPUs' pods were asked to leave, or until now if they were free.
@@ -58,12 +66,12 @@ impl Guarantees {
         let Some(created) = self.waiting.remove(uid) else {
             return;
         };
-        let asked = devices.iter().filter_map(|device| self.vacated.get(device));
-        let asked = asked
+        let vacated = devices.iter().filter_map(|device| self.vacated.get(device));
+        let requested_at = vacated
             .filter(|(_, gone)| *gone > created)
-            .map(|(asked, _)| *asked)
+            .map(|(requested_at, _)| *requested_at)
             .max();
-        self.record_wait(uid, asked.unwrap_or(now).since(created).0);
+        self.record_wait(uid, requested_at.unwrap_or(now).since(created).0);
     }
 
     /// The pod is not wanted any more, or the day ends.

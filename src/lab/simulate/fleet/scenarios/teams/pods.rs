@@ -180,7 +180,7 @@ impl TeamPods {
             .sum();
         let used = Team::ALL.map(|team| self.used_gpus(team));
         let settled = Team::ALL.map(|team| self.uncontested_gpus(team));
-        let mut standing = PoolSnapshot {
+        let mut snapshot = PoolSnapshot {
             free,
             used,
             uncontested: settled,
@@ -192,13 +192,13 @@ impl TeamPods {
                 used[pod.team as usize] + pod.gpus,
             );
             if with <= quota.limit {
-                standing.has_waiting_pod = true;
+                snapshot.has_waiting_pod = true;
                 let borrows = with > quota.guarantee;
-                standing.competing[pod.team as usize] |= borrows;
-                standing.competing_for_one[pod.team as usize] |= borrows && pod.gpus == 1;
+                snapshot.competing[pod.team as usize] |= borrows;
+                snapshot.competing_for_one[pod.team as usize] |= borrows && pod.gpus == 1;
             }
         }
-        standing
+        snapshot
     }
 }
 

@@ -73,8 +73,8 @@ impl Pool {
         while let Some(happened) = self.stage.next(end) {
             self.handle_event(happened);
             self.submit_queued();
-            let standing = self.pods.snapshot(&self.stage);
-            self.totals.account.advance(self.stage.now(), standing);
+            let snapshot = self.pods.snapshot(&self.stage);
+            self.totals.account.advance(self.stage.now(), snapshot);
         }
         self.finish(end);
         self.into_run()
@@ -84,8 +84,8 @@ impl Pool {
         let now = self.stage.now();
         match happened {
             ScenarioEvent::Timer(Timer::Minute) => self.run_minute(now),
-            ScenarioEvent::Timer(Timer::JobArrives(place)) => {
-                let arrival = self.demand.arrivals[place];
+            ScenarioEvent::Timer(Timer::JobArrives(index)) => {
+                let arrival = self.demand.arrivals[index];
                 let queued = QueuedJob {
                     job: arrival.job,
                     waiting_since: Some(now),
