@@ -115,7 +115,8 @@ impl Columns {
         rows: impl IntoIterator<Item = Vec<String>>,
         right: &[usize],
     ) -> String {
-        let rows: Vec<Vec<String>> = rows.into_iter().collect();
+        let with_units = |row: Vec<String>| row.iter().map(|cell| beside_units(cell)).collect();
+        let rows: Vec<Vec<String>> = rows.into_iter().map(with_units).collect();
         let count = rows.iter().map(Vec::len).max().unwrap_or(0);
         let count = count.max(header.len());
         // The widest line of a column, or its widest part that stays whole.
@@ -166,9 +167,21 @@ impl Columns {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        let lines = table.lines().map(|line| line.trim_end().to_owned() + "\n");
+        let lines = table
+            .lines()
+            .map(|line| line.trim_end().replace(NO_BREAK, " ") + "\n");
         lines.collect()
     }
+}
+
+/// A space at which no line ends.
+const NO_BREAK: &str = "\u{a0}";
+
+/// The text with its figures beside their units.
+fn beside_units(text: &str) -> String {
+    const UNITS: [&str; 5] = ["%", "KiB", "MiB", "GiB", "TiB"];
+    let glue = |text: String, unit| text.replace(&format!(" {unit}"), &format!("{NO_BREAK}{unit}"));
+    UNITS.into_iter().fold(text.to_owned(), glue)
 }
 
 /// The widths of columns that have `room` together: at least what each cannot do without, and at most all that it has.
@@ -244,6 +257,8 @@ mod tests {
             Columns(Some(12)).wrap(text),
             "one two\nthree\n  - four\n    five six\n    seven\n"
         );
+        let figures = "of 40.0 GiB 9 %";
+        assert_eq!(Columns(Some(10)).wrap(figures), "of\n40.0 GiB\n9 %\n");
         assert_eq!(Columns(None).wrap(text), text);
         assert_eq!(
             Columns(Some(4)).wrap("a-long-word"),

@@ -157,16 +157,12 @@ fn what_is_printed_is_as_wide_as_the_screen_at_most_and_no_word_is_broken() {
             continue;
         }
         let whole = words(&printed(&mut world.command(&name)));
-        for columns in [80, 100] {
-            let text = printed(world.command(&name).env("COLUMNS", columns.to_string()));
-            let wide: Vec<&str> = text
-                .lines()
-                .filter(|line| line.chars().count() > columns)
-                .collect();
-            assert!(wide.is_empty(), "{name} at {columns}: {wide:#?}\n{text}");
-            let broken: Vec<String> = words(&text).difference(&whole).cloned().collect();
-            assert!(broken.is_empty(), "{name} at {columns}: {broken:?}\n{text}");
-        }
+        let text = printed(world.command(&name).env("COLUMNS", "80"));
+        let lines = text.lines();
+        let wide: Vec<&str> = lines.filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{name}: {wide:#?}\n{text}");
+        let broken: Vec<String> = words(&text).difference(&whole).cloned().collect();
+        assert!(broken.is_empty(), "{name}: {broken:?}\n{text}");
     }
 }
 
@@ -218,6 +214,8 @@ fn ui_prints_an_address_only_if_a_stowage_answers_behind_it() {
     std::thread::spawn(move || {
         for stream in page.incoming().map_while(Result::ok) {
             let login = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlogin";
+            let asked = BufReader::new(&stream).lines().map_while(Result::ok);
+            asked.take_while(|line| !line.is_empty()).for_each(drop);
             let _ = { &stream }.write_all(login.as_bytes());
         }
     });
