@@ -496,7 +496,7 @@ fn policy(number: usize, tenants: usize) -> String {
     let (label, preemptible) = (api_server::NAMESPACE_LABEL, !tenants.is_empty());
     let stale = STALE_TIME.as_secs();
     format!(
-        "telemetry: {{fresh: 30s, stale: {stale}s, smoothing: 45s}}\n\
+        "kind: SchedulingPolicy\ntelemetry: {{fresh: 30s, stale: {stale}s, smoothing: 45s}}\n\
          classes:\n  - name: {LABELLED_CLASS}\n    engine: false\n    match: {{namespaceSelector: {{matchLabels: {{{label}: {LABELLED_CLASS}}}}}}}\n  \
          - name: class-{number}\n    engine: false\n    match: {{expression: \"pod.vram > {number} * 1024\"}}\n    \
          preemptible: {preemptible}\n  - name: rest\n    engine: false\n{tenants}"

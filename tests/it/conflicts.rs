@@ -133,7 +133,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn two_pods_bound_to_one_gpu_are_counted_and_each_gets_an_event_about_the_other() {
-    let world = AuditedReplica::start(LeadWith::FromTheStart, "{}").await;
+    let world = AuditedReplica::start(LeadWith::FromTheStart, "").await;
     assert_eq!(
         world.gauge("overcommitted").as_deref(),
         Some("0"),
