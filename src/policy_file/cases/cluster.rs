@@ -22,6 +22,7 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::model_tier::NodeModel;
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage_scheduling::vocabulary::node_signs::NodeSigns;
 
 /// A GPU's default size: a common one in data centers.
 const DEFAULT_GPU_MEMORY: Bytes = Bytes::gib(80);
@@ -180,6 +181,10 @@ fn add_node(cluster: &mut Cluster, node: &TestNode) -> Result<(), TestClusterErr
     cluster.apply(NodeObserved {
         labels: Arc::new(labels),
         plugin_devices: offered,
+        signs: NodeSigns {
+            keeps_vram_limits: node.keeps_vram_limits,
+            ..NodeSigns::default()
+        },
         ..NodeObserved::new(name.clone(), kind)
     });
     cluster

@@ -3,6 +3,7 @@
 use super::*;
 use stowage_scheduling::policy::{Class, Match, Preemptibility, Tenant};
 use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 
 fn test(text: serde_json::Value) -> PolicyTest {
@@ -242,6 +243,29 @@ fn a_case_may_set_the_age_of_a_nodes_report() {
             .len(),
         1
     );
+}
+
+#[test]
+fn a_case_may_say_where_the_driver_keeps_limits() {
+    let mut classes = policy().classes().to_vec();
+    for class in &mut classes {
+        class.isolation = Isolation::Required;
+    }
+    let policy = policy().with_classes(classes).unwrap();
+    let nodes = serde_json::json!([
+        {"name": "a", "gpus": [{"memory": "80Gi"}], "vramLimits": true},
+        {"name": "b", "gpus": [{"memory": "80Gi"}]},
+    ]);
+    let test = test(serde_json::json!({
+        "kind": "PolicyTest",
+        "cluster": {"nodes": nodes},
+        "cases": [{
+            "name": "limits",
+            "pod": {"name": "p", "vram": "20Gi"},
+            "expect": {"nodes": ["a"], "refused": {"b": "no-vram-limits"}},
+        }],
+    }));
+    assert_eq!(run(&policy, &test).unwrap().remove(0).differences, []);
 }
 
 #[test]

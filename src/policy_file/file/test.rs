@@ -54,6 +54,13 @@ pub struct TestNode {
     pub models: Option<BTreeMap<String, ModelTier>>,
     /// How old its agent's last report is. Default: it has just come.
     pub report_age: Option<Duration>,
+    /// Whether the driver keeps VRAM limits there, which `isolation: required` of a class asks for.
+    #[serde(
+        default,
+        rename = "vramLimits",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub keeps_vram_limits: bool,
 }
 
 /// One GPU, or `count` alike.

@@ -14,6 +14,7 @@ use stowage_scheduling::kube_filters::requirements::{AntiAffinity, NamespaceScop
 use stowage_scheduling::kube_filters::resources::{ANY_ADDRESS, HostPort};
 use stowage_scheduling::policy::{Policy, Pool};
 use stowage_scheduling::units::{Bytes, MilliCpu};
+use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::device_plugin::PluginResource;
 use stowage_scheduling::vocabulary::label_selector::Selector;
@@ -64,6 +65,18 @@ fn two_gpus_hold_a_pod_that_shares_with_none_and_two_that_share() {
             idle_percent_then: 62
         })
     );
+}
+
+#[test]
+fn hypothetical_nodes_keep_the_limits_that_a_class_requires() {
+    let mut classes = Policy::default().classes().to_vec();
+    for class in &mut classes {
+        class.isolation = Isolation::Required;
+    }
+    let policy = Policy::default().with_classes(classes).unwrap();
+    let pods = [("chat", 40), ("code", 30)].map(|(name, gib)| shared_pod(name, gib));
+    let plan = plan(&question(policy, pods, [nodes(8, 80)]));
+    assert_eq!((plan.gpus, plan.held), (1, 2), "{plan:#?}");
 }
 
 #[test]

@@ -28,6 +28,7 @@ use stowage_scheduling::vocabulary::device_plugin::PluginDevices;
 use stowage_scheduling::vocabulary::gpu::Device;
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage_scheduling::vocabulary::node_signs::NodeSigns;
 use stowage_scheduling::vocabulary::placement::Placement;
 
 /// A question, and what all its trials have in common.
@@ -415,11 +416,16 @@ fn uid(index: usize) -> PodUid {
     PodUid::parse(&format!("pod-{index:08}")).expect("digits are a name")
 }
 
+/// The driver keeps VRAM limits there: whoever buys nodes for pods that require them installs what does.
 fn unnamed_node(kind: NodeKind) -> NodeObserved {
-    NodeObserved::new(
-        NodeName::parse("unnamed").expect("it is a plain word"),
-        kind,
-    )
+    let name = NodeName::parse("unnamed").expect("it is a plain word");
+    NodeObserved {
+        signs: NodeSigns {
+            keeps_vram_limits: true,
+            ..NodeSigns::default()
+        },
+        ..NodeObserved::new(name, kind)
+    }
 }
 
 /// Reading of idle GPUs.
