@@ -92,6 +92,7 @@ async fn explain_says_of_each_node_what_kube_scheduler_says() {
         );
         assert_eq!(explained["counts"]["fit"], 0, "{source:?}");
         let text = explain(&["with-volume", source[0], source[1]]).output;
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
             text.contains("the persistent volume claim weights of the pod does not exist"),
             "{source:?}: {text}"
