@@ -11,7 +11,7 @@ use std::time::Duration;
 /// An API server that is back is found within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The watch with a pause after each failure, longer each time until an object or the end of a list comes. kube's own pauses begin
+/// The watch with a pause after each failure, longer each time until a change or the end of a list comes. kube's own pauses begin
 /// anew with each attempt to list, because it announces one with an event.
 pub fn with_growing_pauses<K: Send + 'static>(
     events: impl Stream<Item = Result<Event<K>>> + Send + 'static,
@@ -22,7 +22,7 @@ pub fn with_growing_pauses<K: Send + 'static>(
         has_shown: has_shown.clone(),
     };
     let events = events.inspect(move |event| {
-        if matches!(event, Ok(event) if !matches!(event, Event::Init)) {
+        if let Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) = event {
             has_shown.store(true, Ordering::Relaxed);
         }
     });
@@ -78,22 +78,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_until_something_comes() {
+    async fn pauses_grow_until_a_list_ends_or_something_changes() {
         let begins: fn() -> Result<Event<Pod>> = || Ok(Event::Init);
         let page: fn() -> Result<Event<Pod>> = || Ok(Event::InitApply(Pod::default()));
         let end: fn() -> Result<Event<Pod>> = || Ok(Event::InitDone);
         let change: fn() -> Result<Event<Pod>> = || Ok(Event::Apply(Pod::default()));
-        let gaps_of_none = gaps([begins, failure].repeat(6)).await;
-        assert!(
-            gaps_of_none[5] > 4 * gaps_of_none[1] && gaps_of_none[5] <= LONGEST_PAUSE,
-            "{gaps_of_none:?}"
-        );
-        // A page of a list that breaks off is an API server that answers: what it has to say is needed soon.
-        for recovered in [
-            vec![begins, page, page],
-            vec![begins, page, end],
-            vec![change],
-        ] {
+        // Nothing, or a first page only, comes before each failure.
+        for before in [vec![begins], vec![begins, page, page]] {
+            let attempt = before.into_iter().chain([failure as fn() -> _]);
+            let attempt: Vec<_> = attempt.collect();
+            let gaps = gaps(attempt.repeat(6)).await;
+            assert!(
+                gaps[5] > 4 * gaps[1] && gaps[5] <= LONGEST_PAUSE,
+                "{gaps:?}"
+            );
+        }
+        for recovered in [vec![begins, page, end], vec![change]] {
             let attempt = recovered.into_iter().chain([failure as fn() -> _]);
             let attempt: Vec<_> = attempt.collect();
             let gaps = gaps(attempt.repeat(6)).await;

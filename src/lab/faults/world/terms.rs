@@ -51,6 +51,12 @@ impl FaultyCluster {
         acts.is_some_and(|acts| epoch.is_some_and(|epoch| epoch != acts.epoch))
     }
 
+    /// Whether the leader that wrote in this epoch acts now.
+    pub(super) fn acts_in_term(&self, epoch: Option<&str>) -> bool {
+        let acts = self.acting_term();
+        acts.is_some_and(|acts| epoch == Some(&*acts.epoch))
+    }
+
     /// Only what a proxy delayed lands so late.
     pub(super) fn check_commit(&mut self, what: &str) {
         self.tally.late_commits += 1;

@@ -109,7 +109,9 @@ impl FaultyCluster {
                     .or_default()
                     .push(named_by);
             }
-            if is_new {
+            // A victim that had not started needs no budget, and may have started by the time that a delayed write lands: no leader
+            // acts on one of another term before it has checked it anew.
+            if is_new && self.acts_in_term(message["epoch"].as_str()) {
                 self.check_guarded_victims(&names, &pod_name(pod));
             }
         }
