@@ -87,7 +87,7 @@ pub struct Cli {
 
 /// Exit codes of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if standard output \
-                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy` and `replay`, 1 is a \
+                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy`, `replay` and `top`, 1 is a \
                           negative answer and 2 means that there is no answer.";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";

@@ -47,7 +47,7 @@ impl UninstallArgs {
         let client = kubernetes::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await?;
         let found = uninstall::find(&client).await?;
         if !self.output.is_data() {
-            print(&removal_text(&found, self.dry_run))?;
+            print(&Columns::for_stdout().wrap(&removal_text(&found, self.dry_run)))?;
         }
         let failures = if self.dry_run {
             Vec::new()

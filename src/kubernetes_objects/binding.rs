@@ -103,7 +103,7 @@ fn annotations(
 /// What kai-gpu-fractioning gives each container: its GPUs, and what the driver keeps for it and lets it have on each. A borrower is
 /// kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its VRAM gets it at once.
 fn vram_limits(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
-    let devices = gpu_names(placement, None);
+    let devices = join(&placement.devices);
     let is_borrower = !placement.borrowed_from.is_empty();
     demand.containers.iter().flat_map(move |container| {
         let mebibytes = (container.vram.0 / u64::from(demand.gpus.max(1)) / MIB).max(1);
@@ -296,6 +296,11 @@ mod tests {
         };
         assert_eq!(devices_and_limits(&[], true), limited("1536Mi", "20480Mi"));
         let borrower = devices_and_limits(&["lender"], true);
+        for (key, _) in &borrower {
+            let (_, name) = key.split_once('/').unwrap();
+            let of_longest = name.len() - name.split('.').nth(1).unwrap().len() + 34;
+            assert!(of_longest <= MAX_KEY_NAME_BYTES, "{key}");
+        }
         assert_eq!(borrower, limited("1Mi", "1Mi"), "nothing is kept for it");
     }
 

@@ -241,6 +241,25 @@ impl LoadedPolicy {
     pub fn show(&self, sources: &[SourceText]) -> String {
         show::show(&self.policy, &self.merged, &PolicySources::new(sources))
     }
+
+    /// The whole policy as data, without settings that have no value.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut policy = serde_json::to_value(parse::render(&self.policy))
+            .expect("a raw policy has text keys and no floats");
+        drop_nulls(&mut policy);
+        policy
+    }
+}
+
+fn drop_nulls(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(drop_nulls);
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 #[cfg(test)]

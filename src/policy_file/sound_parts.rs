@@ -20,7 +20,8 @@ pub fn sound_parts(
     let mut broken: Vec<Span> = Vec::new();
     for (count, error) in diagnostics.iter().filter(is_error).enumerate() {
         // A document that lacks its kind may be right otherwise.
-        let mut is_found = error.code == "missing-field";
+        let mut is_found =
+            error.code == "missing-field" && !error.spans().any(|span| is_in_list(&merged, span));
         for span in error.spans() {
             broken.extend(take_part(&mut merged, span));
             is_found |= broken.iter().any(|part| part.contains(span));
@@ -42,6 +43,13 @@ fn take_part(merged: &mut YamlNode, span: Span) -> Option<Span> {
             && let Some(entry) = entries.iter_mut().find(|entry| entry.span.contains(span))
         {
             if let Value::Map(fields) = &mut entry.value {
+                // Without its name others that refer to it would seem wrong.
+                let mut names = fields.iter().filter(|(key, _)| key.text == "name");
+                if names.next().is_none_or(|name| whole(name).contains(span))
+                    || names.next().is_some()
+                {
+                    return None;
+                }
                 fields.retain(|(key, _)| key.text == "name");
             }
             return Some(entry.span);
@@ -62,6 +70,11 @@ fn take_part(merged: &mut YamlNode, span: Span) -> Option<Span> {
         }
     }
     Some(whole(&sections.remove(at)))
+}
+
+fn is_in_list(merged: &YamlNode, span: Span) -> bool {
+    let mut lists = merged.entries().iter().filter(|(key, _)| is_list(key));
+    lists.any(|(_, list)| list.span.contains(span))
 }
 
 fn is_list(key: &YamlKey) -> bool {

@@ -237,6 +237,17 @@ fn mistakes_of_all_kinds_are_told_in_one_run() {
 
 /// What is told of the rest must be true once the mistake is mended.
 #[test]
+fn a_policy_as_data_is_the_same_policy_whatever_its_words_look_like() {
+    let text = "kind: SchedulingPolicy\nclasses:\n- {name: \"on\", match: {namespaces: [\"yes\", \"0x1f\"], labels: {a: \"1_000\"}}}\n\
+                tenants: [{name: \"0777\", namespaces: [\"no\"], guarantee: {gpus: 1}}]\n";
+    let loaded = load(&[SourceText::new("policy.yaml", text)]).unwrap();
+    let data = loaded.to_json();
+    assert_eq!(data["classes"][0]["name"], "on");
+    let again = load(&[SourceText::new("again.yaml", data.to_string())]).unwrap();
+    assert_eq!(again.policy.digest, loaded.policy.digest);
+}
+
+#[test]
 fn a_mistake_draws_no_others_after_it() {
     for (text, expected) in [
         // The class is there, under a misspelled section.
@@ -258,6 +269,11 @@ fn a_mistake_draws_no_others_after_it() {
             "unknown-field",
         ),
         ("tenants: [{name: a, namespaces: a}]\n", "wrong-type"),
+        // The class is there, under another name.
+        (
+            "classes: [{name: Chat, match: {namespaces: [c]}}]\nnodePools: [{name: p, classes: [chat]}]\n",
+            "malformed",
+        ),
         ("telemetry: {fresh: 5, stale: 3s}\n", "malformed"),
         (
             "startGate: {max: 1}\nclasses: [{name: a, match: {namespaces: [a]}, startGate: {min: 15m}}]\n",

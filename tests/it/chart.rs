@@ -310,10 +310,13 @@ fn every_value_changes_its_object() {
         Value::Null
     );
 
-    let policy = rendered(&helm, &["--set", "policy=mode: shadow"]);
+    let policy = rendered(
+        &helm,
+        &["--set", "policy=kind: SchedulingPolicy\nmode: shadow"],
+    );
     assert_eq!(
         named(&policy, "ConfigMap", "stowage-policy").unwrap()["data"]["policy.yaml"],
-        "mode: shadow\n"
+        "kind: SchedulingPolicy\nmode: shadow\n"
     );
     assert!(
         named(

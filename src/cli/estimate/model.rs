@@ -127,7 +127,9 @@ impl ModelFiles {
             .into_owned();
         let is_index = name == INDEX || is_named && name.ends_with(".index.json");
         let extensions = [".safetensors", ".gguf", ".bin"];
-        if is_index || extensions.iter().any(|known| name.ends_with(known)) {
+        // Of a folder: what is loaded beside a model is no model.
+        let is_beside = !is_named && (name.starts_with("adapter") || name.contains("mmproj"));
+        if !is_beside && (is_index || extensions.iter().any(|known| name.ends_with(known))) {
             let name = if is_index { INDEX.to_owned() } else { name };
             let other = self.weights.insert(name, path.clone());
             if let Some(other) = other.filter(|other| *other != path) {
@@ -197,7 +199,11 @@ impl ModelFiles {
             }
             None => (self.whole_sets(format)?.concat(), None),
         };
-        let missing = files.iter().filter(|file| !file.is_file()).count();
+        let is_indexed = self.weights.contains_key(INDEX);
+        let missing = files
+            .iter()
+            .filter(|file| is_indexed && !file.is_file())
+            .count();
         if missing > 0 {
             let instead = match total {
                 Some(_) => "its total_size is taken",

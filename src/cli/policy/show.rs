@@ -30,10 +30,9 @@ impl ShowArgs {
         };
         match load(&files) {
             Ok(loaded) => {
-                let (path, shown) = (self.path.display(), loaded.show(&files));
-                let policy: serde_json::Value = serde_saphyr::from_str(&shown)?;
-                self.output.print(&policy, |_, _| {
-                    format!("# {path}, digest {}\n{shown}", loaded.policy.digest)
+                self.output.print(&loaded.to_json(), |_, _| {
+                    let (path, digest) = (self.path.display(), loaded.policy.digest);
+                    format!("# {path}, digest {digest}\n{}", loaded.show(&files))
                 })?;
                 Ok(ExitCode::SUCCESS)
             }

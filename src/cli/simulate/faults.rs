@@ -47,7 +47,7 @@ pub struct SimulateFaultsArgs {
     steps: u64,
 
     /// Print what happened in the history, with its times; for one seed
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["output", "json"])]
     history: bool,
 
     /// For how many seconds a failing history is made smaller; 0 leaves it as it is

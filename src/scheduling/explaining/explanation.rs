@@ -355,7 +355,7 @@ pub struct NodePart {
     /// Warnings about its GPUs that follow from its Node object.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The driver keeps containers within their VRAM here.
+    /// The driver keeps the pod's containers within their VRAM here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_vram_limits: bool,
     /// How current the measurements of this node are.

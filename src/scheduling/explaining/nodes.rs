@@ -11,7 +11,7 @@ use super::{ShownNodes, loans};
 use crate::ids::NodeName;
 use crate::kube_filters::FilterReason;
 use crate::ledger::{Occupant, OccupantPhase};
-use crate::placing::fit::{Misfit, check_node_admission, sentence};
+use crate::placing::fit::{Misfit, check_node_admission, sentence, writes_vram_limits};
 use crate::placing::pack::{self, GpuChoice, WakeEstimate};
 use crate::placing::rank::{self, Candidate, EngineLoadCost, ScoreParts, Shortlist, shortlist};
 use crate::placing::start_model::{FactorsAndSource, StartEstimate};
@@ -238,7 +238,7 @@ impl NodeOutline {
             devices: devices(node, facts.demand()),
             pool: details.pool.clone(),
             warnings: node.warnings.iter().map(ToString::to_string).collect(),
-            keeps_vram_limits: node.keeps_vram_limits,
+            keeps_vram_limits: writes_vram_limits(node, facts.demand()),
             freshness: node.freshness,
             report_age_millis: details.report_age,
             tier: holding.map(|holding| holding.tier),

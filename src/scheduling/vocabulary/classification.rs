@@ -118,9 +118,9 @@ pub enum Isolation {
     /// They are placed only where it does.
     Required,
     /// It does where it can.
-    #[default]
     Preferred,
     /// It does not.
+    #[default]
     None,
 }
 

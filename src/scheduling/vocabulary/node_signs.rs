@@ -61,6 +61,14 @@ coded! {
 }
 
 impl NodeSigns {
+    /// Those of a hypothetical node: whoever buys nodes for pods that require limits installs what keeps them.
+    pub fn with_vram_limits() -> Self {
+        Self {
+            keeps_vram_limits: true,
+            ..Self::default()
+        }
+    }
+
     /// A warning about the labels of GPU feature discovery, compared with what an agent has reported.
     pub fn label_warning(&self, devices: &[Device], is_reported: bool) -> Option<NodeWarning> {
         match (self.unreadable.clone(), self.labelled) {

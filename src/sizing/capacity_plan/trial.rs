@@ -416,14 +416,10 @@ fn uid(index: usize) -> PodUid {
     PodUid::parse(&format!("pod-{index:08}")).expect("digits are a name")
 }
 
-/// The driver keeps VRAM limits there: whoever buys nodes for pods that require them installs what does.
 fn unnamed_node(kind: NodeKind) -> NodeObserved {
     let name = NodeName::parse("unnamed").expect("it is a plain word");
     NodeObserved {
-        signs: NodeSigns {
-            keeps_vram_limits: true,
-            ..NodeSigns::default()
-        },
+        signs: NodeSigns::with_vram_limits(),
         ..NodeObserved::new(name, kind)
     }
 }

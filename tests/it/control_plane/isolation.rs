@@ -10,10 +10,17 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use std::collections::BTreeMap;
 
+const POLICY: &str = "kind: SchedulingPolicy
+classes: [{ name: serving, isolation: preferred }]
+";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_binding_has_the_limits_that_its_node_keeps() {
     let nodes = ["limited", "plain"].map(|name| node(name, 2, 81_559, "NVIDIA-H100-80GB-HBM3"));
-    let Some(mut world) = RealControlPlane::start_all(nodes.to_vec(), &ALWAYS).await else {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("policy.yaml"), POLICY).unwrap();
+    let serve = [&ALWAYS[..], &["--policy", folder.path().to_str().unwrap()]].concat();
+    let Some(mut world) = RealControlPlane::start_all(nodes.to_vec(), &serve).await else {
         return;
     };
     world.begin_scheduling().await;

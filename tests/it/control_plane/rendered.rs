@@ -112,8 +112,11 @@ async fn every_overlay_the_chart_and_the_examples_pass_a_servers_dry_run() {
     eventually(
         "the API server applies the admission policies",
         async || {
-            let ran = world.kubectl(&["apply", "--dry-run=server", "-f", pod.to_str().unwrap()]);
-            ran.is_success.then_some(())
+            let dry_run = ["apply", "--dry-run=server", "-o", "json", "-f"];
+            let ran = world.kubectl(&[&dry_run[..], &[pod.to_str().unwrap()]].concat());
+            ran.output
+                .contains("stowage.dev/visible-devices")
+                .then_some(())
         },
     )
     .await;

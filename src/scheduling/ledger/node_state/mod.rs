@@ -492,10 +492,11 @@ impl NodeState {
             .unwrap_or_default()
     }
 
-    /// Whether the driver keeps limits on all its GPUs: it keeps none on MIG slices.
+    /// Whether the driver keeps limits on all its GPUs: it keeps none on MIG slices, and they are set by UUID.
     fn keeps_vram_limits(&self) -> bool {
-        let has_slices = self.devices.iter().any(|device| device.uuid.is_slice());
-        self.signs.keeps_vram_limits && !has_slices
+        let uuids = || self.devices.iter().map(|device| &device.uuid);
+        self.signs.keeps_vram_limits
+            && uuids().all(|uuid| !uuid.is_slice() && uuid.index().is_none())
     }
 
     /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.

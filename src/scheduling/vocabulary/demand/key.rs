@@ -1,10 +1,10 @@
 //! When two demands are equal for a node: the one key under which results of fit and score are shared.
 
-use super::{Demand, HostResources, Sharing};
+use super::{Demand, HostResources, Sharing, VramContainer};
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::Bytes;
-use crate::vocabulary::classification::{ClassId, ClassTerms};
+use crate::vocabulary::classification::{ClassId, ClassTerms, Isolation};
 use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu_wish::GpuSelector;
 use crate::vocabulary::image::ImageId;
@@ -21,6 +21,8 @@ pub(crate) struct DemandKey {
     sharing: Sharing,
     class: ClassId,
     terms: ClassTerms,
+    /// Whether VRAM limits can be written for it, if its class requires them.
+    can_be_limited: bool,
     host_resources: HostResources,
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
@@ -64,9 +66,10 @@ impl DemandKey {
             may_preempt: _,
             // For a pod that may borrow: an engine lends to pods of lower priority only.
             priority,
-            // For the pod's own end, and its Binding.
+            // Whether their limits can be written, where the class requires that.
+            containers,
+            // For the pod's own end.
             grace: _,
-            containers: _,
         } = demand;
         Self {
             ask: ask.clone(),
@@ -75,6 +78,8 @@ impl DemandKey {
             sharing: *sharing,
             class: *class,
             terms: *terms,
+            can_be_limited: terms.isolation != Isolation::Required
+                || containers.iter().all(VramContainer::can_be_limited),
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
@@ -129,6 +134,25 @@ mod tests {
                     queue_limit: Some(77),
                     ..base.terms
                 },
+                ..base.clone()
+            },
+            Demand {
+                terms: ClassTerms {
+                    isolation: Isolation::Required,
+                    ..base.terms
+                },
+                ..base.clone()
+            },
+            Demand {
+                terms: ClassTerms {
+                    isolation: Isolation::Required,
+                    ..base.terms
+                },
+                containers: [VramContainer {
+                    name: "c".repeat(35).into(),
+                    vram: Bytes::gib(40),
+                }]
+                .into(),
                 ..base.clone()
             },
             Demand {

@@ -169,7 +169,10 @@ pub(super) fn vram_containers(containers: &[ContainerRequest<'_>]) -> Arc<[VramC
             vram,
         })
     };
-    containers.iter().filter_map(vram_container).collect()
+    let requested = containers.iter().filter_map(vram_container);
+    requested
+        .filter(|container| container.vram > Bytes::ZERO)
+        .collect()
 }
 
 pub(super) fn total_vram(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {

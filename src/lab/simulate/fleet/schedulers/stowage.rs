@@ -32,6 +32,7 @@ use stowage_scheduling::vocabulary::disruption_info::{
 };
 use stowage_scheduling::vocabulary::image::{ImageId, NodeImage};
 use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_signs::NodeSigns;
 use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The pods that a kubelet takes unless it is told otherwise.
@@ -296,6 +297,7 @@ impl FleetScheduler for Stowage {
             let node = NodeObserved::new(name, NodeKind::Stowage);
             let node = NodeObserved {
                 labels,
+                signs: NodeSigns::with_vram_limits(),
                 machine: Some(filters),
                 ..node
             };
