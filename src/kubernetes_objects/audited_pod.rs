@@ -94,6 +94,10 @@ fn granted_sharing(pod: &Pod) -> Sharing {
 }
 
 fn fraction(pod: &Pod) -> Option<MemoryFraction> {
+    // A part of its limit, which says nothing of the GPU.
+    if super::has_vram_limits(pod) {
+        return Some(MemoryFraction::ZERO);
+    }
     MemoryFraction::parse(annotation(pod, binding_annotations::MEMORY_FRACTION)?)
 }
 

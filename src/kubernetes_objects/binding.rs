@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
 use stowage_scheduling::vocabulary::demand::{Demand, Sharing, VramContainer};
+use stowage_scheduling::vocabulary::memory_fraction::MemoryFraction;
 use stowage_scheduling::vocabulary::placement::Placement;
 
 /// The kind that NVIDIA's container runtime resolves by itself, in memory: no file has it, and nothing else finds its devices.
@@ -89,7 +90,9 @@ fn annotations(
     }
     // Exactly one of them gives a container its GPUs: without the annotation the variable is empty, and that is none.
     if placement.has_vram_limits {
-        annotations.extend(vram_limits(demand, placement));
+        let key = binding_annotations::VRAM_LIMITS.to_owned();
+        annotations.insert(key, "kai-gpu-fractioning".to_owned());
+        annotations.extend(vram_limits(demand, placement, &names));
     } else {
         let visible_devices = binding_annotations::VISIBLE_DEVICES.to_owned();
         annotations.insert(visible_devices, names.clone());
@@ -100,13 +103,16 @@ fn annotations(
     annotations
 }
 
-/// What kai-gpu-fractioning gives each container: its GPUs, and what the driver keeps for it and lets it have on each. A borrower is
+/// What kai-gpu-fractioning gives each container: its GPUs, which it hands to the runtime by these names, and what the driver keeps for it and lets it have on each. A borrower is
 /// kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its VRAM gets it at once.
-fn vram_limits(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (String, String)> {
-    let devices = join(&placement.devices);
+fn vram_limits(
+    demand: &Demand,
+    placement: &Placement,
+    names: &str,
+) -> impl Iterator<Item = (String, String)> {
     let is_borrower = !placement.borrowed_from.is_empty();
     demand.containers.iter().flat_map(move |container| {
-        let mebibytes = (container.vram.0 / u64::from(demand.gpus.max(1)) / MIB).max(1);
+        let mebibytes = (demand.limit_of(container).0 / MIB).max(1);
         let kept = if is_borrower { 1 } else { mebibytes };
         let key = |suffix: &str| {
             let prefix = binding_annotations::LIMITS_PREFIX;
@@ -115,7 +121,7 @@ fn vram_limits(demand: &Demand, placement: &Placement) -> impl Iterator<Item = (
         [
             (
                 key(binding_annotations::LIMITED_DEVICES_SUFFIX),
-                devices.clone(),
+                names.to_owned(),
             ),
             (
                 key(binding_annotations::VRAM_REQUEST_SUFFIX),
@@ -160,12 +166,20 @@ fn container_fractions(
     several
         .into_iter()
         .flat_map(|containers| containers.iter())
-        .map(|VramContainer { name, vram }| {
-            let fraction = placement
-                .memory_fraction
-                .for_container(*vram, demand.vram());
+        .map(|container| {
+            let fraction = match placement.has_vram_limits {
+                true => MemoryFraction::of_limit(demand.limit_of(container)),
+                false => {
+                    let whole = placement.memory_fraction;
+                    whole.for_container(container.vram, demand.vram())
+                }
+            };
             (
-                format!("{name}{}", binding_annotations::CONTAINER_FRACTION_SUFFIX),
+                format!(
+                    "{}{}",
+                    container.name,
+                    binding_annotations::CONTAINER_FRACTION_SUFFIX
+                ),
                 fraction.to_string(),
             )
         })
@@ -288,10 +302,10 @@ mod tests {
             all(&[
                 ("nvidia.com/container.draft.gpu-memory.limit", "1536Mi"),
                 ("nvidia.com/container.draft.gpu-memory.request", draft),
-                ("nvidia.com/container.draft.gpus.devices", "GPU-a,GPU-b"),
+                ("nvidia.com/container.draft.gpus.devices", names),
                 ("nvidia.com/container.engine.gpu-memory.limit", "20480Mi"),
                 ("nvidia.com/container.engine.gpu-memory.request", engine),
-                ("nvidia.com/container.engine.gpus.devices", "GPU-a,GPU-b"),
+                ("nvidia.com/container.engine.gpus.devices", names),
             ])
         };
         assert_eq!(devices_and_limits(&[], true), limited("1536Mi", "20480Mi"));

@@ -242,11 +242,12 @@ fn owners(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
     pod.metadata.owner_references.iter().flatten()
 }
 
-/// What the pod shows of VRAM that sleeping engines lend.
+/// What the pod shows of VRAM that engines lend.
 fn loan(pod: &Pod) -> ObservedLoan {
     let request = annotation(pod, user_annotations::WAKE_REQUESTED);
     ObservedLoan {
         borrows: super::borrows(pod),
+        has_vram_limits: super::has_vram_limits(pod),
         wake_requested: request.map(|request| {
             request
                 .chars()

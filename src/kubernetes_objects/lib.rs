@@ -94,8 +94,10 @@ pub mod binding_annotations {
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// The leader that wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
-    /// UIDs of the sleeping engines that lend to the pod, comma-separated; missing if it borrows nothing.
+    /// UIDs of the engines that lend to the pod, comma-separated; missing if it borrows nothing.
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
+    /// What sets the containers' VRAM limits, if they have any: `kai-gpu-fractioning`.
+    pub const VRAM_LIMITS: &str = "stowage.dev/vram-limits";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
     /// Prefix of a container's name: what kai-gpu-fractioning gives it, by the three suffixes.
@@ -478,7 +480,12 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
         .collect()
 }
 
-/// Whether its Binding says that sleeping engines lend it its VRAM.
+/// Whether its Binding says how much VRAM the driver keeps for its containers and lets them have.
+pub(crate) fn has_vram_limits(pod: &Pod) -> bool {
+    annotation(pod, binding_annotations::VRAM_LIMITS).is_some()
+}
+
+/// Whether its Binding says that engines lend it its VRAM.
 pub fn borrows(pod: &Pod) -> bool {
     annotation(pod, binding_annotations::BORROWED_FROM).is_some_and(|lenders| !lenders.is_empty())
 }

@@ -11,6 +11,8 @@ pub struct LendingMetrics {
     pub wakes: IntCounterVec,
     /// Sleeping engines that got back what they lent before they asked.
     pub recalls: IntCounter,
+    /// Engines that allocated VRAM that they had lent, awake.
+    pub taken_back: IntCounter,
     /// Evictions of borrowers, by outcome.
     pub evictions: IntCounterVec,
 }
@@ -27,6 +29,10 @@ impl LendingMetrics {
             recalls: families.counter(
                 "stowage_loan_recalls_total",
                 "Sleeping engines that got back what they lent before they asked, because their model was in demand.",
+            ),
+            taken_back: families.counter(
+                "stowage_loans_taken_back_total",
+                "Engines that used more than they keep while others had what they lend: the driver gives it back to them.",
             ),
             evictions: families.counters(
                 "stowage_loan_evictions_total",

@@ -122,6 +122,7 @@ metadata {
   continue remainingItemCount labels ownerReferences
   annotations {
     stowage.dev/devices! stowage.dev/vram-granted! stowage.dev/exclusive-granted! stowage.dev/borrowed-from! stowage.dev/leader-epoch!
+    stowage.dev/vram-limits!
     stowage.dev/gpus! stowage.dev/exclusive! stowage.dev/% k8s.io/% kubernetes.io/config.% prometheus.io/% prometheus.kserve.io/%
     dual-pods.llm-d.ai/requester
     internal.serving.kserve.io/storage-initializer-sourceuri karpenter.sh/do-not-disrupt controller.kubernetes.io/pod-deletion-cost

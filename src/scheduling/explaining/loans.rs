@@ -37,8 +37,12 @@ pub fn borrowing(facts: &Facts) -> Option<BorrowingPart> {
     };
     let is_exclusive = facts.demand().sharing == Sharing::Exclusive;
     let exclusive = is_exclusive.then(|| "it requests its GPUs exclusively".to_owned());
+    let max_borrowed = facts.policy.class(facts.demand().class).max_borrowed;
+    let too_large = max_borrowed
+        .filter(|max| *max < facts.demand().vram())
+        .map(|max| format!("its class lets each pod borrow {max} at most (maxBorrowed)"));
     Some(BorrowingPart {
-        kept_out_because: kept_out.as_ref().map(because).or(exclusive),
+        kept_out_because: kept_out.as_ref().map(because).or(exclusive).or(too_large),
     })
 }
 
@@ -51,9 +55,14 @@ pub fn gpu_loans(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>) -> Option<GpuLoansP
     };
     let borrowers = occupants_where(|stage| matches!(stage, LoanStage::Borrows));
     let borrowed: Bytes = borrowers.map(|Occupant { per_gpu, .. }| *per_gpu).sum();
-    let lends = occupants_where(|stage| matches!(stage, LoanStage::Lends { .. }))
-        .next()
-        .is_some();
+    let lends = occupants_where(|stage| {
+        matches!(
+            stage,
+            LoanStage::Lends { .. } | LoanStage::LendsUnused { .. }
+        )
+    })
+    .next()
+    .is_some();
     let is_lent = lends || borrowed > Bytes::ZERO || gpu.lendable > Bytes::ZERO;
     let free = (gpu.capacity + gpu.lendable)
         .minus(gpu.charged)

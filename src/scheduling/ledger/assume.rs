@@ -379,6 +379,7 @@ impl Ledger {
             Some(PodPhase::Assumed(assumed)) if assumed.placement.recorded_gpus() == devices => {
                 BoundPod {
                     borrows: borrows || !assumed.placement.borrowed_from.is_empty(),
+                    has_vram_limits: assumed.placement.has_vram_limits,
                     ..BoundPod::new(node.clone(), devices, self.now)
                 }
             }
@@ -540,8 +541,11 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
             .free_without_pods()
             .max(demand.per_gpu),
     };
-    let fraction =
-        |index: usize| MemoryFraction::new(grant_on(index), node_state.devices()[index].total);
+    let has_vram_limits = writes_vram_limits(node_state.view(), demand);
+    let fraction = |index: usize| match has_vram_limits {
+        true => demand.fraction_of_limit(),
+        false => MemoryFraction::new(grant_on(index), node_state.devices()[index].total),
+    };
     let memory_fraction = gpus.iter().map(fraction).min().unwrap_or_default();
     let max_fraction = gpus.iter().map(fraction).max();
     Placement {
@@ -554,6 +558,6 @@ fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement
         memory_fraction,
         greatest_fraction: max_fraction.filter(|greatest| *greatest != memory_fraction),
         borrowed_from: Arc::new([]),
-        has_vram_limits: writes_vram_limits(node_state.view(), demand),
+        has_vram_limits,
     }
 }

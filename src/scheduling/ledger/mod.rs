@@ -57,7 +57,7 @@ mod waiting_queue;
 pub(crate) use assume::AssumeResult;
 pub use assume::{AllocationFailure, ExpiryResult};
 pub use node_devices::DeviceReportError;
-pub use node_state::{LoanStage, WakeStatus};
+pub use node_state::{LoanStage, LoansEndedUnasked, WakeStatus};
 pub(crate) use node_state::{NodeState, PodLoan, ResidentPod};
 pub use observe::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use overuse::{Overuse, OveruseAction, OveruseStep};

@@ -1,7 +1,7 @@
 //! What watches and requests show, brought into the ledger: nodes, their devices, and pods as the API server shows them.
 
 use super::Ledger;
-use super::node_state::NodeState;
+use super::node_state::{LoansEndedUnasked, NodeState};
 use super::pod_state::SchedulingGate;
 use super::pod_state::{BoundPod, PodPhase, PodState};
 use super::start_gates::start_gate_end;
@@ -92,14 +92,14 @@ impl Ledger {
     }
 
     /// Takes a reading of a node, whose devices were reported before; what it says of other devices is ignored.
-    /// Returns the pods whose engines woke although their VRAM is lent out.
+    /// Returns the loans that engines ended without asking.
     pub(crate) fn take_reading(
         &mut self,
         name: &NodeName,
         reading: Arc<NodeReading>,
-    ) -> Vec<PodUid> {
+    ) -> LoansEndedUnasked {
         if !self.has_node(name) {
-            return Vec::new();
+            return LoansEndedUnasked::default();
         }
         self.record_overuse(name, &reading.over_grant, reading.sampled);
         let located = self.node_states.take_reading(name, reading, &self.policy);
@@ -110,7 +110,7 @@ impl Ledger {
         }
         self.node_states
             .get_mut(name)
-            .map(NodeState::take_woken_over_loans)
+            .map(NodeState::take_loans_ended_unasked)
             .unwrap_or_default()
     }
 

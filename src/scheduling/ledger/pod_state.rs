@@ -78,9 +78,12 @@ pub struct BoundPod {
     /// It was to be evicted, and stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction_refusal: Option<Box<EvictionRefusal>>,
-    /// Its VRAM is lent by sleeping engines: it leaves when one of them is to wake.
+    /// Its VRAM is lent by engines: it leaves when one of them needs it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrows: bool,
+    /// The driver keeps it within its VRAM, as its Binding says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_vram_limits: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub wake: WakeMarks,
 }
@@ -115,6 +118,7 @@ impl BoundPod {
             leaving: None,
             eviction_refusal: None,
             borrows: false,
+            has_vram_limits: false,
             wake: WakeMarks::default(),
         }
     }
@@ -287,6 +291,7 @@ impl PodState {
             return;
         };
         bound.borrows |= loan.borrows;
+        bound.has_vram_limits = loan.has_vram_limits;
         let was_open = bound.wake.is_waking();
         (bound.wake.request, bound.wake.answered_request) =
             (loan.wake_requested.clone(), loan.wakeable.clone());
@@ -299,12 +304,22 @@ impl PodState {
     pub(super) fn has_loan_change(&self, loan: &ObservedLoan) -> bool {
         self.bound().is_some_and(|bound| {
             loan.borrows && !bound.borrows
+                || loan.has_vram_limits != bound.has_vram_limits
                 || (&loan.wake_requested, &loan.wakeable)
                     != (&bound.wake.request, &bound.wake.answered_request)
         })
     }
 
-    /// Whether its VRAM is lent by sleeping engines.
+    /// Whether the driver keeps it within its VRAM, as its Binding says.
+    pub(super) fn has_vram_limits(&self) -> bool {
+        match &self.phase {
+            PodPhase::Waiting(_) => false,
+            PodPhase::Assumed(assumed) => assumed.placement.has_vram_limits,
+            PodPhase::Bound(bound) => bound.has_vram_limits,
+        }
+    }
+
+    /// Whether its VRAM is lent by engines.
     pub fn borrows(&self) -> bool {
         match &self.phase {
             PodPhase::Waiting(_) => false,

@@ -7,7 +7,7 @@ use super::whole_nodes;
 pub use crate::reasons::Misfit;
 use crate::vocabulary::classification::{ClassSet, ClassTerms, Isolation};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
-use crate::vocabulary::demand::{Demand, Sharing, VramContainer};
+use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::node::{Node, NodeKind};
@@ -107,10 +107,7 @@ fn needs_vram_limits(demand: &Demand) -> bool {
 
 /// Whether the Binding says for each container how much VRAM the driver lets it have on this node.
 pub(crate) fn writes_vram_limits(node: &Node, demand: &Demand) -> bool {
-    node.keeps_vram_limits
-        && demand.sharing == Sharing::Shared
-        && demand.terms.isolation != Isolation::None
-        && demand.containers.iter().all(VramContainer::can_be_limited)
+    node.keeps_vram_limits && demand.can_have_vram_limits()
 }
 
 /// Why `demand` does not fit on `gpus`; the most lasting reason first.

@@ -6,7 +6,7 @@ use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all_labels, pattern_matches};
 use super::window::Window;
-use crate::units::{Millis, Percent, setting};
+use crate::units::{Bytes, Millis, Percent, setting};
 use crate::vocabulary::classification::Isolation;
 use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
 use crate::vocabulary::is_default;
@@ -85,6 +85,16 @@ pub struct Class {
     /// What becomes of the VRAM of its engines while they sleep.
     #[serde(default)]
     pub sleeping: SleepingRule,
+    /// What becomes of VRAM that its engines do not use, awake or asleep, where the driver keeps VRAM limits.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unused: UnusedRule,
+    /// The most VRAM that one of its pods may borrow, over all its GPUs: a pod that requests more borrows nothing. Default: any.
+    #[serde(
+        with = "setting::Optional::<setting::MemoryQuantity>",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub max_borrowed: Option<Bytes>,
     /// Whether the driver has to keep its pods within their VRAM.
     #[serde(default)]
     pub isolation: Isolation,
@@ -99,6 +109,18 @@ pub enum SleepingRule {
     Keep,
     /// What it does not use is lent to preemptible pods of lower priority. Before it wakes it asks, with the annotation
     /// `stowage.dev/wake-requested`, and waits for the condition `stowage.dev/Wakeable`.
+    Lend,
+}
+
+/// What becomes of VRAM that an engine was granted and does not use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum UnusedRule {
+    /// Its whole grant stays its own.
+    #[default]
+    Keep,
+    /// It is lent to preemptible pods of lower priority that have VRAM limits, too. The engine takes it back by allocating it:
+    /// the driver ends the borrower.
     Lend,
 }
 
@@ -307,6 +329,8 @@ impl Class {
             disruption_budgets: Protection::default(),
             max_lost_work: None,
             sleeping: SleepingRule::default(),
+            unused: UnusedRule::default(),
+            max_borrowed: None,
             isolation: Isolation::default(),
             pools: None,
             overuse: None,

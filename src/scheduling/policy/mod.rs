@@ -25,6 +25,7 @@ pub use autoscaling::{AutoscalingRules, ModelRules, Reserve, ScaleDown, ScaleUp}
 pub(crate) use class::UnknownLoadRule;
 pub use class::{
     Class, ClassLimits, Match, Preemptibility, Protection, SleepingRule, StartGate, UnmetCondition,
+    UnusedRule,
 };
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, OveruseRule, ViolateBudgets};
 pub(crate) use eviction::{KueueRule, PreemptionRules};
@@ -493,9 +494,9 @@ fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
             .filter_map(class_exclusions)
             .collect(),
         borrows: class.eviction == Preemptibility::ForHigherPriority
-            && classes
-                .iter()
-                .any(|lender| lender.sleeping == SleepingRule::Lend),
+            && classes.iter().any(|lender| {
+                lender.sleeping == SleepingRule::Lend || lender.unused == UnusedRule::Lend
+            }),
     }
 }
 

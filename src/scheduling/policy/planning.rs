@@ -30,7 +30,7 @@ pub struct Planning {
     pub lending: LendingRules,
 }
 
-/// When a sleeping engine of a class with `sleeping: lend` lends, and how much.
+/// When an engine of a class with `sleeping: lend` or `unused: lend` lends, and how much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LendingRules {
@@ -42,6 +42,13 @@ pub struct LendingRules {
     pub margin: Bytes,
     /// It gets back what it lent before it asks, when the engines that serve its model are as busy as `pressure` says.
     pub reclaim_on_load: bool,
+    /// How long an engine of a class with `unused: lend` uses no more before it lends. Each loan that it ended within the last
+    /// hour doubles this.
+    #[serde(with = "setting::Duration")]
+    pub unused_after: Millis,
+    /// VRAM on each GPU that it keeps beyond what it uses and what it grew by within a minute.
+    #[serde(with = "setting::MemoryQuantity")]
+    pub unused_margin: Bytes,
 }
 
 /// Pods that are useful only together.
@@ -145,6 +152,9 @@ impl Default for LendingRules {
             after: Millis::seconds(60),
             margin: Bytes::gib(1),
             reclaim_on_load: true,
+            // What an engine allocates late (graphs, longer prompts, adapters) comes with its first requests.
+            unused_after: Millis::seconds(600),
+            unused_margin: Bytes::gib(2),
         }
     }
 }

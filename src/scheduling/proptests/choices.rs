@@ -84,6 +84,7 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
                 unaccounted_vram: Bytes(taken),
                 lendable: Bytes::ZERO,
                 lends_below: 0,
+                lends_within_limits: false,
                 engine_load,
                 excluded_classes: if is_barred && residents > 0 {
                     ClassSet::ALL

@@ -1,16 +1,17 @@
-//! VRAM that sleeping engines lend is never promised twice, whatever comes in between.
+//! VRAM that engines lend is never promised twice, whatever comes in between.
 //!
 //! The oracle is the hardware ([`world`]): a node whose processes have memory, beside an API server with its own record of pods,
 //! and a ledger that learns of both late, is stored and loaded, or restarts. Engines follow the protocol: they wake only after
 //! their pod showed that this very request was answered. They may crash at any time; then they ask nobody for the room to load
-//! again.
+//! again. Where the driver keeps VRAM limits, awake engines allocate and free their VRAM as they like, and ask nobody: the driver
+//! ends borrowers, and nobody else ever lacks memory.
 
 mod world;
 
 use crate::units::{Millis, Moment};
 use crate::verbs::tick::PolicySet;
 use proptest::prelude::*;
-use world::{ENGINES, PODS, World, policy};
+use world::{ENGINES, Lending, PODS, World, policy};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -24,6 +25,10 @@ enum Step {
     Ask(u8),
     /// The engine wakes, if its pod shows that it may.
     Wake(u8),
+    /// The engine, if it is awake, has so many percent of its grant from now on.
+    Hold(u8, u64),
+    /// What the node says of VRAM limits.
+    Ready(bool),
     /// The engine's process ends. The next one loads the model as soon as there is room, once everything comes to rest.
     Crash(u8),
     /// The planner looks: evicts, and sends what it has to say to pods.
@@ -45,6 +50,17 @@ enum Step {
     /// All awake engines have so much of their KV caches in use.
     Load(u8),
     Pass(u64),
+}
+
+/// What may happen where the driver keeps VRAM limits, too.
+fn step_with_limits() -> impl Strategy<Value = Step> {
+    let hold = (0..ENGINES, 10u64..=100).prop_map(|(engine, percent)| Step::Hold(engine, percent));
+    prop_oneof![
+        60 => step(),
+        14 => hold,
+        4 => Just(Step::Settle),
+        2 => prop::bool::weighted(0.8).prop_map(Step::Ready),
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -77,7 +93,7 @@ proptest! {
 
     #[test]
     fn an_engine_that_asked_never_lacks_memory_and_is_always_answered(
-        lends in prop::bool::weighted(0.9),
+        lends in prop::sample::select(vec![Lending::Asleep, Lending::Asleep, Lending::Asleep, Lending::Nothing]),
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let mut world = World::new(lends);
@@ -100,12 +116,116 @@ proptest! {
             prop_assert!(!world.processes[&engine].asleep, "{engine} is not answered: {record:?}");
         }
     }
+
+    #[test]
+    fn where_the_driver_keeps_limits_no_pod_ever_lacks_memory_that_it_was_granted(
+        steps in prop::collection::vec(step_with_limits(), 1..150),
+    ) {
+        let mut world = World::new(Lending::Unused);
+        for step in &steps {
+            world.apply_step(step);
+            world.check(step);
+        }
+        for engine in 0..ENGINES {
+            world.apply_step(&Step::Hold(engine, 100));
+        }
+    }
+}
+
+/// The random histories above do what they are for.
+#[test]
+fn vram_that_an_awake_engine_does_not_use_is_borrowed_until_it_allocates_it() {
+    let mut world = World::new(Lending::Unused);
+    for (pod, held) in [(0, 40), (1, 100)] {
+        world.apply_step(&Step::Bind(pod, true));
+        world.hold(pod, held);
+    }
+    world.settle();
+    world.settle();
+    // Of the 60 B that it was granted it keeps 24 and a margin of 4.
+    world.apply_step(&Step::Bind(9, true));
+    assert!(
+        !world.records.contains_key(&9),
+        "the driver would not end it"
+    );
+    world.apply_step(&Step::Bind(10, true));
+    assert!(world.records[&10].borrows && world.records[&10].has_limits);
+    world.hold(0, 100);
+    assert_eq!(world.ended_by_driver, 1);
+    world.watch(10);
+    world.settle();
+    assert_eq!(
+        (world.woken_over, world.taken_back),
+        (0, 0),
+        "the borrower is gone already"
+    );
+    world.hold(0, 40);
+    world.settle();
+    world.apply_step(&Step::Bind(10, true));
+    assert!(
+        !world.records.contains_key(&10),
+        "what was taken back is not lent again at once"
+    );
+}
+
+#[test]
+fn an_awake_engine_lends_only_where_all_pods_have_limits_and_the_node_keeps_them() {
+    let mut world = World::new(Lending::Unused);
+    for pod in [0, 1, 11] {
+        world.apply_step(&Step::Bind(pod, true));
+        world.hold(pod, 20);
+    }
+    let is_lent = |world: &mut World| {
+        world.settle();
+        world.settle();
+        world.apply_step(&Step::Bind(10, true));
+        world.records.contains_key(&10)
+    };
+    let engine_beside = world
+        .processes
+        .iter()
+        .find(|(pod, process)| **pod != 11 && process.gpu == world.processes[&11].gpu);
+    let (engine, _) = engine_beside.expect("pod 11 has 30 B beside an engine");
+    let other = 1 - *engine;
+    world.hold(other, 100);
+    assert!(
+        !is_lent(&mut world),
+        "the driver would not give pod 11 its VRAM"
+    );
+    world.apply_step(&Step::End(11));
+    world.apply_step(&Step::Ready(false));
+    assert!(!is_lent(&mut world), "the job would have no limit");
+    world.apply_step(&Step::Ready(true));
+    assert!(is_lent(&mut world));
+}
+
+#[test]
+fn borrowers_of_an_engine_that_grows_leave_before_the_driver_ends_them() {
+    let mut world = World::new(Lending::Unused);
+    for (pod, held) in [(0, 40), (1, 100)] {
+        world.apply_step(&Step::Bind(pod, true));
+        world.hold(pod, held);
+    }
+    world.settle();
+    world.settle();
+    world.apply_step(&Step::Bind(10, true));
+    assert!(world.records[&10].borrows);
+    // It has 24 B. The job fits beside 36 and the margin.
+    world.hold(0, 44);
+    world.settle();
+    world.plan();
+    assert!(!world.records[&10].leaving);
+    world.hold(0, 52);
+    world.settle();
+    world.plan();
+    assert!(world.records[&10].leaving, "it has 31 B, and grew by 7");
+    assert_eq!((world.taken_back, world.ended_by_driver), (1, 0));
 }
 
 /// The random histories above do what they are for.
 #[test]
 fn an_engine_sleeps_its_vram_is_borrowed_and_given_back_before_it_wakes() {
-    let mut world = World::new(true);
+    let mut world = World::new(Lending::Asleep);
     world.apply_step(&Step::Bind(0, true));
     world.apply_step(&Step::Bind(1, true));
     world.apply_step(&Step::Bind(10, true));
@@ -145,7 +265,7 @@ fn an_engine_sleeps_its_vram_is_borrowed_and_given_back_before_it_wakes() {
 
 #[test]
 fn an_engine_that_wakes_without_asking_is_named_once_and_its_loan_ends() {
-    let mut world = World::new(true);
+    let mut world = World::new(Lending::Asleep);
     world.apply_step(&Step::Bind(0, true));
     world.apply_step(&Step::Bind(1, true));
     world.apply_step(&Step::Sleep(0));
@@ -174,8 +294,8 @@ fn assert_at_most_in_an_hour(most: usize, evicted: &[Moment]) {
 
 /// When the borrower of an engine is evicted that sleeps until its VRAM is borrowed and wakes at once then, for four hours.
 fn evicted_by_an_engine_that_flaps(after: Millis) -> Vec<Moment> {
-    let mut world = World::new(true);
-    let mut policy = policy(true);
+    let mut world = World::new(Lending::Asleep);
+    let mut policy = policy(Lending::Asleep);
     policy.planning.lending.after = after;
     world.apply(PolicySet {
         policy,
@@ -212,7 +332,7 @@ fn an_engine_that_flaps_costs_its_borrowers_few_evictions_in_an_hour_however_sho
 
 /// An engine sleeps, another of its model is awake, and pod 10 borrows.
 fn lent_out() -> World {
-    let mut world = World::new(true);
+    let mut world = World::new(Lending::Asleep);
     world.apply_step(&Step::Bind(0, true));
     world.apply_step(&Step::Bind(1, true));
     world.apply_step(&Step::Sleep(0));
@@ -286,7 +406,7 @@ fn an_engine_lends_again_some_time_after_its_model_is_full_no_more() {
 #[test]
 fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
     let mut world = lent_out();
-    let mut policy = policy(true);
+    let mut policy = policy(Lending::Asleep);
     policy.planning.lending.after = Millis::seconds(60);
     world.apply(PolicySet {
         policy,
@@ -318,7 +438,7 @@ fn a_load_that_jitters_evicts_borrowers_at_most_six_times_in_an_hour() {
 #[test]
 fn without_reclaim_on_load_vram_is_returned_only_when_the_engine_asks() {
     let mut world = lent_out();
-    let mut policy = policy(true);
+    let mut policy = policy(Lending::Asleep);
     policy.planning.lending.reclaim_on_load = false;
     world.apply(PolicySet {
         policy,

@@ -259,6 +259,7 @@ impl VictimCluster {
                 unaccounted_vram: Bytes(card.unaccounted_for),
                 lendable: Bytes::ZERO,
                 lends_below: 0,
+                lends_within_limits: false,
                 engine_load: if card.busy {
                     EngineLoad::new(Percent::new(99), Some(99))
                 } else {

@@ -6,8 +6,8 @@ use super::{Change, Cluster};
 use crate::ids::{NodeName, PodUid};
 use crate::kube_filters::{FilterNode, NodeFootprint, Requirements, StorageKind, StorageObject};
 use crate::ledger::{
-    DeviceReportError, DeviceSlice, NewlyPublished, PodObservation, PodWarning, StartProgress,
-    TimedStart,
+    DeviceReportError, DeviceSlice, LoansEndedUnasked, NewlyPublished, PodObservation, PodWarning,
+    StartProgress, TimedStart,
 };
 use crate::units::Bytes;
 use crate::vocabulary::device_plugin::PluginDevices;
@@ -254,8 +254,7 @@ impl Change for FilterPodObserved {
 }
 
 impl Change for ReadingReported {
-    /// Engines that have woken over VRAM that they had lent.
-    type Output = Vec<PodUid>;
+    type Output = LoansEndedUnasked;
 
     fn apply_to(self, cluster: &mut Cluster) -> Self::Output {
         let Self { node, mut reading } = self;

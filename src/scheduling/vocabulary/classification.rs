@@ -83,7 +83,7 @@ pub struct ClassTerms {
     pub confined: bool,
     /// The classes it shares no GPU with, or that share none with it.
     pub class_exclusions: ClassSet,
-    /// Its pods may have VRAM that sleeping engines lend.
+    /// Its pods may have VRAM that engines lend.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrows: bool,
 }

@@ -16,11 +16,12 @@ use requested::{
     total_host_resources, total_vram, vram_containers,
 };
 
-use super::classification::{ClassId, ClassTerms, Classification, PodTraits, TenantId};
+use super::classification::{ClassId, ClassTerms, Classification, Isolation, PodTraits, TenantId};
 use super::device_plugin::GpuRequest;
 use super::gpu_wish::GpuSelector;
 use super::image::ImageId;
 use super::is_default;
+use super::memory_fraction::MemoryFraction;
 use super::spare::SpareSet;
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
@@ -179,6 +180,26 @@ pub struct HostResources {
 }
 
 impl Demand {
+    /// Whether the driver keeps the pod within its VRAM on a node that can: its class has it so, it shares its GPUs, and the limits
+    /// of all its containers can be written.
+    pub(crate) fn can_have_vram_limits(&self) -> bool {
+        self.sharing == Sharing::Shared
+            && self.ask == GpuRequest::Vram
+            && self.terms.isolation != Isolation::None
+            && self.containers.iter().all(VramContainer::can_be_limited)
+    }
+
+    /// The VRAM limit of one of its containers on each GPU.
+    pub fn limit_of(&self, container: &VramContainer) -> Bytes {
+        Bytes(container.vram.0 / u64::from(self.gpus.max(1)))
+    }
+
+    /// What each of its containers may plan with of its VRAM limit.
+    pub(crate) fn fraction_of_limit(&self) -> MemoryFraction {
+        let limits = self.containers.iter().map(|one| self.limit_of(one));
+        MemoryFraction::of_limit(limits.min().unwrap_or(self.per_gpu))
+    }
+
     /// The demand of a pod that can be understood; `classify` says its class and tenant.
     pub fn from_request(
         pod: &PodRequest<'_>,

@@ -174,12 +174,15 @@ pub struct ObservedDisruptionInfo {
     pub shows_reservation: bool,
 }
 
-/// What a bound pod shows of VRAM that sleeping engines lend.
+/// What a bound pod shows of VRAM that engines lend.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObservedLoan {
     /// Its Binding says that it borrows.
     pub borrows: bool,
+    /// Its Binding says how much VRAM the driver keeps for its containers and lets them have.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_vram_limits: bool,
     /// What `stowage.dev/wake-requested` says: its engine is to wake, or is awake.
     pub wake_requested: Option<Arc<str>>,
     /// The request that the condition `stowage.dev/Wakeable` answers while it is true.

@@ -58,12 +58,15 @@ pub struct Gpu {
     pub excluded_by_soft_reservations: ClassSet,
     /// VRAM in use that no pod's grant explains, or a margin where no agent reports.
     pub unaccounted_vram: Bytes,
-    /// VRAM that sleeping engines on it lend to pods that may borrow, used or not.
+    /// VRAM that engines on it lend to pods that may borrow, used or not.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lendable: Bytes,
     /// They lend to pods of a lower priority than this.
     #[serde(default, skip_serializing_if = "is_default")]
     pub lends_below: i32,
+    /// They lend only to pods that have VRAM limits: one of them takes back what it lent by allocating it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lends_within_limits: bool,
     /// How busy the engines on it are.
     pub engine_load: EngineLoad,
     /// Classes that its pods do not share it with.
@@ -101,6 +104,7 @@ impl Gpu {
             unaccounted_vram: Bytes::ZERO,
             lendable: Bytes::ZERO,
             lends_below: 0,
+            lends_within_limits: false,
             engine_load: EngineLoad::default(),
             excluded_classes: ClassSet::NONE,
             residents: 0,
@@ -141,9 +145,11 @@ impl Gpu {
             .minus(self.unaccounted_vram)
     }
 
-    /// VRAM that such a pod may have here: what is free, and what sleeping engines lend to it.
+    /// VRAM that such a pod may have here: what is free, and what engines lend to it.
     pub(crate) fn free_for(&self, demand: &Demand) -> Bytes {
-        let may_borrow = demand.terms.borrows && demand.priority < self.lends_below;
+        let may_borrow = demand.terms.borrows
+            && demand.priority < self.lends_below
+            && (!self.lends_within_limits || demand.can_have_vram_limits());
         let lent = if may_borrow {
             self.lendable
         } else {

@@ -23,6 +23,10 @@ pub struct MemoryFraction(u16);
 /// What a container's process takes of each GPU before it computes anything: whoever opens a GPU pays for that.
 pub(crate) const LEAST_PER_GPU: Bytes = Bytes::mib(256);
 
+/// What an engine's process has of its VRAM limit that the engine does not count: CUDA's context, graphs, buffers of collectives.
+const LEAST_BESIDE_ENGINE: Bytes = Bytes::gib(1);
+const PERCENT_BESIDE_ENGINE: u64 = 8;
+
 /// The fraction that is a whole GPU.
 const PARTS_PER_GPU: u16 = 10_000;
 
@@ -60,6 +64,16 @@ impl MemoryFraction {
         self.0
     }
 
+    /// The fraction of a VRAM limit that an engine may plan with, where CUDA reports the limit as the GPU's size: its process takes
+    /// some of it beside what the engine counts.
+    pub fn of_limit(limit: Bytes) -> Self {
+        let beside = LEAST_BESIDE_ENGINE
+            .0
+            .max(limit.0 / 100 * PERCENT_BESIDE_ENGINE);
+        let half = Self(PARTS_PER_GPU / 2);
+        Self::new(limit.minus(Bytes(beside)), limit).max(half)
+    }
+
     /// The fraction of one container, which requests `vram` of the pod's `all`.
     pub fn for_container(self, vram: Bytes, all: Bytes) -> Self {
         let parts = (u128::from(vram.0) * u128::from(self.0)).checked_div(u128::from(all.0));
@@ -93,6 +107,17 @@ impl fmt::Display for MemoryFraction {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn an_engine_within_a_limit_plans_with_what_its_process_leaves_of_it() {
+        let of = |limit| MemoryFraction::of_limit(limit).to_string();
+        let limits = [1, 2, 4, 8, 20, 40, 130].map(Bytes::gib);
+        let fractions = [
+            "0.5000", "0.5000", "0.7500", "0.8750", "0.9200", "0.9200", "0.9200",
+        ];
+        assert_eq!(limits.map(of), fractions);
+        assert_eq!(of(Bytes::ZERO), "0.5000");
+    }
 
     #[test]
     fn a_fraction_has_four_decimals_is_rounded_down_and_never_zero() {

@@ -10,10 +10,9 @@ use stowage_scheduling::units::Bytes;
 pub fn borrowing_text(part: &BorrowingPart) -> String {
     match &part.kept_out_because {
         None => {
-            "it may borrow VRAM of sleeping engines, and is evicted when one of them is to wake"
-                .into()
+            "it may borrow VRAM that engines lend, and is evicted when one of them needs it".into()
         }
-        Some(why) => format!("it may not borrow VRAM of sleeping engines: {why}"),
+        Some(why) => format!("it may not borrow VRAM that engines lend: {why}"),
     }
 }
 
@@ -40,7 +39,7 @@ pub fn pod_loan_text(loan: &PodLoanPart) -> String {
     match stage {
         LoanStage::Borrows => {
             format!(
-                "it borrows VRAM of {}, and is evicted when that is to wake",
+                "it borrows VRAM of {}, and is evicted when that is needed there",
                 list_names(others)
             )
         }
@@ -53,6 +52,16 @@ pub fn pod_loan_text(loan: &PodLoanPart) -> String {
                 human_duration(*lends_in_millis)
             )
         }
+        LoanStage::LendsUnused { bytes_per_gpu } => format!(
+            "its engine does not use {bytes_per_gpu} of each GPU, and lends that until it allocates it: the driver ends the borrower then; {borrowed}"
+        ),
+        LoanStage::Steadies {
+            bytes_per_gpu,
+            lends_in_millis,
+        } => format!(
+            "its engine does not use {bytes_per_gpu} of each GPU, and lends that in {} at the earliest; {borrowed}",
+            human_duration(*lends_in_millis)
+        ),
         LoanStage::Recalled => format!(
             "its engine sleeps, and lends nothing because the engines of its model are nearly full; {borrowed}"
         ),
@@ -80,6 +89,16 @@ pub fn occupant_loan_text(loan: LoanStage) -> String {
                 human_duration(lends_in_millis)
             )
         }
+        LoanStage::LendsUnused { bytes_per_gpu } => {
+            format!(", lends {bytes_per_gpu} that it does not use")
+        }
+        LoanStage::Steadies {
+            bytes_per_gpu,
+            lends_in_millis,
+        } => format!(
+            ", does not use {bytes_per_gpu}, lends that in {} at the earliest",
+            human_duration(lends_in_millis)
+        ),
         LoanStage::Recalled => ", asleep, recalled".into(),
         LoanStage::WaitsToWake => ", waits to wake".into(),
         LoanStage::MayWake => ", may wake".into(),

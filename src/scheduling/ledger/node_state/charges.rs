@@ -10,7 +10,7 @@ use crate::ledger::pod_state::{PodPhase, PodState};
 use crate::ledger::pod_states::PodStates;
 use crate::ledger::quotas::{BoundPodOfTenant, TenantsOnNode};
 use crate::placing::fit::{is_usable, tenant_usage_on};
-use crate::policy::{Policy, SleepingRule};
+use crate::policy::{Policy, SleepingRule, UnusedRule};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use crate::vocabulary::classification::{ClassId, TenantId};
 use crate::vocabulary::cluster_share::TenantUsage;
@@ -70,14 +70,24 @@ pub(crate) struct ResidentPod {
     pub is_leaving: bool,
     /// Its VRAM is lent by sleeping engines.
     pub borrows: bool,
-    /// It lends what it does not use while it sleeps.
-    pub lends: bool,
+    /// The driver keeps it within its VRAM.
+    pub has_vram_limits: bool,
+    /// It lends what it does not use while it sleeps, and asks before it wakes.
+    pub lends_asleep: bool,
+    /// It lends what it does not use, and takes it back by allocating it.
+    pub lends_unused: bool,
     /// Its engine is to wake, or may.
     pub is_waking: bool,
     /// Its condition does not answer its latest wake request yet, or the end of it.
     pub has_unanswered_wake: bool,
     /// Readings sampled before this moment do not show that it sleeps.
     pub sleep_counts_from: Moment,
+}
+
+impl ResidentPod {
+    pub(super) fn lends(&self) -> bool {
+        self.lends_asleep || self.lends_unused
+    }
 }
 
 impl NodeCharges {
@@ -369,6 +379,11 @@ impl NodeState {
             gpus,
             is_placed: placed,
         } = self.charge_of(pod_state)?;
+        let class = policy.class(pod_state.demand.class);
+        // A GPU that was promised to one pod alone is not shared, and what is borrowed is not lent on.
+        let may_lend = pod_state.demand.sharing == Sharing::Shared
+            && placed
+            && bound.is_some_and(|bound| bound.has_recorded_uuids() && !bound.borrows);
         Some(ResidentPod {
             uid: uid.clone(),
             gpus,
@@ -379,18 +394,16 @@ impl NodeState {
             gpus_to_locate: is_unlocated.then_some(pod_state.demand.gpus),
             priority: pod_state.demand.priority,
             class: pod_state.demand.class,
-            grace: policy
-                .class(pod_state.demand.class)
-                .eviction_grace_period(pod_state.demand.grace),
+            grace: class.eviction_grace_period(pod_state.demand.grace),
             milli_gpus: self.usage_on(pod_state, gpus).milli_gpus,
             unsaved_since: pod_state.unsaved_since(),
             is_leaving: pod_state.is_leaving(),
             borrows: pod_state.borrows(),
-            // A GPU that was promised to one pod alone is not shared, and what is borrowed is not lent on.
-            lends: policy.class(pod_state.demand.class).sleeping == SleepingRule::Lend
-                && pod_state.demand.sharing == Sharing::Shared
-                && placed
-                && bound.is_some_and(|bound| bound.has_recorded_uuids() && !bound.borrows),
+            has_vram_limits: pod_state.has_vram_limits(),
+            lends_asleep: may_lend && class.sleeping == SleepingRule::Lend,
+            lends_unused: may_lend
+                && class.unused == UnusedRule::Lend
+                && pod_state.has_vram_limits(),
             is_waking: bound.is_some_and(|bound| bound.wake.is_waking()),
             has_unanswered_wake: bound
                 .is_some_and(|bound| bound.wake.request != bound.wake.answered_request),

@@ -1,4 +1,8 @@
-//! VRAM that sleeping engines lend: which engines sleep, what they lend, and what must be given back before one of them wakes.
+//! VRAM that engines lend: which do not use what they were granted, what they lend, and how they get it back.
+//!
+//! An engine that sleeps gets it back before it wakes, because it asks ([`Recovery::OnRequest`]). Where the driver keeps VRAM
+//! limits, an engine of a class that lends what it does not use takes it back by allocating it, awake or asleep: the driver ends a
+//! borrower at that moment ([`Recovery::ByDriver`]). It lends so only on GPUs all of whose pods have limits.
 //!
 //! A lender's grant stays charged in full, and so does what a borrower has: for a pod that may not borrow, nothing of
 //! the grant is free. For one that may, [`NodeState::add_lendable`] adds to each GPU what its lenders do not use. So of each GPU
@@ -6,8 +10,8 @@
 //! - the grants of all pods that do not borrow are at most its capacity, whichever of them sleep or wake;
 //! - when a pod borrows, all grants are at most its capacity, where a lender counts with what it keeps.
 //!
-//! An engine lends once reports have shown for a while that it sleeps and uses the same VRAM. It ends at once when it is to wake,
-//! when a report shows it awake, when it uses more, and when reports show that it is gone, as one is that restarts; what
+//! An engine lends once reports have shown for a while that it sleeps, or is awake, and uses the same VRAM. That ends at once when it
+//! is to wake, when it wakes or uses more, and when reports show that it is gone, as one is that restarts; what
 //! borrowers have then beyond the capacity is [`NodeState::over_allocations`]. What is unknown (no report yet, an agent or an engine
 //! that is silent) lends nothing more, and takes nothing back.
 //!
@@ -27,7 +31,8 @@ pub use loans::{LoanStage, WakeStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How many reports in a row must show an engine asleep before it lends: one may be late, or of the moment it falls asleep.
+/// How many reports in a row must show what an engine does not use before it lends: one may be late, or of the moment it falls
+/// asleep.
 const MIN_SLEEP_REPORTS: u32 = 3;
 
 /// How long an ended loan counts: each one that counts doubles the time for which the engine must sleep before it lends again.
@@ -39,6 +44,9 @@ const MIN_LENDING_PAUSE: Millis = Millis::seconds(1);
 /// The most ended loans that are remembered: with more, the pause is longer than they count anyway.
 const MAX_REMEMBERED_LOANS: usize = 16;
 
+/// By how much an awake engine grows is measured over this time, and over less right after it.
+const GROWTH_WINDOW: Millis = Millis::seconds(60);
+
 /// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct NodeLending {
@@ -48,16 +56,17 @@ pub(super) struct NodeLending {
     hidden: Vec<(GpuUuid, Bytes)>,
     /// `stowage.dev/vram` in the node's capacity, if it is there.
     advertised: Option<Bytes>,
-    /// Engines that woke over VRAM that they had lent, until they are taken out.
+    /// Loans that engines ended without asking, until they are taken out.
     #[serde(skip)]
-    woken_over_loans: Vec<PodUid>,
+    ended_unasked: LoansEndedUnasked,
 }
 
 /// What readings say of one engine.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Lender {
-    /// `None` if it is awake, or to wake.
-    sleep: Option<Sleep>,
+    /// `None` if it has, or is to have, the use of all it was granted.
+    #[serde(rename = "sleep")]
+    unused: Option<UnusedGrant>,
     /// The last reading that says it shows it awake.
     is_awake: bool,
     /// It gets back what it lent, because it will be needed soon. It sleeps still, and has not asked.
@@ -68,11 +77,29 @@ struct Lender {
     gone: u32,
     /// When its latest loans ended, the oldest first.
     ended: Vec<Moment>,
+    /// What it used of its GPUs a while ago: by how much it grew since then, it may grow again.
+    #[serde(default)]
+    earlier: Vec<(GpuUuid, Bytes)>,
+    #[serde(default)]
+    earlier_sampled: Moment,
 }
 
-/// An engine's sleep, as far as readings show it without a break.
+/// How a lender gets back what it lent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Recovery {
+    /// It sleeps, asks before it wakes, and waits until its borrowers have left.
+    #[default]
+    OnRequest,
+    /// It allocates it: the driver ends a borrower.
+    ByDriver,
+}
+
+/// What an engine does not use of its grant, as far as readings show it without a break.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Sleep {
+struct UnusedGrant {
+    #[serde(default)]
+    recovery: Recovery,
     since: Moment,
     /// When the latest reading that shows it was sampled.
     last: Moment,
@@ -80,8 +107,17 @@ struct Sleep {
     /// What it keeps of each of its GPUs: more than it uses.
     kept: Vec<(GpuUuid, Bytes)>,
     lends: bool,
-    /// The latest reading does not say whether it sleeps.
+    /// The latest reading does not say whether it sleeps, or how much it uses.
     is_silent: bool,
+}
+
+/// Loans that engines ended without asking.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoansEndedUnasked {
+    /// Pods whose engines woke although their VRAM is lent out, and may have failed for want of it.
+    pub woken: Vec<PodUid>,
+    /// How many engines used more than they keep, while others have what they lend: the driver gives it back to them.
+    pub taken_back: u32,
 }
 
 impl NodeLending {
@@ -90,18 +126,37 @@ impl NodeLending {
         std::mem::replace(&mut self.advertised, advertised) != advertised
     }
 
-    /// What a pod keeps of a GPU while it lends.
-    fn kept(&self, uid: &PodUid, gpu: &GpuUuid) -> Option<Bytes> {
+    /// What a pod does not use, while it lends that.
+    fn lent_by(&self, uid: &PodUid) -> Option<&UnusedGrant> {
         self.lenders
             .get(uid)?
-            .sleep
+            .unused
             .as_ref()
-            .filter(|sleep| sleep.lends)?
-            .kept_of(gpu)
+            .filter(|unused| unused.lends)
     }
 }
 
-impl Sleep {
+impl UnusedGrant {
+    fn new(
+        recovery: Recovery,
+        sampled: Moment,
+        used: &[(GpuUuid, Bytes)],
+        growth: &[Bytes],
+        margin: Bytes,
+    ) -> Self {
+        let kept = used.iter().zip(growth);
+        let kept = kept.map(|((gpu, used), growth)| (gpu.clone(), *used + *growth + margin));
+        Self {
+            recovery,
+            since: sampled,
+            last: sampled,
+            reports: 0,
+            kept: kept.collect(),
+            lends: false,
+            is_silent: false,
+        }
+    }
+
     fn kept_of(&self, gpu: &GpuUuid) -> Option<Bytes> {
         self.kept
             .iter()
@@ -110,25 +165,35 @@ impl Sleep {
     }
 
     /// Whether it still uses no more than it keeps, and, as long as it does not lend, not much less either: an engine that goes
-    /// to sleep gives its memory back step by step.
-    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
-        used.iter().all(|(gpu, used)| {
+    /// to sleep gives its memory back step by step. One whose borrowers the driver would end gets its VRAM back while it has half
+    /// of the margin left, and room to grow as it does: they leave with their grace period, if there is time for it.
+    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], growth: &[Bytes], margin: Bytes) -> bool {
+        let reserve = match self.recovery {
+            Recovery::OnRequest => Bytes::ZERO,
+            Recovery::ByDriver => Bytes(margin.0 / 2),
+        };
+        used.iter().zip(growth).all(|((gpu, used), growth)| {
             self.kept_of(gpu).is_some_and(|kept| {
-                *used <= kept && (self.lends || kept <= *used + margin.times(2))
+                *used + *growth + reserve <= kept
+                    && (self.lends || kept <= *used + *growth + margin.times(2))
             })
         })
     }
 }
 
 impl Lender {
+    fn is_asleep(&self) -> bool {
+        !self.is_awake && self.unused.is_some()
+    }
+
     fn is_lending(&self) -> bool {
-        self.sleep.as_ref().is_some_and(|sleep| sleep.lends)
+        self.unused.as_ref().is_some_and(|unused| unused.lends)
     }
 
     fn end_loan(&mut self) {
-        if let Some(Sleep {
+        if let Some(UnusedGrant {
             lends: true, last, ..
-        }) = self.sleep.take()
+        }) = self.unused.take()
         {
             self.ended.push(last);
             let surplus = self.ended.len().saturating_sub(MAX_REMEMBERED_LOANS);
@@ -136,47 +201,83 @@ impl Lender {
         }
     }
 
-    /// How long it sleeps before it lends.
-    fn lending_pause(&self, now: Moment, rules: &LendingRules) -> Millis {
+    /// How long it does not use what it lends then.
+    fn lending_pause(&self, now: Moment, recovery: Recovery, rules: &LendingRules) -> Millis {
+        let (after, _) = recovery.rules(rules);
         let recent = self
             .ended
             .iter()
             .filter(|ended| now.since(**ended) < ENDED_LOAN_WINDOW)
             .count();
         match recent {
-            0 => rules.after,
+            0 => after,
             // However short the policy's time is, an engine that flaps costs few evictions.
-            _ => rules.after.max(MIN_LENDING_PAUSE).times(1 << recent),
+            _ => after.max(MIN_LENDING_PAUSE).times(1 << recent),
         }
     }
 
-    fn observe_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
-        self.is_awake = false;
-        if !self
-            .sleep
-            .as_ref()
-            .is_some_and(|sleep| sleep.is_continued_by(used, rules.margin))
+    /// How much more it uses of each GPU than a while ago. One that sleeps gets back what it lent before it grows.
+    fn growth(
+        &mut self,
+        sampled: Moment,
+        used: &[(GpuUuid, Bytes)],
+        recovery: Recovery,
+    ) -> Vec<Bytes> {
+        let is_known =
+            |(gpu, _): &(GpuUuid, Bytes)| self.earlier.iter().any(|(uuid, _)| uuid == gpu);
+        if recovery == Recovery::OnRequest
+            || sampled.since(self.earlier_sampled) >= GROWTH_WINDOW
+            || !used.iter().all(is_known)
         {
-            self.end_loan();
-            let kept = used
-                .iter()
-                .map(|(gpu, used)| (gpu.clone(), *used + rules.margin))
-                .collect();
-            let (since, last) = (sampled, sampled);
-            self.sleep = Some(Sleep {
-                since,
-                last,
-                reports: 0,
-                kept,
-                lends: false,
-                is_silent: false,
-            });
+            (self.earlier, self.earlier_sampled) = (used.to_vec(), sampled);
         }
-        let pause = self.lending_pause(sampled, rules);
-        let Some(sleep) = &mut self.sleep else { return };
-        sleep.reports = sleep.reports.saturating_add(1);
-        (sleep.last, sleep.is_silent) = (sampled, false);
-        sleep.lends |= sleep.reports >= MIN_SLEEP_REPORTS && sampled.since(sleep.since) >= pause;
+        let growth = |(gpu, used): &(GpuUuid, Bytes)| {
+            let earlier = self.earlier.iter().find(|(uuid, _)| uuid == gpu);
+            earlier.map_or(Bytes::ZERO, |(_, earlier)| used.minus(*earlier))
+        };
+        used.iter().map(growth).collect()
+    }
+
+    /// Records what it uses while it has no use for the rest. Returns whether it takes back what it lent.
+    fn observe(
+        &mut self,
+        sampled: Moment,
+        used: &[(GpuUuid, Bytes)],
+        recovery: Recovery,
+        rules: &LendingRules,
+    ) -> bool {
+        let (_, margin) = recovery.rules(rules);
+        // It fell asleep, or may lend otherwise than before: nothing of that ends a loan.
+        self.unused.take_if(|unused| unused.recovery != recovery);
+        let growth = self.growth(sampled, used, recovery);
+        let mut is_taken_back = false;
+        if !self
+            .unused
+            .as_ref()
+            .is_some_and(|unused| unused.is_continued_by(used, &growth, margin))
+        {
+            is_taken_back = self.is_lending();
+            self.end_loan();
+            self.unused = Some(UnusedGrant::new(recovery, sampled, used, &growth, margin));
+        }
+        let pause = self.lending_pause(sampled, recovery, rules);
+        if let Some(unused) = &mut self.unused {
+            unused.reports = unused.reports.saturating_add(1);
+            (unused.last, unused.is_silent) = (sampled, false);
+            let has_lasted = sampled.since(unused.since) >= pause;
+            unused.lends |= unused.reports >= MIN_SLEEP_REPORTS && has_lasted;
+        }
+        is_taken_back
+    }
+}
+
+impl Recovery {
+    /// How long an engine does not use what it lends then, and what it keeps of it.
+    fn rules(self, rules: &LendingRules) -> (Millis, Bytes) {
+        match self {
+            Self::OnRequest => (rules.after, rules.margin),
+            Self::ByDriver => (rules.unused_after, rules.unused_margin),
+        }
     }
 }
 
@@ -184,7 +285,7 @@ impl NodeState {
     /// Updates the lenders from what a reading says of their engines' sleep.
     pub(super) fn update_lenders(&mut self, reading: &NodeReading, rules: &LendingRules) {
         let mut lending = std::mem::take(&mut self.lending);
-        for resident in self.residents().iter().filter(|resident| resident.lends) {
+        for resident in self.residents().iter().filter(|resident| resident.lends()) {
             let state = reading.sleep_of(&resident.uid);
             let is_recorded = || lending.lenders.contains_key(&resident.uid);
             if state.is_none() && !is_recorded() && self.count_borrowers_beside(resident) == 0 {
@@ -198,24 +299,42 @@ impl NodeState {
             } else {
                 0
             };
-            let used = (state == Some(SleepState::Asleep))
-                .then(|| self.measured_use(resident, reading))
-                .flatten();
+            let used = state.and_then(|_| self.measured_use(resident, reading));
+            let may_lend = !resident.is_waking
+                && !lender.is_recalled
+                && resident.sleep_counts_from <= reading.sampled;
             match (state, used) {
+                (Some(SleepState::Awake), Some(used)) if resident.lends_unused && may_lend => {
+                    lender.is_awake = true;
+                    let recovery = Recovery::ByDriver;
+                    if lender.observe(reading.sampled, &used, recovery, rules)
+                        && self.is_lent_out(resident)
+                    {
+                        lending.ended_unasked.taken_back += 1;
+                    }
+                }
+                // Its use is unknown, and it does not ask: nothing is taken back.
+                (Some(SleepState::Awake), None) if resident.lends_unused && may_lend => {
+                    lender
+                        .unused
+                        .iter_mut()
+                        .for_each(|unused| unused.is_silent = true);
+                }
                 (Some(SleepState::Awake), _) => {
                     let was_awake = std::mem::replace(&mut lender.is_awake, true);
                     lender.is_recalled = false;
                     lender.end_loan();
                     if !was_awake && self.is_lent_out(resident) {
-                        lending.woken_over_loans.push(resident.uid.clone());
+                        lending.ended_unasked.woken.push(resident.uid.clone());
                     }
                 }
-                (Some(SleepState::Asleep), Some(used))
-                    if !resident.is_waking
-                        && !lender.is_recalled
-                        && resident.sleep_counts_from <= reading.sampled =>
-                {
-                    lender.observe_asleep(reading.sampled, &used, rules);
+                (Some(SleepState::Asleep), Some(used)) if may_lend => {
+                    lender.is_awake = false;
+                    let recovery = match resident.lends_asleep {
+                        true => Recovery::OnRequest,
+                        false => Recovery::ByDriver,
+                    };
+                    lender.observe(reading.sampled, &used, recovery, rules);
                 }
                 (Some(SleepState::Asleep), Some(_)) => lender.is_awake = false,
                 // It has restarted, and needs its whole grant to load its model again: nobody can ask for it then.
@@ -225,9 +344,9 @@ impl NodeState {
                 }
                 (Some(SleepState::Asleep), None) | (None, _) => {
                     lender
-                        .sleep
+                        .unused
                         .iter_mut()
-                        .for_each(|sleep| sleep.is_silent = true);
+                        .for_each(|unused| unused.is_silent = true);
                 }
             }
         }
@@ -241,7 +360,7 @@ impl NodeState {
             return;
         }
         let mut lenders = std::mem::take(&mut self.lending.lenders);
-        lenders.retain(|uid, _| self.resident_of(uid).is_some_and(|resident| resident.lends));
+        lenders.retain(|uid, _| self.resident_of(uid).is_some_and(ResidentPod::lends));
         for (uid, lender) in &mut lenders {
             if self
                 .resident_of(uid)
@@ -263,7 +382,7 @@ impl NodeState {
         let Some(lender) = self.lending.lenders.get_mut(uid) else {
             return false;
         };
-        let may_begin = lender.sleep.is_some() && !is_waking;
+        let may_begin = lender.is_asleep() && !is_waking;
         if lender.is_recalled == is_recalled || is_recalled && !may_begin {
             return false;
         }
@@ -275,12 +394,30 @@ impl NodeState {
     /// The pods here whose engines sleep and lend, or may come to, and whether each is recalled.
     pub(crate) fn sleeping_lenders(&self) -> impl Iterator<Item = (&PodUid, bool)> {
         let sleeping = self.lending.lenders.iter();
-        let sleeping = sleeping.filter(|(_, lender)| lender.sleep.is_some() || lender.is_recalled);
+        let sleeping = sleeping.filter(|(_, lender)| lender.is_asleep() || lender.is_recalled);
         sleeping.map(|(uid, lender)| (uid, lender.is_recalled))
     }
 
     pub(in crate::ledger) fn has_sleeping_lenders(&self) -> bool {
         self.sleeping_lenders().next().is_some()
+    }
+
+    /// Whether engines on a GPU can take back what they lend by allocating it. All pods there must have limits: the driver ends
+    /// none that has none, and gives back none's VRAM.
+    fn has_limits_throughout(&self, gpu_index: usize) -> bool {
+        let here = self.residents().iter();
+        let mut here = here.filter(|resident| resident.gpus.contains(gpu_index));
+        here.all(|resident| resident.has_vram_limits)
+    }
+
+    /// What a pod keeps of a GPU while it lends.
+    fn kept_by(&self, resident: &ResidentPod, gpu_index: usize) -> Option<Bytes> {
+        let unused = self.lending.lent_by(&resident.uid)?;
+        let is_returned =
+            unused.recovery == Recovery::ByDriver && !self.has_limits_throughout(gpu_index);
+        unused
+            .kept_of(&self.devices[gpu_index].uuid)
+            .filter(|_| !is_returned)
     }
 
     pub(crate) fn is_recalled(&self, uid: &PodUid) -> bool {
@@ -297,9 +434,9 @@ impl NodeState {
             .any(|resident| resident.borrows || resident.has_unanswered_wake)
     }
 
-    /// Takes the pods whose engines woke although their VRAM is lent out, since the last call.
-    pub(in crate::ledger) fn take_woken_over_loans(&mut self) -> Vec<PodUid> {
-        std::mem::take(&mut self.lending.woken_over_loans)
+    /// Takes the loans that engines ended without asking, since the last call.
+    pub(in crate::ledger) fn take_loans_ended_unasked(&mut self) -> LoansEndedUnasked {
+        std::mem::take(&mut self.lending.ended_unasked)
     }
 
     /// What a pod uses of each of its GPUs; `None` if a process of it is missing on one.
@@ -333,7 +470,10 @@ impl NodeState {
                 let Some(observed) = gpu_reading(reading, gpu_index, uuid) else {
                     return false;
                 };
-                let kept = lender.sleep.as_ref().and_then(|sleep| sleep.kept_of(uuid));
+                let kept = lender
+                    .unused
+                    .as_ref()
+                    .and_then(|unused| unused.kept_of(uuid));
                 let had = kept.map_or(margin, |kept| kept.minus(margin));
                 let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
                 observed.attributed_to(&resident.uid).unwrap_or_default() == Bytes::ZERO
@@ -477,7 +617,7 @@ impl NodeState {
 
     fn owed_to(&self, resident: &ResidentPod, gpu_index: usize, unknown: UnknownLender) -> Bytes {
         let whole = Bytes(u64::MAX);
-        if !resident.lends || resident.is_waking {
+        if !resident.lends() || resident.is_waking {
             return whole;
         }
         let uuid = &self.devices[gpu_index].uuid;
@@ -486,8 +626,14 @@ impl NodeState {
         if lender.is_some_and(|lender| lender.is_recalled) {
             return whole;
         }
-        let sleep = lender.and_then(|lender| lender.sleep.as_ref());
-        let kept = sleep.and_then(|sleep| Some((sleep.lends && is_believed, sleep.kept_of(uuid)?)));
+        let unused = lender.and_then(|lender| lender.unused.as_ref());
+        let is_returned = unused.is_some_and(|unused| unused.recovery == Recovery::ByDriver)
+            && !self.has_limits_throughout(gpu_index);
+        if is_returned {
+            return whole;
+        }
+        let kept =
+            unused.and_then(|unused| Some((unused.lends && is_believed, unused.kept_of(uuid)?)));
         let is_awake = lender.is_some_and(|lender| lender.is_awake) && is_believed;
         match (kept, unknown) {
             (Some((true, kept)), _) | (Some((false, kept)), UnknownLender::Asleep) => kept,

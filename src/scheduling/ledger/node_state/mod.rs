@@ -17,7 +17,7 @@ mod unaccounted_vram;
 pub(crate) use charges::ResidentPod;
 pub(super) use device_list::DeviceReport;
 pub(crate) use lending::PodLoan;
-pub use lending::{LoanStage, WakeStatus};
+pub use lending::{LoanStage, LoansEndedUnasked, WakeStatus};
 
 use super::pod_states::PodStates;
 use super::start_gates::NodeStarts;

@@ -1,7 +1,7 @@
 //! Which sleeping engines of a node a new pod may wake: those that the agent saw asleep a moment ago, that their pod's label or
 //! their pod's class opens to others, and that no pod that came meanwhile has taken over.
 
-use super::NodeState;
+use super::{NodeState, ResidentPod};
 use crate::ids::PodUid;
 use crate::ledger::pod_states::PodStates;
 use crate::policy::Policy;
@@ -56,7 +56,7 @@ impl NodeState {
         // A lender must ask before it wakes. The pod that woke it would not, and its borrowers would lose their VRAM.
         if self
             .resident_of(&engine.pod)
-            .is_some_and(|resident| resident.lends)
+            .is_some_and(ResidentPod::lends)
         {
             return None;
         }

@@ -5,7 +5,7 @@ use crate::audit::ledger::audit;
 use crate::ids::{GpuUuid, LeaderEpoch, ModelId, NodeName};
 use crate::ledger::{ObservedPhase, ObservedWaiting, PodObservation, WakeStatus};
 use crate::planning::{RecallWatch, loans_to_end};
-use crate::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule};
+use crate::policy::{Class, LendingRules, Match, Policy, Preemptibility, SleepingRule, UnusedRule};
 use crate::testkit::numbered::{key, node_name, uid};
 use crate::testkit::{START, demand_of, reclassified, unit_gpu};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -16,12 +16,13 @@ use crate::verbs::observe::{
 };
 use crate::verbs::tick::{ClockAdvanced, LeadershipBegan, PolicySet, Tick};
 use crate::verbs::{Change, Cluster, ClusterState};
-use crate::vocabulary::classification::PodTraits;
+use crate::vocabulary::classification::{Isolation, PodTraits};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::disruption_info::{ObservedDisruptionInfo, ObservedLoan, PodDeletion};
 use crate::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use crate::vocabulary::node::NodeKind;
 use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::vocabulary::node_signs::NodeSigns;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -31,7 +32,17 @@ pub(super) const GPUS: u32 = 2;
 pub(super) const ENGINES: u8 = 4;
 pub(super) const PODS: u8 = 12;
 
-pub(super) fn policy(lends: bool) -> Policy {
+/// What engines lend, and who gives it back to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lending {
+    Nothing,
+    /// What they do not use while they sleep; they ask before they wake.
+    Asleep,
+    /// What they do not use: the driver gives it back to them. They ask before they wake as well.
+    Unused,
+}
+
+pub(super) fn policy(lends: Lending) -> Policy {
     let of = |class: &str| Match {
         priority_classes: vec![class.into()],
         ..Match::default()
@@ -39,41 +50,57 @@ pub(super) fn policy(lends: bool) -> Policy {
     let engines = Class {
         matches: of("engines"),
         engine: false,
-        sleeping: if lends {
-            SleepingRule::Lend
-        } else {
-            SleepingRule::Keep
+        sleeping: match lends {
+            Lending::Nothing => SleepingRule::Keep,
+            Lending::Asleep | Lending::Unused => SleepingRule::Lend,
         },
+        unused: match lends {
+            Lending::Unused => UnusedRule::Lend,
+            Lending::Nothing | Lending::Asleep => UnusedRule::Keep,
+        },
+        isolation: Isolation::Preferred,
         ..Class::new("engines")
     };
     let jobs = Class {
         matches: of("jobs"),
         engine: false,
         eviction: Preemptibility::ForHigherPriority,
+        isolation: Isolation::Preferred,
         ..Class::new("jobs")
+    };
+    let loose_jobs = Class {
+        matches: of("loose-jobs"),
+        isolation: Isolation::None,
+        ..Class {
+            name: "loose-jobs".into(),
+            ..jobs.clone()
+        }
     };
     let others = Class {
         engine: false,
         ..Class::new("others")
     };
     let mut policy = Policy::default()
-        .with_classes(vec![engines, jobs, others])
+        .with_classes(vec![engines, jobs, loose_jobs, others])
         .unwrap();
     policy.planning.lending = LendingRules {
         after: Millis::seconds(2),
         margin: Bytes(2),
+        unused_after: Millis::seconds(2),
+        unused_margin: Bytes(4),
         ..LendingRules::default()
     };
     policy.planning.pressure.as_mut().unwrap().evict_after = Millis::seconds(2);
     policy
 }
 
-/// Pods 0 to 3 are engines, 4 to 10 jobs, and 11 is another.
+/// Pods 0 to 3 are engines, 4 to 10 jobs (5, 7 and 9 without limits), and 11 is another, without limits.
 fn demand(pod: u8, policy: &Policy) -> Demand {
     let vram = [60, 50, 40, 30, 20, 25, 30, 35, 40, 45, 50, 30][usize::from(pod)];
     let (class, priority) = match pod {
-        0..ENGINES => ("engines", 10),
+        0..=3 => ("engines", 10),
         11 => ("others", 0),
+        5 | 7 | 9 => ("loose-jobs", -10),
         _ => ("jobs", -10),
     };
     let traits = PodTraits {
@@ -93,6 +120,7 @@ fn demand(pod: u8, policy: &Policy) -> Demand {
 pub(super) struct Record {
     pub devices: Option<Arc<[GpuUuid]>>,
     pub borrows: bool,
+    pub has_limits: bool,
     pub leaving: bool,
     pub request: Option<Arc<str>>,
     pub answered_request: Option<Arc<str>>,
@@ -103,6 +131,10 @@ pub(super) struct Record {
 pub(super) struct Process {
     pub gpu: GpuUuid,
     pub granted: u64,
+    /// What it has of that while it is awake.
+    pub held: u64,
+    /// It borrows, and the driver keeps nothing for it.
+    pub is_ended_by_driver: bool,
     pub asleep: bool,
     /// It has crashed, and loads again as soon as there is room.
     pub down: bool,
@@ -112,15 +144,17 @@ impl Process {
     fn used(&self) -> u64 {
         match (self.down, self.asleep) {
             (true, _) => 0,
-            (false, true) => self.granted / 10,
-            (false, false) => self.granted,
+            (false, true) => self.held.min(self.granted / 10),
+            (false, false) => self.held,
         }
     }
 }
 
 pub(super) struct World {
     pub cluster: Cluster,
-    pub lends: bool,
+    pub lends: Lending,
+    /// What the node's condition says.
+    pub keeps_limits: bool,
     pub records: BTreeMap<u8, Record>,
     pub processes: BTreeMap<u8, Process>,
     pub reports: VecDeque<NodeReading>,
@@ -131,7 +165,10 @@ pub(super) struct World {
     pub recall: RecallWatch,
     pub borrowed: usize,
     pub woken_over: usize,
+    pub taken_back: u32,
     pub wakes: usize,
+    /// Pods that the driver has ended.
+    pub ended_by_driver: usize,
 }
 
 fn node() -> NodeName {
@@ -139,10 +176,11 @@ fn node() -> NodeName {
 }
 
 impl World {
-    pub fn new(lends: bool) -> Self {
+    pub fn new(lends: Lending) -> Self {
         let mut world = Self {
             cluster: Cluster::new(Arc::new(policy(lends))),
             lends,
+            keeps_limits: lends == Lending::Unused,
             records: BTreeMap::new(),
             processes: BTreeMap::new(),
             reports: VecDeque::new(),
@@ -152,7 +190,9 @@ impl World {
             recall: RecallWatch::default(),
             borrowed: 0,
             woken_over: 0,
+            taken_back: 0,
             wakes: 0,
+            ended_by_driver: 0,
         };
         world.begin(START);
         world
@@ -167,7 +207,7 @@ impl World {
         self.cluster = Cluster::new(Arc::new(policy(self.lends)));
         self.recall = RecallWatch::default();
         self.apply(ClockAdvanced(now));
-        self.apply(NodeObserved::new(node(), NodeKind::Stowage));
+        self.observe_node();
         let devices = (0..GPUS).map(|index| unit_gpu(0, index)).collect();
         self.apply(DevicesReported {
             node: node(),
@@ -179,6 +219,16 @@ impl World {
             self.watch(pod);
         }
         self.apply(LeadershipBegan(LeaderEpoch::new("lease", 1, "nonce")));
+    }
+
+    fn observe_node(&mut self) {
+        self.apply(NodeObserved {
+            signs: NodeSigns {
+                keeps_vram_limits: self.keeps_limits,
+                ..NodeSigns::default()
+            },
+            ..NodeObserved::new(node(), NodeKind::Stowage)
+        });
     }
 
     pub fn watch(&mut self, pod: u8) {
@@ -203,6 +253,7 @@ impl World {
             leaving: record.leaving.then_some(leaving),
             loan: ObservedLoan {
                 borrows: record.borrows,
+                has_vram_limits: record.has_limits,
                 wake_requested: record.request,
                 wakeable: record.answered_request,
             },
@@ -237,6 +288,7 @@ impl World {
         let record = self.records.get_mut(&pod).unwrap();
         record.devices = Some(placement.devices.clone());
         record.borrows = !placement.borrowed_from.is_empty();
+        record.has_limits = placement.has_vram_limits;
         self.borrowed += usize::from(record.borrows);
         // At once all it may have.
         let gpu = placement.devices[0].clone();
@@ -245,6 +297,9 @@ impl World {
             Process {
                 gpu,
                 granted: placement.granted.0,
+                held: placement.granted.0,
+                is_ended_by_driver: placement.has_vram_limits
+                    && !placement.borrowed_from.is_empty(),
                 asleep: false,
                 down: false,
             },
@@ -256,6 +311,7 @@ impl World {
                 devices: Some(placement.devices),
             });
         }
+        self.end_borrowers_after(pod);
     }
 
     fn sample(&mut self) {
@@ -321,12 +377,12 @@ impl World {
 
     fn deliver(&mut self) {
         if let Some(reading) = self.reports.pop_front() {
-            self.woken_over += self
-                .apply(ReadingReported {
-                    node: node(),
-                    reading: reading.into(),
-                })
-                .len();
+            let ended = self.apply(ReadingReported {
+                node: node(),
+                reading: reading.into(),
+            });
+            self.woken_over += ended.woken.len();
+            self.taken_back += ended.taken_back;
         }
     }
 
@@ -397,6 +453,47 @@ impl World {
             .expect("a bound engine has a process");
         if record.request.is_some() && record.answered_request == record.request && !process.down {
             self.wakes += usize::from(std::mem::replace(&mut process.asleep, false));
+            self.end_borrowers_after(engine);
+        }
+    }
+
+    fn end_borrowers_after(&mut self, allocating: u8) {
+        if self.lends == Lending::Unused {
+            let gpu = self.processes[&allocating].gpu.clone();
+            self.end_borrowers_on(&gpu);
+        }
+    }
+
+    /// An engine that is awake has so much of its grant from now on.
+    pub fn hold(&mut self, engine: u8, percent: u64) {
+        let Some(process) = self.processes.get_mut(&engine) else {
+            return;
+        };
+        if !process.asleep && !process.down {
+            process.held = process.granted * percent / 100;
+            self.end_borrowers_after(engine);
+        }
+    }
+
+    /// What the driver does when memory runs out: it ends pods that are beyond what it keeps for them, which is nothing for one
+    /// that borrows and has limits.
+    fn end_borrowers_on(&mut self, gpu: &GpuUuid) {
+        let used = |processes: &BTreeMap<u8, Process>| -> u64 {
+            let here = processes.values().filter(|process| process.gpu == *gpu);
+            here.map(Process::used).sum()
+        };
+        while used(&self.processes) > CAPACITY {
+            let mut here = self.processes.iter();
+            let ended = here.find(|(_, process)| process.gpu == *gpu && process.is_ended_by_driver);
+            let Some(ended) = ended.map(|(pod, _)| *pod) else {
+                panic!(
+                    "a pod lacks memory that it was granted: {:?}",
+                    self.processes
+                );
+            };
+            self.processes.remove(&ended);
+            self.records.remove(&ended);
+            self.ended_by_driver += 1;
         }
     }
 
@@ -431,6 +528,11 @@ impl World {
                 }
             }
             Step::Wake(engine) => self.wake(engine),
+            Step::Hold(engine, percent) => self.hold(engine, percent),
+            Step::Ready(is_ready) => {
+                self.keeps_limits = is_ready && self.lends == Lending::Unused;
+                self.observe_node();
+            }
             Step::Crash(engine) => {
                 if let Some(process) = self.processes.get_mut(&engine) {
                     process.down = true;
@@ -477,9 +579,13 @@ impl World {
                 );
             }
             Step::Policy(lends) => {
-                self.lends = lends;
+                self.lends = match (lends, self.lends) {
+                    (false, _) => Lending::Nothing,
+                    (true, Lending::Nothing) => Lending::Asleep,
+                    (true, lends) => lends,
+                };
                 self.apply(PolicySet {
-                    policy: policy(lends),
+                    policy: policy(self.lends),
                     prepared: None,
                 });
             }
@@ -519,6 +625,16 @@ impl World {
             assert!(
                 used <= CAPACITY,
                 "after {after:?} {used} B are used on {uuid}: {here:?}"
+            );
+            // What the driver keeps: a pod's grant, and nothing for a borrower.
+            let kept = here.iter().filter(|(pod, _)| {
+                let record = self.records.get(pod);
+                record.is_some_and(|record| !record.borrows)
+            });
+            let kept: u64 = kept.map(|(_, process)| process.granted).sum();
+            assert!(
+                kept <= CAPACITY,
+                "after {after:?} {kept} B are kept on {uuid}: {here:?}"
             );
         }
         assert_eq!(audit(self.cluster.ledger()), [], "after {after:?}");

@@ -145,6 +145,7 @@ impl World {
             leaving: self.leaving.contains(&pod).then_some(leaving),
             loan: ObservedLoan {
                 borrows,
+                has_vram_limits: false,
                 wake_requested,
                 wakeable,
             },

@@ -1,6 +1,6 @@
 //! When two demands are equal for a node: the one key under which results of fit and score are shared.
 
-use super::{Demand, HostResources, Sharing, VramContainer};
+use super::{Demand, HostResources, Sharing};
 use crate::engines::Engine;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::Bytes;
@@ -21,8 +21,8 @@ pub(crate) struct DemandKey {
     sharing: Sharing,
     class: ClassId,
     terms: ClassTerms,
-    /// Whether VRAM limits can be written for it, if its class requires them.
-    can_be_limited: bool,
+    /// Whether it can have VRAM limits, if its class requires them or it may borrow.
+    can_have_vram_limits: bool,
     host_resources: HostResources,
     /// The model, and the size of its weights. A pod without a model loads nothing: its KV cache is just VRAM.
     model: Option<(ModelId, Bytes)>,
@@ -66,8 +66,8 @@ impl DemandKey {
             may_preempt: _,
             // For a pod that may borrow: an engine lends to pods of lower priority only.
             priority,
-            // Whether their limits can be written, where the class requires that.
-            containers,
+            // Whether their limits can be written.
+            containers: _,
             // For the pod's own end.
             grace: _,
         } = demand;
@@ -78,8 +78,8 @@ impl DemandKey {
             sharing: *sharing,
             class: *class,
             terms: *terms,
-            can_be_limited: terms.isolation != Isolation::Required
-                || containers.iter().all(VramContainer::can_be_limited),
+            can_have_vram_limits: terms.isolation != Isolation::Required && !terms.borrows
+                || demand.can_have_vram_limits(),
             host_resources: *host_resources,
             model: model.clone().map(|model| (model, demand.weights())),
             namespace: model.as_ref().map(|_| traits.namespace.as_str().into()),
@@ -103,6 +103,7 @@ mod tests {
     use crate::testkit::demand_of;
     use crate::units::MilliCpu;
     use crate::vocabulary::classification::PodTraits;
+    use crate::vocabulary::demand::VramContainer;
     use crate::vocabulary::label_selector::Requirement;
 
     #[test]

@@ -215,7 +215,7 @@ fn apply(
         (fresh, lost_after)
     };
     let reading = report.reading(received, fresh);
-    let (before, present, woken_unasked) = {
+    let (before, present, ended_unasked) = {
         let mut cluster = extender.state.cluster();
         if !cluster.ledger().has_node(node) {
             return Err(unknown());
@@ -256,7 +256,7 @@ fn apply(
                 },
             })?;
         extender.state.metrics.gpus_delayed.inc_by(waiting as u64);
-        let woken = reading.map(|mut reading| {
+        let ended = reading.map(|mut reading| {
             // The ledger and the recorder keep the reading, and with its own names much of the report's memory.
             cluster.ledger().intern_names(node, &mut reading);
             cluster.apply(ReadingReported {
@@ -268,9 +268,9 @@ fn apply(
         let is_other = |before: &Arc<[Device]>| {
             devices_of(cluster.ledger(), node).is_some_and(|now| !Arc::ptr_eq(before, &now))
         };
-        (before.filter(is_other), present, woken.unwrap_or_default())
+        (before.filter(is_other), present, ended.unwrap_or_default())
     };
-    pod_warnings::warn_of_unasked_wakes(extender, node, woken_unasked);
+    pod_warnings::warn_of_loans_ended_unasked(extender, node, ended_unasked);
     if let Some(before) = before {
         pod_warnings::warn_of_lost_gpus(extender, &before, report, lost_after);
     }

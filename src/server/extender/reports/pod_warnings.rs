@@ -121,16 +121,16 @@ pub(crate) fn warn_of_lost_gpus(
     }
 }
 
-/// Counts engines that woke over VRAM that they had lent, and records Events on their pods.
-pub(crate) fn warn_of_unasked_wakes(extender: &Extender, node: &NodeName, woken: Vec<PodUid>) {
-    for uid in woken {
-        extender
-            .state
-            .metrics
-            .lending
-            .wakes
-            .with_label_values(&["unasked"])
-            .inc();
+/// Counts loans that engines ended without asking, and records Events on the pods of those that may have failed for want of VRAM.
+pub(crate) fn warn_of_loans_ended_unasked(
+    extender: &Extender,
+    node: &NodeName,
+    ended: LoansEndedUnasked,
+) {
+    let metrics = &extender.state.metrics.lending;
+    metrics.taken_back.inc_by(u64::from(ended.taken_back));
+    for uid in ended.woken {
+        metrics.wakes.with_label_values(&["unasked"]).inc();
         let Some(entry) =
             bound_to(extender, node, &uid).filter(|_| extender.state.leadership.is_leading())
         else {

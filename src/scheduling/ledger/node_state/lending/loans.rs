@@ -1,6 +1,7 @@
 //! Loans: what lenders do not use and which pods may have it; pods that ask to wake, and loans that end, as the planner sees them; and
 //! [`PodLoan`], which explains a loan to people and decides nothing.
 
+use super::Recovery;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::ledger::node_state::unaccounted_vram::gpu_reading;
 use crate::ledger::node_state::{NodeState, ResidentPod};
@@ -44,10 +45,11 @@ impl NodeState {
             let lenders = self
                 .lenders_on(gpu_index)
                 .filter(|(resident, _)| self.may_lend_more(resident));
-            let (mut lendable, mut below) = (Bytes::ZERO, None);
+            let (mut lendable, mut below, mut is_within_limits) = (Bytes::ZERO, None, false);
             for (resident, kept) in lenders {
                 lendable += resident.per_gpu.minus(kept);
                 below = below.into_iter().chain([resident.priority]).min();
+                is_within_limits |= self.is_recovered_by_driver(resident);
             }
             let needs_it =
                 |borrows_at: Option<i32>| borrows_at.is_none_or(|priority| Some(priority) >= below);
@@ -62,9 +64,10 @@ impl NodeState {
             // What is known to be in use beside all grants is subtracted already.
             let hidden = hidden.map_or(Bytes(u64::MAX), |(_, hidden)| *hidden);
             gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(gpu_index).believed()));
-            gpu.lends_below = below
-                .filter(|_| gpu.lendable > Bytes::ZERO)
-                .unwrap_or_default();
+            if gpu.lendable > Bytes::ZERO {
+                gpu.lends_below = below.unwrap_or_default();
+                gpu.lends_within_limits = is_within_limits;
+            }
         }
     }
 
@@ -108,23 +111,27 @@ impl NodeState {
         lenders.into()
     }
 
+    /// Whether a lender lends to pods that come now. Where the driver is not known to keep limits, one that would take its VRAM back
+    /// by it lends nothing more; what it lent has limits already.
     fn may_lend_more(&self, resident: &ResidentPod) -> bool {
-        let sleep = self
-            .lending
-            .lenders
-            .get(&resident.uid)
-            .and_then(|lender| lender.sleep.as_ref());
-        !resident.is_leaving && sleep.is_some_and(|sleep| !sleep.is_silent)
+        let unused = self.lending.lent_by(&resident.uid);
+        !resident.is_leaving
+            && unused.is_some_and(|unused| !unused.is_silent)
+            && (self.keeps_vram_limits() || !self.is_recovered_by_driver(resident))
+    }
+
+    fn is_recovered_by_driver(&self, resident: &ResidentPod) -> bool {
+        let unused = self.lending.lent_by(&resident.uid);
+        unused.is_some_and(|unused| unused.recovery == Recovery::ByDriver)
     }
 
     /// The pods that lend on a GPU, and what each keeps of it.
     fn lenders_on(&self, gpu_index: usize) -> impl Iterator<Item = (&ResidentPod, Bytes)> {
-        let uuid = &self.devices[gpu_index].uuid;
         let here = self
             .residents()
             .iter()
             .filter(move |resident| resident.gpus.contains(gpu_index));
-        here.filter_map(|resident| Some((resident, self.lending.kept(&resident.uid, uuid)?)))
+        here.filter_map(move |resident| Some((resident, self.kept_by(resident, gpu_index)?)))
     }
 
     /// VRAM in use on each GPU with a loan that no process explains: pods may still come to use what they were granted, but a
@@ -146,7 +153,7 @@ impl NodeState {
             let attributed: Bytes = observed.attributed.iter().map(|(_, bytes)| *bytes).sum();
             let capacity = self.capacity_of(gpu_index);
             let unused_grant = |resident: &ResidentPod| {
-                let most = self.lending.kept(&resident.uid, uuid);
+                let most = self.kept_by(resident, gpu_index);
                 let most = most.unwrap_or_else(|| resident.allocated_on(gpu_index, capacity));
                 most.minus(observed.attributed_to(&resident.uid).unwrap_or_default())
             };
@@ -174,7 +181,10 @@ pub(in crate::ledger::node_state) fn may_borrow(
     policy: &Policy,
 ) -> bool {
     let stays = |pod_state| borrowing_obstacle(demand, pod_state, policy).is_some();
-    demand.terms.borrows && !pod_state.is_some_and(stays)
+    let most = policy.class(demand.class).max_borrowed;
+    demand.terms.borrows
+        && most.is_none_or(|most| demand.vram() <= most)
+        && !pod_state.is_some_and(stays)
 }
 
 /// The reason, if any, why a pod could not be evicted alone and soon when a lender asks.
@@ -269,7 +279,7 @@ impl Ledger {
         let wake = &pod_state.bound()?.wake;
         let resident = self.node_states.get(pod_state.node()?)?.resident_of(uid)?;
         Some(
-            !(resident.lends || resident.is_waking)
+            !(resident.lends_asleep || resident.is_waking)
                 || wake.request.is_some() && wake.request == wake.answered_request,
         )
     }
@@ -343,6 +353,13 @@ pub enum LoanStage {
     Lends { bytes_per_gpu: Bytes },
     /// It sleeps, and lends after that time at the earliest.
     Sleeps { lends_in_millis: Millis },
+    /// It does not use so much of each of its GPUs, and lends that: it takes it back by allocating it.
+    LendsUnused { bytes_per_gpu: Bytes },
+    /// It does not use so much of each of its GPUs, and lends that after that time at the earliest.
+    Steadies {
+        bytes_per_gpu: Bytes,
+        lends_in_millis: Millis,
+    },
     /// It sleeps, and got back what it lent, because its model is in demand.
     Recalled,
     /// It asked to wake, and its condition does not say yet that it may.
@@ -373,7 +390,7 @@ impl Ledger {
         let stage = self.loan_stage(node_state, pod_state, uid)?;
         let resident = node_state.resident_of(uid)?;
         let is_other = |other: &&ResidentPod| match stage {
-            LoanStage::Borrows => other.lends,
+            LoanStage::Borrows => other.lends(),
             _ => other.borrows,
         };
         let beside = node_state
@@ -421,24 +438,26 @@ impl Ledger {
         }
         let resident = node_state
             .resident_of(uid)
-            .filter(|resident| resident.lends)?;
+            .filter(|resident| resident.lends())?;
         let lender = node_state.lending.lenders.get(uid)?;
         if lender.is_recalled {
             return Some(LoanStage::Recalled);
         }
-        let sleep = lender.sleep.as_ref()?;
-        if !sleep.lends {
-            let pause = lender.lending_pause(self.now, &self.policy.planning.lending);
-            return Some(LoanStage::Sleeps {
-                lends_in_millis: (sleep.since + pause).since(self.now),
-            });
-        }
-        let lent = sleep
-            .kept
-            .iter()
-            .map(|(_, kept)| resident.per_gpu.minus(*kept));
-        Some(LoanStage::Lends {
-            bytes_per_gpu: lent.min().unwrap_or_default(),
+        let unused = lender.unused.as_ref()?;
+        let lent = unused.kept.iter();
+        let lent = lent.map(|(_, kept)| resident.per_gpu.minus(*kept));
+        let bytes_per_gpu = lent.min().unwrap_or_default();
+        let rules = &self.policy.planning.lending;
+        let pause = lender.lending_pause(self.now, unused.recovery, rules);
+        let lends_in_millis = (unused.since + pause).since(self.now);
+        Some(match (unused.recovery, unused.lends) {
+            (Recovery::OnRequest, true) => LoanStage::Lends { bytes_per_gpu },
+            (Recovery::OnRequest, false) => LoanStage::Sleeps { lends_in_millis },
+            (Recovery::ByDriver, true) => LoanStage::LendsUnused { bytes_per_gpu },
+            (Recovery::ByDriver, false) => LoanStage::Steadies {
+                bytes_per_gpu,
+                lends_in_millis,
+            },
         })
     }
 
