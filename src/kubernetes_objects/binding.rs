@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuUuid, LeaderEpoch, PodKey, PodUid};
-use stowage_scheduling::vocabulary::demand::{Demand, Sharing, VramContainer};
+use stowage_scheduling::vocabulary::demand::{Demand, Sharing};
 use stowage_scheduling::vocabulary::memory_fraction::MemoryFraction;
 use stowage_scheduling::vocabulary::placement::Placement;
 
@@ -213,6 +213,7 @@ fn join(devices: &[GpuUuid]) -> String {
 mod tests {
     use super::*;
     use stowage_scheduling::testkit::{demand_of, gpu, node, uid};
+    use stowage_scheduling::vocabulary::demand::VramContainer;
     use stowage_scheduling::units::Bytes;
 
     #[test]

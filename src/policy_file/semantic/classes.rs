@@ -7,9 +7,9 @@ use crate::nearest::nearest;
 use crate::parse::{DraftClass, SERVING};
 use crate::source::Span;
 use crate::tree::YamlNode;
-use stowage_scheduling::policy::SleepingRule;
+use stowage_scheduling::policy::{SleepingRule, UnusedRule};
 use stowage_scheduling::units::Millis;
-use stowage_scheduling::vocabulary::classification::MAX_CLASSES;
+use stowage_scheduling::vocabulary::classification::{Isolation, MAX_CLASSES};
 use stowage_scheduling::vocabulary::demand::MAX_GRACE_PERIOD;
 
 pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
@@ -28,6 +28,7 @@ pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
         sharing_partners(policy, one, entry, found);
         pools(policy, one, entry, found);
         reusable_that_lend(one, entry, found);
+        unused_without_limits(one, entry, found);
     }
 }
 
@@ -48,6 +49,20 @@ fn reusable_that_lend(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagno
             )
             .help("take `reusable` away, or let them keep their VRAM with `sleeping: keep`"),
     );
+}
+
+/// The driver gives an engine back what it lent only if the engine has limits.
+fn unused_without_limits(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    if one.class.unused == UnusedRule::Lend && one.class.isolation == Isolation::None {
+        let message = format!(
+            "engines of {} lend nothing while they are awake: they have no VRAM limits, by which they get it back",
+            quoted(&one.class.name)
+        );
+        found.push(
+            Diagnostic::error("unused-without-limits", span(entry, &["unused"]), message)
+                .help("add `isolation: preferred` or `required`, or lend only what sleeping engines do not use: `sleeping: lend`"),
+        );
+    }
 }
 
 /// The pools that a class is kept in: they are there, and admit it.

@@ -200,6 +200,27 @@ fn an_awake_engine_lends_only_where_all_pods_have_limits_and_the_node_keeps_them
 }
 
 #[test]
+fn an_engine_whose_use_swings_lends_only_what_it_used_at_no_time() {
+    let mut world = World::new(Lending::Unused);
+    world.apply_step(&Step::Bind(0, true));
+    world.apply_step(&Step::Bind(1, true));
+    for percent in [20, 50, 20, 50, 20, 20] {
+        world.hold(0, percent);
+        for step in [Step::Pass(1000), Step::Sample, Step::Deliver] {
+            world.apply_step(&step);
+        }
+    }
+    world.apply_step(&Step::Bind(10, true));
+    assert!(
+        !world.records.contains_key(&10),
+        "it had 30 B two seconds ago, and the job has 50"
+    );
+    world.settle();
+    world.apply_step(&Step::Bind(10, true));
+    assert!(world.records[&10].borrows);
+}
+
+#[test]
 fn borrowers_of_an_engine_that_grows_leave_before_the_driver_ends_them() {
     let mut world = World::new(Lending::Unused);
     for (pod, held) in [(0, 40), (1, 100)] {

@@ -109,6 +109,9 @@ struct UnusedGrant {
     lends: bool,
     /// The latest reading does not say whether it sleeps, or how much it uses.
     is_silent: bool,
+    /// The most that an awake engine has used since then; empty for one that asks.
+    #[serde(default)]
+    peak: Vec<(GpuUuid, Bytes)>,
 }
 
 /// Loans that engines ended without asking.
@@ -140,20 +143,18 @@ impl UnusedGrant {
     fn new(
         recovery: Recovery,
         sampled: Moment,
-        used: &[(GpuUuid, Bytes)],
-        growth: &[Bytes],
-        margin: Bytes,
+        kept: Vec<(GpuUuid, Bytes)>,
+        peak: Vec<(GpuUuid, Bytes)>,
     ) -> Self {
-        let kept = used.iter().zip(growth);
-        let kept = kept.map(|((gpu, used), growth)| (gpu.clone(), *used + *growth + margin));
         Self {
             recovery,
             since: sampled,
             last: sampled,
             reports: 0,
-            kept: kept.collect(),
+            kept,
             lends: false,
             is_silent: false,
+            peak,
         }
     }
 
@@ -164,21 +165,41 @@ impl UnusedGrant {
             .map(|(_, kept)| *kept)
     }
 
-    /// Whether it still uses no more than it keeps, and, as long as it does not lend, not much less either: an engine that goes
-    /// to sleep gives its memory back step by step. One whose borrowers the driver would end gets its VRAM back while it has half
-    /// of the margin left, and room to grow as it does: they leave with their grace period, if there is time for it.
-    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], growth: &[Bytes], margin: Bytes) -> bool {
-        let reserve = match self.recovery {
-            Recovery::OnRequest => Bytes::ZERO,
-            Recovery::ByDriver => Bytes(margin.0 / 2),
-        };
-        used.iter().zip(growth).all(|((gpu, used), growth)| {
+    /// Whether an engine that sleeps still uses no more than it keeps, and, as long as it does not lend, not much less either: it
+    /// gives its memory back step by step.
+    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
+        used.iter().all(|(gpu, used)| {
             self.kept_of(gpu).is_some_and(|kept| {
-                *used + *growth + reserve <= kept
-                    && (self.lends || kept <= *used + *growth + margin.times(2))
+                *used <= kept && (self.lends || kept <= *used + margin.times(2))
             })
         })
     }
+
+    fn record_reading(&mut self, sampled: Moment) {
+        self.reports = self.reports.saturating_add(1);
+        (self.last, self.is_silent) = (sampled, false);
+    }
+
+    /// Whether it has lasted long enough that it is lent.
+    fn has_lasted(&self, pause: Millis) -> bool {
+        self.reports >= MIN_SLEEP_REPORTS && self.last.since(self.since) >= pause
+    }
+}
+
+/// So much more of each GPU.
+fn raised(used: &[(GpuUuid, Bytes)], by: impl Fn(&GpuUuid) -> Bytes) -> Vec<(GpuUuid, Bytes)> {
+    let raise = |(gpu, used): &(GpuUuid, Bytes)| (gpu.clone(), *used + by(gpu));
+    used.iter().map(raise).collect()
+}
+
+/// The larger of two figures for each GPU of the second.
+fn larger(some: &[(GpuUuid, Bytes)], others: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
+    let one = |gpu: &GpuUuid| some.iter().find(|(uuid, _)| uuid == gpu);
+    let of_both = |(gpu, other): &(GpuUuid, Bytes)| {
+        let one = one(gpu).map_or(Bytes::ZERO, |(_, one)| *one);
+        (gpu.clone(), one.max(*other))
+    };
+    others.iter().map(of_both).collect()
 }
 
 impl Lender {
@@ -201,9 +222,8 @@ impl Lender {
         }
     }
 
-    /// How long it does not use what it lends then.
-    fn lending_pause(&self, now: Moment, recovery: Recovery, rules: &LendingRules) -> Millis {
-        let (after, _) = recovery.rules(rules);
+    /// How long an engine does not use what it lends then: `after`, and twice as long for each loan that it ended lately.
+    fn lending_pause(&self, now: Moment, after: Millis) -> Millis {
         let recent = self
             .ended
             .iter()
@@ -216,68 +236,77 @@ impl Lender {
         }
     }
 
-    /// How much more it uses of each GPU than a while ago. One that sleeps gets back what it lent before it grows.
-    fn growth(
-        &mut self,
-        sampled: Moment,
-        used: &[(GpuUuid, Bytes)],
-        recovery: Recovery,
-    ) -> Vec<Bytes> {
-        let is_known =
-            |(gpu, _): &(GpuUuid, Bytes)| self.earlier.iter().any(|(uuid, _)| uuid == gpu);
-        if recovery == Recovery::OnRequest
-            || sampled.since(self.earlier_sampled) >= GROWTH_WINDOW
-            || !used.iter().all(is_known)
-        {
-            (self.earlier, self.earlier_sampled) = (used.to_vec(), sampled);
+    fn observe_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
+        self.is_awake = false;
+        self.forget_unless(Recovery::OnRequest);
+        let is_continued = |unused: &UnusedGrant| unused.is_continued_by(used, rules.margin);
+        if !self.unused.as_ref().is_some_and(is_continued) {
+            self.end_loan();
+            let kept = raised(used, |_| rules.margin);
+            let unused = UnusedGrant::new(Recovery::OnRequest, sampled, kept, Vec::new());
+            self.unused = Some(unused);
         }
-        let growth = |(gpu, used): &(GpuUuid, Bytes)| {
-            let earlier = self.earlier.iter().find(|(uuid, _)| uuid == gpu);
-            earlier.map_or(Bytes::ZERO, |(_, earlier)| used.minus(*earlier))
-        };
-        used.iter().map(growth).collect()
+        let pause = self.lending_pause(sampled, rules.after);
+        if let Some(unused) = &mut self.unused {
+            unused.record_reading(sampled);
+            unused.lends |= unused.has_lasted(pause);
+        }
     }
 
-    /// Records what it uses while it has no use for the rest. Returns whether it takes back what it lent.
-    fn observe(
+    /// Records what an engine uses that need not ask. It keeps the most that it used within the policy's time, by how much it grew
+    /// within a minute, and a margin; when half of that is left, its borrowers leave, with their grace period if there is time for
+    /// it. Returns whether it takes back what it lent.
+    fn observe_use(
         &mut self,
         sampled: Moment,
         used: &[(GpuUuid, Bytes)],
-        recovery: Recovery,
         rules: &LendingRules,
     ) -> bool {
-        let (_, margin) = recovery.rules(rules);
-        // It fell asleep, or may lend otherwise than before: nothing of that ends a loan.
-        self.unused.take_if(|unused| unused.recovery != recovery);
-        let growth = self.growth(sampled, used, recovery);
-        let mut is_taken_back = false;
-        if !self
-            .unused
-            .as_ref()
-            .is_some_and(|unused| unused.is_continued_by(used, &growth, margin))
-        {
-            is_taken_back = self.is_lending();
+        self.forget_unless(Recovery::ByDriver);
+        let earlier = self.earlier_use(sampled, used);
+        let grown = |gpu: &GpuUuid| {
+            let of = |uses: &[(GpuUuid, Bytes)]| {
+                let found = uses.iter().find(|(uuid, _)| uuid == gpu);
+                found.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
+            };
+            of(used).minus(of(&earlier))
+        };
+        let needed = raised(used, |gpu| grown(gpu) + Bytes(rules.unused_margin.0 / 2));
+        let is_beyond =
+            |unused: &UnusedGrant| unused.lends && larger(&unused.kept, &needed) != unused.kept;
+        let is_taken_back = self.unused.as_ref().is_some_and(is_beyond);
+        if is_taken_back {
             self.end_loan();
-            self.unused = Some(UnusedGrant::new(recovery, sampled, used, &growth, margin));
         }
-        let pause = self.lending_pause(sampled, recovery, rules);
-        if let Some(unused) = &mut self.unused {
-            unused.reports = unused.reports.saturating_add(1);
-            (unused.last, unused.is_silent) = (sampled, false);
-            let has_lasted = sampled.since(unused.since) >= pause;
-            unused.lends |= unused.reports >= MIN_SLEEP_REPORTS && has_lasted;
+        let pause = self.lending_pause(sampled, rules.unused_after);
+        let kept = |peak: &[(GpuUuid, Bytes)]| raised(peak, |gpu| grown(gpu) + rules.unused_margin);
+        let unused = self.unused.get_or_insert_with(|| {
+            UnusedGrant::new(Recovery::ByDriver, sampled, kept(used), used.to_vec())
+        });
+        unused.record_reading(sampled);
+        unused.peak = larger(&unused.peak, used);
+        if unused.has_lasted(pause) {
+            unused.kept = kept(&unused.peak);
+            (unused.lends, unused.since, unused.peak) = (true, sampled, used.to_vec());
+        } else if !unused.lends {
+            unused.kept = larger(&unused.kept, &kept(used));
         }
         is_taken_back
     }
-}
 
-impl Recovery {
-    /// How long an engine does not use what it lends then, and what it keeps of it.
-    fn rules(self, rules: &LendingRules) -> (Millis, Bytes) {
-        match self {
-            Self::OnRequest => (rules.after, rules.margin),
-            Self::ByDriver => (rules.unused_after, rules.unused_margin),
+    /// Forgets, without ending a loan, what it did not use, if it got that back otherwise: it fell asleep, or its class has changed.
+    fn forget_unless(&mut self, recovery: Recovery) {
+        self.unused.take_if(|unused| unused.recovery != recovery);
+    }
+
+    /// What it used a minute ago, or less if that is not known.
+    fn earlier_use(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
+        let is_known =
+            |(gpu, _): &(GpuUuid, Bytes)| self.earlier.iter().any(|(uuid, _)| uuid == gpu);
+        if sampled.since(self.earlier_sampled) >= GROWTH_WINDOW || !used.iter().all(is_known) {
+            (self.earlier, self.earlier_sampled) = (used.to_vec(), sampled);
         }
+        self.earlier.clone()
     }
 }
 
@@ -306,8 +335,7 @@ impl NodeState {
             match (state, used) {
                 (Some(SleepState::Awake), Some(used)) if resident.lends_unused && may_lend => {
                     lender.is_awake = true;
-                    let recovery = Recovery::ByDriver;
-                    if lender.observe(reading.sampled, &used, recovery, rules)
+                    if lender.observe_use(reading.sampled, &used, rules)
                         && self.is_lent_out(resident)
                     {
                         lending.ended_unasked.taken_back += 1;
@@ -328,13 +356,12 @@ impl NodeState {
                         lending.ended_unasked.woken.push(resident.uid.clone());
                     }
                 }
+                (Some(SleepState::Asleep), Some(used)) if may_lend && resident.lends_asleep => {
+                    lender.observe_asleep(reading.sampled, &used, rules);
+                }
                 (Some(SleepState::Asleep), Some(used)) if may_lend => {
                     lender.is_awake = false;
-                    let recovery = match resident.lends_asleep {
-                        true => Recovery::OnRequest,
-                        false => Recovery::ByDriver,
-                    };
-                    lender.observe(reading.sampled, &used, recovery, rules);
+                    lender.observe_use(reading.sampled, &used, rules);
                 }
                 (Some(SleepState::Asleep), Some(_)) => lender.is_awake = false,
                 // It has restarted, and needs its whole grant to load its model again: nobody can ask for it then.

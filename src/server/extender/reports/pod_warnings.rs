@@ -8,7 +8,7 @@ use crate::extender::Extender;
 use stowage_report::{GpuReport, NodeReport, ReportFinding, UnrecordedPod};
 use stowage_scheduling::control_loop::{PodEvent, PodEventReason};
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
-use stowage_scheduling::ledger::{PodPhase, PodState};
+use stowage_scheduling::ledger::{LoansEndedUnasked, PodPhase, PodState};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::Cluster;
 use stowage_scheduling::vocabulary::gpu::{Device, Health};

@@ -448,7 +448,11 @@ impl Ledger {
         let lent = lent.map(|(_, kept)| resident.per_gpu.minus(*kept));
         let bytes_per_gpu = lent.min().unwrap_or_default();
         let rules = &self.policy.planning.lending;
-        let pause = lender.lending_pause(self.now, unused.recovery, rules);
+        let after = match unused.recovery {
+            Recovery::OnRequest => rules.after,
+            Recovery::ByDriver => rules.unused_after,
+        };
+        let pause = lender.lending_pause(self.now, after);
         let lends_in_millis = (unused.since + pause).since(self.now);
         Some(match (unused.recovery, unused.lends) {
             (Recovery::OnRequest, true) => LoanStage::Lends { bytes_per_gpu },
