@@ -14,7 +14,9 @@ use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReadi
 use stowage_scheduling::vocabulary::model_tier::{
     LoadingSpeeds, ModelTier, NodeModel, time_to_ready,
 };
-use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading};
+use stowage_scheduling::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeReading, SleepState,
+};
 
 /// One node's hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +133,7 @@ impl Machines {
         spec: &PodSpec,
         node: &NodeName,
         devices: &[GpuUuid],
+        borrows: bool,
     ) -> Vec<BrokenInvariant> {
         if let Some(machine) = self.get_mut(node) {
             let here = machine.gpus.iter_mut();
@@ -146,7 +149,7 @@ impl Machines {
             } else {
                 Sharing::Shared
             },
-            borrows: false,
+            borrows,
         };
         self.oracle.bind(pod, node, devices, granted)
     }
@@ -289,18 +292,24 @@ impl Machine {
         Some(self.pull_time(spec.image.as_ref(), speeds) + load)
     }
 
-    /// What its agent reports. `loads` are the engines that serve, by pod; other pods use what they were granted.
-    pub fn reading(&self, now: Moment, loads: &BTreeMap<PodUid, EngineLoad>) -> NodeReading {
+    /// What its agent reports. `loads` are the engines that serve, by pod; `held` is what awake engines have of each of their GPUs;
+    /// other pods use what they were granted.
+    pub fn reading(
+        &self,
+        now: Moment,
+        loads: &BTreeMap<PodUid, EngineLoad>,
+        held: &BTreeMap<PodUid, Bytes>,
+    ) -> NodeReading {
         let gpu = |gpu: &PhysicalGpu| {
             let loads = gpu.pods.keys().filter_map(|pod| loads.get(pod));
+            let used = |(pod, granted): (&PodUid, &Bytes)| {
+                (pod.clone(), *held.get(pod).unwrap_or(granted))
+            };
+            let attributed: Vec<(PodUid, Bytes)> = gpu.pods.iter().map(used).collect();
             GpuReading {
                 uuid: gpu.uuid.clone(),
-                used: Some(gpu.granted_bytes()),
-                attributed: gpu
-                    .pods
-                    .iter()
-                    .map(|(pod, bytes)| (pod.clone(), *bytes))
-                    .collect(),
+                used: Some(attributed.iter().map(|(_, used)| *used).sum()),
+                attributed,
                 engine_load: loads.fold(EngineLoad::NONE, |all, one| all.combined_with(*one)),
             }
         };
@@ -310,7 +319,10 @@ impl Machine {
             .map(|one| self.sleeping_reading(one, now))
             .collect();
         engines.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let here = |pod: &&PodUid| self.gpus.iter().any(|gpu| gpu.pods.contains_key(*pod));
+        let awake = held.keys().filter(here);
         NodeReading {
+            sleep: awake.map(|pod| (pod.clone(), SleepState::Awake)).collect(),
             sampled: now,
             gpus: self.gpus.iter().map(gpu).collect(),
             holdings: self.holdings().collect(),
@@ -418,9 +430,12 @@ mod tests {
             .map(|gpu| gpu.uuid.clone())
             .collect();
         let shared = PodSpec::plain("a", Bytes::gib(50));
-        assert_eq!(machines.bind(&uid("one"), &shared, &node, &gpus[..1]), []);
+        assert_eq!(
+            machines.bind(&uid("one"), &shared, &node, &gpus[..1], false),
+            []
+        );
         assert!(matches!(
-            machines.bind(&uid("two"), &shared, &node, &gpus[..1])[..],
+            machines.bind(&uid("two"), &shared, &node, &gpus[..1], false)[..],
             [BrokenInvariant::Gpu(_)]
         ));
         machines.remove(&uid("one"), &node);
@@ -429,11 +444,11 @@ mod tests {
             ..shared.clone()
         };
         assert!(matches!(
-            machines.bind(&uid("three"), &alone, &node, &gpus[..1])[..],
+            machines.bind(&uid("three"), &alone, &node, &gpus[..1], false)[..],
             [BrokenInvariant::Gpu(_)]
         ));
         assert!(matches!(
-            machines.bind(&uid("four"), &alone, &node, &gpus)[..],
+            machines.bind(&uid("four"), &alone, &node, &gpus, false)[..],
             [BrokenInvariant::OtherCount { .. }, ..]
         ));
     }

@@ -59,6 +59,14 @@ pub struct PodBinding {
     /// Its engine does not answer yet.
     pub is_starting: bool,
     pub since: Moment,
+    pub loan: BindingLoan,
+}
+
+/// What a Binding says of VRAM limits and of VRAM that engines lend.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BindingLoan {
+    pub borrows: bool,
+    pub has_vram_limits: bool,
 }
 
 /// What a scheduler does.
@@ -68,6 +76,7 @@ pub enum SchedulerAction {
         uid: PodUid,
         node: NodeName,
         devices: Arc<[GpuUuid]>,
+        loan: BindingLoan,
     },
     /// `preemptor` is the pod that it makes room for.
     Evict {

@@ -12,7 +12,7 @@
 
 use super::machines::{Machine, Machines, PodStartTimes};
 use super::messages::{
-    Delivery, DeliveryOutcome, Message, MessageDirection, PodBinding, PodSnapshot,
+    BindingLoan, Delivery, DeliveryOutcome, Message, MessageDirection, PodBinding, PodSnapshot,
     ReliableDelivery, SchedulerAction,
 };
 use super::pods::PodSpec;
@@ -24,7 +24,7 @@ use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::StartProgress;
 use stowage_scheduling::testkit::oracle::{BrokenInvariant, VictimFacts};
 use stowage_scheduling::testkit::random::{Random, mix};
-use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 
 /// Between two reports of each agent. Of those in which nothing has changed, as many are left out as leave what they say fresh.
@@ -86,6 +86,8 @@ pub struct Stage<'s, T> {
     pods: BTreeMap<PodUid, StagePod>,
     /// How busy the engines of pods are, for the next reports.
     loads: BTreeMap<PodUid, EngineLoad>,
+    /// What engines that do not use all they were granted have of each of their GPUs.
+    held: BTreeMap<PodUid, Bytes>,
     /// Nodes on which something has changed since their agents' last reports.
     changed: BTreeSet<NodeName>,
     scheduler: Box<dyn FleetScheduler + 's>,
@@ -131,6 +133,7 @@ impl<'s, T> Stage<'s, T> {
             machines,
             pods: BTreeMap::new(),
             loads: BTreeMap::new(),
+            held: BTreeMap::new(),
             changed: BTreeSet::new(),
             scheduler,
             delivery: fates,
@@ -207,6 +210,38 @@ impl<'s, T> Stage<'s, T> {
         }
     }
 
+    /// What the pod's engine, which is awake, has of each of its GPUs, from the next report on. Beyond what a GPU has, the driver ends
+    /// pods that borrow there and returns them; they are gone at once.
+    pub(crate) fn set_held(&mut self, uid: &PodUid, held: Bytes) -> Vec<PodUid> {
+        self.held.insert(uid.clone(), held);
+        let Some(bound) = self.pods.get(uid).and_then(|pod| pod.binding.clone()) else {
+            return Vec::new();
+        };
+        let mut ended = Vec::new();
+        for device in bound.devices.iter() {
+            while let Some(borrower) = self.borrower_beyond_memory(&bound.node, device) {
+                self.remove(&borrower);
+                ended.push(borrower);
+            }
+        }
+        ended
+    }
+
+    /// A pod that borrows on this GPU, if its pods have more than it has.
+    fn borrower_beyond_memory(&self, node: &NodeName, device: &GpuUuid) -> Option<PodUid> {
+        let machine = self.machines.get(node)?;
+        let gpu = machine.gpus.iter().find(|gpu| gpu.uuid == *device)?;
+        let held = |(pod, granted): (&PodUid, &Bytes)| *self.held.get(pod).unwrap_or(granted);
+        if gpu.pods.iter().map(held).sum::<Bytes>() <= machine.spec.vram {
+            return None;
+        }
+        let borrows = |pod: &&PodUid| {
+            let binding = self.pods.get(*pod).and_then(|pod| pod.binding.as_ref());
+            binding.is_some_and(|bound| bound.loan.borrows && bound.loan.has_vram_limits)
+        };
+        gpu.pods.keys().find(borrows).cloned()
+    }
+
     /// What happens next, up to `end`; `None` at the end.
     pub fn next(&mut self, end: Moment) -> Option<ScenarioEvent<T>> {
         loop {
@@ -241,8 +276,12 @@ impl<'s, T> Stage<'s, T> {
     /// Every agent reports what its node has: GPUs, files and engines.
     fn report_all(&mut self) {
         let now = self.now();
-        let reading =
-            |machine: &Machine| (machine.spec.name.clone(), machine.reading(now, &self.loads));
+        let reading = |machine: &Machine| {
+            (
+                machine.spec.name.clone(),
+                machine.reading(now, &self.loads, &self.held),
+            )
+        };
         let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
         readings.into_iter().for_each(|(node, reading)| {
             self.send(Message::Reading {
@@ -269,7 +308,7 @@ impl<'s, T> Stage<'s, T> {
         let Some(reading) = self
             .machines
             .get(&node)
-            .map(|machine| machine.reading(now, &self.loads))
+            .map(|machine| machine.reading(now, &self.loads, &self.held))
         else {
             return;
         };
@@ -361,13 +400,18 @@ impl<'s, T> Stage<'s, T> {
 
     fn apply_action(&mut self, act: SchedulerAction) {
         match act {
-            SchedulerAction::Bind { uid, node, devices } => self.bind(uid, node, devices),
+            SchedulerAction::Bind {
+                uid,
+                node,
+                devices,
+                loan,
+            } => self.bind(uid, node, devices, loan),
             SchedulerAction::Evict { uid, preemptor } => self.evict(&uid, preemptor.as_ref()),
         }
     }
 
     /// The API server's part of a bind: a pod is bound once.
-    fn bind(&mut self, uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]>) {
+    fn bind(&mut self, uid: PodUid, node: NodeName, devices: Arc<[GpuUuid]>, loan: BindingLoan) {
         let now = self.now();
         let Some(pod) = self
             .pods
@@ -382,9 +426,12 @@ impl<'s, T> Stage<'s, T> {
             devices: devices.clone(),
             is_starting: true,
             since: now,
+            loan,
         });
-        self.violations
-            .extend(self.machines.bind(&uid, &spec, &node, &devices));
+        self.violations.extend(
+            self.machines
+                .bind(&uid, &spec, &node, &devices, loan.borrows),
+        );
         let start = self.machines.start(&spec, &node, &devices);
         pod.start = Some(start);
         // No two starts take exactly as long.
@@ -476,6 +523,7 @@ impl<'s, T> Stage<'s, T> {
             return false;
         };
         self.loads.remove(uid);
+        self.held.remove(uid);
         if let Some(bound) = &pod.binding {
             self.machines.remove(uid, &bound.node);
             self.record_change(&bound.node);

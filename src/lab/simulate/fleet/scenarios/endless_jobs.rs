@@ -61,4 +61,13 @@ impl EndlessJobs {
     pub fn handle_eviction(&mut self, uid: &PodUid, now: Moment) {
         self.backlog.extend(self.running.handle_eviction(uid, now));
     }
+
+    /// The pod was ended without a warning, before or after its job began.
+    pub fn handle_crash(&mut self, uid: &PodUid, now: Moment) {
+        let job = self
+            .pending
+            .remove(uid)
+            .or_else(|| self.running.handle_crash(uid, now));
+        self.backlog.extend(job);
+    }
 }

@@ -18,8 +18,9 @@
 //! of one pool for all variants: a fourth more than the engines' grants take without any gap, and jobs in what they leave
 //! ([`jobs`]).
 //!
-//! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; and kube-scheduler
-//! with whole GPUs for every engine, which then have all of its memory for their KV cache.
+//! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; Stowage whose jobs
+//! borrow what awake engines do not use, on nodes that keep VRAM limits, where engines allocate their KV caches as they fill (those
+//! that allocate them when they start have nothing to lend, and that is the first variant); and kube-scheduler with whole GPUs for every engine, which then have all of its memory for their KV cache.
 
 mod catalog;
 mod jobs;
@@ -39,7 +40,7 @@ use stowage_scheduling::units::{Bytes, Millis};
 pub(crate) static MIXED_MODELS: Scenario = Scenario {
     name: "mixed-models",
     claim: "A catalog of models shares a fraction of the GPUs of one model per GPU, and answers in time.",
-    variants: &["stowage", "KV-blind", "one model per GPU"],
+    variants: &["stowage", "KV-blind", "borrowing", "one model per GPU"],
     figures: &[
         Figure {
             name: "GPUs",
@@ -90,6 +91,21 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
             name: "busy",
             decimals: 1,
             help: "time for which a GPU in use has a request, in hundredths",
+        },
+        Figure {
+            name: "job-hours",
+            decimals: 1,
+            help: "hours of jobs' work that is done, beside the engines",
+        },
+        Figure {
+            name: "lost",
+            decimals: 2,
+            help: "hours of jobs' work that was lost and is done again",
+        },
+        Figure {
+            name: "ended",
+            decimals: 0,
+            help: "jobs that the driver ended because an engine took its VRAM back",
         },
     ],
     targets: &[
@@ -179,7 +195,12 @@ fn percent_saved(gpus: f64, instead_of: f64) -> f64 {
 }
 
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
-    let placer = [Placer::Stowage, Placer::KvBlind, Placer::WholeGpus][variant];
+    let placer = [
+        Placer::Stowage,
+        Placer::KvBlind,
+        Placer::Borrowing,
+        Placer::WholeGpus,
+    ][variant];
     let (models, minutes) = if input.is_short {
         (12, 10)
     } else {
@@ -192,7 +213,9 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let ttft = pool.ttft();
     let alone = match placer {
         Placer::WholeGpus => ttft.clone(),
-        Placer::Stowage | Placer::KvBlind => sizing.play_pool(size, Compute::Alone).ttft(),
+        Placer::Stowage | Placer::KvBlind | Placer::Borrowing => {
+            sizing.play_pool(size, Compute::Alone).ttft()
+        }
     };
     let seconds = |share: f64| ttft.quantile_s(share).unwrap_or(0.0);
     let point = |thousandth: u32| {
@@ -202,7 +225,9 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
         )
     };
     let broken = std::mem::take(&mut pool.stage.violations);
-    let sums = &pool.sums;
+    let end = pool.stage.now();
+    pool.jobs.running.count_unfinished(end);
+    let (sums, jobs) = (&pool.sums, &pool.jobs.running);
     VariantRun {
         figures: vec![
             needed.unwrap_or_else(|most| most) as f64,
@@ -215,6 +240,9 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
             sums.placed_models as f64,
             sums.stranded(),
             sums.busy(),
+            jobs.saved_gpu_hours,
+            jobs.lost_gpu_hours,
+            jobs.crashes as f64,
         ],
         curves: vec![
             Curve {

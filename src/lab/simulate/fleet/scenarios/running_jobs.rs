@@ -42,6 +42,7 @@ pub(crate) struct RunningJobs {
     pub saved_gpu_hours: f64,
     pub lost_gpu_hours: f64,
     pub evictions: u64,
+    pub crashes: u64,
 }
 
 impl RunningJobs {
@@ -104,6 +105,14 @@ impl RunningJobs {
                 self.lost_gpu_hours += job.gpu_hours(now)
             }
         }
+        Some(job)
+    }
+
+    /// The pod was ended without a warning: answers its job, which does again what it had not saved.
+    pub fn handle_crash(&mut self, uid: &PodUid, now: Moment) -> Option<Job> {
+        let job = self.running.remove(uid)?;
+        self.crashes += 1;
+        self.lost_gpu_hours += job.gpu_hours(now);
         Some(job)
     }
 

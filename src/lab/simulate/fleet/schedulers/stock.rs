@@ -6,7 +6,7 @@
 
 use super::FleetScheduler;
 use crate::simulate::fleet::machines::{Machine, Machines};
-use crate::simulate::fleet::messages::{Message, PodSnapshot, SchedulerAction};
+use crate::simulate::fleet::messages::{BindingLoan, Message, PodSnapshot, SchedulerAction};
 use crate::simulate::fleet::pods::{Image, PodSpec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -354,7 +354,12 @@ impl FleetScheduler for KubeSchedulerBaseline {
             }
             if let Some((node, devices)) = self.schedule(&uid, machines, &taken) {
                 taken.extend(devices.iter().cloned());
-                acts.push(SchedulerAction::Bind { uid, node, devices });
+                acts.push(SchedulerAction::Bind {
+                    uid,
+                    node,
+                    devices,
+                    loan: BindingLoan::default(),
+                });
                 continue;
             }
             refused.push(spec);

@@ -4,7 +4,7 @@
 use super::FleetScheduler;
 use crate::simulate::core_inputs::{self, NodeGpuKind};
 use crate::simulate::fleet::machines::Machines;
-use crate::simulate::fleet::messages::{Message, PodSnapshot, SchedulerAction};
+use crate::simulate::fleet::messages::{BindingLoan, Message, PodSnapshot, SchedulerAction};
 use crate::simulate::fleet::pods::Image;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ use stowage_scheduling::verbs::observe::{
 use stowage_scheduling::verbs::request::VerbRequest;
 use stowage_scheduling::verbs::tick::ClockAdvanced;
 use stowage_scheduling::vocabulary::disruption_info::{
-    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
+    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, ObservedLoan, PodDeletion,
 };
 use stowage_scheduling::vocabulary::image::{ImageId, NodeImage};
 use stowage_scheduling::vocabulary::node::NodeKind;
@@ -125,6 +125,13 @@ impl Stowage {
                 asked_ago: now.since(at),
                 grace: spec.grace,
             }),
+            loan: bound
+                .as_ref()
+                .map_or_else(ObservedLoan::default, |bound| ObservedLoan {
+                    borrows: bound.loan.borrows,
+                    has_vram_limits: bound.loan.has_vram_limits,
+                    ..ObservedLoan::default()
+                }),
             ..ObservedDisruptionInfo::default()
         };
         let requirements = || Requirements {
@@ -189,11 +196,22 @@ impl Stowage {
         let Some(decision) = self.control_loop.cluster_access.allocate(uid, node) else {
             return false;
         };
-        let Placement { node, devices, .. } = decision.placement;
+        let Placement {
+            node,
+            devices,
+            borrowed_from,
+            has_vram_limits,
+            ..
+        } = decision.placement;
+        let loan = BindingLoan {
+            borrows: !borrowed_from.is_empty(),
+            has_vram_limits,
+        };
         acts.push(SchedulerAction::Bind {
             uid: uid.clone(),
             node,
             devices,
+            loan,
         });
         true
     }

@@ -2,7 +2,7 @@
 //! favor: a real one lets pods run out of it.
 
 use crate::simulate::fleet::machines::{Machine, Machines, PhysicalGpu};
-use crate::simulate::fleet::messages::{Message, SchedulerAction};
+use crate::simulate::fleet::messages::{BindingLoan, Message, SchedulerAction};
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use std::sync::Arc;
@@ -67,6 +67,7 @@ impl FleetScheduler for TimeSlicing {
                 uid: uid.clone(),
                 node,
                 devices,
+                loan: BindingLoan::default(),
             });
         }
         acts

@@ -28,6 +28,8 @@ pub struct Pool<'m> {
     fullest_when_decided: BTreeMap<PodUid, f64>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
+    /// Whether engines allocate their KV caches as they fill, and not when they start.
+    allocates_kv_on_demand: bool,
     compute: Compute,
     /// When traffic begins: after the last model has come, and had time to start.
     traffic_start: Moment,
@@ -40,7 +42,7 @@ impl<'m> Pool<'m> {
         served: Vec<PooledModel<'m>>,
         jobs: EndlessJobs,
         sums: PoolStatistics,
-        reports_load: bool,
+        (reports_load, allocates_kv_on_demand): (bool, bool),
         compute: Compute,
     ) -> Self {
         let begins = START + MODEL_ARRIVAL_INTERVAL.times(served.len() as u64) + WARM_UP_TIME;
@@ -50,6 +52,7 @@ impl<'m> Pool<'m> {
             jobs,
             fullest_when_decided: BTreeMap::new(),
             reports_load,
+            allocates_kv_on_demand,
             compute,
             traffic_start: begins,
             sums,
@@ -155,6 +158,15 @@ impl<'m> Pool<'m> {
             self.served
                 .iter()
                 .for_each(|served| served.report_load(&mut self.stage));
+        }
+        if self.allocates_kv_on_demand {
+            let mut ended = Vec::new();
+            for served in &self.served {
+                ended.extend(served.report_held(&mut self.stage));
+            }
+            ended
+                .iter()
+                .for_each(|uid| self.jobs.handle_crash(uid, now));
         }
         if now == self.traffic_start {
             self.sums.placed_models = self

@@ -10,8 +10,11 @@ use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuUuid, PodUid};
 use stowage_scheduling::policy::AutoscalingRules;
-use stowage_scheduling::units::{Moment, Percent};
+use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
+
+/// What an engine has of each GPU beside weights and KV cache: [`EngineSpec`](crate::simulate::fleet::engines) counts as much.
+const PROFILE_RUN: Bytes = Bytes::gib(2);
 
 pub struct PooledModel<'m> {
     model: &'m ServedModel,
@@ -82,6 +85,30 @@ impl<'m> PooledModel<'m> {
                 EngineLoad::new(kv_cache, Some(engine.waiting().round() as u32)),
             );
         }
+    }
+
+    /// What its engines have of their GPUs, if they allocate their KV caches as they fill. Answers the pods that the driver ended.
+    pub fn report_held(&self, stage: &mut Stage<'_, Timer>) -> Vec<PodUid> {
+        let ServedModel {
+            weights,
+            gpus,
+            grant,
+            ..
+        } = self.model;
+        let gpus = u64::from(*gpus);
+        let fixed = Bytes(weights.0 / gpus) + PROFILE_RUN;
+        let held = |engine: &Engine| {
+            let kv_cache = grant.minus(fixed).0 as f64 * engine.kv_occupancy();
+            (fixed + Bytes(kv_cache as u64)).min(*grant)
+        };
+        let engines: Vec<_> = self
+            .engines()
+            .map(|(uid, engine)| (uid, held(engine)))
+            .collect();
+        let ended = engines
+            .into_iter()
+            .map(|(uid, held)| stage.set_held(uid, held));
+        ended.flatten().collect()
     }
 
     pub fn engines(&self) -> impl Iterator<Item = (&PodUid, &Engine)> {

@@ -12,9 +12,10 @@ use crate::simulate::fleet::schedulers::{
     FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
-use stowage_scheduling::policy::AutoscalingRules;
+use stowage_scheduling::policy::{AutoscalingRules, Class, Policy, UnusedRule};
 use stowage_scheduling::testkit::random::Random;
-use stowage_scheduling::units::Bytes;
+use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::vocabulary::classification::Isolation;
 
 /// What places the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,9 @@ pub enum Placer {
     Stowage,
     /// Stowage whose agents report no KV caches and queues.
     KvBlind,
+    /// Stowage whose jobs borrow what engines do not use, on nodes that keep VRAM limits. The engines allocate their KV caches as
+    /// they fill.
+    Borrowing,
     /// kube-scheduler, for engines that have their GPUs to themselves.
     WholeGpus,
 }
@@ -46,7 +50,7 @@ impl Sizing {
         let least = granted.0.div_ceil(allocatable_vram().0) as usize;
         let models = match placer {
             Placer::WholeGpus => catalog(seed, models, minutes, GrantSizing::WholeGpus),
-            Placer::Stowage | Placer::KvBlind => shared,
+            Placer::Stowage | Placer::KvBlind | Placer::Borrowing => shared,
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();
         Random::seeded(seed, 7).shuffle(&mut rollouts);
@@ -89,7 +93,7 @@ impl Sizing {
         let gpus = |model: &ServedModel| (model.gpus * model.engines) as usize;
         let least = match self.placer {
             Placer::WholeGpus => self.models.iter().map(gpus).sum(),
-            Placer::Stowage | Placer::KvBlind => self.min_gpus,
+            Placer::Stowage | Placer::KvBlind | Placer::Borrowing => self.min_gpus,
         };
         let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
         // Pools that are too small show it when traffic begins, and cost little.
@@ -122,6 +126,7 @@ impl Sizing {
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
             Placer::Stowage | Placer::KvBlind => Box::new(Stowage::new(policy.clone())),
+            Placer::Borrowing => Box::new(Stowage::new(lending(&policy))),
             Placer::WholeGpus => Box::new(KubeSchedulerBaseline::new(
                 ScoringStrategy::MostAllocated,
                 PreemptionMode::Never,
@@ -139,8 +144,30 @@ impl Sizing {
             served.collect(),
             jobs,
             sums,
-            self.placer == Placer::Stowage,
+            (
+                self.placer != Placer::KvBlind,
+                self.placer == Placer::Borrowing,
+            ),
             compute,
         )
     }
+}
+
+/// The policy, where pods have VRAM limits and engines lend what they do not use.
+fn lending(policy: &Policy) -> Policy {
+    let classes = policy.classes().iter().map(|class| Class {
+        isolation: Isolation::Preferred,
+        unused: match class.name.as_str() {
+            "serving" => UnusedRule::Lend,
+            _ => class.unused,
+        },
+        ..class.clone()
+    });
+    let mut lending = policy
+        .clone()
+        .with_classes(classes.collect())
+        .expect("the same classes");
+    // Of an hour, ten minutes are much: how long engines use no more is what their caches have in a minute.
+    lending.planning.lending.unused_after = Millis::seconds(60);
+    lending
 }
