@@ -91,7 +91,7 @@ fn annotations(
     // Exactly one of them gives a container its GPUs: without the annotation the variable is empty, and that is none.
     if placement.has_vram_limits {
         let key = binding_annotations::VRAM_LIMITS.to_owned();
-        annotations.insert(key, "kai-gpu-fractioning".to_owned());
+        annotations.insert(key, "gpu-fractioning".to_owned());
         annotations.extend(vram_limits(demand, placement, &names));
     } else {
         let visible_devices = binding_annotations::VISIBLE_DEVICES.to_owned();
@@ -103,7 +103,7 @@ fn annotations(
     annotations
 }
 
-/// What kai-gpu-fractioning gives each container: its GPUs, which it hands to the runtime by these names, and what the driver keeps for it and lets it have on each. A borrower is
+/// What gpu-fractioning gives each container: its GPUs, which it hands to the runtime by these names, and what the driver keeps for it and lets it have on each. A borrower is
 /// kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its VRAM gets it at once.
 fn vram_limits(
     demand: &Demand,
@@ -118,7 +118,14 @@ fn vram_limits(
             let prefix = binding_annotations::LIMITS_PREFIX;
             format!("{prefix}{}{suffix}", container.name)
         };
-        [
+        let compute = demand.terms.compute.map(|mode| {
+            let mode: &str = mode.into();
+            (
+                key(binding_annotations::COMPUTE_MODE_SUFFIX),
+                mode.to_owned(),
+            )
+        });
+        let limits = [
             (
                 key(binding_annotations::LIMITED_DEVICES_SUFFIX),
                 names.to_owned(),
@@ -131,7 +138,8 @@ fn vram_limits(
                 key(binding_annotations::VRAM_LIMIT_SUFFIX),
                 format!("{mebibytes}Mi"),
             ),
-        ]
+        ];
+        limits.into_iter().chain(compute)
     })
 }
 
@@ -212,9 +220,11 @@ fn join(devices: &[GpuUuid]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use stowage_scheduling::testkit::{demand_of, gpu, node, uid};
-    use stowage_scheduling::vocabulary::demand::VramContainer;
     use stowage_scheduling::units::Bytes;
+    use stowage_scheduling::vocabulary::classification::ComputeMode;
+    use stowage_scheduling::vocabulary::demand::VramContainer;
 
     #[test]
     fn no_binding_adds_more_than_it_is_allowed_for() {
@@ -317,6 +327,67 @@ mod tests {
             assert!(of_longest <= MAX_KEY_NAME_BYTES, "{key}");
         }
         assert_eq!(borrower, limited("1Mi", "1Mi"), "nothing is kept for it");
+    }
+
+    #[test]
+    fn within_a_limit_each_container_plans_with_a_part_of_its_own() {
+        let container = |name: &str, gib| VramContainer {
+            name: name.into(),
+            vram: Bytes::gib(gib),
+        };
+        let mut demand = Demand {
+            containers: [container("engine", 40), container("draft", 4)].into(),
+            ..demand_of(44 << 30, 1, Sharing::Shared, 0)
+        };
+        demand.terms.compute = Some(ComputeMode::SmSharing);
+        let placement = Placement {
+            has_vram_limits: true,
+            ..Placement::from_plugin(node("n"))
+        };
+        let epoch = LeaderEpoch::new("lease", 1, "nonce");
+        let written = annotations(&demand, &placement, None, &epoch);
+        for (key, value) in [
+            ("engine.container.stowage.dev/gpu-memory-fraction", "0.9200"),
+            ("draft.container.stowage.dev/gpu-memory-fraction", "0.7500"),
+            ("nvidia.com/container.engine.gpu-compute.mode", "sm-sharing"),
+            ("stowage.dev/vram-limits", "gpu-fractioning"),
+        ] {
+            assert_eq!(written.get(key).map(String::as_str), Some(value), "{key}");
+        }
+    }
+
+    proptest! {
+        /// What sets the limits refuses to create a container whose figures are others: see `tests/fixtures/vram-limits.csv`.
+        #[test]
+        fn limits_are_whole_mebibytes_of_which_the_kept_part_is_no_more(
+            vram in prop::collection::vec(1u64..1 << 46, 1..4),
+            gpus in 1u32..17,
+            borrows: bool,
+        ) {
+            let containers = vram.iter().enumerate().map(|(n, vram)| VramContainer {
+                name: n.to_string().into(),
+                vram: Bytes(*vram),
+            });
+            let demand = Demand {
+                containers: containers.collect(),
+                ..demand_of(vram.iter().sum(), gpus, Sharing::Shared, 0)
+            };
+            let placement = Placement {
+                borrowed_from: borrows.then(|| uid("lender")).into_iter().collect(),
+                has_vram_limits: true,
+                ..Placement::from_plugin(node("n"))
+            };
+            let limits: BTreeMap<String, String> = vram_limits(&demand, &placement, "names").collect();
+            for (n, vram) in vram.iter().enumerate() {
+                let mebibytes = |suffix: &str| -> u64 {
+                    let text = &limits[&format!("nvidia.com/container.{n}.gpu-memory.{suffix}")];
+                    text.strip_suffix("Mi").expect("a unit").parse().expect("digits")
+                };
+                let (request, limit) = (mebibytes("request"), mebibytes("limit"));
+                prop_assert!(1 <= request && request <= limit);
+                prop_assert!(limit == 1 || limit * MIB * u64::from(gpus) <= *vram);
+            }
+        }
     }
 
     #[test]

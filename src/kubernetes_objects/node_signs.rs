@@ -35,7 +35,7 @@ const MANAGER_STATES: [(&str, &[&str]); 3] = [
 /// The GPU operator's pods run where such a label says so, and a manager that works adds to the value that they pause.
 const DEPLOY_LABEL_PREFIX: &str = "nvidia.com/gpu.deploy.";
 const PAUSED_VALUE: &str = "paused-for-";
-/// The condition of a node on which kai-gpu-fractioning has each container's VRAM limits kept by the driver. When its operator stops,
+/// The condition of a node on which gpu-fractioning has each container's VRAM limits kept by the driver. When its operator stops,
 /// the condition becomes `Unknown`.
 const LIMITS_CONDITION: &str = "gpu-fractioning.nvidia.com/Ready";
 /// Parts of names of resources that stand for NVIDIA GPUs.

@@ -239,10 +239,15 @@ fn mistakes_of_all_kinds_are_told_in_one_run() {
 fn a_policy_as_data_has_its_words_as_they_were_written() {
     let text = "kind: SchedulingPolicy\nclasses:\n- {name: \"on\", match: {namespaces: [\"yes\", \"0x1f\"], labels: {a: \"1_000\"}}}\n\
                 tenants: [{name: \"0777\", namespaces: [\"no\"], guarantee: {gpus: 1}}]\n";
-    let data = load(&[SourceText::new("policy.yaml", text)]).unwrap().to_json();
+    let data = load(&[SourceText::new("policy.yaml", text)])
+        .unwrap()
+        .to_json();
     let class = &data["classes"][0];
     assert_eq!(class["name"], "on");
-    assert_eq!(class["match"]["namespaces"], serde_json::json!(["yes", "0x1f"]));
+    assert_eq!(
+        class["match"]["namespaces"],
+        serde_json::json!(["yes", "0x1f"])
+    );
     assert_eq!(class["match"]["labels"]["a"], "1_000");
     assert_eq!(data["tenants"][0]["name"], "0777");
 }

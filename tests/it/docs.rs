@@ -8,6 +8,7 @@ mod links;
 pub mod markdown;
 mod shown;
 mod time_constants;
+mod vram_limits;
 
 use markdown::Page;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all_labels, pattern_matches};
 use super::window::Window;
 use crate::units::{Bytes, Millis, Percent, setting};
-use crate::vocabulary::classification::Isolation;
+use crate::vocabulary::classification::{ComputeMode, Isolation};
 use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
 use crate::vocabulary::is_default;
 use schemars::JsonSchema;
@@ -98,6 +98,9 @@ pub struct Class {
     /// Whether the driver has to keep its pods within their VRAM.
     #[serde(default)]
     pub isolation: Isolation,
+    /// How its pods that have VRAM limits share a GPU's compute. Default: what gpu-fractioning does by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<ComputeMode>,
 }
 
 /// What becomes of an engine's VRAM while the engine sleeps.
@@ -332,6 +335,7 @@ impl Class {
             unused: UnusedRule::default(),
             max_borrowed: None,
             isolation: Isolation::default(),
+            compute: None,
             pools: None,
             overuse: None,
             overuse_after: None,

@@ -487,6 +487,7 @@ fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
         queue_limit: class.limits.queue,
         refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
         isolation: class.isolation,
+        compute: class.compute,
         confined: class.pools.is_some(),
         class_exclusions: classes
             .iter()

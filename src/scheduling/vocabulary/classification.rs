@@ -78,6 +78,9 @@ pub struct ClassTerms {
     /// Whether the driver has to keep its pods within their VRAM.
     #[serde(default, skip_serializing_if = "is_default")]
     pub isolation: Isolation,
+    /// How its pods share a GPU's compute where that can be said of each container.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub compute: Option<ComputeMode>,
     /// It is kept in node pools: on a node that does not admit it, that is why.
     #[serde(default)]
     pub confined: bool,
@@ -110,7 +113,7 @@ fn exceeds<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
         .is_some_and(|(measured, limit)| measured > limit)
 }
 
-/// Whether the driver has to keep the pods of a class within the VRAM that they were granted. It can where kai-gpu-fractioning is
+/// Whether the driver has to keep the pods of a class within the VRAM that they were granted. It can where gpu-fractioning is
 /// ready, on whole GPUs; a pod that has its GPUs exclusively needs no such limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -122,6 +125,19 @@ pub enum Isolation {
     /// It does not.
     #[default]
     None,
+}
+
+/// How containers share a GPU's compute, in gpu-fractioning's words.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum ComputeMode {
+    /// They take turns.
+    TimeSlicing,
+    /// Their kernels run beside each other, by an MPS server.
+    SmSharing,
 }
 
 /// A class, by its index in its policy.

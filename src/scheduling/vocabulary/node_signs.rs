@@ -21,7 +21,7 @@ pub struct NodeSigns {
     pub unreadable: Option<NodeLabel>,
     /// The GPUs by those labels: their number, and the memory of each.
     pub labelled: Option<(u32, Bytes)>,
-    /// The driver keeps a container within its VRAM there: kai-gpu-fractioning is ready.
+    /// The driver keeps a container within its VRAM there: gpu-fractioning is ready.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_vram_limits: bool,
 }

@@ -1,4 +1,4 @@
-//! VRAM limits that the driver keeps: what a Binding says on nodes where kai-gpu-fractioning is ready, and that nobody changes it.
+//! VRAM limits that the driver keeps: what a Binding says on nodes where gpu-fractioning is ready, and that nobody changes it.
 
 use super::fleet::{node, pod};
 use super::processes::eventually;

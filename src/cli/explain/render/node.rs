@@ -62,7 +62,7 @@ pub fn text(node: &NodePart, columns: Columns, paint: Paint) -> String {
             .map(|warning| ("warning".into(), warning.clone())),
     );
     if node.keeps_vram_limits {
-        let text = "the driver keeps the pod's containers within their VRAM (kai-gpu-fractioning)";
+        let text = "the driver keeps the pod's containers within their VRAM (gpu-fractioning)";
         rows.push(("limits".into(), text.into()));
     }
     rows.push(("report".into(), report_text(node)));

@@ -173,7 +173,7 @@ fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
     format!(
         "The pod's processes run on {} of {node}; its Binding recorded {}. Its grant is charged where it \
          was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
-         stowage.dev/visible-devices (where the driver keeps VRAM limits, from kai-gpu-fractioning) and that the node's runtime honors \
+         stowage.dev/visible-devices (where the driver keeps VRAM limits, from gpu-fractioning) and that the node's runtime honors \
          it, then delete the pod.",
         uuid_list(actual),
         uuid_list(recorded)
