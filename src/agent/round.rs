@@ -93,6 +93,11 @@ impl NodeSampler {
         let EngineRound { engines, unread } = self.engines.round(&pods, gpu_reports).await;
         // An engine is probed where it runs, and counted for the pod that it runs for.
         attribute_to_requesters(gpu_reports, &pods);
+        let (isolation, problem) = self.owners.read_cgroups(gpu_reports);
+        missing.extend(problem.map(|reason| MissingPart {
+            part: ReportPart::Limits,
+            reason,
+        }));
         let findings = findings(&pods, gpu_reports);
         let unrecorded = unrecorded_pods(&pods, gpu_reports);
         self.scan_models(&mut missing).await;
@@ -110,6 +115,7 @@ impl NodeSampler {
             findings,
             unrecorded,
             legacy_runtime: self.is_legacy_runtime,
+            isolation,
             missing,
         };
         report.truncate_to_limits();

@@ -199,11 +199,7 @@ impl ExplainedCluster {
             sampled: self.cluster.ledger().now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
-            engines: Vec::new(),
-            in_flight: Vec::new(),
-            sleep: Vec::new(),
-            over_grant: Vec::new(),
-            unread: Vec::new(),
+            ..NodeReading::default()
         };
         // A load that lasts: one reading far from the average does not count.
         (0..3).for_each(|_| {
