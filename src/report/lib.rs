@@ -19,7 +19,7 @@ use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodU
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
-use stowage_scheduling::vocabulary::node_reading::Isolation;
+use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,7 +55,7 @@ pub struct NodeReport {
     pub legacy_runtime: bool,
     /// What keeps containers within VRAM limits here; missing if it could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub isolation: Option<Isolation>,
+    pub isolation: Option<NodeIsolation>,
     /// Parts that could not be sampled this time, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingPart>,

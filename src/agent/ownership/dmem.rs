@@ -11,7 +11,7 @@ use std::sync::Arc;
 use stowage_report::{CgroupReport, GpuReport, PciAddress, ProcessReport};
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::units::Bytes;
-use stowage_scheduling::vocabulary::node_reading::Isolation;
+use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
 /// How deep below the root the agent and another container may have their common ancestor: a slice of pods of one quality of
 /// service is two deep, and the kubelet may have a root of its own.
@@ -70,7 +70,7 @@ impl Dmem {
         &mut self,
         gpus: &mut [GpuReport],
         path_of: impl Fn(u32) -> Option<Arc<Path>>,
-    ) -> (Option<Isolation>, Option<String>) {
+    ) -> (Option<NodeIsolation>, Option<String>) {
         let isolation = match self.isolation() {
             Ok(isolation) => isolation,
             Err(error) => return (None, Some(self.unreadable(&error))),
@@ -105,9 +105,9 @@ impl Dmem {
         (isolation, problem)
     }
 
-    fn isolation(&self) -> io::Result<Option<Isolation>> {
+    fn isolation(&self) -> io::Result<Option<NodeIsolation>> {
         match File::open(self.root.join("cgroup.controllers")).and_then(read_bounded) {
-            Ok(names) => Ok(Some(Isolation {
+            Ok(names) => Ok(Some(NodeIsolation {
                 cgroup_version: 2,
                 dmem: names
                     .split(u8::is_ascii_whitespace)
@@ -115,7 +115,7 @@ impl Dmem {
             })),
             // Version 1 has a folder for each controller there.
             Err(error) if is_gone(&error) => {
-                Ok(self.root.join("memory").is_dir().then_some(Isolation {
+                Ok(self.root.join("memory").is_dir().then_some(NodeIsolation {
                     cgroup_version: 1,
                     dmem: false,
                 }))
@@ -398,7 +398,7 @@ mod tests {
             self.runs(pod, container, &path);
         }
 
-        fn fill(&mut self) -> (Option<Isolation>, Option<String>) {
+        fn fill(&mut self) -> (Option<NodeIsolation>, Option<String>) {
             let paths = self.paths.clone();
             self.dmem.fill(std::slice::from_mut(&mut self.gpu), |pid| {
                 paths.get(&pid).cloned()
@@ -444,7 +444,7 @@ mod tests {
             host.pods(),
             [x, ("y".to_owned(), [Some(7), Some(9), Some(0)])]
         );
-        let isolation = Isolation {
+        let isolation = NodeIsolation {
             cgroup_version: 2,
             dmem: true,
         };
@@ -541,7 +541,7 @@ mod tests {
         let mut host = host("cpu memory\n");
         host.contains("x", 'a', &[("dmem.current", "500")]);
         let without = |cgroup_version| {
-            Some(Isolation {
+            Some(NodeIsolation {
                 cgroup_version,
                 dmem: false,
             })

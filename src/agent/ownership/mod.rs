@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use stowage_report::{GpuReport, MissingPart, ProcessReport, ReportPart};
 use stowage_scheduling::ids::{GpuUuid, PodKey, PodUid};
-use stowage_scheduling::vocabulary::node_reading::Isolation;
+use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
 /// The annotation of a static pod's mirror with the UID by which the kubelet knows the pod. Its UID in the API is another.
 const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
@@ -38,7 +38,7 @@ pub trait OwnerSource: Send {
 
     /// Fills in what the cgroups of the processes say, once every process has its pod. Returns what the node has to keep limits, and
     /// why something could not be read.
-    fn read_cgroups(&mut self, _gpus: &mut [GpuReport]) -> (Option<Isolation>, Option<String>) {
+    fn read_cgroups(&mut self, _gpus: &mut [GpuReport]) -> (Option<NodeIsolation>, Option<String>) {
         (None, None)
     }
 
@@ -86,7 +86,7 @@ impl OwnerSource for Owners {
         })
     }
 
-    fn read_cgroups(&mut self, gpus: &mut [GpuReport]) -> (Option<Isolation>, Option<String>) {
+    fn read_cgroups(&mut self, gpus: &mut [GpuReport]) -> (Option<NodeIsolation>, Option<String>) {
         let cgroups = &self.cgroups;
         self.dmem.fill(gpus, |pid| cgroups.path_of(pid))
     }

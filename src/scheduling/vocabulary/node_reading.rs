@@ -34,7 +34,7 @@ pub struct NodeReading {
     pub over_grant: Vec<OverGrant>,
     /// `None` if the agent does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub isolation: Option<Isolation>,
+    pub isolation: Option<NodeIsolation>,
     /// Limits of pods that have processes on a GPU, of those of which any is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<VramLimit>,
@@ -43,7 +43,7 @@ pub struct NodeReading {
 /// What keeps containers within VRAM limits on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Isolation {
+pub struct NodeIsolation {
     /// The version of its cgroups: 1 or 2.
     pub cgroup_version: u8,
     /// The kernel counts the memory of devices by cgroup: the controller `dmem`.
