@@ -127,6 +127,7 @@ mod tests {
             ports: vec![],
             containers: BTreeMap::new(),
             is_too_large: false,
+            written_limit: None,
             devices: Some(
                 devices
                     .iter()

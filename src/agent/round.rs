@@ -10,6 +10,7 @@ use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
 use super::ownership::dual_pods::attribute_to_requesters;
+use super::ownership::fill_written_limits;
 use super::pods::{PodOnNode, PodSource};
 use std::io;
 use std::time::{Duration, Instant};
@@ -94,6 +95,7 @@ impl NodeSampler {
         // An engine is probed where it runs, and counted for the pod that it runs for.
         attribute_to_requesters(gpu_reports, &pods);
         let (isolation, problem) = self.owners.read_cgroups(gpu_reports);
+        fill_written_limits(gpu_reports, &pods);
         missing.extend(problem.map(|reason| MissingPart {
             part: ReportPart::Limits,
             reason,

@@ -207,6 +207,21 @@ pub struct CgroupReport {
     /// The soft limit: what nobody takes from them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guaranteed_bytes: Option<Bytes>,
+    /// The hard limit that the pod's Binding wrote for this GPU; missing if it wrote none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<Bytes>,
+}
+
+/// A limit in force may differ by that from the one that was written, in whole mebibytes.
+const LIMIT_ROUNDING: Bytes = Bytes::mib(1);
+
+impl CgroupReport {
+    /// The limit in force, if it lets the pod have more than its Binding wrote.
+    pub fn unkept_limit(&self) -> Option<Bytes> {
+        let written = self.written_bytes?;
+        self.limit_bytes
+            .filter(|limit| *limit > written + LIMIT_ROUNDING)
+    }
 }
 
 /// An inference engine, as its own metrics show it.

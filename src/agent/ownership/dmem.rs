@@ -250,6 +250,7 @@ fn pods_on<'c>(
         used_bytes: vram.used,
         limit_bytes: vram.limit,
         guaranteed_bytes: vram.guaranteed,
+        written_bytes: None,
     })
     .collect()
 }

@@ -126,6 +126,20 @@ struct UnownedProcesses {
     reasons: Vec<String>,
 }
 
+/// Fills in the limits that the Bindings of the pods wrote for their GPUs.
+pub(crate) fn fill_written_limits(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
+    for gpu in gpus {
+        let mut cgroups = std::mem::take(&mut gpu.cgroups);
+        for cgroup in &mut cgroups {
+            let pod = pods.iter().find(|pod| pod.uid == cgroup.pod);
+            let has_it =
+                |pod: &&PodOnNode| pod.devices.iter().flatten().any(|id| identifies(id, gpu));
+            cgroup.written_bytes = pod.filter(has_it).and_then(|pod| pod.written_limit);
+        }
+        gpu.cgroups = cgroups;
+    }
+}
+
 /// Reading `/proc` takes microseconds, and only the kernel answers: it needs no thread of its own.
 fn assign_by_cgroup(
     cgroups: &mut Cgroups,

@@ -89,6 +89,7 @@ fn pod(uid: &str, name: &str) -> PodOnNode {
         ports: vec![],
         containers: BTreeMap::new(),
         is_too_large: false,
+        written_limit: None,
         devices: None,
         granted_vram: None,
         wants_gpu: true,
