@@ -264,11 +264,7 @@ impl FullCluster {
                 sampled: NOW,
                 gpus: (0..GPUS).map(gpu).collect(),
                 holdings: models.into_iter().map(holding).collect(),
-                engines: Vec::new(),
-                in_flight: Vec::new(),
-                sleep: Vec::new(),
-                over_grant: Vec::new(),
-                unread: Vec::new(),
+                ..NodeReading::default()
             };
             self.ledger.apply(ReadingReported {
                 node: name.clone(),

@@ -532,10 +532,7 @@ impl FuzzedControlPlane {
                 .iter()
                 .map(|device| sleeping(&uid, device, amount))
                 .collect(),
-            in_flight: Vec::new(),
-            sleep: Vec::new(),
-            over_grant: Vec::new(),
-            unread: Vec::new(),
+            ..NodeReading::default()
         };
         self.replicas.iter_mut().for_each(|replica| {
             replica.ledger.apply(ReadingReported {

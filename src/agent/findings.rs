@@ -65,6 +65,14 @@ fn usage_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, GpuU
                 used.processes += 1;
             }
         }
+        for cgroup in &gpu.cgroups {
+            let by_processes = used
+                .get_mut(&cgroup.pod)
+                .and_then(|used| used.get_mut(&gpu.uuid));
+            if let (Some(used), Some(bytes)) = (by_processes, cgroup.used_bytes) {
+                used.bytes = bytes;
+            }
+        }
     }
     used
 }
@@ -119,6 +127,7 @@ mod tests {
             ports: vec![],
             containers: BTreeMap::new(),
             is_too_large: false,
+            written_limit: None,
             devices: Some(
                 devices
                     .iter()
@@ -195,6 +204,17 @@ mod tests {
             unrecorded_pods(&[pod(&["GPU-a"], 20)], &gpus),
             [],
             "it has drifted"
+        );
+    }
+
+    #[test]
+    fn a_cgroup_says_better_what_a_pod_uses() {
+        let mut gpus = gpus(&[10], &[]);
+        gpus[0].cgroups =
+            serde_json::from_value(json!([{ "pod": "x", "usedBytes": 12u64 << 30 }])).unwrap();
+        let found = findings(&[pod(&["GPU-a"], 10)], &gpus);
+        assert!(
+            matches!(found[..], [ReportFinding::OverGrant { used_bytes, .. }] if used_bytes == Bytes::gib(12))
         );
     }
 

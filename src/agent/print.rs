@@ -16,6 +16,7 @@ pub fn part_name(part: ReportPart) -> &'static str {
         ReportPart::Pods => "pods of this node",
         ReportPart::Engines => "engines",
         ReportPart::Models => "models",
+        ReportPart::Limits => "VRAM limits of containers",
         ReportPart::Other => "something",
     }
 }

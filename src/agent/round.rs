@@ -10,6 +10,7 @@ use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSensors, GpuSource};
 use super::ownership::OwnerSource;
 use super::ownership::dual_pods::attribute_to_requesters;
+use super::ownership::fill_written_limits;
 use super::pods::{PodOnNode, PodSource};
 use std::io;
 use std::time::{Duration, Instant};
@@ -93,6 +94,12 @@ impl NodeSampler {
         let EngineRound { engines, unread } = self.engines.round(&pods, gpu_reports).await;
         // An engine is probed where it runs, and counted for the pod that it runs for.
         attribute_to_requesters(gpu_reports, &pods);
+        let (isolation, problem) = self.owners.read_cgroups(gpu_reports);
+        fill_written_limits(gpu_reports, &pods);
+        missing.extend(problem.map(|reason| MissingPart {
+            part: ReportPart::Limits,
+            reason,
+        }));
         let findings = findings(&pods, gpu_reports);
         let unrecorded = unrecorded_pods(&pods, gpu_reports);
         self.scan_models(&mut missing).await;
@@ -110,6 +117,7 @@ impl NodeSampler {
             findings,
             unrecorded,
             legacy_runtime: self.is_legacy_runtime,
+            isolation,
             missing,
         };
         report.truncate_to_limits();

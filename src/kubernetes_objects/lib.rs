@@ -496,6 +496,21 @@ pub fn granted(pod: &Pod) -> Option<Bytes> {
     Bytes::parse_quantity(annotation(pod, binding_annotations::GRANTED)?).ok()
 }
 
+/// The VRAM limits that its Binding wrote for gpu-fractioning, on each of its GPUs, over its containers; `None` if it wrote none.
+pub fn written_limit(pod: &Pod) -> Option<Bytes> {
+    let limits = pod
+        .metadata
+        .annotations
+        .iter()
+        .flatten()
+        .filter(|(key, _)| {
+            key.starts_with(binding_annotations::LIMITS_PREFIX)
+                && key.ends_with(binding_annotations::VRAM_LIMIT_SUFFIX)
+        });
+    let limits = limits.filter_map(|(_, value)| Bytes::parse_quantity(value).ok());
+    limits.reduce(|sum, limit| sum + limit)
+}
+
 /// Whether any container asks a device plugin for a GPU.
 pub fn asks_device_plugin(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(containers).any(|(_, container)| {

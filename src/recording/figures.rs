@@ -131,6 +131,7 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
                 &other.over_grant,
                 &other.unread,
             )
+        && (one.isolation, &one.limits) == (other.isolation, &other.limits)
 }
 
 /// Encodes an optional figure: 0 for `None`, and one more than the figure otherwise.

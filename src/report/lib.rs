@@ -19,6 +19,7 @@ use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodU
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
+use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,6 +53,9 @@ pub struct NodeReport {
     /// NVIDIA's container runtime is in legacy mode here: it takes bare UUIDs only, and no CDI names.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub legacy_runtime: bool,
+    /// What keeps containers within VRAM limits here; missing if it could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<NodeIsolation>,
     /// Parts that could not be sampled this time, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingPart>,
@@ -100,6 +104,9 @@ pub struct GpuReport {
     /// Processes with memory on it; `null` or missing if they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessReport>>,
+    /// What the cgroups of pods with processes on it say, in order of UID; of a pod of which they say nothing there is no entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cgroups: Vec<CgroupReport>,
     /// Numbers by which others name the GPU; the agent alone needs them.
     #[serde(skip)]
     pub numbers: DeviceNumbers,
@@ -114,9 +121,43 @@ pub struct DeviceNumbers {
     pub mig_index: Option<u32>,
     /// The GPU instance of a MIG slice. Only its processes show it.
     pub gpu_instance: Option<u32>,
+    /// By it the kernel names the memory of a GPU.
+    pub pci: Option<PciAddress>,
+}
+
+/// Where a GPU is on the PCI bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PciAddress {
+    domain: u32,
+    bus: u8,
+    device: u8,
+    function: u8,
+}
+
+impl PciAddress {
+    /// From `0000:3b:00.0`, as the kernel writes it, or `00000000:3B:00.0`, as NVML does.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (rest, function) = text.split_once('.')?;
+        let mut parts = rest.split(':');
+        let mut part = || u32::from_str_radix(parts.next()?, 16).ok();
+        let (domain, bus, device) = (part()?, part()?, part()?);
+        Some(Self {
+            domain,
+            bus: bus.try_into().ok()?,
+            device: device.try_into().ok()?,
+            function: u8::from_str_radix(function, 16).ok()?,
+        })
+        .filter(|_| parts.next().is_none())
+    }
 }
 
 impl GpuReport {
+    /// What a pod has on it by its cgroups; `None` if they do not say.
+    pub fn used_by_cgroup(&self, pod: &PodUid) -> Option<Bytes> {
+        let cgroup = self.cgroups.iter().find(|cgroup| cgroup.pod == *pod)?;
+        cgroup.used_bytes
+    }
+
     /// Its health under a policy: as reported, unless NVML's answers or its compute mode make it worse.
     pub fn health(&self, lost_after: Millis) -> Health {
         let ages = AnswerAges {
@@ -149,6 +190,38 @@ pub struct ProcessReport {
     /// The container that its cgroup names, by its id. Of the agent alone: it says which of a pod's engines runs where.
     #[serde(skip)]
     pub container: Option<Arc<str>>,
+}
+
+/// What the cgroups of a pod's containers say of a GPU, over all its containers with processes there. What one of them does not
+/// say is missing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CgroupReport {
+    pub pod: PodUid,
+    /// What the kernel has charged to them. It counts before the memory of the pod's processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<Bytes>,
+    /// The hard limit in force; the GPU's total if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<Bytes>,
+    /// The soft limit: what nobody takes from them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guaranteed_bytes: Option<Bytes>,
+    /// The hard limit that the pod's Binding wrote for this GPU; missing if it wrote none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<Bytes>,
+}
+
+/// A limit in force may differ by that from the one that was written, in whole mebibytes.
+const LIMIT_ROUNDING: Bytes = Bytes::mib(1);
+
+impl CgroupReport {
+    /// The limit in force, if it lets the pod have more than its Binding wrote.
+    pub fn unkept_limit(&self) -> Option<Bytes> {
+        let written = self.written_bytes?;
+        self.limit_bytes
+            .filter(|limit| *limit > written + LIMIT_ROUNDING)
+    }
 }
 
 /// An inference engine, as its own metrics show it.
@@ -337,6 +410,8 @@ pub enum ReportPart {
     Pods,
     Engines,
     Models,
+    /// VRAM limits of containers, and what their cgroups use.
+    Limits,
     /// A part that only a later version knows.
     #[serde(other)]
     Other,

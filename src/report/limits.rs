@@ -12,6 +12,8 @@ pub const MAX_BOOT_ID_BYTES: usize = 128;
 pub const MAX_LISTED_GPUS: usize = 2 * MAX_GPUS as usize;
 /// Over all GPUs. A kernel's default limit on PIDs is 32,768, and few of those reach a GPU.
 pub const MAX_PROCESSES: usize = 4096;
+/// Of one GPU: twice the pods that a node has by Kubernetes' own advice.
+pub const MAX_CGROUPS: usize = 512;
 /// A node has at most 250 pods by Kubernetes' own advice, and some have two engines.
 pub const MAX_ENGINES: usize = 512;
 /// Some twenty models a terabyte: more than a node's whole disk.
@@ -60,6 +62,7 @@ impl NodeReport {
                 shorten(processes, remaining, ReportPart::Processes, &mut cut);
                 remaining -= processes.len();
             }
+            shorten(&mut gpu.cgroups, MAX_CGROUPS, ReportPart::Limits, &mut cut);
             gpu.health_reason.iter_mut().for_each(sanitize);
         }
         self.engines
@@ -89,7 +92,7 @@ impl NodeReport {
                     .gpus
                     .iter()
                     .flatten()
-                    .map(|gpu| gpu.processes.iter().map(json_size).sum::<usize>())
+                    .map(|gpu| json_size(&gpu.processes) + json_size(&gpu.cgroups))
                     .sum()
             };
             let sizes = [
@@ -107,14 +110,12 @@ impl NodeReport {
             match longest {
                 0 => self.models.truncate(self.models.len() / 2),
                 1 => self.findings.truncate(self.findings.len() / 2),
-                2 => self
-                    .gpus
-                    .iter_mut()
-                    .flatten()
-                    .filter_map(|gpu| gpu.processes.as_mut())
-                    .for_each(|list| {
+                2 => self.gpus.iter_mut().flatten().for_each(|gpu| {
+                    gpu.cgroups.truncate(gpu.cgroups.len() / 2);
+                    if let Some(list) = &mut gpu.processes {
                         list.truncate(list.len() / 2);
-                    }),
+                    }
+                }),
                 3 => self.engines.truncate(self.engines.len() / 2),
                 4 => self.unread.truncate(self.unread.len() / 2),
                 5 => self.unrecorded.truncate(self.unrecorded.len() / 2),

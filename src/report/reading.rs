@@ -9,7 +9,7 @@ use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage_scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use stowage_scheduling::vocabulary::node_reading::{
-    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod,
+    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod, VramLimit,
 };
 
 impl NodeReport {
@@ -28,6 +28,8 @@ impl NodeReport {
             sleep: self.sleep_states(fresh),
             unread: self.unread_pods(),
             over_grant: self.over_grants(),
+            isolation: self.isolation,
+            limits: self.limits(),
         })
     }
 
@@ -62,6 +64,19 @@ impl NodeReport {
             }));
         }
         all
+    }
+
+    fn limits(&self) -> Vec<VramLimit> {
+        let gpus = self.gpus.iter().flatten();
+        let all = gpus.flat_map(|gpu| gpu.cgroups.iter().map(move |cgroup| (gpu, cgroup)));
+        all.filter(|(_, cgroup)| cgroup.limit_bytes.or(cgroup.guaranteed_bytes).is_some())
+            .map(|(gpu, cgroup)| VramLimit {
+                pod: cgroup.pod.clone(),
+                gpu: gpu.uuid.clone(),
+                limit: cgroup.limit_bytes,
+                guaranteed: cgroup.guaranteed_bytes,
+            })
+            .collect()
     }
 
     fn gpu_reading(
@@ -179,15 +194,8 @@ impl NodeReport {
                 (recorded, state) => recorded.and(state),
             };
         }
-        let processes = self
-            .gpus
-            .iter()
-            .flatten()
-            .flat_map(|gpu| gpu.processes.iter().flatten());
-        let unmeasured: BTreeSet<&PodUid> = processes
-            .filter(|process| process.used_bytes.is_none())
-            .filter_map(|process| process.pod.as_ref())
-            .collect();
+        let unmeasured: BTreeSet<&PodUid> =
+            self.gpus.iter().flatten().flat_map(unmeasured).collect();
         by_pod
             .into_iter()
             .filter_map(|(uid, state)| Some((uid.clone(), state?)))
@@ -256,7 +264,17 @@ fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     }
 }
 
-/// VRAM of each pod's processes on a GPU, in order of UID. A process whose amount the driver does not report counts as present.
+/// Pods with processes on a GPU of which neither the driver nor a cgroup says what they have there.
+fn unmeasured(gpu: &GpuReport) -> impl Iterator<Item = &PodUid> {
+    let processes = gpu.processes.iter().flatten();
+    processes
+        .filter(|process| process.used_bytes.is_none())
+        .filter_map(|process| process.pod.as_ref())
+        .filter(|pod| gpu.used_by_cgroup(pod).is_none())
+}
+
+/// VRAM of each pod on a GPU, in order of UID: what its cgroups are charged, or else what its processes have. A process whose amount the
+/// driver does not report counts as present.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
     let processes = gpu.processes.iter().flatten();
     let owned = |process: &ProcessReport| {
@@ -271,6 +289,9 @@ fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
         }
         is_same
     });
+    for (pod, used) in &mut by_pod {
+        *used = gpu.used_by_cgroup(pod).unwrap_or(*used);
+    }
     by_pod
 }
 
@@ -363,6 +384,44 @@ mod tests {
                 .collect::<Vec<_>>(),
             ["GPU-a"]
         );
+    }
+
+    #[test]
+    fn what_a_cgroup_is_charged_counts_before_what_processes_have() {
+        let mut report = report(json!([
+            engine(json!({ "state": "sleeping" })),
+            engine(json!({ "state": "sleeping", "pod": "w" })),
+        ]));
+        let known = report.reading(Moment(0), FRESH).unwrap();
+        assert_eq!(known.sleep.len(), 1, "nothing says what w has");
+        assert_eq!(known.limits, []);
+        report.gpus.as_mut().unwrap()[0].cgroups = serde_json::from_value(json!([
+            { "pod": "elsewhere", "usedBytes": 99 },
+            { "pod": "w", "usedBytes": 30, "limitBytes": 100, "ofALaterVersion": 1 },
+            { "pod": "x", "limitBytes": 12, "guaranteedBytes": 11 },
+        ]))
+        .unwrap();
+        report.isolation =
+            serde_json::from_value(json!({ "cgroupVersion": 2, "dmem": true })).unwrap();
+        let reading = report.reading(Moment(0), FRESH).unwrap();
+        let pod = |name: &str| PodUid::parse(name).unwrap();
+        assert_eq!(
+            reading.gpus[0].attributed,
+            [(pod("w"), Bytes(30)), (pod("x"), Bytes(15))],
+            "a pod without a process there has nothing"
+        );
+        assert_eq!(reading.sleep.len(), 2);
+        let limit = |name, gpu: &str| {
+            let found = reading.limit_of(&pod(name), &GpuUuid::parse(gpu).unwrap())?;
+            Some((found.limit?.0, found.guaranteed.map(|min| min.0)))
+        };
+        assert_eq!(limit("w", "GPU-a"), Some((100, None)));
+        assert_eq!(limit("x", "GPU-a"), Some((12, Some(11))));
+        assert_eq!(
+            (limit("x", "GPU-b"), limit("elsewhere", "GPU-a")),
+            (None, None)
+        );
+        assert_eq!(reading.isolation, report.isolation);
     }
 
     #[test]

@@ -193,7 +193,7 @@ impl Default for AgentMetrics {
 }
 
 /// The figures of each GPU.
-const FIGURES: [(&str, &str, Figure); 11] = [
+const FIGURES: [(&str, &str, Figure); 12] = [
     (
         "stowage_agent_gpu_vram_total_bytes",
         "VRAM of a GPU (DCGM_FI_DEV_FB_TOTAL).",
@@ -220,6 +220,20 @@ const FIGURES: [(&str, &str, Figure); 11] = [
                     .minus(one.gpu.used_bytes?)
                     .0 as f64,
             )
+        },
+    ),
+    (
+        "stowage_agent_gpu_vram_limited_bytes",
+        "Sum of the VRAM limits in force of the pods on a GPU, by their cgroups; a pod without a limit counts with the whole GPU. Absent \
+         if no limit is known.",
+        |one| {
+            let known = one
+                .gpu
+                .cgroups
+                .iter()
+                .filter_map(|cgroup| cgroup.limit_bytes);
+            let sum = known.reduce(|sum, limit| sum + limit)?;
+            Some(sum.0 as f64)
         },
     ),
     (
@@ -298,7 +312,7 @@ mod tests {
             "node": "n", "bootId": "b", "sequence": 1,
             "gpus": [
                 { "uuid": "GPU-a", "index": 0, "model": "H100", "totalBytes": 100, "reservedBytes": 10, "usedBytes": 30,
-                  "utilizationPercent": 25 },
+                  "utilizationPercent": 25, "cgroups": [{ "pod": "p", "limitBytes": 20 }, { "pod": "q" }, { "pod": "r", "limitBytes": 25 }] },
                 { "uuid": "GPU-b", "index": 1, "model": "H100", "totalBytes": 100, "health": "lost" },
             ],
             "engines": [
@@ -324,6 +338,7 @@ mod tests {
         for line in [
             "stowage_agent_gpu_info{gpu=\"GPU-a\",index=\"0\",model_name=\"H100\"} 1\n",
             "stowage_agent_gpu_vram_free_bytes{gpu=\"GPU-a\"} 60\n",
+            "stowage_agent_gpu_vram_limited_bytes{gpu=\"GPU-a\"} 45\n",
             "stowage_agent_gpu_utilization_ratio{gpu=\"GPU-a\"} 0.25\n",
             "stowage_agent_gpu_temperature_celsius{gpu=\"GPU-a\"} 41\n",
             "stowage_agent_gpu_healthy{gpu=\"GPU-b\"} 0\n",
@@ -342,6 +357,7 @@ mod tests {
             "stowage_agent_gpu_power_watts{",
             "stowage_agent_gpu_temperature_celsius{gpu=\"GPU-b\"}",
             "stowage_agent_gpu_vram_used_bytes{gpu=\"GPU-b\"}",
+            "stowage_agent_gpu_vram_limited_bytes{gpu=\"GPU-b\"}",
             "stowage_agent_gpu_running_requests{",
         ] {
             assert!(!text.contains(absent), "{absent}\n{text}");

@@ -7,6 +7,7 @@ use crate::served::{
 use serde_json::{Value, json};
 use stowage_scheduling::control_loop::PodEventReason;
 use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_server::service::Tenure;
 
 fn served() -> Served {
@@ -418,6 +419,58 @@ fn the_leader_records_events_for_what_an_agent_found() {
             "{kind}"
         );
     }
+}
+
+#[test]
+fn a_pod_whose_limit_is_not_in_force_is_told_after_three_reports_in_a_row() {
+    let tenant = bound_on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
+    let told = |isolation: Isolation, reports: &[(Option<u64>, u64)]| {
+        let mut cluster = ServedCluster::with_gpus(&[("node-a", 1)]).with([tenant.clone()]);
+        let mut classes = cluster.policy.classes().to_vec();
+        classes
+            .iter_mut()
+            .for_each(|class| class.isolation = isolation);
+        cluster.policy = cluster.policy.with_classes(classes).unwrap();
+        let served = cluster.serve();
+        let mut texts = Vec::new();
+        for (sequence, (written, limit)) in (2..).zip(reports) {
+            let report = edited(report("node-a", "boot", sequence, 1), |report| {
+                let cgroup =
+                    json!({ "pod": "uid-tenant", "limitBytes": limit, "writtenBytes": written });
+                report["gpus"][0]["cgroups"] = json!([cgroup]);
+            });
+            let before = served.events().len();
+            let answer = served.report(report).json();
+            assert_eq!(answer, json!({ "accepted": 1, "dropped": 0 }));
+            let events = served.events().split_off(before);
+            texts.push(events.into_iter().next().map(|(name, kind, text)| {
+                assert_eq!(
+                    (name.as_str(), kind),
+                    ("tenant", PodEventReason::LimitNotKept)
+                );
+                text
+            }));
+        }
+        texts
+    };
+    let written = Some(40 << 30);
+    let (kept, larger, none) = (40 << 30, 50 << 30, 80 << 30);
+    let reports = [kept + (1 << 20), none, none, kept, none, none, none, larger];
+    let texts = told(Isolation::Preferred, &reports.map(|limit| (written, limit)));
+    assert!(texts[..6].iter().all(Option::is_none), "{texts:?}");
+    let text = |place: usize| texts[place].clone().unwrap();
+    assert!(text(6).contains("no limit is in force") && text(6).contains("wrote 40.0 GiB"));
+    assert!(
+        text(7).contains("a limit of 50.0 GiB is in force"),
+        "{}",
+        text(7)
+    );
+    let never = |isolation, written| {
+        let texts = told(isolation, &[(written, none); 4]);
+        assert!(texts.iter().all(Option::is_none), "{texts:?}");
+    };
+    never(Isolation::Preferred, None);
+    never(Isolation::None, written);
 }
 
 #[test]

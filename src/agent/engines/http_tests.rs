@@ -62,6 +62,7 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
         ports: Vec::new(),
         containers: BTreeMap::new(),
         is_too_large: false,
+        written_limit: None,
         devices: None,
         granted_vram: None,
         wants_gpu: true,

@@ -44,6 +44,7 @@ pub(super) fn pod(
         ports: ports.to_vec(),
         containers: BTreeMap::new(),
         is_too_large: false,
+        written_limit: None,
         devices: None,
         granted_vram: None,
         wants_gpu: true,

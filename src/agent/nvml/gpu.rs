@@ -14,7 +14,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use std::collections::BTreeMap;
 use std::path::Path;
-use stowage_report::{DeviceNumbers, GpuReport, MissingPart, ProcessReport, ReportPart};
+use stowage_report::{
+    DeviceNumbers, GpuReport, MissingPart, PciAddress, ProcessReport, ReportPart,
+};
 use stowage_scheduling::ids::{GpuModel, GpuUuid};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::health::{ComputeMode, Health};
@@ -216,8 +218,13 @@ impl GpuReader<'_> {
             compute_mode: None,
             nvlink_island: None,
             processes: None,
+            cgroups: Vec::new(),
             numbers: DeviceNumbers {
                 minor: device.minor_number().ok(),
+                pci: device
+                    .pci_info()
+                    .ok()
+                    .and_then(|pci| PciAddress::parse(&pci.bus_id)),
                 ..DeviceNumbers::default()
             },
         })

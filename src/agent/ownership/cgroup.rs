@@ -6,15 +6,17 @@
 use memchr::{memchr, memmem, memrchr};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stowage_scheduling::ids::PodUid;
 
 /// A longer file in `/proc` was not written by the kernel: a process is in a dozen hierarchies, with paths of at most 4 KiB
 /// each.
-const MAX_PROC_FILE_BYTES: u64 = 64 << 10;
+pub(super) const MAX_PROC_FILE_BYTES: u64 = 64 << 10;
 
 /// Minimum hexadecimal digits of a UID: a UUID's, or those of a static pod's hash.
 const UID_DIGITS: usize = 32;
@@ -40,6 +42,8 @@ struct CachedProcess {
     /// Distinguishes a process from a later one of the same PID. In clock ticks since boot.
     started: u64,
     owner: ProcessOwner,
+    /// The path of its cgroup of version 2, as it is seen from here.
+    path: Option<Arc<Path>>,
 }
 
 /// Where a process belongs.
@@ -96,10 +100,16 @@ impl Cgroups {
                 CachedProcess {
                     started,
                     owner: owner.clone(),
+                    path: unified_path(&cgroup),
                 },
             );
         }
         Ok(owner)
+    }
+
+    /// The path of the cgroup of version 2 of a pod's process, as it is seen from here. Asks the cache alone.
+    pub fn path_of(&self, pid: u32) -> Option<Arc<Path>> {
+        self.cache.get(&pid)?.path.clone()
     }
 
     /// Removes every other process from the cache.
@@ -124,16 +134,18 @@ impl Cgroups {
     }
 }
 
-fn read_bounded(file: File) -> io::Result<Vec<u8>> {
+pub(super) fn read_bounded(file: File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.take(MAX_PROC_FILE_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
-/// A process that ends while its file is open answers "no such process".
-fn is_gone(error: &io::Error) -> bool {
+/// A process that ends while its file is open answers "no such process", and a cgroup that is removed "no such device".
+pub(super) fn is_gone(error: &io::Error) -> bool {
     const NO_SUCH_PROCESS: i32 = 3;
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS)
+    const NO_SUCH_DEVICE: i32 = 19;
+    error.kind() == io::ErrorKind::NotFound
+        || matches!(error.raw_os_error(), Some(NO_SUCH_PROCESS | NO_SUCH_DEVICE))
 }
 
 /// The name of a process is in parentheses and may itself contain spaces and parentheses: the fields follow the last one.
@@ -162,6 +174,13 @@ fn parse_owner(cgroup: &[u8]) -> ProcessOwner {
         None if paths.iter().all(|path| is_namespace_root(path)) => ProcessOwner::Unidentified,
         None => ProcessOwner::Elsewhere,
     }
+}
+
+/// The path in the only hierarchy of version 2, which has the number 0 and no controllers.
+fn unified_path(cgroup: &[u8]) -> Option<Arc<Path>> {
+    let mut lines = cgroup.split(|byte| *byte == b'\n');
+    let path = lines.find_map(|line| line.strip_prefix(b"0::"))?;
+    Some(Path::new(OsStr::from_bytes(path)).into())
 }
 
 /// The part after the second colon of `hierarchy:controllers:path`.
@@ -400,6 +419,7 @@ mod tests {
                 CachedProcess {
                     started: 1,
                     owner: ProcessOwner::Elsewhere,
+                    path: None,
                 },
             );
         }

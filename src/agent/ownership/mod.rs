@@ -2,11 +2,12 @@
 //!
 //! [`cgroup`] finds a process' pod, and is right whenever it has an answer. [`pod_resources`] knows to which pod a device plugin
 //! or DRA driver gave a GPU, by one of the names in [`device_id`], which identifies a process' owner only if no other pod can be on that
-//! GPU. [`dual_pods`] gives an engine that runs for another pod to that pod. Memory that neither explains belongs to no pod in Kubernetes
+//! GPU. [`dmem`] reads what the cgroups that were found use, and their limits. [`dual_pods`] gives an engine that runs for another pod to that pod. Memory that neither explains belongs to no pod in Kubernetes
 //! and is reported as such: a guess would be taken for a measurement.
 
 pub mod cgroup;
 pub(crate) mod device_id;
+pub(crate) mod dmem;
 pub(crate) mod dual_pods;
 #[cfg(test)]
 mod fake_kubelet;
@@ -14,12 +15,14 @@ pub mod pod_resources;
 
 use super::pods::PodOnNode;
 use cgroup::{Cgroups, ProcessOwner};
+use dmem::Dmem;
 use futures::future::BoxFuture;
 use pod_resources::{Allocation, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use stowage_report::{GpuReport, MissingPart, ProcessReport, ReportPart};
 use stowage_scheduling::ids::{GpuUuid, PodKey, PodUid};
+use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
 /// The annotation of a static pod's mirror with the UID by which the kubelet knows the pod. Its UID in the API is another.
 const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
@@ -33,6 +36,12 @@ pub trait OwnerSource: Send {
         pods: &'a [PodOnNode],
     ) -> BoxFuture<'a, Vec<MissingPart>>;
 
+    /// Fills in what the cgroups of the processes say, once every process has its pod. Returns what the node has to keep limits, and
+    /// why something could not be read.
+    fn read_cgroups(&mut self, _gpus: &mut [GpuReport]) -> (Option<NodeIsolation>, Option<String>) {
+        (None, None)
+    }
+
     /// What would prevent finding an owner if there were a process now. Only checks for existence; asks nothing.
     fn missing_prerequisites(&self) -> Vec<MissingPart> {
         Vec::new()
@@ -43,14 +52,16 @@ pub trait OwnerSource: Send {
 #[derive(Debug)]
 pub struct Owners {
     cgroups: Cgroups,
+    dmem: Dmem,
     pod_resources: PodResources,
 }
 
 impl Owners {
-    /// `proc` contains the host's PIDs; `socket` is the kubelet's pod-resources socket.
-    pub fn new(proc: PathBuf, socket: PathBuf) -> Self {
+    /// `proc` contains the host's PIDs, `cgroup_root` its cgroups; `socket` is the kubelet's pod-resources socket.
+    pub fn new(proc: PathBuf, cgroup_root: PathBuf, socket: PathBuf) -> Self {
         Self {
             cgroups: Cgroups::new(proc),
+            dmem: Dmem::new(cgroup_root),
             pod_resources: PodResources::new(socket),
         }
     }
@@ -73,6 +84,11 @@ impl OwnerSource for Owners {
             }
             reasons.into_iter().map(missing_owners).collect()
         })
+    }
+
+    fn read_cgroups(&mut self, gpus: &mut [GpuReport]) -> (Option<NodeIsolation>, Option<String>) {
+        let cgroups = &self.cgroups;
+        self.dmem.fill(gpus, |pid| cgroups.path_of(pid))
     }
 
     fn missing_prerequisites(&self) -> Vec<MissingPart> {
@@ -108,6 +124,20 @@ struct UnownedProcesses {
     /// PIDs without an answer from the cgroups.
     unidentified: BTreeSet<u32>,
     reasons: Vec<String>,
+}
+
+/// Fills in the limits that the Bindings of the pods wrote for their GPUs.
+pub(crate) fn fill_written_limits(gpus: &mut [GpuReport], pods: &[PodOnNode]) {
+    for gpu in gpus {
+        let mut cgroups = std::mem::take(&mut gpu.cgroups);
+        for cgroup in &mut cgroups {
+            let pod = pods.iter().find(|pod| pod.uid == cgroup.pod);
+            let has_it =
+                |pod: &&PodOnNode| pod.devices.iter().flatten().any(|id| identifies(id, gpu));
+            cgroup.written_bytes = pod.filter(has_it).and_then(|pod| pod.written_limit);
+        }
+        gpu.cgroups = cgroups;
+    }
 }
 
 /// Reading `/proc` takes microseconds, and only the kernel answers: it needs no thread of its own.

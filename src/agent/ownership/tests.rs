@@ -24,6 +24,7 @@ fn node(kubelet: FakeKubelet) -> OwnershipFixture {
     );
     let owners = Owners {
         cgroups,
+        dmem: Dmem::new(proc.path().join("cgroups")),
         pod_resources,
     };
     OwnershipFixture {
@@ -88,6 +89,7 @@ fn pod(uid: &str, name: &str) -> PodOnNode {
         ports: vec![],
         containers: BTreeMap::new(),
         is_too_large: false,
+        written_limit: None,
         devices: None,
         granted_vram: None,
         wants_gpu: true,
@@ -232,6 +234,7 @@ async fn a_slice_is_found_by_its_place_and_by_its_gpu_instance() {
             minor: Some(5),
             mig_index: Some(mig_index),
             gpu_instance: Some(instance),
+            ..DeviceNumbers::default()
         };
         slice
     };

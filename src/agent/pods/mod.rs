@@ -51,6 +51,8 @@ pub struct PodOnNode {
     pub devices: Option<Vec<GpuUuid>>,
     /// The VRAM it was granted, over all its GPUs.
     pub granted_vram: Option<Bytes>,
+    /// The VRAM limits that its Binding wrote, on each of its GPUs.
+    pub written_limit: Option<Bytes>,
     /// It requests VRAM or a GPU.
     pub wants_gpu: bool,
     /// It is being deleted.
@@ -115,6 +117,7 @@ impl PodOnNode {
             containers: containers_by_port(pod),
             devices: devices.map(|devices| devices.to_vec()),
             granted_vram: objects::granted(pod),
+            written_limit: objects::written_limit(pod),
             wants_gpu: objects::asks_for_vram(pod) || objects::asks_device_plugin(pod),
             is_terminating: pod.metadata.deletion_timestamp.is_some(),
             is_ready: conditions

@@ -20,6 +20,7 @@ use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
 use stowage_scheduling::verbs::observe::{FilterPod, FilterPodObserved, NodeObserved, PodDeleted};
 use stowage_scheduling::verbs::wait::Reserve;
+use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_scheduling::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use stowage_scheduling::vocabulary::disruption_info::{
     DisruptionInfo, ObservedDisruptionInfo, ObservedLoan,
@@ -61,6 +62,29 @@ fn check(golden: &str, world: &mut ExplainedCluster, pod: &TestPod) {
     assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it again");
     let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
     assert!(widest <= 100, "{golden} is {widest} columns wide");
+}
+
+#[test]
+fn a_bound_pod_shows_what_is_granted_in_force_and_used() {
+    let mut classes = Policy::default().classes().to_vec();
+    classes
+        .iter_mut()
+        .for_each(|class| class.isolation = Isolation::Preferred);
+    let both = TestPod {
+        gpus: Some(3),
+        ..pod("both", "60Gi")
+    };
+    let mut world = ExplainedCluster::new(Policy::default().with_classes(classes).unwrap())
+        .with_node("node-a", 3)
+        .with_running(&both, "node-a", &[0, 1, 2]);
+    world.set_keeps_vram_limits("node-a", true);
+    world.report("node-a", &[], &[]);
+    let limits = [Some(Bytes::gib(20)), Some(Bytes::gib(80)), None];
+    world.report_limits("node-a", &both, &limits);
+    check("limits", &mut world, &both);
+    world.set_keeps_vram_limits("node-a", false);
+    world.report_limits("node-a", &both, &[]);
+    check("limits-none", &mut world, &both);
 }
 
 #[test]

@@ -76,6 +76,10 @@ pub struct AgentArgs {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc: PathBuf,
 
+    /// The host's cgroups, where VRAM limits are read
+    #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
+    cgroup_root: PathBuf,
+
     /// A Hugging Face cache, the folder with models--* in it; once for each [default: the hub client's own]
     #[arg(long, value_name = "DIR")]
     hf_cache: Vec<PathBuf>,
@@ -177,7 +181,7 @@ impl AgentArgs {
             turns: self.turns.map(|socket| (socket, self.proc.clone())),
             interval: self.interval,
             gpus: Box::new(Nvml::new(nvml)),
-            owners: Box::new(Owners::new(self.proc, self.pod_resources)),
+            owners: Box::new(Owners::new(self.proc, self.cgroup_root, self.pod_resources)),
             pods,
             models: Box::new(CombinedModelSources(models)),
             publisher,

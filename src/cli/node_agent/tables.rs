@@ -27,6 +27,10 @@ pub fn render_tables(report: &NodeReport, pods: &[PodOnNode], columns: Columns) 
         }
         None => {}
     }
+    let gpus = report.gpus.as_deref().unwrap_or_default();
+    if gpus.iter().any(|gpu| !gpu.cgroups.is_empty()) {
+        text += &section("VRAM of cgroups", &cgroup_table(gpus, &names, columns));
+    }
     if !report.engines.is_empty() {
         text += &section("Engines", &engine_table(&report.engines, &names, columns));
         report
@@ -101,6 +105,32 @@ fn gpu_table(gpus: &[GpuReport], names: &PodNames<'_>, columns: Columns) -> Stri
         ]
     });
     columns.table(&header, rows, &[0, 3, 4, 5])
+}
+
+fn cgroup_table(gpus: &[GpuReport], names: &PodNames<'_>, columns: Columns) -> String {
+    let all = gpus
+        .iter()
+        .flat_map(|gpu| gpu.cgroups.iter().map(move |cgroup| (gpu, cgroup)));
+    let rows = all.map(|(gpu, cgroup)| {
+        let limit = cgroup
+            .limit_bytes
+            .map(|limit| match limit < gpu.total_bytes {
+                true => limit.to_string(),
+                false => "none".into(),
+            });
+        vec![
+            gpu.index.to_string(),
+            pod_name(&cgroup.pod, names),
+            or_unknown(limit),
+            or_unknown(cgroup.guaranteed_bytes),
+            or_unknown(cgroup.used_bytes),
+        ]
+    });
+    columns.table(
+        &["#", "Pod", "Limit", "Guaranteed", "Used"],
+        rows,
+        &[0, 2, 3, 4],
+    )
 }
 
 fn health_text(gpu: &GpuReport) -> &'static str {

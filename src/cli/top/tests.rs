@@ -59,6 +59,8 @@ fn pod(name: &str, gpus: &[usize], gib: u64) -> FleetPod {
         started: Some(Moment(NOW.0 - 3_600_000)),
         borrows: false,
         has_engine: true,
+        limit_bytes: None,
+        used_bytes: None,
     }
 }
 

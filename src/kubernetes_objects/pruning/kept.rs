@@ -124,7 +124,7 @@ metadata {
     stowage.dev/devices! stowage.dev/vram-granted! stowage.dev/exclusive-granted! stowage.dev/borrowed-from! stowage.dev/leader-epoch!
     stowage.dev/vram-limits!
     stowage.dev/gpus! stowage.dev/exclusive! stowage.dev/% k8s.io/% kubernetes.io/config.% prometheus.io/% prometheus.kserve.io/%
-    dual-pods.llm-d.ai/requester
+    dual-pods.llm-d.ai/requester nvidia.com/container.%
     internal.serving.kserve.io/storage-initializer-sourceuri karpenter.sh/do-not-disrupt controller.kubernetes.io/pod-deletion-cost
     volcano.sh/last-checkpoint-time scheduling.k8s.io/group-name scheduling.volcano.sh/group-name kueue.x-k8s.io/%
     leaderworkerset.sigs.k8s.io/size pv.kubernetes.io/% volume.kubernetes.io/% volume.beta.kubernetes.io/%

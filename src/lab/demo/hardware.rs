@@ -191,6 +191,7 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         compute_mode: None,
         nvlink_island: None,
         processes: Some(processes),
+        cgroups: Vec::new(),
         numbers: DeviceNumbers::default(),
     }
 }

@@ -330,11 +330,7 @@ fn report_readings(
         sampled,
         gpus,
         holdings: models.into_values().collect(),
-        engines: Vec::new(),
-        in_flight: Vec::new(),
-        sleep: Vec::new(),
-        over_grant: Vec::new(),
-        unread: Vec::new(),
+        ..NodeReading::default()
     };
     cluster.apply(ReadingReported {
         node: name.clone(),

@@ -146,6 +146,13 @@ impl<'d> RecordedLoads<'d> {
                 .filter(|over| is_here(&over.pod, &[]))
                 .cloned()
                 .collect(),
+            isolation: recorded.isolation,
+            limits: recorded
+                .limits
+                .iter()
+                .filter(|limit| is_here(&limit.pod, std::slice::from_ref(&limit.gpu)))
+                .cloned()
+                .collect(),
         }
     }
 

@@ -80,6 +80,8 @@ pub enum PodEventReason {
     Ungranted,
     /// Its processes use more VRAM than it was granted.
     OverGrant,
+    /// The driver lets its containers have more VRAM of a GPU than its Binding wrote as their limits.
+    LimitNotKept,
     /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
     UnevenGpus,
     /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.

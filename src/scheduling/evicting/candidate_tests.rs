@@ -564,11 +564,8 @@ fn each_part_of_the_eviction_cost_has_its_figure() {
         sampled: START,
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
-        engines: Vec::new(),
         in_flight,
-        sleep: Vec::new(),
-        over_grant: Vec::new(),
-        unread: Vec::new(),
+        ..NodeReading::default()
     };
     // Where it is in the page cache: 10 s, and 20 s to start.
     bench

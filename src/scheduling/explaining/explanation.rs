@@ -15,7 +15,7 @@ use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Health;
 use crate::vocabulary::model_tier::ModelTier;
-use crate::vocabulary::node_reading::Freshness;
+use crate::vocabulary::node_reading::{Freshness, NodeIsolation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -274,6 +274,9 @@ pub enum PodStage {
         /// `None` if it has nothing to do with VRAM that is lent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         loan: Option<PodLoanPart>,
+        /// `None` if its class asks for no limits, and none is in force.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        limits: Option<LimitsPart>,
     },
     Assumed {
         node: NodeName,
@@ -305,6 +308,34 @@ pub enum PodStage {
         /// How many times in a row the planner found no place for it.
         failed_attempts: u32,
     },
+}
+
+/// The VRAM limits of a bound pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitsPart {
+    /// Its class asks for limits, and its node says that it keeps none.
+    pub node_keeps_none: bool,
+    /// None of them if the node keeps none, and none is known.
+    pub gpus: Vec<GpuLimitPart>,
+}
+
+/// What a pod has on one of its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLimitPart {
+    pub uuid: GpuUuid,
+    /// NVML's index on its node.
+    pub index: u32,
+    pub granted_bytes: Bytes,
+    /// The size of the GPU.
+    pub total_bytes: Bytes,
+    /// The hard limit in force, by its cgroups: the GPU's size if there is none, `None` if it is unknown.
+    pub limit_bytes: Option<Bytes>,
+    /// The soft limit: what nobody takes from it; `None` if it is unknown.
+    pub guaranteed_bytes: Option<Bytes>,
+    /// By its cgroups, or else by its processes; `None` if neither says.
+    pub used_bytes: Option<Bytes>,
 }
 
 /// The latest time that no node fitted.
@@ -358,6 +389,9 @@ pub struct NodePart {
     /// The driver keeps the pod's containers within their VRAM here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_vram_limits: bool,
+    /// What it has to keep them, as its agent says; `None` if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<NodeIsolation>,
     /// How current the measurements of this node are.
     pub freshness: Freshness,
     /// The age of the latest report's figures.

@@ -1,6 +1,8 @@
 //! What an explanation reads from the ledger, in a few short reads: first the pod and the snapshot, then, for the nodes to be
 //! shown, the pods on them. Nothing is evaluated here, and nothing that blocks the ledger is kept.
 
+use super::explanation::LimitsPart;
+use super::vram_limits::limits_in_force;
 use super::{PodAccess, ShownNodes};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::kube_filters::{AssumedNodeChange, FilterReason, FilterVerdict};
@@ -18,7 +20,7 @@ use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::disruption_info::PodHealth;
 use crate::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::vocabulary::node::Node;
-use crate::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeIsolation};
 use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,6 +51,8 @@ pub struct Facts {
     pub gate_time_taken: Millis,
     /// What it has to do with VRAM that is lent, if it is bound.
     pub loan: Option<PodLoan>,
+    /// What the driver keeps it within, if it is bound.
+    pub limits: Option<LimitsPart>,
     /// What keeps it from borrowing, if anything does; `None` if its class may not.
     pub borrowing: Option<Option<KeepReason>>,
     /// What its tenant uses.
@@ -104,6 +108,7 @@ impl Facts {
                 _ => Millis::default(),
             },
             loan: ledger.loan_of(uid),
+            limits: limits_in_force(ledger, uid, &entry),
             borrowing,
             cluster_capacity: ledger.cluster_total(),
             used: entry
@@ -245,6 +250,7 @@ fn nodes_without_pod(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Nod
 pub struct NodeDetails {
     pub pool: Option<String>,
     pub report_age: Option<Millis>,
+    pub isolation: Option<NodeIsolation>,
     pub occupants: Vec<Occupant>,
     /// What was last read of the engines on each GPU, and what counts of it.
     engine_loads: Vec<(GpuUuid, EngineLoad, SmoothedLoad)>,
@@ -260,6 +266,9 @@ impl NodeDetails {
         Self {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
             report_age: ledger.reading_age(node),
+            isolation: ledger
+                .node_state(node)
+                .and_then(|node_state| node_state.believed_reading()?.isolation),
             occupants: ledger.occupants_of(node),
             engine_loads: engine_loads(ledger, node),
             keep_reasons: BTreeMap::new(),

@@ -151,6 +151,12 @@ pub struct FleetPod {
     /// It runs an engine, or will.
     #[serde(default)]
     pub has_engine: bool,
+    /// The least limit in force on one of its GPUs; `None` if none is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<Bytes>,
+    /// The most that it uses of one of its GPUs, if a limit is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<Bytes>,
 }
 
 /// A pod without a node.
@@ -255,7 +261,7 @@ impl Fleet {
             gpus: fleet_gpus(ledger, node).collect(),
             pods: occupants
                 .into_iter()
-                .map(|occupant| fleet_pod(ledger, occupant))
+                .map(|occupant| fleet_pod(ledger, &node.name, occupant))
                 .collect(),
         })
     }
@@ -314,9 +320,23 @@ fn fleet_gpu(
     }
 }
 
-fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
+fn fleet_pod(ledger: &Ledger, node: &NodeName, occupant: Occupant) -> FleetPod {
     let pod_state = ledger.expect_pod(&occupant.uid);
     let demand = &pod_state.demand;
+    let limits = ledger.reading(node).into_iter().flat_map(|reading| {
+        let own = reading
+            .limits
+            .iter()
+            .filter(|limit| limit.pod == occupant.uid);
+        own.map(|limit| {
+            let gpu = reading.gpu(&limit.gpu);
+            (
+                limit.limit,
+                gpu.and_then(|gpu| gpu.attributed_to(&limit.pod)),
+            )
+        })
+    });
+    let (limits, used): (Vec<_>, Vec<_>) = limits.unzip();
     FleetPod {
         class: class_name(ledger.policy(), occupant.class),
         tenant: tenant_name(ledger.policy(), demand.tenant),
@@ -332,6 +352,8 @@ fn fleet_pod(ledger: &Ledger, occupant: Occupant) -> FleetPod {
         started: pod_state.bound().map(|bound| bound.started),
         borrows: pod_state.borrows(),
         has_engine: occupant.has_engine,
+        limit_bytes: limits.into_iter().flatten().min(),
+        used_bytes: used.into_iter().flatten().max(),
     }
 }
 

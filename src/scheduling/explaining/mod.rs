@@ -26,6 +26,7 @@ pub mod remedy;
 pub mod units;
 mod unsupported;
 pub mod usage;
+mod vram_limits;
 
 pub use explanation::Explanation;
 pub use pod_access::PodAccess;

@@ -92,6 +92,7 @@ fn bound_stage(facts: &Facts, bound: &BoundPod) -> PodStage {
             took_millis: start.took,
         }),
         loan: pod_loan(facts),
+        limits: facts.limits.clone(),
     }
 }
 

@@ -12,7 +12,10 @@ use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo}
 use crate::vocabulary::gpu::{Device, Health};
 use crate::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::vocabulary::node::NodeKind;
-use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::vocabulary::node_reading::{
+    EngineLoad, GpuReading, NodeIsolation, NodeReading, SleepState, VramLimit,
+};
+use crate::vocabulary::node_signs::NodeSigns;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -199,11 +202,7 @@ impl ExplainedCluster {
             sampled: self.cluster.ledger().now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
-            engines: Vec::new(),
-            in_flight: Vec::new(),
-            sleep: Vec::new(),
-            over_grant: Vec::new(),
-            unread: Vec::new(),
+            ..NodeReading::default()
         };
         // A load that lasts: one reading far from the average does not count.
         (0..3).for_each(|_| {
@@ -213,6 +212,34 @@ impl ExplainedCluster {
                     .take_reading(&name(node), reading.clone().into()),
             )
         });
+    }
+
+    /// The node's agent reports the same once more, and limits of a pod's containers on the first GPUs of its node.
+    pub fn report_limits(&mut self, node: &str, pod: &TestPod, limits: &[Option<Bytes>]) {
+        let mut reading = self.cluster.ledger().reading(&name(node)).unwrap().clone();
+        reading.isolation = Some(NodeIsolation {
+            cgroup_version: 2,
+            dmem: true,
+        });
+        let limit = |(gpu, limit): (usize, &Option<Bytes>)| VramLimit {
+            pod: pod.uid(),
+            gpu: uuid(node, gpu),
+            limit: *limit,
+            guaranteed: *limit,
+        };
+        reading.limits = limits.iter().enumerate().map(limit).collect();
+        self.cluster
+            .ledger_mut()
+            .take_reading(&name(node), reading.into());
+    }
+
+    /// Whether the node says that its driver keeps limits.
+    pub fn set_keeps_vram_limits(&mut self, node: &str, keeps_vram_limits: bool) {
+        let signs = NodeSigns {
+            keeps_vram_limits,
+            ..NodeSigns::default()
+        };
+        self.cluster.ledger_mut().set_signs(&name(node), signs);
     }
 
     /// The node's agent lists one of its GPUs no longer, and NVML has numbered the others anew.

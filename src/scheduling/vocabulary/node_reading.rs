@@ -7,6 +7,7 @@ use super::engine_model::EngineReading;
 use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::units::{Bytes, Moment, Percent};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -31,6 +32,34 @@ pub struct NodeReading {
     /// Pods whose processes use more than they were granted, each once.
     #[serde(default)]
     pub over_grant: Vec<OverGrant>,
+    /// `None` if the agent does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<NodeIsolation>,
+    /// Limits of pods that have processes on a GPU, of those of which any is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<VramLimit>,
+}
+
+/// What keeps containers within VRAM limits on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeIsolation {
+    /// The version of its cgroups: 1 or 2.
+    pub cgroup_version: u8,
+    /// The kernel counts the memory of devices by cgroup: the controller `dmem`.
+    pub dmem: bool,
+}
+
+/// The limits in force of a pod's containers on one GPU, as their cgroups say. What the pod uses there is what the reading
+/// attributes to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VramLimit {
+    pub pod: PodUid,
+    pub gpu: GpuUuid,
+    /// The GPU's total if there is none; `None` if it is unknown.
+    pub limit: Option<Bytes>,
+    /// What nobody takes from it; `None` if it is unknown.
+    pub guaranteed: Option<Bytes>,
 }
 
 /// Whether a pod's engines sleep.
@@ -178,12 +207,20 @@ impl NodeReading {
             + self.in_flight.len()
             + self.sleep.len()
             + self.over_grant.len()
-            + self.unread.len();
+            + self.unread.len()
+            + 2 * self.limits.len();
         size_of::<Self>()
             + self.gpus.len() * size_of::<GpuReading>()
             + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)
             + self.holdings.approximate_bytes()
             + per_pod * (size_of::<OverGrant>() + TEXT)
+    }
+
+    /// The limits in force of a pod on a GPU; `None` if nothing of them is known.
+    pub fn limit_of(&self, pod: &PodUid, gpu: &GpuUuid) -> Option<&VramLimit> {
+        self.limits
+            .iter()
+            .find(|limit| limit.pod == *pod && limit.gpu == *gpu)
     }
 
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {

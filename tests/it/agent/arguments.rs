@@ -285,6 +285,7 @@ fn help_names_every_source_the_agent_has() {
         "--gpu-memory",
         "--pod-resources",
         "--proc",
+        "--cgroup-root",
         "--hf-cache",
         "--kserve-models",
         "--kubeconfig",

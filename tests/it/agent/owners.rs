@@ -21,6 +21,39 @@ fn a_process_is_attributed_by_cgroup_before_its_pod_is_known() {
 }
 
 #[test]
+fn the_cgroup_of_a_container_says_what_it_uses_and_its_limit() {
+    let world = AgentNode::with_gpus([busy("a", &[(10, 10)])]);
+    let llama = world.pod("llama", |pod| {
+        bound_to(pod, "GPU-a", 20 * GIB);
+        for (container, limit) in [("engine", "16384Mi"), ("draft", "4096Mi")] {
+            let key = format!("nvidia.com/container.{container}.gpu-memory.limit");
+            pod["metadata"]["annotations"][key] = json!(limit);
+        }
+    });
+    world.add_process_of_pod(10, &llama);
+    let root = world.folder().join("cgroups");
+    let path = std::fs::read_to_string(world.folder().join("proc/10/cgroup")).unwrap();
+    let folder = root.join(path.trim_end().trim_start_matches("0::/"));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(root.join("cgroup.controllers"), "cpu memory dmem\n").unwrap();
+    for (file, gib) in [("dmem.current", 12), ("dmem.max", 20), ("dmem.min", 20)] {
+        let text = format!("nvidia/0000:00:00.0/vidmem {}\n", gib * GIB);
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+    let more = ["--cgroup-root", root.to_str().unwrap()];
+    let report = world.report_until(&more, |report| owner(report).is_string());
+    let said = json!([{
+        "pod": uid(&llama), "usedBytes": 12 * GIB, "limitBytes": 20 * GIB, "guaranteedBytes": 20 * GIB,
+        "writtenBytes": 20 * GIB,
+    }]);
+    assert_eq!(report["gpus"][0]["cgroups"], said);
+    assert_eq!(
+        report["isolation"],
+        json!({ "cgroupVersion": 2, "dmem": true })
+    );
+}
+
+#[test]
 fn a_process_without_a_pod_cgroup_is_attributed_by_gpu_allocation() {
     let mut world = AgentNode::with_gpus([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
     let plugin = |pod: &mut Value| {

@@ -7,13 +7,13 @@ use crate::cli::output::Columns;
 use owo_colors::{OwoColorize, Style};
 use std::fmt::Write;
 use stowage_scheduling::explaining::explanation::{
-    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, SparePart,
-    TenantPart, UnsupportedPart,
+    ClassPart, Condition, Explanation, GpuLimitPart, LimitsPart, PodStage, PodVerdict,
+    RefusalGroup, RefusedPart, SparePart, TenantPart, UnsupportedPart,
 };
 use stowage_scheduling::explaining::units::{format_share, human_duration};
 use stowage_scheduling::ledger::SchedulingGate;
 use stowage_scheduling::policy::Mode;
-use stowage_scheduling::units::{is_or_are, plural};
+use stowage_scheduling::units::{Bytes, is_or_are, plural};
 use stowage_scheduling::vocabulary::demand::Sharing;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,11 +168,11 @@ fn pod_rows(explanation: &Explanation) -> Vec<(String, String)> {
             .as_ref()
             .map(|part| ("lending".into(), loans::borrowing_text(part))),
     );
-    if let PodStage::Bound {
-        loan: Some(loan), ..
-    } = &explanation.stage
-    {
-        rows.push(("lending".into(), loans::pod_loan_text(loan)));
+    if let PodStage::Bound { loan, limits, .. } = &explanation.stage {
+        let loan = loan.as_ref().map(loans::pod_loan_text);
+        rows.extend(loan.map(|loan| ("lending".into(), loan)));
+        let limits = limits.as_ref().map(limits_text);
+        rows.extend(limits.map(|limits| ("limits".into(), limits)));
     }
     rows.extend(
         explanation
@@ -296,6 +296,23 @@ fn tenant(tenant: &TenantPart) -> String {
         tenant.share_millionths % 10_000 / 100,
         tenant.weight,
     )
+}
+
+/// `GPU 0: granted 20.0 GiB / limit in force 20.0 GiB / used 18.0 GiB`, for each GPU.
+fn limits_text(part: &LimitsPart) -> String {
+    let known = |bytes: Option<Bytes>| bytes.map_or("unknown".into(), |bytes| bytes.to_string());
+    let gpu = |gpu: &GpuLimitPart| {
+        let limit = match gpu.limit_bytes {
+            Some(limit) if limit >= gpu.total_bytes => "none".into(),
+            limit => known(limit),
+        };
+        let (index, granted, used) = (gpu.index, gpu.granted_bytes, known(gpu.used_bytes));
+        format!("GPU {index}: granted {granted} / limit in force {limit} / used {used}")
+    };
+    let none = "its class asks for limits, and its node keeps none".to_owned();
+    let none = part.node_keeps_none.then_some(none);
+    let lines = none.into_iter().chain(part.gpus.iter().map(gpu));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn spare(part: &SparePart) -> String {

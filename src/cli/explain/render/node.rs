@@ -14,7 +14,7 @@ use stowage_scheduling::placing::start_model::FactorSource;
 use stowage_scheduling::units::{Bytes, Millis, Percent, plural};
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
-use stowage_scheduling::vocabulary::node_reading::Freshness;
+use stowage_scheduling::vocabulary::node_reading::{Freshness, NodeIsolation};
 
 const INDENT: usize = 3;
 
@@ -62,8 +62,15 @@ pub fn text(node: &NodePart, columns: Columns, paint: Paint) -> String {
             .map(|warning| ("warning".into(), warning.clone())),
     );
     if node.keeps_vram_limits {
+        let read = match node.isolation {
+            Some(NodeIsolation { dmem: true, .. }) => "",
+            Some(NodeIsolation { cgroup_version, .. }) => {
+                &format!("; by cgroup v{cgroup_version} without dmem nothing says what is in force")
+            }
+            None => "; no agent says what is in force",
+        };
         let text = "the driver keeps the pod's containers within their VRAM (gpu-fractioning)";
-        rows.push(("limits".into(), text.into()));
+        rows.push(("limits".into(), format!("{text}{read}")));
     }
     rows.push(("report".into(), report_text(node)));
     rows.extend(node.devices.map(

@@ -2,7 +2,7 @@
 
 use super::history::FleetSums;
 use super::*;
-use crate::explaining::testkit::{ExplainedCluster, name, pod};
+use crate::explaining::testkit::{ExplainedCluster, TestPod, name, pod};
 use crate::policy::Tenant;
 use crate::units::Millis;
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
@@ -59,6 +59,26 @@ fn a_pod_is_shown_on_its_gpus_with_what_it_has_and_what_was_measured() {
         fleet.now.since(chat.started.unwrap()),
         Millis::seconds(3600)
     );
+}
+
+#[test]
+fn a_pod_with_limits_in_force_shows_the_least_of_them_and_its_use() {
+    let chat = TestPod {
+        gpus: Some(2),
+        ..pod("chat", "80Gi")
+    };
+    let mut cluster = ExplainedCluster::new(Policy::default())
+        .with_node("a", 2)
+        .with_running(&chat, "a", &[0, 1]);
+    cluster.report("a", &[], &[]);
+    let shown = |cluster: &ExplainedCluster| {
+        let chat = &fleet(cluster, 10).nodes[0].pods[0];
+        (chat.limit_bytes, chat.used_bytes)
+    };
+    assert_eq!(shown(&cluster), (None, None));
+    let limits = [Some(Bytes::gib(80)), Some(Bytes::gib(40))];
+    cluster.report_limits("a", &chat, &limits);
+    assert_eq!(shown(&cluster), (limits[1], Some(Bytes::gib(40))));
 }
 
 #[test]

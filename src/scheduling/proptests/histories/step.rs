@@ -168,10 +168,6 @@ pub fn reading(
         sampled,
         gpus: used.iter().enumerate().map(gpu).collect(),
         holdings: NodeModelSet::default(),
-        engines: Vec::new(),
-        in_flight: Vec::new(),
-        sleep: Vec::new(),
-        over_grant: Vec::new(),
-        unread: Vec::new(),
+        ..NodeReading::default()
     }
 }

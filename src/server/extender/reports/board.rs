@@ -11,11 +11,11 @@ use super::packed_text::PackedText;
 use super::validate::{self, ReportError};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stowage_report::{EngineSummary, NodeReport, ReportFinding};
 use stowage_scheduling::autoscaling::EngineSample;
-use stowage_scheduling::ids::NodeName;
+use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::units::{Millis, Moment};
 use stowage_scheduling::vocabulary::node::NodeIdentity;
 
@@ -49,6 +49,8 @@ pub struct LatestReport {
 pub struct PreviousReport<'a> {
     /// What the latest report found.
     pub findings: &'a [ReportFinding],
+    /// Pods whose limits are not kept, each with the number of reports in a row that said so.
+    pub unkept_limits: &'a [(PodUid, u32)],
     /// The Node that had the name when a report of the same boot of the agent counted last.
     pub counted_under: Option<&'a NodeIdentity>,
 }
@@ -62,6 +64,8 @@ struct BoardEntry {
     sequence: u64,
     received: Moment,
     findings: Vec<ReportFinding>,
+    /// In order of UID.
+    unkept_limits: Vec<(PodUid, u32)>,
     legacy_runtime: bool,
     /// Its engines: neither a scrape nor a count of replicas parses a report.
     engines: Box<[EngineSummary]>,
@@ -113,6 +117,7 @@ impl Board {
                     .filter(|_| entry.boot_id == report.boot_id);
                 let previous = PreviousReport {
                     findings: &entry.findings,
+                    unkept_limits: &entry.unkept_limits,
                     counted_under,
                 };
                 entry.counted_under = apply(previous)?;
@@ -264,6 +269,7 @@ impl BoardEntry {
         self.sequence = report.sequence;
         self.received = received;
         self.findings.clone_from(&report.findings);
+        self.unkept_limits = reports_in_a_row(&self.unkept_limits, report);
         self.legacy_runtime = report.legacy_runtime;
         let previous = std::mem::take(&mut self.engines);
         let engines = report
@@ -281,6 +287,22 @@ impl BoardEntry {
             }
         };
     }
+}
+
+/// The pods whose limits the report shows not to be kept, with the number of reports in a row that did.
+fn reports_in_a_row(before: &[(PodUid, u32)], report: &NodeReport) -> Vec<(PodUid, u32)> {
+    let gpus = report.gpus.iter().flatten();
+    let cgroups = gpus.flat_map(|gpu| &gpu.cgroups);
+    let unkept = cgroups.filter(|cgroup| cgroup.unkept_limit().is_some());
+    let pods: BTreeSet<&PodUid> = unkept.map(|cgroup| &cgroup.pod).collect();
+    let next = |pod: &PodUid| {
+        let count = before.iter().find(|(before, _)| before == pod);
+        (
+            pod.clone(),
+            count.map_or(0, |(_, count)| *count).saturating_add(1),
+        )
+    };
+    pods.into_iter().map(next).collect()
 }
 
 #[cfg(test)]

@@ -191,6 +191,7 @@ fn take_report(
     extender.board.record(&report, text, received, |before| {
         let counted_under = apply(extender, sender, &report, received, before.counted_under)?;
         pod_warnings::record_findings(extender, before.findings, &report);
+        pod_warnings::warn_of_unkept_limits(extender, before.unkept_limits, &report);
         Ok(counted_under)
     })
 }

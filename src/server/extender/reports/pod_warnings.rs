@@ -11,6 +11,7 @@ use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
 use stowage_scheduling::ledger::{LoansEndedUnasked, PodPhase, PodState};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::verbs::Cluster;
+use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::node::NodeKind;
 
@@ -142,6 +143,54 @@ pub(crate) fn warn_of_loans_ended_unasked(
              stowage.dev/Wakeable is True and its message is that request; or give its class `sleeping: keep`."
         );
         record_event(extender, uid, &entry, PodEventReason::WokeUnasked, text);
+    }
+}
+
+/// Reports in a row before this one that make it believed: a container may be read while its limits are being set.
+const UNKEPT_BEFORE: u32 = 2;
+
+/// Records Events on pods whose Bindings wrote limits that are not in force. `before`: the pods of which earlier reports in a row said
+/// so.
+pub(crate) fn warn_of_unkept_limits(
+    extender: &Extender,
+    before: &[(PodUid, u32)],
+    report: &NodeReport,
+) {
+    let is_believed = |pod: &PodUid| {
+        let mut before = before.iter();
+        before.any(|(before, reports)| before == pod && *reports >= UNKEPT_BEFORE)
+    };
+    let fresh = extender.state.cluster().ledger().policy().telemetry.fresh;
+    if before.is_empty() || report.age_millis >= fresh || !extender.state.leadership.is_leading() {
+        return;
+    }
+    for gpu in report.gpus.iter().flatten() {
+        let unkept = gpu.cgroups.iter().filter(|cgroup| is_believed(&cgroup.pod));
+        for cgroup in unkept {
+            let (Some(limit), Some(written)) = (cgroup.unkept_limit(), cgroup.written_bytes) else {
+                continue;
+            };
+            let asks = |entry: &PodState| entry.demand.terms.isolation != Isolation::None;
+            let Some(entry) = bound_to(extender, &report.node, &cgroup.pod).filter(asks) else {
+                continue;
+            };
+            let in_force = match limit < gpu.total_bytes {
+                true => format!("a limit of {limit} is in force"),
+                false => "no limit is in force".to_owned(),
+            };
+            let text = format!(
+                "On {} of {} {in_force}; the pod's Binding wrote {written}. Its containers can take VRAM of their neighbors. See the \
+                 log of gpu-fractioning's pod on the node, then delete this pod: limits are set when containers are created.",
+                gpu.uuid, report.node
+            );
+            record_event(
+                extender,
+                cgroup.pod.clone(),
+                &entry,
+                PodEventReason::LimitNotKept,
+                text,
+            );
+        }
     }
 }
 

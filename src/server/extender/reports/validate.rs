@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 use stowage_report::limits::{
-    MAX_AGE, MAX_BOOT_ID_BYTES, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED_GPUS, MAX_MISSING,
-    MAX_MODELS, MAX_PROCESSES, MAX_TEXT_BYTES, MAX_TOKEN_RATE,
+    MAX_AGE, MAX_BOOT_ID_BYTES, MAX_CGROUPS, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED_GPUS,
+    MAX_MISSING, MAX_MODELS, MAX_PROCESSES, MAX_TEXT_BYTES, MAX_TOKEN_RATE,
 };
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
@@ -187,6 +187,7 @@ fn check_gpus(gpus: &[GpuReport]) -> Result<(), Flaw> {
             });
         }
         check_gpu(place, gpu)?;
+        check_count("cgroups on a GPU", gpu.cgroups.len(), MAX_CGROUPS)?;
         processes += gpu.processes.as_ref().map_or(0, Vec::len);
     }
     check_count("processes", processes, MAX_PROCESSES)?;

@@ -107,11 +107,7 @@ impl MeasurementFixture {
             sampled: self.now,
             gpus: readings.collect(),
             holdings: NodeModelSet::default(),
-            engines: Vec::new(),
-            in_flight: Vec::new(),
-            sleep: Vec::new(),
-            over_grant: Vec::new(),
-            unread: Vec::new(),
+            ..NodeReading::default()
         };
         self.ledger
             .ledger_mut()

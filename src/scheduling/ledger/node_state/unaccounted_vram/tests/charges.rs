@@ -118,11 +118,7 @@ fn a_missing_figure_does_not_reset_unaccounted_vram() {
         sampled: bench.now,
         gpus: unread.into(),
         holdings: NodeModelSet::default(),
-        engines: Vec::new(),
-        in_flight: Vec::new(),
-        sleep: Vec::new(),
-        over_grant: Vec::new(),
-        unread: Vec::new(),
+        ..NodeReading::default()
     };
     bench
         .ledger
