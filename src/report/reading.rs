@@ -29,6 +29,7 @@ impl NodeReport {
             unread: self.unread_pods(),
             over_grant: self.over_grants(),
             isolation: self.isolation,
+            has_legacy_runtime: self.legacy_runtime,
             limits: self.limits(),
         })
     }

@@ -35,6 +35,9 @@ pub struct NodeReading {
     /// `None` if the agent does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isolation: Option<NodeIsolation>,
+    /// NVIDIA's container runtime is in legacy mode: nothing sets VRAM limits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_legacy_runtime: bool,
     /// Limits of pods that have processes on a GPU, of those of which any is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<VramLimit>,
@@ -245,6 +248,20 @@ impl NodeReading {
     /// Whether processes of the pod were seen on any of its GPUs.
     pub fn has_processes_of(&self, pod: &PodUid) -> bool {
         self.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some())
+    }
+}
+
+impl NodeReading {
+    /// Whether no container here can have a VRAM limit, whatever the node's condition says.
+    pub(crate) fn rules_out_vram_limits(&self) -> bool {
+        let cgroup_version = self.isolation.map(|isolation| isolation.cgroup_version);
+        self.has_legacy_runtime || cgroup_version == Some(1)
+    }
+
+    /// What the driver keeps for a pod on a GPU; `None` if that is unknown.
+    pub(crate) fn guaranteed_to(&self, pod: &PodUid, gpu: &GpuUuid) -> Option<Bytes> {
+        let is_it = |limit: &&VramLimit| limit.pod == *pod && limit.gpu == *gpu;
+        self.limits.iter().find(is_it)?.guaranteed
     }
 }
 

@@ -47,6 +47,9 @@ const MAX_REMEMBERED_LOANS: usize = 16;
 /// By how much an awake engine grows is measured over this time, and over less right after it.
 const GROWTH_WINDOW: Millis = Millis::seconds(60);
 
+/// Limits are whole mebibytes of each container, and at least one.
+const LIMITS_ROUNDING: Bytes = Bytes::mib(64);
+
 /// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct NodeLending {
@@ -434,7 +437,18 @@ impl NodeState {
     fn has_limits_throughout(&self, gpu_index: usize) -> bool {
         let here = self.residents().iter();
         let mut here = here.filter(|resident| resident.gpus.contains(gpu_index));
-        here.all(|resident| resident.has_vram_limits)
+        here.all(|resident| resident.has_vram_limits && !self.is_unkept(resident, gpu_index))
+    }
+
+    /// Whether the latest reading shows that the driver keeps less for the pod than it was granted, or something for a borrower.
+    fn is_unkept(&self, resident: &ResidentPod, gpu_index: usize) -> bool {
+        let uuid = &self.devices[gpu_index].uuid;
+        let reading = self.reading.as_ref();
+        let guaranteed = reading.and_then(|reading| reading.guaranteed_to(&resident.uid, uuid));
+        guaranteed.is_some_and(|guaranteed| match resident.borrows {
+            true => guaranteed > LIMITS_ROUNDING,
+            false => guaranteed + LIMITS_ROUNDING < resident.per_gpu,
+        })
     }
 
     /// What a pod keeps of a GPU while it lends.

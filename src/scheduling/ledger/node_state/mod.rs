@@ -495,7 +495,9 @@ impl NodeState {
     /// Whether the driver keeps limits on all its GPUs: it keeps none on MIG slices, and they are set by UUID.
     fn keeps_vram_limits(&self) -> bool {
         let uuids = || self.devices.iter().map(|device| &device.uuid);
+        let is_ruled_out = |reading: &Arc<NodeReading>| reading.rules_out_vram_limits();
         self.signs.keeps_vram_limits
+            && !self.reading.as_ref().is_some_and(is_ruled_out)
             && uuids().all(|uuid| !uuid.is_slice() && uuid.index().is_none())
     }
 

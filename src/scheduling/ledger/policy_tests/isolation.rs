@@ -3,8 +3,10 @@
 use super::*;
 use crate::ledger::assume::AssumeResult;
 use crate::reasons::AllocationFailure;
+use crate::verbs::observe::ReadingReported;
 use crate::vocabulary::classification::Isolation;
 use crate::vocabulary::demand::VramContainer;
+use crate::vocabulary::node_reading::{NodeIsolation, NodeReading};
 use crate::vocabulary::node_signs::NodeSigns;
 use crate::vocabulary::placement::Placement;
 
@@ -144,4 +146,37 @@ fn the_driver_keeps_no_limits_on_mig_slices() {
     ledger.add_waiting("pod", requests(&policy, Sharing::Shared, &["engine"]));
     let failure = assume(&mut ledger, "pod").unwrap_err();
     assert_eq!(failure.code(), "no-vram-limits");
+}
+
+/// The variables by which limits are set keep a container from starting on cgroup v1, and do nothing in legacy mode.
+#[test]
+fn a_node_whose_agent_shows_that_nothing_sets_limits_keeps_none() {
+    let policy = policy(Isolation::Required);
+    let isolation = |cgroup_version| {
+        Some(NodeIsolation {
+            cgroup_version,
+            dmem: false,
+        })
+    };
+    for (isolation, has_legacy_runtime, is_kept) in [
+        (None, false, true),
+        (isolation(2), false, true),
+        (isolation(1), false, false),
+        (isolation(2), true, false),
+    ] {
+        let mut ledger = ledger(policy.clone());
+        keep_limits(&mut ledger, true);
+        let reading = NodeReading {
+            sampled: ledger.ledger().now(),
+            isolation,
+            has_legacy_runtime,
+            ..NodeReading::default()
+        };
+        ledger.apply(ReadingReported {
+            node: node("n"),
+            reading: reading.into(),
+        });
+        ledger.add_waiting("pod", requests(&policy, Sharing::Shared, &["engine"]));
+        assert_eq!(assume(&mut ledger, "pod").is_ok(), is_kept, "{isolation:?}");
+    }
 }
