@@ -147,6 +147,7 @@ impl<'d> RecordedLoads<'d> {
                 .cloned()
                 .collect(),
             isolation: recorded.isolation,
+            has_legacy_runtime: recorded.has_legacy_runtime,
             limits: recorded
                 .limits
                 .iter()
