@@ -70,7 +70,7 @@ fn usage_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, GpuU
                 .get_mut(&cgroup.pod)
                 .and_then(|used| used.get_mut(&gpu.uuid));
             if let (Some(used), Some(bytes)) = (by_processes, cgroup.used_bytes) {
-                used.bytes = bytes;
+                used.bytes = used.bytes.max(bytes);
             }
         }
     }

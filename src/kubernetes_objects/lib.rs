@@ -97,8 +97,9 @@ pub mod binding_annotations {
     /// UIDs of the engines that lend to the pod, comma-separated; missing if it borrows nothing.
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     pub(crate) const COMPUTE_MODE_SUFFIX: &str = ".gpu-compute.mode";
-    /// What sets the containers' VRAM limits, if they have any: `gpu-fractioning`.
+    /// What sets the containers' VRAM limits: `gpu-fractioning`, or `none`.
     pub const VRAM_LIMITS: &str = "stowage.dev/vram-limits";
+    pub(crate) const BY_FRACTIONING: &str = "gpu-fractioning";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
     /// Prefix of a container's name: what gpu-fractioning gives it, by the three suffixes.
@@ -483,7 +484,7 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
 
 /// Whether its Binding says how much VRAM the driver keeps for its containers and lets them have.
 pub(crate) fn has_vram_limits(pod: &Pod) -> bool {
-    annotation(pod, binding_annotations::VRAM_LIMITS).is_some()
+    annotation(pod, binding_annotations::VRAM_LIMITS) == Some(binding_annotations::BY_FRACTIONING)
 }
 
 /// Whether its Binding says that engines lend it its VRAM.

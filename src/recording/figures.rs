@@ -131,7 +131,8 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
                 &other.over_grant,
                 &other.unread,
             )
-        && (one.isolation, &one.limits) == (other.isolation, &other.limits)
+        && (one.isolation, one.has_legacy_runtime) == (other.isolation, other.has_legacy_runtime)
+        && (&one.limits, &one.unmeasured) == (&other.limits, &other.unmeasured)
 }
 
 /// Encodes an optional figure: 0 for `None`, and one more than the figure otherwise.

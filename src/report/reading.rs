@@ -30,6 +30,7 @@ impl NodeReport {
             over_grant: self.over_grants(),
             isolation: self.isolation,
             has_legacy_runtime: self.legacy_runtime,
+            unmeasured: self.unmeasured_pods(),
             limits: self.limits(),
         })
     }
@@ -181,17 +182,16 @@ impl NodeReport {
             let state = match engine.state {
                 _ if engine.age_millis >= fresh => None,
                 EngineState::Sleeping => Some(SleepState::Asleep),
-                EngineState::Starting
-                | EngineState::Loading
-                | EngineState::Serving
-                | EngineState::Draining => Some(SleepState::Awake),
+                EngineState::Starting | EngineState::Loading => Some(SleepState::Starting),
+                EngineState::Serving | EngineState::Draining => Some(SleepState::Awake),
                 EngineState::Unreachable | EngineState::Other => None,
             };
             let pod_state = by_pod.entry(&engine.pod).or_insert(state);
+            // Whoever is awake says more than whoever sleeps or is silent.
+            let is_up =
+                |state: &Option<SleepState>| state.is_some_and(|one| one != SleepState::Asleep);
             *pod_state = match (*pod_state, state) {
-                (Some(SleepState::Awake), _) | (_, Some(SleepState::Awake)) => {
-                    Some(SleepState::Awake)
-                }
+                (one, other) if is_up(&one) || is_up(&other) => one.max(other),
                 (recorded, state) => recorded.and(state),
             };
         }
@@ -200,8 +200,13 @@ impl NodeReport {
         by_pod
             .into_iter()
             .filter_map(|(uid, state)| Some((uid.clone(), state?)))
-            .filter(|(uid, state)| *state == SleepState::Awake || !unmeasured.contains(uid))
+            .filter(|(uid, state)| *state != SleepState::Asleep || !unmeasured.contains(uid))
             .collect()
+    }
+
+    fn unmeasured_pods(&self) -> Vec<PodUid> {
+        let pods: BTreeSet<&PodUid> = self.gpus.iter().flatten().flat_map(unmeasured).collect();
+        pods.into_iter().cloned().collect()
     }
 
     fn lacks_engines(&self) -> bool {
@@ -274,7 +279,8 @@ fn unmeasured(gpu: &GpuReport) -> impl Iterator<Item = &PodUid> {
         .filter(|pod| gpu.used_by_cgroup(pod).is_none())
 }
 
-/// VRAM of each pod on a GPU, in order of UID: what its cgroups are charged, or else what its processes have. A process whose amount the
+/// VRAM of each pod on a GPU, in order of UID: what its cgroups are charged or its processes have, whichever is more: no cgroup is
+/// charged managed memory. A process whose amount the
 /// driver does not report counts as present.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
     let processes = gpu.processes.iter().flatten();
@@ -291,7 +297,7 @@ fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
         is_same
     });
     for (pod, used) in &mut by_pod {
-        *used = gpu.used_by_cgroup(pod).unwrap_or(*used);
+        *used = gpu.used_by_cgroup(pod).unwrap_or_default().max(*used);
     }
     by_pod
 }

@@ -287,7 +287,8 @@ impl ProcessCgroup {
             let name = folder.file_name().and_then(|name| name.to_str());
             name.is_some_and(|name| name.contains(container_id))
         };
-        let container = folder.ancestors().find(is_its_own)?;
+        // A container may name cgroups of its own below it.
+        let container = folder.ancestors().filter(is_its_own).last()?;
         Some(Self {
             container: container.into(),
             leaf: (container != folder).then(|| folder.into()),

@@ -148,6 +148,12 @@ impl<'d> RecordedLoads<'d> {
                 .collect(),
             isolation: recorded.isolation,
             has_legacy_runtime: recorded.has_legacy_runtime,
+            unmeasured: recorded
+                .unmeasured
+                .iter()
+                .filter(|pod| is_here(pod, &[]))
+                .cloned()
+                .collect(),
             limits: recorded
                 .limits
                 .iter()

@@ -67,7 +67,7 @@ fn loan_ended(lender: Option<&PodKey>, gpu: &GpuUuid, is_early: bool) -> String 
             "The engines beside that of pod {lender} are full, so it gets back the VRAM on GPU {gpu} that it lent to this pod while it sleeps."
         ),
         false => format!(
-            "The engine of pod {lender} wakes and needs the VRAM on GPU {gpu} that it lent to this pod while it slept."
+            "The engine of pod {lender} needs the VRAM on GPU {gpu} that it lent to this pod."
         ),
     }
 }

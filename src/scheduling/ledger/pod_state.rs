@@ -291,7 +291,7 @@ impl PodState {
             return;
         };
         bound.borrows |= loan.borrows;
-        bound.has_vram_limits = loan.has_vram_limits;
+        bound.has_vram_limits |= loan.has_vram_limits;
         let was_open = bound.wake.is_waking();
         (bound.wake.request, bound.wake.answered_request) =
             (loan.wake_requested.clone(), loan.wakeable.clone());
@@ -304,7 +304,7 @@ impl PodState {
     pub(super) fn has_loan_change(&self, loan: &ObservedLoan) -> bool {
         self.bound().is_some_and(|bound| {
             loan.borrows && !bound.borrows
-                || loan.has_vram_limits != bound.has_vram_limits
+                || loan.has_vram_limits && !bound.has_vram_limits
                 || (&loan.wake_requested, &loan.wakeable)
                     != (&bound.wake.request, &bound.wake.answered_request)
         })

@@ -331,7 +331,7 @@ reasons! {
             ));
     }
     NoVramLimits = "no-vram-limits" {
-        node "the driver keeps no VRAM limits on this node, and the pod's class requires them (isolation: required): gpu-fractioning is not ready there, no agent has reported its GPUs, they are MIG slices, or a container's name has more than 34 characters"
+        node "the driver keeps no VRAM limits on this node, and the pod's class requires them (isolation: required): gpu-fractioning is not ready there, the agent reports none or a runtime or cgroups that keep no limit, its GPUs are MIG slices, or a container's name has more than 34 characters"
             => answers("the node keeps no VRAM limits", "conflict: the node keeps no VRAM limits any more");
     }
 

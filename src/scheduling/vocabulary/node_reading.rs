@@ -26,6 +26,9 @@ pub struct NodeReading {
     /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleep: Vec<(PodUid, SleepState)>,
+    /// Pods with a process whose use is unknown, in order of UID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmeasured: Vec<PodUid>,
     /// Pods of which no engine can be read, each once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<UnreadPod>,
@@ -71,8 +74,10 @@ pub struct VramLimit {
 pub enum SleepState {
     /// All of them, and it is known what each of their processes uses.
     Asleep,
-    /// One at least does not.
+    /// One at least does not, and none is starting.
     Awake,
+    /// One at least has not loaded its model yet.
+    Starting,
 }
 
 /// A pod that has GPUs, and of which no engine can be read.
@@ -256,12 +261,6 @@ impl NodeReading {
     pub(crate) fn rules_out_vram_limits(&self) -> bool {
         let cgroup_version = self.isolation.map(|isolation| isolation.cgroup_version);
         self.has_legacy_runtime || cgroup_version == Some(1)
-    }
-
-    /// What the driver keeps for a pod on a GPU; `None` if that is unknown.
-    pub(crate) fn guaranteed_to(&self, pod: &PodUid, gpu: &GpuUuid) -> Option<Bytes> {
-        let is_it = |limit: &&VramLimit| limit.pod == *pod && limit.gpu == *gpu;
-        self.limits.iter().find(is_it)?.guaranteed
     }
 }
 

@@ -55,6 +55,9 @@ pub fn pod_loan_text(loan: &PodLoanPart) -> String {
         LoanStage::LendsUnused { bytes_per_gpu } => format!(
             "its engine does not use {bytes_per_gpu} of each GPU, and lends that until it allocates it: the driver ends the borrower then; {borrowed}"
         ),
+        LoanStage::KeepsUnused { bytes_per_gpu } => format!(
+            "its engine does not use {bytes_per_gpu} of each GPU, and lends no more of that now: a pod beside it has no VRAM limits, the node's condition is not True, or the agent is silent; {borrowed}"
+        ),
         LoanStage::Steadies {
             bytes_per_gpu,
             lends_in_millis,
@@ -91,6 +94,9 @@ pub fn occupant_loan_text(loan: LoanStage) -> String {
         }
         LoanStage::LendsUnused { bytes_per_gpu } => {
             format!(", lends {bytes_per_gpu} that it does not use")
+        }
+        LoanStage::KeepsUnused { bytes_per_gpu } => {
+            format!(", does not use {bytes_per_gpu}, lends no more of it now")
         }
         LoanStage::Steadies {
             bytes_per_gpu,

@@ -531,7 +531,9 @@ impl NodeState {
             .map(|uid| &pod_states[uid]);
         let reserved = others.filter_map(|pod_state| {
             let gpus = self.resolve(&self.reservation_here(pod_state)?.devices)?;
-            let borrows = may_borrow(&pod_state.demand, Some(pod_state), policy);
+            // Where limits hold, engines may lend to pods with limits alone.
+            let borrows = may_borrow(&pod_state.demand, Some(pod_state), policy)
+                && (!self.keeps_vram_limits() || pod_state.demand.can_have_vram_limits());
             Some((gpus, borrows.then_some(pod_state.demand.priority)))
         });
         reserved.collect()

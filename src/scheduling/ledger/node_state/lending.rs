@@ -44,11 +44,11 @@ const MIN_LENDING_PAUSE: Millis = Millis::seconds(1);
 /// The most ended loans that are remembered: with more, the pause is longer than they count anyway.
 const MAX_REMEMBERED_LOANS: usize = 16;
 
+/// After a longer time without a reading it is unknown what an engine used at most.
+const MAX_READING_GAP: Millis = Millis::seconds(30);
+
 /// By how much an awake engine grows is measured over this time, and over less right after it.
 const GROWTH_WINDOW: Millis = Millis::seconds(60);
-
-/// Limits are whole mebibytes of each container, and at least one.
-const LIMITS_ROUNDING: Bytes = Bytes::mib(64);
 
 /// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -178,11 +178,6 @@ impl UnusedGrant {
         })
     }
 
-    fn record_reading(&mut self, sampled: Moment) {
-        self.reports = self.reports.saturating_add(1);
-        (self.last, self.is_silent) = (sampled, false);
-    }
-
     /// Whether it has lasted long enough that it is lent.
     fn has_lasted(&self, pause: Millis) -> bool {
         self.reports >= MIN_SLEEP_REPORTS && self.last.since(self.since) >= pause
@@ -195,14 +190,22 @@ fn raised(used: &[(GpuUuid, Bytes)], by: impl Fn(&GpuUuid) -> Bytes) -> Vec<(Gpu
     used.iter().map(raise).collect()
 }
 
+/// The figure of a GPU, or nothing.
+fn of(figures: &[(GpuUuid, Bytes)], gpu: &GpuUuid) -> Bytes {
+    let found = figures.iter().find(|(uuid, _)| uuid == gpu);
+    found.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
+}
+
 /// The larger of two figures for each GPU of the second.
 fn larger(some: &[(GpuUuid, Bytes)], others: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
-    let one = |gpu: &GpuUuid| some.iter().find(|(uuid, _)| uuid == gpu);
-    let of_both = |(gpu, other): &(GpuUuid, Bytes)| {
-        let one = one(gpu).map_or(Bytes::ZERO, |(_, one)| *one);
-        (gpu.clone(), one.max(*other))
-    };
-    others.iter().map(of_both).collect()
+    let larger = |(gpu, other): &(GpuUuid, Bytes)| (gpu.clone(), of(some, gpu).max(*other));
+    others.iter().map(larger).collect()
+}
+
+/// The smaller of two figures for each GPU of the second; what the first lacks is nothing.
+fn smaller(some: &[(GpuUuid, Bytes)], others: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
+    let smaller = |(gpu, other): &(GpuUuid, Bytes)| (gpu.clone(), of(some, gpu).min(*other));
+    others.iter().map(smaller).collect()
 }
 
 impl Lender {
@@ -241,7 +244,9 @@ impl Lender {
 
     fn observe_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
         self.is_awake = false;
-        self.forget_unless(Recovery::OnRequest);
+        // It fell asleep, which ends no loan.
+        self.unused
+            .take_if(|unused| unused.recovery == Recovery::ByDriver);
         let is_continued = |unused: &UnusedGrant| unused.is_continued_by(used, rules.margin);
         if !self.unused.as_ref().is_some_and(is_continued) {
             self.end_loan();
@@ -251,7 +256,8 @@ impl Lender {
         }
         let pause = self.lending_pause(sampled, rules.after);
         if let Some(unused) = &mut self.unused {
-            unused.record_reading(sampled);
+            unused.reports = unused.reports.saturating_add(1);
+            (unused.last, unused.is_silent) = (sampled, false);
             unused.lends |= unused.has_lasted(pause);
         }
     }
@@ -265,18 +271,19 @@ impl Lender {
         used: &[(GpuUuid, Bytes)],
         rules: &LendingRules,
     ) -> bool {
-        self.forget_unless(Recovery::ByDriver);
-        let earlier = self.earlier_use(sampled, used);
-        let grown = |gpu: &GpuUuid| {
-            let of = |uses: &[(GpuUuid, Bytes)]| {
-                let found = uses.iter().find(|(uuid, _)| uuid == gpu);
-                found.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
-            };
-            of(used).minus(of(&earlier))
+        // It woke, and did not ask.
+        let woke_over_loan = self.is_lending() && self.recovery() == Some(Recovery::OnRequest);
+        if self.recovery() == Some(Recovery::OnRequest) {
+            self.end_loan();
+        }
+        let earlier = self.earlier_peak(sampled, used);
+        let grown = |gpu: &GpuUuid| of(used, gpu).minus(of(&earlier, gpu));
+        let is_beyond = |unused: &UnusedGrant| {
+            let reserve = Bytes(rules.unused_margin.0 / 2);
+            let needed = |(gpu, used): &(GpuUuid, Bytes)| *used + grown(gpu) + reserve;
+            let is_kept = |one: &(GpuUuid, Bytes)| needed(one) <= of(&unused.kept, &one.0);
+            unused.lends && !used.iter().all(is_kept)
         };
-        let needed = raised(used, |gpu| grown(gpu) + Bytes(rules.unused_margin.0 / 2));
-        let is_beyond =
-            |unused: &UnusedGrant| unused.lends && larger(&unused.kept, &needed) != unused.kept;
         let is_taken_back = self.unused.as_ref().is_some_and(is_beyond);
         if is_taken_back {
             self.end_loan();
@@ -286,28 +293,44 @@ impl Lender {
         let unused = self.unused.get_or_insert_with(|| {
             UnusedGrant::new(Recovery::ByDriver, sampled, kept(used), used.to_vec())
         });
-        unused.record_reading(sampled);
-        unused.peak = larger(&unused.peak, used);
-        if unused.has_lasted(pause) {
-            unused.kept = kept(&unused.peak);
-            (unused.lends, unused.since, unused.peak) = (true, sampled, used.to_vec());
-        } else if !unused.lends {
-            unused.kept = larger(&unused.kept, &kept(used));
+        // What it used meanwhile is unknown.
+        if unused.is_silent || sampled.since(unused.last) > MAX_READING_GAP {
+            (unused.since, unused.reports, unused.peak) = (sampled, 0, used.to_vec());
         }
-        is_taken_back
+        unused.reports = unused.reports.saturating_add(1);
+        (unused.last, unused.is_silent) = (sampled, false);
+        unused.peak = larger(&unused.peak, used);
+        if !unused.has_lasted(pause) {
+            if !unused.lends {
+                unused.kept = larger(&unused.kept, &kept(used));
+            }
+        } else {
+            let kept = kept(&unused.peak);
+            unused.kept = match unused.lends {
+                true => smaller(&unused.kept, &kept),
+                false => kept,
+            };
+            (unused.lends, unused.since, unused.peak) = (true, sampled, used.to_vec());
+        }
+        is_taken_back || woke_over_loan
     }
 
-    /// Forgets, without ending a loan, what it did not use, if it got that back otherwise: it fell asleep, or its class has changed.
-    fn forget_unless(&mut self, recovery: Recovery) {
-        self.unused.take_if(|unused| unused.recovery != recovery);
+    fn recovery(&self) -> Option<Recovery> {
+        self.unused.as_ref().map(|unused| unused.recovery)
     }
 
-    /// What it used a minute ago, or less if that is not known.
-    fn earlier_use(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
+    /// The most that was known a minute ago, or less, to be used: to come back to that is no growth.
+    fn earlier_peak(
+        &mut self,
+        sampled: Moment,
+        used: &[(GpuUuid, Bytes)],
+    ) -> Vec<(GpuUuid, Bytes)> {
         let is_known =
             |(gpu, _): &(GpuUuid, Bytes)| self.earlier.iter().any(|(uuid, _)| uuid == gpu);
         if sampled.since(self.earlier_sampled) >= GROWTH_WINDOW || !used.iter().all(is_known) {
-            (self.earlier, self.earlier_sampled) = (used.to_vec(), sampled);
+            let peak = self.unused.as_ref().map(|unused| &*unused.peak);
+            (self.earlier, self.earlier_sampled) =
+                (larger(peak.unwrap_or_default(), used), sampled);
         }
         self.earlier.clone()
     }
@@ -331,17 +354,22 @@ impl NodeState {
             } else {
                 0
             };
-            let used = state.and_then(|_| self.measured_use(resident, reading));
+            let is_measured = reading.unmeasured.binary_search(&resident.uid).is_err();
+            let used = state.filter(|_| is_measured);
+            let used = used.and_then(|_| self.measured_use(resident, reading));
             let may_lend = !resident.is_waking
                 && !lender.is_recalled
                 && resident.sleep_counts_from <= reading.sampled;
             match (state, used) {
                 (Some(SleepState::Awake), Some(used)) if resident.lends_unused && may_lend => {
                     lender.is_awake = true;
-                    if lender.observe_use(reading.sampled, &used, rules)
-                        && self.is_lent_out(resident)
-                    {
-                        lending.ended_unasked.taken_back += 1;
+                    let is_ended = lender.observe_use(reading.sampled, &used, rules);
+                    if is_ended && self.is_lent_out(resident) {
+                        let mut gpus = resident.gpus.iter();
+                        match gpus.all(|gpu_index| self.has_limits_throughout(gpu_index)) {
+                            true => lending.ended_unasked.taken_back += 1,
+                            false => lending.ended_unasked.woken.push(resident.uid.clone()),
+                        }
                     }
                 }
                 // Its use is unknown, and it does not ask: nothing is taken back.
@@ -351,11 +379,11 @@ impl NodeState {
                         .iter_mut()
                         .for_each(|unused| unused.is_silent = true);
                 }
-                (Some(SleepState::Awake), _) => {
+                (Some(SleepState::Awake | SleepState::Starting), _) => {
                     let was_awake = std::mem::replace(&mut lender.is_awake, true);
                     lender.is_recalled = false;
                     lender.end_loan();
-                    if !was_awake && self.is_lent_out(resident) {
+                    if !was_awake && resident.lends_asleep && self.is_lent_out(resident) {
                         lending.ended_unasked.woken.push(resident.uid.clone());
                     }
                 }
@@ -364,7 +392,9 @@ impl NodeState {
                 }
                 (Some(SleepState::Asleep), Some(used)) if may_lend => {
                     lender.is_awake = false;
-                    lender.observe_use(reading.sampled, &used, rules);
+                    let is_ended = lender.observe_use(reading.sampled, &used, rules);
+                    let is_taken_back = is_ended && self.is_lent_out(resident);
+                    lending.ended_unasked.taken_back += u32::from(is_taken_back);
                 }
                 (Some(SleepState::Asleep), Some(_)) => lender.is_awake = false,
                 // It has restarted, and needs its whole grant to load its model again: nobody can ask for it then.
@@ -392,12 +422,15 @@ impl NodeState {
         let mut lenders = std::mem::take(&mut self.lending.lenders);
         lenders.retain(|uid, _| self.resident_of(uid).is_some_and(ResidentPod::lends));
         for (uid, lender) in &mut lenders {
-            if self
-                .resident_of(uid)
-                .is_some_and(|resident| resident.is_waking)
-            {
+            let Some(resident) = self.resident_of(uid) else {
+                continue;
+            };
+            if resident.is_waking {
                 lender.end_loan();
                 lender.is_recalled = false;
+            }
+            if !resident.lends_unused && lender.recovery() == Some(Recovery::ByDriver) {
+                lender.end_loan();
             }
         }
         self.lending.lenders = lenders;
@@ -437,18 +470,7 @@ impl NodeState {
     fn has_limits_throughout(&self, gpu_index: usize) -> bool {
         let here = self.residents().iter();
         let mut here = here.filter(|resident| resident.gpus.contains(gpu_index));
-        here.all(|resident| resident.has_vram_limits && !self.is_unkept(resident, gpu_index))
-    }
-
-    /// Whether the latest reading shows that the driver keeps less for the pod than it was granted, or something for a borrower.
-    fn is_unkept(&self, resident: &ResidentPod, gpu_index: usize) -> bool {
-        let uuid = &self.devices[gpu_index].uuid;
-        let reading = self.reading.as_ref();
-        let guaranteed = reading.and_then(|reading| reading.guaranteed_to(&resident.uid, uuid));
-        guaranteed.is_some_and(|guaranteed| match resident.borrows {
-            true => guaranteed > LIMITS_ROUNDING,
-            false => guaranteed + LIMITS_ROUNDING < resident.per_gpu,
-        })
+        here.all(|resident| resident.has_vram_limits)
     }
 
     /// What a pod keeps of a GPU while it lends.

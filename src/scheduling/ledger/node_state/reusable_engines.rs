@@ -56,7 +56,7 @@ impl NodeState {
         // A lender must ask before it wakes. The pod that woke it would not, and its borrowers would lose their VRAM.
         if self
             .resident_of(&engine.pod)
-            .is_some_and(ResidentPod::lends)
+            .is_some_and(|resident: &ResidentPod| resident.lends_asleep)
         {
             return None;
         }

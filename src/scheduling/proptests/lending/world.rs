@@ -357,7 +357,7 @@ impl World {
             model: ModelId::parse("m").unwrap(),
             gpus: [self.processes[&number(uid)].gpu.clone()].into(),
             state: match state {
-                SleepState::Awake => EngineModelState::Resident,
+                SleepState::Awake | SleepState::Starting => EngineModelState::Resident,
                 SleepState::Asleep => EngineModelState::Asleep(SleepLevel::WeightsOffloaded),
             },
             reusable_in: None,

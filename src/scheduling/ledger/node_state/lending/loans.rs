@@ -32,12 +32,9 @@ impl NodeState {
         }
         let lent = self.lent();
         let whole: Bytes = gpus.iter().map(|gpu| gpu.capacity).sum();
-        if lent == Bytes::ZERO
-            || self
-                .lending
-                .advertised
-                .is_some_and(|advertised| advertised < whole + lent)
-        {
+        let shown = self.lending.advertised;
+        let shown = shown.map_or(lent, |advertised| advertised.minus(whole).min(lent));
+        if shown == Bytes::ZERO {
             return;
         }
         let reserved = self.reserved_gpus(pod_states, policy, except);
@@ -63,7 +60,8 @@ impl NodeState {
             let hidden = self.lending.hidden.iter().find(|(gpu, _)| gpu == uuid);
             // What is known to be in use beside all grants is subtracted already.
             let hidden = hidden.map_or(Bytes(u64::MAX), |(_, hidden)| *hidden);
-            gpu.lendable = lendable.minus(hidden.minus(self.unaccounted_on(gpu_index).believed()));
+            let hidden = hidden.minus(self.unaccounted_on(gpu_index).believed());
+            gpu.lendable = lendable.minus(hidden).min(shown);
             if gpu.lendable > Bytes::ZERO {
                 gpu.lends_below = below.unwrap_or_default();
                 gpu.lends_within_limits = is_within_limits;
@@ -355,6 +353,9 @@ pub enum LoanStage {
     Sleeps { lends_in_millis: Millis },
     /// It does not use so much of each of its GPUs, and lends that: it takes it back by allocating it.
     LendsUnused { bytes_per_gpu: Bytes },
+    /// It does not use so much of each of its GPUs, and lends no more of that now: a pod beside it has no VRAM limits, the node's
+    /// condition is not `True`, or the agent is silent.
+    KeepsUnused { bytes_per_gpu: Bytes },
     /// It does not use so much of each of its GPUs, and lends that after that time at the earliest.
     Steadies {
         bytes_per_gpu: Bytes,
@@ -454,10 +455,17 @@ impl Ledger {
         };
         let pause = lender.lending_pause(self.now, after);
         let lends_in_millis = (unused.since + pause).since(self.now);
+        let is_limited = || {
+            let mut gpus = resident.gpus.iter();
+            gpus.all(|gpu_index| node_state.has_limits_throughout(gpu_index))
+        };
         Some(match (unused.recovery, unused.lends) {
             (Recovery::OnRequest, true) => LoanStage::Lends { bytes_per_gpu },
             (Recovery::OnRequest, false) => LoanStage::Sleeps { lends_in_millis },
-            (Recovery::ByDriver, true) => LoanStage::LendsUnused { bytes_per_gpu },
+            (Recovery::ByDriver, true) if node_state.may_lend_more(resident) && is_limited() => {
+                LoanStage::LendsUnused { bytes_per_gpu }
+            }
+            (Recovery::ByDriver, true) => LoanStage::KeepsUnused { bytes_per_gpu },
             (Recovery::ByDriver, false) => LoanStage::Steadies {
                 bytes_per_gpu,
                 lends_in_millis,
