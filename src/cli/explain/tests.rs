@@ -11,7 +11,7 @@ use stowage_scheduling::kube_filters::node::{Taint, TaintEffect};
 use stowage_scheduling::kube_filters::{FilterNode, Requirements, ResourceList};
 use stowage_scheduling::ledger::{ObservedPhase, ObservedWaiting};
 use stowage_scheduling::policy::{
-    Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, Window,
+    Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, UnusedRule, Window,
 };
 use stowage_scheduling::testkit::lending_policy;
 use stowage_scheduling::units::{Bytes, Millis};
@@ -27,6 +27,7 @@ use stowage_scheduling::vocabulary::disruption_info::{
 };
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_scheduling::vocabulary::node::NodeKind;
+use stowage_scheduling::vocabulary::node_reading::SleepState;
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
@@ -424,6 +425,48 @@ fn it_lies_on_lent_vram_and_the_engine_lends() {
     let mut world = lent_out();
     check("lending-borrower", &mut world, &fine_tune());
     check("lending-lender", &mut world, &pod("llama-8b", "60Gi"));
+}
+
+#[test]
+fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
+    let mut policy = lending_policy();
+    let classes = policy.classes().iter().map(|class| Class {
+        isolation: Isolation::Preferred,
+        unused: UnusedRule::Lend,
+        ..class.clone()
+    });
+    policy = policy.clone().with_classes(classes.collect()).unwrap();
+    policy.planning.lending.unused_after = Millis::seconds(2);
+    let engine = pod("llama-8b", "60Gi");
+    let mut world = ExplainedCluster::new(policy)
+        .with_node("node-a", 1)
+        .with_running(&engine, "node-a", &[0]);
+    world.set_keeps_vram_limits("node-a", true);
+    let loan = ObservedLoan {
+        has_vram_limits: true,
+        ..ObservedLoan::default()
+    };
+    let limited = ObservedDisruptionInfo {
+        loan,
+        ..ObservedDisruptionInfo::default()
+    };
+    let state = ObservedPhase::Bound {
+        node: name("node-a"),
+        devices: None,
+        starting: false,
+        ran: None,
+    };
+    world.shows(&engine, state, Some(limited));
+    let awake = [("llama-8b", SleepState::Awake)];
+    world.report_sleep("node-a", &[("llama-8b", 28)], &awake);
+    check("lending-awake-steadies", &mut world, &engine);
+    (0..2).for_each(|_| world.report_sleep("node-a", &[("llama-8b", 28)], &awake));
+    let uid = world.add_waiting(&fine_tune());
+    let asked = BindAsked::for_pod(world.cluster.ledger(), &uid, &name("node-a")).unwrap();
+    world.cluster.apply(asked).unwrap();
+    world.report_sleep("node-a", &[("llama-8b", 28), ("fine-tune-1", 30)], &awake);
+    check("lending-awake-lender", &mut world, &engine);
+    check("lending-awake-borrower", &mut world, &fine_tune());
 }
 
 #[test]

@@ -339,6 +339,15 @@ impl ExplainedCluster {
 
     /// A second later the agent of a node with one GPU reports so many GiB in use, by pods of which some sleep.
     pub fn report_asleep(&mut self, node: &str, used: &[(&str, u64)], asleep: &[&str]) {
+        let sleep: Vec<_> = asleep
+            .iter()
+            .map(|pod| (*pod, SleepState::Asleep))
+            .collect();
+        self.report_sleep(node, used, &sleep);
+    }
+
+    /// A second later, the agent of a node with one GPU reports so many GiB in use by these pods, and whether engines sleep.
+    pub fn report_sleep(&mut self, node: &str, used: &[(&str, u64)], sleep: &[(&str, SleepState)]) {
         self.advance(Millis::seconds(1));
         let uid = |pod: &str| PodUid::parse(pod).unwrap();
         let mut attributed: Vec<_> = used
@@ -352,9 +361,9 @@ impl ExplainedCluster {
             attributed,
             engine_load: EngineLoad::NONE,
         };
-        let sleep = asleep
+        let sleep = sleep
             .iter()
-            .map(|pod| (uid(pod), SleepState::Asleep))
+            .map(|(pod, state)| (uid(pod), *state))
             .collect();
         let sampled = self.cluster.ledger().now();
         let reading = NodeReading {
