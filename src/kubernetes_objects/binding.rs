@@ -88,17 +88,10 @@ fn annotations(
             lenders.join(","),
         );
     }
-    // Also where there are none: what a user wrote before counts for nothing then.
-    let limits_by = match placement.has_vram_limits {
-        true => binding_annotations::BY_FRACTIONING,
-        false => "none",
-    };
-    annotations.insert(
-        binding_annotations::VRAM_LIMITS.to_owned(),
-        limits_by.to_owned(),
-    );
     // Exactly one of them gives a container its GPUs: without the annotation the variable is empty, and that is none.
     if placement.has_vram_limits {
+        let key = binding_annotations::VRAM_LIMITS.to_owned();
+        annotations.insert(key, binding_annotations::BY_FRACTIONING.to_owned());
         annotations.extend(vram_limits(demand, placement, &names));
     } else {
         let visible_devices = binding_annotations::VISIBLE_DEVICES.to_owned();

@@ -97,7 +97,7 @@ pub mod binding_annotations {
     /// UIDs of the engines that lend to the pod, comma-separated; missing if it borrows nothing.
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
     pub(crate) const COMPUTE_MODE_SUFFIX: &str = ".gpu-compute.mode";
-    /// What sets the containers' VRAM limits: `gpu-fractioning`, or `none`.
+    /// What sets the containers' VRAM limits, if they have any: `gpu-fractioning`.
     pub const VRAM_LIMITS: &str = "stowage.dev/vram-limits";
     pub(crate) const BY_FRACTIONING: &str = "gpu-fractioning";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.

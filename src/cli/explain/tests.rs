@@ -373,27 +373,26 @@ fn fine_tune() -> TestPod {
 /// The same, with a job that borrows.
 fn lent_out() -> ExplainedCluster {
     let mut world = asleep();
-    let uid = world.add_waiting(&fine_tune());
-    let asked = BindAsked::for_pod(world.cluster.ledger(), &uid, &name("node-a")).unwrap();
-    world.cluster.apply(asked).unwrap();
-    let devices = world
-        .cluster
-        .ledger()
-        .pod_state(&uid)
-        .unwrap()
-        .devices()
-        .cloned();
-    world.cluster.apply(BindingWritten {
-        uid,
-        node: name("node-a"),
-        devices,
-    });
+    bind_fine_tune(&mut world);
     world.report_asleep(
         "node-a",
         &[("llama-8b", 4), ("fine-tune-1", 30)],
         &["llama-8b"],
     );
     world
+}
+
+fn bind_fine_tune(world: &mut ExplainedCluster) {
+    let uid = world.add_waiting(&fine_tune());
+    let asked = BindAsked::for_pod(world.cluster.ledger(), &uid, &name("node-a")).unwrap();
+    world.cluster.apply(asked).unwrap();
+    let pod_state = world.cluster.ledger().pod_state(&uid).unwrap();
+    let devices = pod_state.devices().cloned();
+    world.cluster.apply(BindingWritten {
+        uid,
+        node: name("node-a"),
+        devices,
+    });
 }
 
 #[test]
@@ -461,9 +460,7 @@ fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
     world.report_sleep("node-a", &[("llama-8b", 28)], &awake);
     check("lending-awake-steadies", &mut world, &engine);
     (0..2).for_each(|_| world.report_sleep("node-a", &[("llama-8b", 28)], &awake));
-    let uid = world.add_waiting(&fine_tune());
-    let asked = BindAsked::for_pod(world.cluster.ledger(), &uid, &name("node-a")).unwrap();
-    world.cluster.apply(asked).unwrap();
+    bind_fine_tune(&mut world);
     world.report_sleep("node-a", &[("llama-8b", 28), ("fine-tune-1", 30)], &awake);
     check("lending-awake-lender", &mut world, &engine);
     check("lending-awake-borrower", &mut world, &fine_tune());
