@@ -57,10 +57,11 @@ async fn a_binding_has_the_limits_that_its_node_keeps() {
             .map(|what| found(&format!("nvidia.com/container.engine.{what}")));
         match pod.metadata.name.as_deref() {
             Some("limited") => {
-                assert_eq!(
-                    limits,
-                    [Some(devices.as_str()), Some("20480Mi"), Some("20480Mi")]
-                );
+                let names = format!("runtime.nvidia.com/gpu={devices}");
+                let [request, limit] = [Some("20480Mi"); 2];
+                assert_eq!(limits, [Some(&*names), request, limit]);
+                assert_eq!(found("stowage.dev/gpu-memory-fraction"), Some("0.9200"));
+                assert_eq!(found("stowage.dev/vram-limits"), Some("gpu-fractioning"));
                 assert_eq!(found("stowage.dev/visible-devices"), None, "one writer");
             }
             _ => {
