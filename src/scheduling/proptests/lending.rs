@@ -169,34 +169,38 @@ fn vram_that_an_awake_engine_does_not_use_is_borrowed_until_it_allocates_it() {
 }
 
 #[test]
-fn an_awake_engine_lends_only_where_all_pods_have_limits_and_the_node_keeps_them() {
+fn an_awake_engine_lends_only_where_all_pods_have_limits() {
     let mut world = World::new(Lending::Unused);
-    for pod in [0, 1, 11] {
+    // Both GPUs are full: 60 and 30 B without limits, and 50 and 40 B.
+    for pod in [0, 11, 1, 8] {
         world.apply_step(&Step::Bind(pod, true));
-        world.hold(pod, 20);
     }
-    let is_lent = |world: &mut World| {
+    assert_eq!(world.processes[&0].gpu, world.processes[&11].gpu);
+    world.hold(0, 20);
+    world.settle();
+    world.settle();
+    world.apply_step(&Step::Bind(6, true));
+    assert!(
+        !world.records.contains_key(&6),
+        "the driver would not give pod 11 its VRAM back"
+    );
+}
+
+#[test]
+fn an_awake_engine_lends_only_while_the_node_keeps_limits() {
+    let mut world = World::new(Lending::Unused);
+    for pod in [0, 1] {
+        world.apply_step(&Step::Bind(pod, true));
+    }
+    world.hold(0, 20);
+    world.apply_step(&Step::Ready(false));
+    for (is_ready, is_lent) in [(false, false), (true, true)] {
+        world.apply_step(&Step::Ready(is_ready));
         world.settle();
         world.settle();
         world.apply_step(&Step::Bind(10, true));
-        world.records.contains_key(&10)
-    };
-    let engine_beside = world
-        .processes
-        .iter()
-        .find(|(pod, process)| **pod != 11 && process.gpu == world.processes[&11].gpu);
-    let (engine, _) = engine_beside.expect("pod 11 has 30 B beside an engine");
-    let other = 1 - *engine;
-    world.hold(other, 100);
-    assert!(
-        !is_lent(&mut world),
-        "the driver would not give pod 11 its VRAM"
-    );
-    world.apply_step(&Step::End(11));
-    world.apply_step(&Step::Ready(false));
-    assert!(!is_lent(&mut world), "the job would have no limit");
-    world.apply_step(&Step::Ready(true));
-    assert!(is_lent(&mut world));
+        assert_eq!(world.records.contains_key(&10), is_lent);
+    }
 }
 
 #[test]

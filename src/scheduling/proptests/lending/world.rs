@@ -153,6 +153,8 @@ impl Process {
 pub(super) struct World {
     pub cluster: Cluster,
     pub lends: Lending,
+    /// The driver keeps limits, whatever the policy says later.
+    has_driver: bool,
     /// What the node's condition says.
     pub keeps_limits: bool,
     pub records: BTreeMap<u8, Record>,
@@ -180,6 +182,7 @@ impl World {
         let mut world = Self {
             cluster: Cluster::new(Arc::new(policy(lends))),
             lends,
+            has_driver: lends == Lending::Unused,
             keeps_limits: lends == Lending::Unused,
             records: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -458,7 +461,7 @@ impl World {
     }
 
     fn end_borrowers_after(&mut self, allocating: u8) {
-        if self.lends == Lending::Unused {
+        if self.has_driver {
             let gpu = self.processes[&allocating].gpu.clone();
             self.end_borrowers_on(&gpu);
         }
@@ -530,7 +533,7 @@ impl World {
             Step::Wake(engine) => self.wake(engine),
             Step::Hold(engine, percent) => self.hold(engine, percent),
             Step::Ready(is_ready) => {
-                self.keeps_limits = is_ready && self.lends == Lending::Unused;
+                self.keeps_limits = is_ready && self.has_driver;
                 self.observe_node();
             }
             Step::Crash(engine) => {
@@ -579,10 +582,10 @@ impl World {
                 );
             }
             Step::Policy(lends) => {
-                self.lends = match (lends, self.lends) {
+                self.lends = match (lends, self.has_driver) {
                     (false, _) => Lending::Nothing,
-                    (true, Lending::Nothing) => Lending::Asleep,
-                    (true, lends) => lends,
+                    (true, false) => Lending::Asleep,
+                    (true, true) => Lending::Unused,
                 };
                 self.apply(PolicySet {
                     policy: policy(self.lends),
