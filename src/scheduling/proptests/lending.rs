@@ -187,6 +187,32 @@ fn an_awake_engine_lends_only_where_all_pods_have_limits() {
 }
 
 #[test]
+fn beside_a_pod_without_limits_an_awake_engine_counts_with_its_whole_grant() {
+    let mut world = World::new(Lending::Unused);
+    for pod in [1, 3, 0, 11] {
+        world.apply_step(&Step::Bind(pod, true));
+    }
+    assert_eq!(world.processes[&1].gpu, world.processes[&3].gpu);
+    world.apply_step(&Step::Sleep(3));
+    world.apply_step(&Step::Ready(false));
+    world.settle();
+    world.settle();
+    world.apply_step(&Step::Bind(5, true));
+    assert!(world.records[&5].borrows && !world.records[&5].has_limits);
+    world.apply_step(&Step::Ready(true));
+    world.hold(1, 20);
+    world.settle();
+    world.settle();
+    world.apply_step(&Step::Ask(3));
+    world.watch(3);
+    world.plan();
+    assert!(
+        world.records[&5].leaving && world.writes.is_empty(),
+        "50 and 30 and 25 B"
+    );
+}
+
+#[test]
 fn an_awake_engine_lends_only_while_the_node_keeps_limits() {
     let mut world = World::new(Lending::Unused);
     for pod in [0, 1] {
