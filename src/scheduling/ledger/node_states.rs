@@ -33,7 +33,7 @@ pub(super) struct NodeStates {
     /// The moments at which nodes' readings go stale or expire.
     freshness_deadlines: BTreeSet<(Moment, NodeName)>,
     usages: TenantUsages,
-    /// Nodes with pods that borrow from sleeping engines, or whose engines are to wake.
+    /// Nodes with pods that borrow from engines, or whose engines are to wake.
     with_loans: BTreeSet<NodeName>,
     /// Nodes with engines that sleep and lend, or may come to.
     with_lenders: BTreeSet<NodeName>,

@@ -304,7 +304,7 @@ impl Ledger {
         }
     }
 
-    /// Where GPUs are reserved for a pod, sleeping engines lend only if it may borrow there, which its disruption decides.
+    /// Where GPUs are reserved for a pod, engines lend only if it may borrow there, which its disruption decides.
     fn refresh_right_to_borrow(&mut self, uid: &PodUid) {
         let Some(pod_state) = self
             .pod_states

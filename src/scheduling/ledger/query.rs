@@ -39,7 +39,7 @@ pub struct Totals {
     pub reusable_engines: u64,
     pub capacity: Bytes,
     pub charged: Bytes,
-    /// What sleeping engines lend, used or not, and the pods that borrow.
+    /// What engines lend, used or not, and the pods that borrow.
     pub lent: Bytes,
     pub borrowing: u64,
 }
@@ -50,7 +50,7 @@ pub struct CapacityBasis {
     pub kind: NodeKind,
     /// VRAM of all its GPUs, healthy or not.
     pub gpus: Bytes,
-    /// VRAM that its sleeping engines lend, used or not: the node advertises that much more than its GPUs have.
+    /// VRAM that its engines lend, used or not: the node advertises that much more than its GPUs have.
     pub lent: Bytes,
     /// What pods that are bound or assumed there ask for.
     pub requested: Bytes,

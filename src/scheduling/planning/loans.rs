@@ -1,4 +1,4 @@
-//! Loans that end: which borrowers to evict so that sleeping engines that wake have their VRAM.
+//! Loans that end: which borrowers to evict so that engines have their VRAM back.
 //!
 //! An engine asks before it wakes, or wakes without asking, or its class lends no more: then borrowers are evicted, the cheapest
 //! first, until each GPU has what its pods are owed. Nothing else is asked of a borrower: that it leaves when its lender wakes is

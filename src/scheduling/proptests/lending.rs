@@ -132,16 +132,22 @@ proptest! {
     }
 }
 
-/// The random histories above do what they are for.
-#[test]
-fn vram_that_an_awake_engine_does_not_use_is_borrowed_until_it_allocates_it() {
+/// Pods that have so many percent of their grants for a while, where the driver keeps limits.
+fn held(pods: &[(u8, u64)]) -> World {
     let mut world = World::new(Lending::Unused);
-    for (pod, held) in [(0, 40), (1, 100)] {
-        world.apply_step(&Step::Bind(pod, true));
-        world.hold(pod, held);
+    for (pod, percent) in pods {
+        world.apply_step(&Step::Bind(*pod, true));
+        world.hold(*pod, *percent);
     }
     world.settle();
     world.settle();
+    world
+}
+
+/// The random histories above do what they are for.
+#[test]
+fn vram_that_an_awake_engine_does_not_use_is_borrowed_until_it_allocates_it() {
+    let mut world = held(&[(0, 40), (1, 100)]);
     // Of the 60 B that it was granted it keeps 24 and a margin of 4.
     world.apply_step(&Step::Bind(9, true));
     assert!(
@@ -170,15 +176,9 @@ fn vram_that_an_awake_engine_does_not_use_is_borrowed_until_it_allocates_it() {
 
 #[test]
 fn an_awake_engine_lends_only_where_all_pods_have_limits() {
-    let mut world = World::new(Lending::Unused);
     // Both GPUs are full: 60 and 30 B without limits, and 50 and 40 B.
-    for pod in [0, 11, 1, 8] {
-        world.apply_step(&Step::Bind(pod, true));
-    }
+    let mut world = held(&[(0, 20), (11, 100), (1, 100), (8, 100)]);
     assert_eq!(world.processes[&0].gpu, world.processes[&11].gpu);
-    world.hold(0, 20);
-    world.settle();
-    world.settle();
     world.apply_step(&Step::Bind(6, true));
     assert!(
         !world.records.contains_key(&6),
@@ -252,13 +252,7 @@ fn an_engine_whose_use_swings_lends_only_what_it_used_at_no_time() {
 
 #[test]
 fn borrowers_of_an_engine_that_grows_leave_before_the_driver_ends_them() {
-    let mut world = World::new(Lending::Unused);
-    for (pod, held) in [(0, 40), (1, 100)] {
-        world.apply_step(&Step::Bind(pod, true));
-        world.hold(pod, held);
-    }
-    world.settle();
-    world.settle();
+    let mut world = held(&[(0, 40), (1, 100)]);
     world.apply_step(&Step::Bind(10, true));
     assert!(world.records[&10].borrows);
     // It has 24 B. The job fits beside 36 and the margin.

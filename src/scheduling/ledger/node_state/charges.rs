@@ -68,7 +68,7 @@ pub(crate) struct ResidentPod {
     /// Since when what it does would be lost; `None` if it is not bound.
     pub unsaved_since: Option<Moment>,
     pub is_leaving: bool,
-    /// Its VRAM is lent by sleeping engines.
+    /// Its VRAM is lent by engines.
     pub borrows: bool,
     /// The driver keeps it within its VRAM.
     pub has_vram_limits: bool,

@@ -15,8 +15,9 @@
 //! borrowers have then beyond the capacity is [`NodeState::over_allocations`]. What is unknown (no report yet, an agent or an engine
 //! that is silent) lends nothing more, and takes nothing back.
 //!
-//! [`loans`] says which pods may have what is lent, and reports loans to the planner and to people.
+//! [`lender`] has the state of one of them. [`loans`] says which pods may have what is lent, and reports loans to the planner and to people.
 
+mod lender;
 mod loans;
 
 use super::unaccounted_vram::gpu_reading;
@@ -25,30 +26,12 @@ use crate::ids::{GpuUuid, PodUid};
 use crate::policy::LendingRules;
 use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::node_reading::{Freshness, NodeReading, SleepState};
+use lender::{Lender, MIN_REPORTS, Recovery, UnusedGrant};
 pub(crate) use loans::PodLoan;
 pub(super) use loans::may_borrow;
 pub use loans::{LoanStage, WakeStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// How many reports in a row must show what an engine does not use before it lends: one may be late, or of the moment it falls
-/// asleep.
-const MIN_SLEEP_REPORTS: u32 = 3;
-
-/// How long an ended loan counts: each one that counts doubles the time for which the engine must sleep before it lends again.
-const ENDED_LOAN_WINDOW: Millis = Millis::seconds(3600);
-
-/// The least time that is doubled, so that doubling works even if the policy lends at once.
-const MIN_LENDING_PAUSE: Millis = Millis::seconds(1);
-
-/// The most ended loans that are remembered: with more, the pause is longer than they count anyway.
-const MAX_REMEMBERED_LOANS: usize = 16;
-
-/// After a longer time without a reading it is unknown what an engine used at most.
-const MAX_READING_GAP: Millis = Millis::seconds(30);
-
-/// By how much an awake engine grows is measured over this time, and over less right after it.
-const GROWTH_WINDOW: Millis = Millis::seconds(60);
 
 /// The state of the lenders of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -62,59 +45,6 @@ pub(super) struct NodeLending {
     /// Loans that engines ended without asking, until they are taken out.
     #[serde(skip)]
     ended_unasked: LoansEndedUnasked,
-}
-
-/// What readings say of one engine.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Lender {
-    /// `None` if it has, or is to have, the use of all it was granted.
-    #[serde(rename = "sleep")]
-    unused: Option<UnusedGrant>,
-    /// The last reading that says it shows it awake.
-    is_awake: bool,
-    /// It gets back what it lent, because it will be needed soon. It sleeps still, and has not asked.
-    #[serde(default)]
-    is_recalled: bool,
-    /// Readings in a row that show nothing of it on its GPUs.
-    #[serde(default)]
-    gone: u32,
-    /// When its latest loans ended, the oldest first.
-    ended: Vec<Moment>,
-    /// What it used of its GPUs a while ago: by how much it grew since then, it may grow again.
-    #[serde(default)]
-    earlier: Vec<(GpuUuid, Bytes)>,
-    #[serde(default)]
-    earlier_sampled: Moment,
-}
-
-/// How a lender gets back what it lent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Recovery {
-    /// It sleeps, asks before it wakes, and waits until its borrowers have left.
-    #[default]
-    OnRequest,
-    /// It allocates it: the driver ends a borrower.
-    ByDriver,
-}
-
-/// What an engine does not use of its grant, as far as readings show it without a break.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct UnusedGrant {
-    #[serde(default)]
-    recovery: Recovery,
-    since: Moment,
-    /// When the latest reading that shows it was sampled.
-    last: Moment,
-    reports: u32,
-    /// What it keeps of each of its GPUs: more than it uses.
-    kept: Vec<(GpuUuid, Bytes)>,
-    lends: bool,
-    /// The latest reading does not say whether it sleeps, or how much it uses.
-    is_silent: bool,
-    /// The most that an awake engine has used since then; empty for one that asks.
-    #[serde(default)]
-    peak: Vec<(GpuUuid, Bytes)>,
 }
 
 /// Loans that engines ended without asking.
@@ -139,200 +69,6 @@ impl NodeLending {
             .unused
             .as_ref()
             .filter(|unused| unused.lends)
-    }
-}
-
-impl UnusedGrant {
-    fn new(
-        recovery: Recovery,
-        sampled: Moment,
-        kept: Vec<(GpuUuid, Bytes)>,
-        peak: Vec<(GpuUuid, Bytes)>,
-    ) -> Self {
-        Self {
-            recovery,
-            since: sampled,
-            last: sampled,
-            reports: 0,
-            kept,
-            lends: false,
-            is_silent: false,
-            peak,
-        }
-    }
-
-    fn kept_of(&self, gpu: &GpuUuid) -> Option<Bytes> {
-        self.kept
-            .iter()
-            .find(|(uuid, _)| uuid == gpu)
-            .map(|(_, kept)| *kept)
-    }
-
-    /// Whether an engine that sleeps still uses no more than it keeps, and, as long as it does not lend, not much less either: it
-    /// gives its memory back step by step.
-    fn is_continued_by(&self, used: &[(GpuUuid, Bytes)], margin: Bytes) -> bool {
-        used.iter().all(|(gpu, used)| {
-            self.kept_of(gpu).is_some_and(|kept| {
-                *used <= kept && (self.lends || kept <= *used + margin.times(2))
-            })
-        })
-    }
-
-    /// Whether it has lasted long enough that it is lent.
-    fn has_lasted(&self, pause: Millis) -> bool {
-        self.reports >= MIN_SLEEP_REPORTS && self.last.since(self.since) >= pause
-    }
-}
-
-/// So much more of each GPU.
-fn raised(used: &[(GpuUuid, Bytes)], by: impl Fn(&GpuUuid) -> Bytes) -> Vec<(GpuUuid, Bytes)> {
-    let raise = |(gpu, used): &(GpuUuid, Bytes)| (gpu.clone(), *used + by(gpu));
-    used.iter().map(raise).collect()
-}
-
-/// The figure of a GPU, or nothing.
-fn of(figures: &[(GpuUuid, Bytes)], gpu: &GpuUuid) -> Bytes {
-    let found = figures.iter().find(|(uuid, _)| uuid == gpu);
-    found.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
-}
-
-/// The larger of two figures for each GPU of the second.
-fn larger(some: &[(GpuUuid, Bytes)], others: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
-    let larger = |(gpu, other): &(GpuUuid, Bytes)| (gpu.clone(), of(some, gpu).max(*other));
-    others.iter().map(larger).collect()
-}
-
-/// The smaller of two figures for each GPU of the second; what the first lacks is nothing.
-fn smaller(some: &[(GpuUuid, Bytes)], others: &[(GpuUuid, Bytes)]) -> Vec<(GpuUuid, Bytes)> {
-    let smaller = |(gpu, other): &(GpuUuid, Bytes)| (gpu.clone(), of(some, gpu).min(*other));
-    others.iter().map(smaller).collect()
-}
-
-impl Lender {
-    fn is_asleep(&self) -> bool {
-        !self.is_awake && self.unused.is_some()
-    }
-
-    fn is_lending(&self) -> bool {
-        self.unused.as_ref().is_some_and(|unused| unused.lends)
-    }
-
-    fn end_loan(&mut self) {
-        if let Some(UnusedGrant {
-            lends: true, last, ..
-        }) = self.unused.take()
-        {
-            self.ended.push(last);
-            let surplus = self.ended.len().saturating_sub(MAX_REMEMBERED_LOANS);
-            self.ended.drain(..surplus);
-        }
-    }
-
-    /// How long an engine does not use what it lends then: `after`, and twice as long for each loan that it ended lately.
-    fn lending_pause(&self, now: Moment, after: Millis) -> Millis {
-        let recent = self
-            .ended
-            .iter()
-            .filter(|ended| now.since(**ended) < ENDED_LOAN_WINDOW)
-            .count();
-        match recent {
-            0 => after,
-            // However short the policy's time is, an engine that flaps costs few evictions.
-            _ => after.max(MIN_LENDING_PAUSE).times(1 << recent),
-        }
-    }
-
-    fn observe_asleep(&mut self, sampled: Moment, used: &[(GpuUuid, Bytes)], rules: &LendingRules) {
-        self.is_awake = false;
-        // It fell asleep, which ends no loan.
-        self.unused
-            .take_if(|unused| unused.recovery == Recovery::ByDriver);
-        let is_continued = |unused: &UnusedGrant| unused.is_continued_by(used, rules.margin);
-        if !self.unused.as_ref().is_some_and(is_continued) {
-            self.end_loan();
-            let kept = raised(used, |_| rules.margin);
-            let unused = UnusedGrant::new(Recovery::OnRequest, sampled, kept, Vec::new());
-            self.unused = Some(unused);
-        }
-        let pause = self.lending_pause(sampled, rules.after);
-        if let Some(unused) = &mut self.unused {
-            unused.reports = unused.reports.saturating_add(1);
-            (unused.last, unused.is_silent) = (sampled, false);
-            unused.lends |= unused.has_lasted(pause);
-        }
-    }
-
-    /// Records what an engine uses that need not ask. It keeps the most that it used within the policy's time, by how much it grew
-    /// within a minute, and a margin; when half of that is left, its borrowers leave, with their grace period if there is time for
-    /// it. Returns whether it takes back what it lent.
-    fn observe_use(
-        &mut self,
-        sampled: Moment,
-        used: &[(GpuUuid, Bytes)],
-        rules: &LendingRules,
-    ) -> bool {
-        // It woke, and did not ask.
-        let woke_over_loan = self.is_lending() && self.recovery() == Some(Recovery::OnRequest);
-        if self.recovery() == Some(Recovery::OnRequest) {
-            self.end_loan();
-        }
-        let earlier = self.earlier_peak(sampled, used);
-        let grown = |gpu: &GpuUuid| of(used, gpu).minus(of(&earlier, gpu));
-        let is_beyond = |unused: &UnusedGrant| {
-            let reserve = Bytes(rules.unused_margin.0 / 2);
-            let needed = |(gpu, used): &(GpuUuid, Bytes)| *used + grown(gpu) + reserve;
-            let is_kept = |one: &(GpuUuid, Bytes)| needed(one) <= of(&unused.kept, &one.0);
-            unused.lends && !used.iter().all(is_kept)
-        };
-        let is_taken_back = self.unused.as_ref().is_some_and(is_beyond);
-        if is_taken_back {
-            self.end_loan();
-        }
-        let pause = self.lending_pause(sampled, rules.unused_after);
-        let kept = |peak: &[(GpuUuid, Bytes)]| raised(peak, |gpu| grown(gpu) + rules.unused_margin);
-        let unused = self.unused.get_or_insert_with(|| {
-            UnusedGrant::new(Recovery::ByDriver, sampled, kept(used), used.to_vec())
-        });
-        // What it used meanwhile is unknown.
-        if unused.is_silent || sampled.since(unused.last) > MAX_READING_GAP {
-            (unused.since, unused.reports, unused.peak) = (sampled, 0, used.to_vec());
-        }
-        unused.reports = unused.reports.saturating_add(1);
-        (unused.last, unused.is_silent) = (sampled, false);
-        unused.peak = larger(&unused.peak, used);
-        if !unused.has_lasted(pause) {
-            if !unused.lends {
-                unused.kept = larger(&unused.kept, &kept(used));
-            }
-        } else {
-            let kept = kept(&unused.peak);
-            unused.kept = match unused.lends {
-                true => smaller(&unused.kept, &kept),
-                false => kept,
-            };
-            (unused.lends, unused.since, unused.peak) = (true, sampled, used.to_vec());
-        }
-        is_taken_back || woke_over_loan
-    }
-
-    fn recovery(&self) -> Option<Recovery> {
-        self.unused.as_ref().map(|unused| unused.recovery)
-    }
-
-    /// The most that was known a minute ago, or less, to be used: to come back to that is no growth.
-    fn earlier_peak(
-        &mut self,
-        sampled: Moment,
-        used: &[(GpuUuid, Bytes)],
-    ) -> Vec<(GpuUuid, Bytes)> {
-        let is_known =
-            |(gpu, _): &(GpuUuid, Bytes)| self.earlier.iter().any(|(uuid, _)| uuid == gpu);
-        if sampled.since(self.earlier_sampled) >= GROWTH_WINDOW || !used.iter().all(is_known) {
-            let peak = self.unused.as_ref().map(|unused| &*unused.peak);
-            (self.earlier, self.earlier_sampled) =
-                (larger(peak.unwrap_or_default(), used), sampled);
-        }
-        self.earlier.clone()
     }
 }
 
@@ -373,11 +109,12 @@ impl NodeState {
                     }
                 }
                 // Its use is unknown, and it does not ask: nothing is taken back.
-                (Some(SleepState::Awake), None) if resident.lends_unused && may_lend => {
-                    lender
-                        .unused
-                        .iter_mut()
-                        .for_each(|unused| unused.is_silent = true);
+                (Some(SleepState::Awake), None)
+                    if resident.lends_unused
+                        && may_lend
+                        && lender.recovery() != Some(Recovery::OnRequest) =>
+                {
+                    lender.observe_nothing();
                 }
                 (Some(SleepState::Awake | SleepState::Starting), _) => {
                     let was_awake = std::mem::replace(&mut lender.is_awake, true);
@@ -398,16 +135,11 @@ impl NodeState {
                 }
                 (Some(SleepState::Asleep), Some(_)) => lender.is_awake = false,
                 // It has restarted, and needs its whole grant to load its model again: nobody can ask for it then.
-                (None, _) if lender.gone >= MIN_SLEEP_REPORTS => {
+                (None, _) if lender.gone >= MIN_REPORTS => {
                     lender.is_awake = true;
                     lender.end_loan();
                 }
-                (Some(SleepState::Asleep), None) | (None, _) => {
-                    lender
-                        .unused
-                        .iter_mut()
-                        .for_each(|unused| unused.is_silent = true);
-                }
+                (Some(SleepState::Asleep), None) | (None, _) => lender.observe_nothing(),
             }
         }
         self.lending = lending;
@@ -476,11 +208,13 @@ impl NodeState {
     /// What a pod keeps of a GPU while it lends.
     fn kept_by(&self, resident: &ResidentPod, gpu_index: usize) -> Option<Bytes> {
         let unused = self.lending.lent_by(&resident.uid)?;
-        let is_returned =
-            unused.recovery == Recovery::ByDriver && !self.has_limits_throughout(gpu_index);
-        unused
-            .kept_of(&self.devices[gpu_index].uuid)
-            .filter(|_| !is_returned)
+        let kept = unused.kept_of(&self.devices[gpu_index].uuid);
+        kept.filter(|_| self.is_recoverable(unused, gpu_index))
+    }
+
+    /// Whether an engine on a GPU gets back what it lends there when it needs it.
+    fn is_recoverable(&self, unused: &UnusedGrant, gpu_index: usize) -> bool {
+        unused.recovery == Recovery::OnRequest || self.has_limits_throughout(gpu_index)
     }
 
     pub(crate) fn is_recalled(&self, uid: &PodUid) -> bool {
@@ -690,9 +424,7 @@ impl NodeState {
             return whole;
         }
         let unused = lender.and_then(|lender| lender.unused.as_ref());
-        let is_returned = unused.is_some_and(|unused| unused.recovery == Recovery::ByDriver)
-            && !self.has_limits_throughout(gpu_index);
-        if is_returned {
+        if unused.is_some_and(|unused| !self.is_recoverable(unused, gpu_index)) {
             return whole;
         }
         let kept =

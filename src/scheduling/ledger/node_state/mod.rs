@@ -2,7 +2,7 @@
 //!
 //! - [`charges`]: what pods take of it;
 //! - [`device_list`]: what becomes of its list of devices when its agent reports another;
-//! - [`lending`]: what its sleeping engines lend;
+//! - [`lending`]: what its engines lend;
 //! - [`reusable_engines`]: sleeping engines that new pods may wake;
 //! - [`unaccounted_vram`]: what was measured, against what was allocated; pods that have ended there and may still have memory.
 //!
@@ -352,7 +352,7 @@ impl NodeState {
         is_new
     }
 
-    /// What the node advertises as `stowage.dev/vram`, if it does: sleeping engines lend no more than kube-scheduler can see.
+    /// What the node advertises as `stowage.dev/vram`, if it does: engines lend no more than kube-scheduler can see.
     pub(super) fn set_advertised(&mut self, advertised: Option<Bytes>) -> bool {
         self.lending.set_advertised(advertised)
     }

@@ -365,7 +365,7 @@ fn find_near<T>(all: &[T], likely_index: usize, is_it: impl Fn(&T) -> bool) -> O
 pub(super) struct DepartedPod {
     uid: PodUid,
     at: Moment,
-    /// The GPUs on which it borrowed from sleeping engines; none, if it did not.
+    /// The GPUs on which it borrowed from engines; none, if it did not.
     borrowed: Arc<[GpuUuid]>,
     /// The others that it had, and what was granted to it on each.
     #[serde(default)]

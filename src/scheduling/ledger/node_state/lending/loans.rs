@@ -1,7 +1,7 @@
 //! Loans: what lenders do not use and which pods may have it; pods that ask to wake, and loans that end, as the planner sees them; and
 //! [`PodLoan`], which explains a loan to people and decides nothing.
 
-use super::Recovery;
+use super::lender::Recovery;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::ledger::node_state::unaccounted_vram::gpu_reading;
 use crate::ledger::node_state::{NodeState, ResidentPod};
@@ -43,7 +43,7 @@ impl NodeState {
                 .lenders_on(gpu_index)
                 .filter(|(resident, _)| self.may_lend_more(resident));
             let (mut lendable, mut below, mut is_within_limits) = (Bytes::ZERO, None, false);
-            for (resident, kept) in lenders {
+            for (resident, kept) in lenders.filter(|(resident, kept)| *kept < resident.per_gpu) {
                 lendable += resident.per_gpu.minus(kept);
                 below = below.into_iter().chain([resident.priority]).min();
                 is_within_limits |= self.is_recovered_by_driver(resident);

@@ -4,7 +4,7 @@
 use crate::ids::PodUid;
 use crate::ledger::{AllocationFailure, ObservedPhase, ObservedWaiting};
 use crate::planning::{is_vram_owed, loans_to_end};
-use crate::policy::{Class, Policy};
+use crate::policy::{Class, Policy, UnusedRule};
 use crate::testkit::{
     LedgerCluster, demand_of, gpu_at, key, lending_policy, node, uid, with_namespace,
 };
@@ -251,6 +251,28 @@ fn an_engine_that_has_restarted_gets_back_what_it_lent() {
     assert_eq!(cluster.evicted(), [uid("job")]);
     cluster.add_waiting("other", shared(20, -10));
     assert_eq!(cluster.bind_on_n("other"), None, "nothing more is lent");
+}
+
+#[test]
+fn an_engine_that_asks_ends_its_loan_when_it_wakes_although_its_use_is_unknown() {
+    let asleep_only = lending_policy();
+    let classes = asleep_only.classes().iter().map(|class| Class {
+        unused: UnusedRule::Lend,
+        ..class.clone()
+    });
+    let mut cluster = asleep_by(lending_policy().with_classes(classes.collect()).unwrap());
+    let loan = ObservedLoan {
+        has_vram_limits: true,
+        ..ObservedLoan::default()
+    };
+    let limited = ObservedDisruptionInfo {
+        loan,
+        ..ObservedDisruptionInfo::default()
+    };
+    cluster.add_running("engine", ("n", 0), shared(60, 0), None, limited);
+    cluster.lend_to_a_job();
+    cluster.report_sleep("n", &[("job", 30)], 4, &[], &["engine"]);
+    assert_eq!(cluster.evicted(), [uid("job")]);
 }
 
 #[test]
