@@ -198,7 +198,7 @@ pub struct ProcessReport {
 #[serde(rename_all = "camelCase")]
 pub struct CgroupReport {
     pub pod: PodUid,
-    /// What the kernel has charged to them. It counts before the memory of the pod's processes.
+    /// What the kernel has charged to them. It counts where it is more than the pod's processes have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<Bytes>,
     /// The hard limit in force; the GPU's total if there is none.

@@ -17,6 +17,7 @@ impl NodeReport {
     pub fn reading(&self, received: Moment, fresh: Millis) -> Option<NodeReading> {
         let engine_loads = self.engine_loads(fresh);
         let gpus = self.gpus.as_ref()?.iter();
+        let unmeasured = self.unmeasured_pods();
         Some(NodeReading {
             sampled: received.before(self.age_millis),
             gpus: gpus
@@ -25,12 +26,12 @@ impl NodeReport {
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
-            sleep: self.sleep_states(fresh),
+            sleep: self.sleep_states(fresh, &unmeasured),
             unread: self.unread_pods(),
             over_grant: self.over_grants(),
             isolation: self.isolation,
             has_legacy_runtime: self.legacy_runtime,
-            unmeasured: self.unmeasured_pods(),
+            unmeasured,
             limits: self.limits(),
         })
     }
@@ -176,7 +177,7 @@ impl NodeReport {
 
     /// Whether the engines of each pod sleep, in order of UID. An engine that does not answer, or whose answer is old, says
     /// nothing, and a sleeping one without the figures of its processes does not say what it keeps.
-    fn sleep_states(&self, fresh: Millis) -> Vec<(PodUid, SleepState)> {
+    fn sleep_states(&self, fresh: Millis, unmeasured: &[PodUid]) -> Vec<(PodUid, SleepState)> {
         let mut by_pod: BTreeMap<&PodUid, Option<SleepState>> = BTreeMap::new();
         for engine in &self.engines {
             let state = match engine.state {
@@ -195,15 +196,15 @@ impl NodeReport {
                 (recorded, state) => recorded.and(state),
             };
         }
-        let unmeasured: BTreeSet<&PodUid> =
-            self.gpus.iter().flatten().flat_map(unmeasured).collect();
-        by_pod
-            .into_iter()
-            .filter_map(|(uid, state)| Some((uid.clone(), state?)))
-            .filter(|(uid, state)| *state != SleepState::Asleep || !unmeasured.contains(uid))
-            .collect()
+        let is_known = |(uid, state): &(PodUid, SleepState)| {
+            *state != SleepState::Asleep || unmeasured.binary_search(uid).is_err()
+        };
+        let states = by_pod.into_iter();
+        let states = states.filter_map(|(uid, state)| Some((uid.clone(), state?)));
+        states.filter(is_known).collect()
     }
 
+    /// Pods with a process whose use is unknown, in order of UID.
     fn unmeasured_pods(&self) -> Vec<PodUid> {
         let pods: BTreeSet<&PodUid> = self.gpus.iter().flatten().flat_map(unmeasured).collect();
         pods.into_iter().cloned().collect()
@@ -279,9 +280,8 @@ fn unmeasured(gpu: &GpuReport) -> impl Iterator<Item = &PodUid> {
         .filter(|pod| gpu.used_by_cgroup(pod).is_none())
 }
 
-/// VRAM of each pod on a GPU, in order of UID: what its cgroups are charged or its processes have, whichever is more: no cgroup is
-/// charged managed memory. A process whose amount the
-/// driver does not report counts as present.
+/// VRAM of each pod on a GPU, in order of UID: what its cgroups are charged or its processes have, whichever is more, because no cgroup
+/// is charged managed memory. A process whose amount the driver does not report counts as present.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
     let processes = gpu.processes.iter().flatten();
     let owned = |process: &ProcessReport| {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cgroup_is_charged_counts_before_what_processes_have() {
+    fn what_a_cgroup_is_charged_counts_where_it_is_more_than_processes_have() {
         let mut report = report(json!([
             engine(json!({ "state": "sleeping" })),
             engine(json!({ "state": "sleeping", "pod": "w" })),

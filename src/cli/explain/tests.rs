@@ -395,6 +395,21 @@ fn bind_fine_tune(world: &mut ExplainedCluster) {
     });
 }
 
+/// A pod on node-a shows that.
+fn show_loan(world: &mut ExplainedCluster, pod: &TestPod, loan: ObservedLoan) {
+    let shown = ObservedDisruptionInfo {
+        loan,
+        ..ObservedDisruptionInfo::default()
+    };
+    let state = ObservedPhase::Bound {
+        node: name("node-a"),
+        devices: None,
+        starting: false,
+        ran: None,
+    };
+    world.shows(pod, state, Some(shown));
+}
+
 #[test]
 fn it_would_borrow_what_a_sleeping_engine_lends() {
     check("lending-fits", &mut asleep(), &fine_tune());
@@ -445,17 +460,7 @@ fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
         has_vram_limits: true,
         ..ObservedLoan::default()
     };
-    let limited = ObservedDisruptionInfo {
-        loan,
-        ..ObservedDisruptionInfo::default()
-    };
-    let state = ObservedPhase::Bound {
-        node: name("node-a"),
-        devices: None,
-        starting: false,
-        ran: None,
-    };
-    world.shows(&engine, state, Some(limited));
+    show_loan(&mut world, &engine, loan);
     let awake = [("llama-8b", SleepState::Awake)];
     world.report_sleep("node-a", &[("llama-8b", 28)], &awake);
     check("lending-awake-steadies", &mut world, &engine);
@@ -485,17 +490,7 @@ fn an_engine_waits_to_wake_until_its_borrower_is_gone() {
         wake_requested: Some("1764".into()),
         ..ObservedLoan::default()
     };
-    let asks = ObservedDisruptionInfo {
-        loan,
-        ..ObservedDisruptionInfo::default()
-    };
-    let state = ObservedPhase::Bound {
-        node: name("node-a"),
-        devices: None,
-        starting: false,
-        ran: None,
-    };
-    world.shows(&pod("llama-8b", "60Gi"), state, Some(asks));
+    show_loan(&mut world, &pod("llama-8b", "60Gi"), loan);
     check(
         "lending-waits-to-wake",
         &mut world,

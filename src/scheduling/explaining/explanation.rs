@@ -334,7 +334,7 @@ pub struct GpuLimitPart {
     pub limit_bytes: Option<Bytes>,
     /// The soft limit: what nobody takes from it; `None` if it is unknown.
     pub guaranteed_bytes: Option<Bytes>,
-    /// By its cgroups, or else by its processes; `None` if neither says.
+    /// By its cgroups or its processes, whichever is more; `None` if neither says.
     pub used_bytes: Option<Bytes>,
 }
 
@@ -615,7 +615,7 @@ pub struct PodLoanPart {
     pub is_free: bool,
 }
 
-/// Whether a pod that waits may have VRAM that sleeping engines lend.
+/// Whether a pod that waits may have VRAM that engines lend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BorrowingPart {
@@ -627,7 +627,7 @@ pub struct BorrowingPart {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuLoansPart {
-    /// What sleeping engines lend here now, used or not.
+    /// What engines lend here now, used or not.
     pub lent_bytes: Bytes,
     pub borrowed_bytes: Bytes,
     /// They lend to pods of a lower priority than this.

@@ -111,7 +111,7 @@ pub struct FleetGpu {
     pub allocated_bytes: Bytes,
     /// In use beyond what pods have.
     pub unaccounted_bytes: Bytes,
-    /// What sleeping engines lend.
+    /// What engines lend.
     pub lendable_bytes: Bytes,
     /// In use by all processes, as last measured; `None` if nothing was.
     pub used_bytes: Option<Bytes>,
@@ -146,7 +146,7 @@ pub struct FleetPod {
     pub leaving: bool,
     /// When it started to run, if that is known.
     pub started: Option<Moment>,
-    /// It uses VRAM that sleeping engines lend.
+    /// It uses VRAM that engines lend.
     pub borrows: bool,
     /// It runs an engine, or will.
     #[serde(default)]
@@ -323,7 +323,10 @@ fn fleet_gpu(
 fn fleet_pod(ledger: &Ledger, node: &NodeName, occupant: Occupant) -> FleetPod {
     let pod_state = ledger.expect_pod(&occupant.uid);
     let demand = &pod_state.demand;
-    let limits = ledger.reading(node).into_iter().flat_map(|reading| {
+    let reading = ledger
+        .node_state(node)
+        .and_then(NodeState::believed_reading);
+    let limits = reading.into_iter().flat_map(|reading| {
         let own = reading
             .limits
             .iter()

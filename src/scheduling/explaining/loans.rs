@@ -1,4 +1,4 @@
-//! VRAM that sleeping engines lend: what the pod has to do with it, and what is lent on a GPU.
+//! VRAM that engines lend: what the pod has to do with it, and what is lent on a GPU.
 
 use super::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
 use super::facts::{Facts, GpuOccupants};

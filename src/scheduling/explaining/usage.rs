@@ -27,7 +27,7 @@ pub struct ClassUsage {
     pub name: String,
     /// VRAM of placed pods and of reservations.
     pub allocated: Bytes,
-    /// The part of `allocated` that sleeping engines lend.
+    /// The part of `allocated` that engines lend.
     pub borrowed: Bytes,
     pub bound: u64,
     /// Number of pods without a node that wait for Stowage only; assumed ones included.

@@ -1,4 +1,4 @@
-//! Formats what an explanation says of VRAM that sleeping engines lend.
+//! Formats what an explanation says of VRAM that engines lend.
 
 use stowage_scheduling::explaining::explanation::{BorrowingPart, GpuLoansPart, PodLoanPart};
 use stowage_scheduling::explaining::obstacle::list_names;
