@@ -27,7 +27,7 @@ pub(crate) struct PodView {
     pub granted_bytes: u64,
     pub is_exclusive: bool,
     pub is_opportunistic: bool,
-    /// Its VRAM is lent by sleeping engines.
+    /// Its VRAM is lent by engines.
     pub is_borrower: bool,
     pub is_terminating: bool,
     /// Why it was rejected, if it was.

@@ -13,9 +13,6 @@ use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
-/// What an engine has of each GPU beside weights and KV cache: [`EngineSpec`](crate::simulate::fleet::engines) counts as much.
-const PROFILE_RUN: Bytes = Bytes::gib(2);
-
 pub struct PooledModel<'m> {
     model: &'m ServedModel,
     pub day: ServingDay<ShippedScaler>,
@@ -93,10 +90,10 @@ impl<'m> PooledModel<'m> {
             weights,
             gpus,
             grant,
+            engine,
             ..
         } = self.model;
-        let gpus = u64::from(*gpus);
-        let fixed = Bytes(weights.0 / gpus) + PROFILE_RUN;
+        let fixed = weights.split(*gpus) + engine.profile_run_bytes;
         let held = |engine: &Engine| {
             let kv_cache = grant.minus(fixed).0 as f64 * engine.kv_occupancy();
             (fixed + Bytes(kv_cache as u64)).min(*grant)

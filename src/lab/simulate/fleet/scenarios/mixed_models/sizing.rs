@@ -167,7 +167,7 @@ fn lending(policy: &Policy) -> Policy {
         .clone()
         .with_classes(classes.collect())
         .expect("the same classes");
-    // Of an hour, ten minutes are much: how long engines use no more is what their caches have in a minute.
+    // Traffic changes by the minute here, and all of it lasts an hour.
     lending.planning.lending.unused_after = Millis::seconds(60);
     lending
 }
