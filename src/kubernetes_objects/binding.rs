@@ -103,8 +103,9 @@ fn annotations(
     annotations
 }
 
-/// What gpu-fractioning gives each container: its GPUs, which it hands to the runtime by these names, and what the driver keeps for it and lets it have on each. A borrower is
-/// kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its VRAM gets it at once.
+/// What gpu-fractioning gives each container: its GPUs, which it hands to the runtime by these names, and what the driver keeps for it
+/// and lets it have on each. A borrower is kept nothing, for which the least that can be said is a mebibyte: so an owner that needs its
+/// VRAM gets it at once.
 fn vram_limits(
     demand: &Demand,
     placement: &Placement,

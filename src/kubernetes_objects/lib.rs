@@ -96,15 +96,15 @@ pub mod binding_annotations {
     pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
     /// UIDs of the engines that lend to the pod, comma-separated; missing if it borrows nothing.
     pub const BORROWED_FROM: &str = "stowage.dev/borrowed-from";
-    pub(crate) const COMPUTE_MODE_SUFFIX: &str = ".gpu-compute.mode";
     /// What sets the containers' VRAM limits, if they have any: `gpu-fractioning`.
     pub const VRAM_LIMITS: &str = "stowage.dev/vram-limits";
     pub(crate) const BY_FRACTIONING: &str = "gpu-fractioning";
     /// Prefix of a container's name: the devices that the NVIDIA NRI plugin injects into it.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
-    /// Prefix of a container's name: what gpu-fractioning gives it, by the three suffixes.
+    /// Prefix of a container's name: what gpu-fractioning gives it, by the four suffixes.
     pub(crate) const LIMITS_PREFIX: &str = "nvidia.com/container.";
     pub(crate) const LIMITED_DEVICES_SUFFIX: &str = ".gpus.devices";
+    pub(crate) const COMPUTE_MODE_SUFFIX: &str = ".gpu-compute.mode";
     /// VRAM on each GPU that is always there for the container: the driver ends a borrower for it.
     pub(crate) const VRAM_REQUEST_SUFFIX: &str = ".gpu-memory.request";
     /// VRAM on each GPU beyond which the container gets none.

@@ -84,7 +84,7 @@ impl DeviceMetrics {
             allocated: gpu_family(
                 families,
                 "stowage_gpu_vram_allocated_bytes",
-                "VRAM of a GPU that is allocated to or reserved for pods; more than it has while sleeping engines lend.",
+                "VRAM of a GPU that is allocated to or reserved for pods; more than it has while engines lend.",
                 [node(), gpu()],
             ),
             unaccounted: gpu_family(

@@ -91,12 +91,12 @@ impl UsageMetrics {
             ),
             vram_lent: families.sampled(
                 "stowage_vram_lent_bytes",
-                "VRAM that sleeping engines lend, used or not.",
+                "VRAM that engines lend, used or not.",
                 [],
             ),
             borrowers: families.sampled(
                 "stowage_borrowing_pods",
-                "Pods whose VRAM is lent by sleeping engines.",
+                "Pods whose VRAM is lent by engines.",
                 [],
             ),
             reusable_engines: families.sampled(
@@ -169,7 +169,7 @@ impl ClassFamilies {
             ),
             borrowed: sampled(
                 "stowage_class_vram_borrowed_bytes",
-                "VRAM of the pods of a class that sleeping engines lend to them.",
+                "VRAM of the pods of a class that engines lend to them.",
             ),
             oldest_pending: sampled(
                 "stowage_oldest_pending_pod_age_seconds",

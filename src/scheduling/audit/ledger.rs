@@ -215,7 +215,7 @@ fn check_capacity(
 ) {
     let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.is_placed).collect();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
-    // What pods borrow is charged to sleeping engines, too. How much these may lend only reports show, so that here neither the
+    // What pods borrow is charged to engines, too. How much these may lend only reports show, so that here neither the
     // lenders' promises nor the loans may exceed the GPU.
     for borrows in [false, true] {
         let alike = placed

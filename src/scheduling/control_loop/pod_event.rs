@@ -16,7 +16,7 @@ pub struct FreshPod {
     pub has_started: bool,
     /// It has ended, or is being deleted.
     pub is_over: bool,
-    /// Its VRAM is lent by sleeping engines.
+    /// Its VRAM is lent by engines.
     pub borrows: bool,
     /// kube-scheduler's latest reason for not binding the pod.
     pub refusal: Option<Arc<str>>,

@@ -163,6 +163,7 @@ pub mod evaluations {
 
     thread_local!(static EVALUATED: Cell<u64> = const { Cell::new(0) });
 
+    #[cfg(debug_assertions)]
     pub(super) fn count() {
         EVALUATED.set(EVALUATED.get() + 1);
     }

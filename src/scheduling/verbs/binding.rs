@@ -92,7 +92,7 @@ pub enum PodRead {
     Bound {
         node: NodeName,
         devices: Option<Arc<[GpuUuid]>>,
-        /// Its VRAM is lent by sleeping engines.
+        /// Its VRAM is lent by engines.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         borrows: bool,
     },

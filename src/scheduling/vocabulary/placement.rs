@@ -22,7 +22,7 @@ pub struct Placement {
     /// The greatest over its GPUs, if it is another: an engine that takes one figure for all leaves the rest of this GPU unused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greatest_fraction: Option<MemoryFraction>,
-    /// The sleeping engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
+    /// The engines on its GPUs that lend to it, in order of UID. None, if its VRAM was free without them.
     #[serde(default, skip_serializing_if = "is_default")]
     pub borrowed_from: Arc<[PodUid]>,
     /// The driver keeps each container within its part: the Binding says how much that is.

@@ -1,7 +1,7 @@
 //! Maintains `stowage.dev/vram` in `node.status.capacity`: patches it where it differs from the sum over the node's GPUs.
 //!
 //! kube-scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it, so it is never
-//! lowered below what is bound. What sleeping engines lend is added to it, so that kube-scheduler sees room for the pods that
+//! lowered below what is bound. What engines lend is added to it, so that kube-scheduler sees room for the pods that
 //! borrow; those are bound, so that it is lowered only after they are gone. A difference is written once it has lasted for a
 //! while; a node that advertises nothing is written at once. Placement does not read it. Nodes whose GPUs a device plugin or a
 //! DRA driver allocates are left alone, and so are all nodes in shadow mode.
@@ -97,7 +97,7 @@ struct NodeCapacityState {
     advertised: Option<Bytes>,
     /// Total VRAM of its GPUs, healthy or not.
     gpu_vram: Bytes,
-    /// VRAM that its sleeping engines lend, in addition to `gpu_vram`: borrowing pods count beside the lenders' grants.
+    /// VRAM that its engines lend, in addition to `gpu_vram`: borrowing pods count beside the lenders' grants.
     lent_vram: Bytes,
     /// VRAM of pods that are bound or assumed there.
     allocated_vram: Bytes,

@@ -38,7 +38,7 @@ pub struct Grant {
     pub is_leaving: bool,
     /// The kubelet runs it from a file: an eviction would end nothing.
     pub is_static: bool,
-    /// Its VRAM is lent by sleeping engines, which keep their grants.
+    /// Its VRAM is lent by engines, which keep their grants.
     pub borrows: bool,
     pub bind_times: BindTimes,
 }
