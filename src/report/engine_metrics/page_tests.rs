@@ -97,6 +97,8 @@ fn every_recorded_metrics_page_is_parsed_or_rejected_with_a_reason() {
             "sglang-0.5.23-decode",
             "sglang model=Qwen/Qwen3-32B kv=0.97 tokens=443000 waiting=212 running=96".into(),
         ),
+        // Its counters have a series for streamed requests and one for the others.
+        ("sglang-0.5.23-latencies", "sglang model=Qwen/Qwen3-4B generated=34205".into()),
         ("smg-813", "the page of SGLang's model gateway, which is no engine".into()),
         (
             "trtllm-5560",
