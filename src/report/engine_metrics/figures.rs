@@ -64,15 +64,17 @@ const SHARE_TOLERANCE: f64 = 0.001;
 const MAX_SHOWN_CHARS: usize = 60;
 
 /// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers
-/// (`WorkerId` is Ray's), models of one Triton. Samples that differ only in other labels are views of the same, such as those of
-/// each tensor-parallel rank.
-const RANK_LABELS: [&str; 6] = [
+/// (`WorkerId` is Ray's), models of one Triton; and the kinds of requests that SGLang counts apart. Samples that differ only in other
+/// labels are views of the same, such as those of each tensor-parallel rank.
+const RANK_LABELS: [&str; 8] = [
     "engine",
     "dp_rank",
     "worker_id",
     "WorkerId",
     "model",
     "version",
+    "is_streaming",
+    "priority",
 ];
 
 /// The values that a quantity may have.
