@@ -8,6 +8,7 @@
 //! - [`engines`]: what is known of each inference engine, in one declaration.
 //! - [`sharing`]: containers whose copies share memory.
 //! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
+//! - [`mod@contention`]: what engines on one GPU cost each other.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
 //! - [`reasons`]: why a pod is not placed: the one list.
@@ -26,6 +27,7 @@
 pub mod audit;
 pub mod autoscaling;
 pub mod coded;
+pub mod contention;
 pub mod control_loop;
 pub mod engines;
 pub mod evicting;
