@@ -1,7 +1,7 @@
 //! The figures of a node's reading, apart from what they are figures of. A report each second names the same GPUs, pods and models
 //! in each; what changes are some numbers. A recording has those as differences from the reading before.
 
-use stowage_scheduling::units::{Bytes, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Micros, Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::{GpuReading, NodeReading};
 
 /// Figures of a reading. Its times come first: in most readings nothing else changes.
@@ -15,6 +15,7 @@ impl Figures {
         let count = 1
             + reading.engines.len()
             + reading.in_flight.len()
+            + 3 * reading.latencies.len()
             + reading.gpus.iter().map(gpus).sum::<usize>();
         let mut figures = Vec::with_capacity(count);
         figures.push(reading.sampled.0);
@@ -35,6 +36,12 @@ impl Figures {
                 .iter()
                 .map(|(_, requests)| u64::from(*requests)),
         );
+        for latency in &reading.latencies {
+            let micros = |latency: Option<Micros>| encode_optional(latency.map(|one| one.0));
+            figures.push(micros(latency.time_per_token)?);
+            figures.push(micros(latency.time_to_first_token)?);
+            figures.push(encode_optional(latency.busy.map(|busy| busy.get().into()))?);
+        }
         Some(Self(figures))
     }
 
@@ -73,10 +80,7 @@ impl Figures {
                 *used = Bytes(figures.next()?);
             }
             let load = &mut gpu.engine_load;
-            load.kv_cache = match figures.next()?.checked_sub(1) {
-                None => None,
-                Some(percent) => Some(Percent::new(u8::try_from(percent).ok()?)?),
-            };
+            load.kv_cache = decode_percent(figures.next()?)?;
             load.queue = match figures.next()?.checked_sub(1) {
                 None => None,
                 Some(queue) => Some(u32::try_from(queue).ok()?),
@@ -86,6 +90,11 @@ impl Figures {
         }
         for (_, requests) in &mut reading.in_flight {
             *requests = u32::try_from(figures.next()?).ok()?;
+        }
+        for latency in &mut reading.latencies {
+            latency.time_per_token = figures.next()?.checked_sub(1).map(Micros);
+            latency.time_to_first_token = figures.next()?.checked_sub(1).map(Micros);
+            latency.busy = decode_percent(figures.next()?)?;
         }
         figures.next().is_none().then_some(())
     }
@@ -120,6 +129,12 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
             .iter()
             .zip(&other.in_flight)
             .all(|((one, _), (other, _))| one == other)
+        && one.latencies.len() == other.latencies.len()
+        && one
+            .latencies
+            .iter()
+            .zip(&other.latencies)
+            .all(|(one, other)| one.pod == other.pod)
         && one.engines.iter().zip(&other.engines).all(|(one, other)| {
             (&one.pod, &one.model, &one.gpus) == (&other.pod, &other.model, &other.gpus)
                 && (one.state, &one.reusable_in) == (other.state, &other.reusable_in)
@@ -133,6 +148,14 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
             )
         && (one.isolation, one.has_legacy_runtime) == (other.isolation, other.has_legacy_runtime)
         && (&one.limits, &one.unmeasured) == (&other.limits, &other.unmeasured)
+}
+
+/// `None` for what is no percentage.
+fn decode_percent(figure: u64) -> Option<Option<Percent>> {
+    match figure.checked_sub(1) {
+        None => Some(None),
+        Some(percent) => Some(Some(Percent::new(u8::try_from(percent).ok()?)?)),
+    }
 }
 
 /// Encodes an optional figure: 0 for `None`, and one more than the figure otherwise.

@@ -4,6 +4,7 @@ use super::{EngineReport, EngineState};
 use stowage_scheduling::autoscaling::{EngineFigures, EngineSample, Permille};
 use stowage_scheduling::ids::{ModelId, NodeName, PodUid};
 use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::latency::Latency;
 
 /// An engine whose model is known, as its agent last reported it.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,9 @@ pub struct EngineSummary {
     pub waiting: Option<u64>,
     pub running: Option<u64>,
     pub tokens_per_second: Option<f64>,
+    pub prompt_tokens_per_second: Option<f64>,
+    pub time_per_token: Option<Latency>,
+    pub time_to_first_token: Option<Latency>,
     /// Age of these figures when the report was sent.
     pub age_millis: Millis,
 }
@@ -34,6 +38,9 @@ impl EngineSummary {
             waiting: engine.waiting,
             running: engine.running,
             tokens_per_second: engine.tokens_per_second,
+            prompt_tokens_per_second: engine.prompt_tokens_per_second,
+            time_per_token: engine.time_per_token,
+            time_to_first_token: engine.time_to_first_token,
             age_millis: engine.age_millis,
         })
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
+use stowage_scheduling::vocabulary::latency::Latency;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
 
@@ -257,9 +258,21 @@ pub struct EngineReport {
     /// Requests being processed, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<u64>,
-    /// Tokens that it generated per second between its last two pages, over all ranks.
+    /// Tokens that it generated per second over the last half minute, over all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
+    /// Tokens of prompts that it processed per second, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_per_second: Option<f64>,
+    /// The share of the last half minute in which it worked on requests, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy: Option<f64>,
+    /// From one output token of a request to the next; missing if it does not report it or had no request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_per_token: Option<Latency>,
+    /// From a request's arrival to its first token; missing if it does not report it or had no request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_to_first_token: Option<Latency>,
     /// Age of these figures when the report was sent.
     #[serde(default)]
     pub age_millis: Millis,

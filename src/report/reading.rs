@@ -5,8 +5,9 @@ use super::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ids::{GpuUuid, ModelId, PodUid};
-use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Micros, Millis, Moment, Percent};
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use stowage_scheduling::vocabulary::latency::{EngineLatency, Latency};
 use stowage_scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use stowage_scheduling::vocabulary::node_reading::{
     EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod, VramLimit,
@@ -26,6 +27,7 @@ impl NodeReport {
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
+            latencies: self.latencies(fresh),
             sleep: self.sleep_states(fresh, &unmeasured),
             unread: self.unread_pods(),
             over_grant: self.over_grants(),
@@ -150,6 +152,29 @@ impl NodeReport {
         by_pod.into_iter().map(count).collect()
     }
 
+    /// How long the requests of each pod's engines take, in order of UID.
+    fn latencies(&self, fresh: Millis) -> Vec<EngineLatency> {
+        let mut by_pod: BTreeMap<&PodUid, EngineLatency> = BTreeMap::new();
+        let serves = |engine: &&EngineReport| {
+            let is_serving = matches!(engine.state, EngineState::Serving | EngineState::Draining);
+            is_serving && engine.age_millis < fresh
+        };
+        for engine in self.engines.iter().filter(serves) {
+            let mean = |latency: Option<Latency>| Some(rounded(latency?.mean));
+            let own = EngineLatency {
+                pod: engine.pod.clone(),
+                time_per_token: mean(engine.time_per_token),
+                time_to_first_token: mean(engine.time_to_first_token),
+                busy: engine.busy.and_then(Percent::from_share),
+            };
+            let all = by_pod.entry(&engine.pod).or_insert_with(|| own.clone());
+            all.time_per_token = all.time_per_token.max(own.time_per_token);
+            all.time_to_first_token = all.time_to_first_token.max(own.time_to_first_token);
+            all.busy = all.busy.zip(own.busy).map(|(one, other)| one.max(other));
+        }
+        by_pod.into_values().collect()
+    }
+
     /// Engines whose model is known, in order of their pods' UIDs. One that does not answer shows nothing of its model.
     fn engine_readings(&self, received: Moment) -> Vec<EngineReading> {
         let reading = |engine: &EngineReport| {
@@ -248,6 +273,15 @@ impl NodeReport {
         }
         best.into_values().collect()
     }
+}
+
+/// In two digits: what changes no decision changes no reading.
+fn rounded(latency: Micros) -> Micros {
+    let mut unit = 1;
+    while latency.0 / unit >= 100 {
+        unit *= 10;
+    }
+    Micros((latency.0 + unit / 2) / unit * unit)
 }
 
 /// The load of an engine; `None` if it serves no requests.

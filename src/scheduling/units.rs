@@ -190,6 +190,38 @@ impl Add for Millis {
     }
 }
 
+/// A latency in microseconds.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub struct Micros(pub u64);
+
+impl Micros {
+    /// `None` for what is no latency: a negative or an infinite one.
+    pub fn from_seconds(seconds: f64) -> Option<Self> {
+        (seconds >= 0.0 && seconds.is_finite()).then(|| Self((seconds * 1e6).round() as u64))
+    }
+
+    pub fn as_seconds(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+}
+
+impl From<Millis> for Micros {
+    fn from(millis: Millis) -> Self {
+        Self(millis.0.saturating_mul(1000))
+    }
+}
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n >= 1_000_000 => write!(f, "{:.1} s", self.as_seconds()),
+            n => write!(f, "{:.1} ms", n as f64 / 1e3),
+        }
+    }
+}
+
 /// A point on some monotonic clock: milliseconds since that clock's owner started. Two moments compare only
 /// when they come from the same clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

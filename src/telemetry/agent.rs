@@ -11,6 +11,7 @@ use std::io;
 use stowage_report::{EngineReport, EngineState, GpuReport, NodeReport, ReportPart};
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::vocabulary::gpu::Health;
+use stowage_scheduling::vocabulary::latency::Latency;
 use strum::VariantArray;
 
 /// What the sensors of one GPU say, as far as its driver knows.
@@ -34,6 +35,8 @@ struct GpuLoad {
     kv_cache_usage: Option<f64>,
     waiting: Option<u64>,
     running: Option<u64>,
+    time_per_token: Option<f64>,
+    time_to_first_token: Option<f64>,
 }
 
 /// Shared by the rounds, the publisher and the page.
@@ -193,7 +196,7 @@ impl Default for AgentMetrics {
 }
 
 /// The figures of each GPU.
-const FIGURES: [(&str, &str, Figure); 12] = [
+const FIGURES: [(&str, &str, Figure); 14] = [
     (
         "stowage_agent_gpu_vram_total_bytes",
         "VRAM of a GPU (DCGM_FI_DEV_FB_TOTAL).",
@@ -272,6 +275,16 @@ const FIGURES: [(&str, &str, Figure); 12] = [
         "Requests that the serving engines on a GPU process.",
         |one| Some(one.load.running? as f64),
     ),
+    (
+        "stowage_agent_gpu_time_per_token_seconds",
+        "From one output token of a request to the next, over half a minute, of the slowest serving engine on a GPU.",
+        |one| one.load.time_per_token,
+    ),
+    (
+        "stowage_agent_gpu_time_to_first_token_seconds",
+        "From a request's arrival to its first token, over half a minute, of the slowest serving engine on a GPU.",
+        |one| one.load.time_to_first_token,
+    ),
 ];
 
 fn gpu() -> Label {
@@ -291,8 +304,17 @@ impl GpuLoad {
                 kv_cache_usage: larger(load.kv_cache_usage, engine.kv_cache_usage),
                 waiting: sum(load.waiting, engine.waiting),
                 running: sum(load.running, engine.running),
+                time_per_token: larger(load.time_per_token, mean(engine.time_per_token)),
+                time_to_first_token: larger(
+                    load.time_to_first_token,
+                    mean(engine.time_to_first_token),
+                ),
             })
     }
+}
+
+fn mean(latency: Option<Latency>) -> Option<f64> {
+    Some(latency?.mean.as_seconds())
 }
 
 fn larger(one: Option<f64>, other: Option<f64>) -> Option<f64> {
@@ -316,9 +338,10 @@ mod tests {
                 { "uuid": "GPU-b", "index": 1, "model": "H100", "totalBytes": 100, "health": "lost" },
             ],
             "engines": [
-                { "pod": "p", "engine": "vllm", "gpus": ["GPU-a"], "state": "serving", "kvCacheUsage": 0.5, "waiting": 3 },
+                { "pod": "p", "engine": "vllm", "gpus": ["GPU-a"], "state": "serving", "kvCacheUsage": 0.5, "waiting": 3,
+                  "timePerToken": { "meanMicros": 14_000 } },
                 { "pod": "q", "engine": "vllm", "gpus": ["GPU-a", "GPU-b"], "state": "serving", "kvCacheUsage": 0.25,
-                  "waiting": 4 },
+                  "waiting": 4, "timePerToken": { "meanMicros": 9_000, "p99Micros": 30_000 } },
                 { "pod": "r", "engine": "vllm", "gpus": ["GPU-a"], "state": "sleeping", "kvCacheUsage": 1.0, "waiting": 9 },
             ],
             "missing": [{ "part": "models", "reason": "no disk" }],
@@ -345,6 +368,8 @@ mod tests {
             "stowage_agent_gpu_kv_cache_usage_ratio{gpu=\"GPU-a\"} 0.5\n",
             "stowage_agent_gpu_kv_cache_usage_ratio{gpu=\"GPU-b\"} 0.25\n",
             "stowage_agent_gpu_waiting_requests{gpu=\"GPU-a\"} 7\n",
+            "stowage_agent_gpu_time_per_token_seconds{gpu=\"GPU-a\"} 0.014\n",
+            "stowage_agent_gpu_time_per_token_seconds{gpu=\"GPU-b\"} 0.009\n",
             "stowage_agent_engines{state=\"serving\"} 2\n",
             "stowage_agent_engines{state=\"loading\"} 0\n",
             "stowage_agent_missing_part{part=\"models\"} 1\n",

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::io;
 use stowage_report::{EngineState, EngineSummary};
 use stowage_scheduling::ids::ModelId;
+use stowage_scheduling::units::Micros;
+use stowage_scheduling::vocabulary::latency::Latency;
 
 /// Many times the models that a cluster serves; ten series each are few enough for Prometheus.
 pub const MAX_MODELS: usize = 500;
@@ -26,6 +28,10 @@ struct ModelFigures {
     waiting: Option<u64>,
     running: Option<u64>,
     tokens_per_second: Option<f64>,
+    prompt_tokens_per_second: Option<f64>,
+    /// Of the slowest serving engine.
+    time_per_token: Option<Micros>,
+    time_to_first_token: Option<Micros>,
 }
 
 type Figure = fn(&ModelFigures) -> Option<f64>;
@@ -37,6 +43,9 @@ pub struct ModelMetrics {
     waiting: Sampled,
     running: Sampled,
     tokens: Sampled,
+    prompt_tokens: Sampled,
+    time_per_token: Sampled,
+    time_to_first_token: Sampled,
     not_exported: Sampled,
 }
 
@@ -74,6 +83,21 @@ impl ModelMetrics {
                 "Tokens that a model's serving engines generate per second, of those that report it.",
                 [model()],
             ),
+            prompt_tokens: families.sampled(
+                "stowage_model_prompt_tokens_per_second",
+                "Tokens of prompts that a model's serving engines process per second, of those that report it.",
+                [model()],
+            ),
+            time_per_token: families.sampled(
+                "stowage_model_time_per_token_seconds",
+                "From one output token of a request to the next, over half a minute: the slowest of a model's serving engines.",
+                [model()],
+            ),
+            time_to_first_token: families.sampled(
+                "stowage_model_time_to_first_token_seconds",
+                "From a request's arrival to its first token, over half a minute: the slowest of a model's serving engines.",
+                [model()],
+            ),
             not_exported: families.sampled(
                 "stowage_models_not_exported",
                 "Models with engines that have no series of their own, because 500 others have more engines.",
@@ -93,7 +117,7 @@ impl ModelMetrics {
             states.map(move |(state, count)| ([model.as_str(), *state], count as f64))
         });
         scrape.write_samples(&self.replicas, replicas)?;
-        let figures: [(&Sampled, Figure); 5] = [
+        let figures: [(&Sampled, Figure); 8] = [
             (&self.kv_cache, |one| {
                 (one.kv_cache.0 > 0).then(|| one.kv_cache.1 / one.kv_cache.0 as f64)
             }),
@@ -103,6 +127,13 @@ impl ModelMetrics {
             (&self.waiting, |one| one.waiting.map(|count| count as f64)),
             (&self.running, |one| one.running.map(|count| count as f64)),
             (&self.tokens, |one| one.tokens_per_second),
+            (&self.prompt_tokens, |one| one.prompt_tokens_per_second),
+            (&self.time_per_token, |one| {
+                one.time_per_token.map(Micros::as_seconds)
+            }),
+            (&self.time_to_first_token, |one| {
+                one.time_to_first_token.map(Micros::as_seconds)
+            }),
         ];
         for (family, figure) in figures {
             let samples = models
@@ -152,10 +183,22 @@ impl ModelFigures {
         }
         add_to(&mut self.waiting, engine.waiting);
         add_to(&mut self.running, engine.running);
-        self.tokens_per_second = match (self.tokens_per_second, engine.tokens_per_second) {
-            (Some(sum), Some(more)) => Some(sum + more),
-            (sum, more) => sum.or(more),
-        };
+        add_rate(&mut self.tokens_per_second, engine.tokens_per_second);
+        add_rate(
+            &mut self.prompt_tokens_per_second,
+            engine.prompt_tokens_per_second,
+        );
+        let mean = |latency: Option<Latency>| latency.map(|latency| latency.mean);
+        self.time_per_token = self.time_per_token.max(mean(engine.time_per_token));
+        self.time_to_first_token = self
+            .time_to_first_token
+            .max(mean(engine.time_to_first_token));
+    }
+}
+
+fn add_rate(sum: &mut Option<f64>, more: Option<f64>) {
+    if let Some(more) = more {
+        *sum = Some(sum.unwrap_or(0.0) + more);
     }
 }
 
@@ -193,6 +236,12 @@ mod tests {
             waiting: Some(2),
             running: None,
             tokens_per_second: usage.map(|usage| usage * 100.0),
+            prompt_tokens_per_second: usage.map(|usage| usage * 1000.0),
+            time_per_token: usage.map(|usage| Latency {
+                mean: Micros((usage * 20_000.0) as u64),
+                p99: None,
+            }),
+            time_to_first_token: None,
             age_millis: Millis(0),
         }
     }
@@ -222,6 +271,8 @@ mod tests {
             "stowage_model_kv_cache_usage_max_ratio{model=\"m\"} 0.75\n",
             "stowage_model_waiting_requests{model=\"m\"} 6\n",
             "stowage_model_tokens_per_second{model=\"m\"} 100\n",
+            "stowage_model_prompt_tokens_per_second{model=\"m\"} 1000\n",
+            "stowage_model_time_per_token_seconds{model=\"m\"} 0.015\n",
             "stowage_models_not_exported 0\n",
         ] {
             assert!(text.contains(line), "{line}{text}");

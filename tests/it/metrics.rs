@@ -152,6 +152,8 @@ fn busy() -> Served {
     report["engines"] = json!([{
         "pod": "uid-tenant", "engine": "vllm", "gpus": ["GPU-node-a-0"], "state": "serving", "model": "a\"}\\,b=\"é",
         "kvCacheUsage": 0.5, "waiting": 3, "running": 7, "tokensPerSecond": 120.5,
+        "promptTokensPerSecond": 900.0, "busy": 0.5, "timePerToken": { "meanMicros": 14_200, "p99Micros": 31_000 },
+        "timeToFirstToken": { "meanMicros": 310_000 },
     }]);
     assert_eq!(
         served.report(report).json(),
@@ -206,6 +208,7 @@ fn the_metrics_page_has_every_family_and_passes_promtool() {
         "stowage_ledger_lock_wait_seconds_count 2\n",
         "stowage_ledger_lock_hold_seconds_count 2\n",
         "stowage_model_replicas{model=\"a\\\"}\\\\,b=\\\"é\",state=\"resident\"} 1\n",
+        "stowage_model_time_per_token_seconds{model=\"a\\\"}\\\\,b=\\\"é\"} 0.0142\n",
         "stowage_model_tokens_per_second{model=\"a\\\"}\\\\,b=\\\"é\"} 120.5\n",
         "process_resident_memory_bytes ",
     ] {

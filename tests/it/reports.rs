@@ -158,6 +158,21 @@ fn impossible_figures_are_refused_with_their_place() {
             engine(&|e| e["kvCacheUsage"] = json!(1e300)),
         ),
         (
+            "bad-busy-share",
+            "engines[0]: pod uid-tenant",
+            engine(&|e| e["busy"] = json!(2)),
+        ),
+        (
+            "bad-latency",
+            "engines[0]: pod uid-tenant",
+            engine(&|e| e["timePerToken"] = json!({ "meanMicros": 0 })),
+        ),
+        (
+            "bad-token-rate",
+            "engines[0]: pod uid-tenant",
+            engine(&|e| e["promptTokensPerSecond"] = json!(-1)),
+        ),
+        (
             "no-reason",
             "`missing` does not say why",
             edited(good(), |r| r["gpus"] = Value::Null),

@@ -6,11 +6,11 @@
 //! the pages. Nothing here decides what a report is used for.
 
 pub mod address;
+mod counter_window;
 pub mod fetch;
 pub mod limits;
 pub mod probe;
 mod reuse;
-mod token_rate;
 pub mod watched;
 
 #[cfg(test)]

@@ -339,6 +339,46 @@ fn figures_of_the_previous_process_are_not_reported_for_the_next() {
     );
 }
 
+/// A page of vLLM: what its requests took for `tokens` so far, in seconds by its name, and how many it works on.
+fn page_with_latencies(seconds: f64, tokens: u64, running: u64) -> String {
+    format!(
+        "{PAGE}vllm:num_requests_running {running}\n\
+         vllm:inter_token_latency_seconds_sum {seconds}\n\
+         vllm:inter_token_latency_seconds_count {tokens}\n\
+         vllm:inter_token_latency_seconds_bucket{{le=\"+Inf\"}} {tokens}\n"
+    )
+}
+
+#[test]
+fn a_latency_is_that_of_the_requests_between_two_pages() {
+    let mut story = Story::declared();
+    let mut second = |seconds, tokens, running| {
+        let page = page_with_latencies(seconds, tokens, running);
+        story.answer(Ok(&page), Some(EngineHealth::Ready));
+        let report = story.report();
+        story.later(1000);
+        let mean = report.time_per_token.map(|latency| latency.mean.0);
+        (mean, report.busy, report.problem)
+    };
+    assert_eq!(second(900.0, 100, 2), (None, None, None));
+    assert_eq!(second(902.0, 200, 2), (Some(20_000), Some(1.0), None));
+    assert_eq!(second(902.0, 200, 0), (Some(20_000), Some(0.5), None));
+}
+
+#[test]
+fn latencies_in_milliseconds_are_left_out_and_the_report_says_so() {
+    let mut story = Story::declared();
+    for second in 0..3u32 {
+        let page = page_with_latencies(f64::from(second) * 2000.0, second.into(), 2);
+        story.answer(Ok(&page), Some(EngineHealth::Ready));
+        story.later(1000);
+    }
+    let report = story.report();
+    assert_eq!(report.time_per_token, None);
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("not in seconds"), "{problem}");
+}
+
 #[test]
 fn an_engine_without_metrics_serves_if_it_says_so() {
     let mut story = Story::declared();

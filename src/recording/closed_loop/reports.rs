@@ -133,6 +133,12 @@ impl<'d> RecordedLoads<'d> {
                 .cloned()
                 .collect(),
             in_flight,
+            latencies: recorded
+                .latencies
+                .iter()
+                .filter(|latency| is_here(&latency.pod, &[]))
+                .cloned()
+                .collect(),
             sleep,
             unread: recorded
                 .unread

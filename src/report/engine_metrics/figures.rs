@@ -3,11 +3,12 @@
 //! One engine may have several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts;
 //! queues and capacities add up. [`stowage_scheduling::engines`] has the names.
 
+use super::histogram::{CollectedHistogram, Histogram, MAX_BUCKETS, Series};
 use super::scan::{Label, MetricLine, Sample, Scan, WantedMetrics};
 use std::borrow::Cow;
 use std::sync::LazyLock;
 use stowage_scheduling::engines::{
-    DECLARATIONS, Dialect, Engine, GATEWAYS, MetricQuantity, MetricReading,
+    DECLARATIONS, Dialect, Engine, GATEWAYS, MeasuredLatency, MetricQuantity, MetricReading,
 };
 use stowage_scheduling::ids::ModelId;
 
@@ -28,6 +29,10 @@ pub struct Figures {
     pub preemptions: Option<u64>,
     /// Tokens that it has generated since it started, over all ranks.
     pub generated_tokens: Option<u64>,
+    /// Tokens of prompts that it has processed since it started, over all ranks.
+    pub prompt_tokens: Option<u64>,
+    pub time_per_token: Option<Histogram>,
+    pub time_to_first_token: Option<Histogram>,
     /// 1: its weights are in host memory; 2: they are discarded. `None` if it is awake, or does not report it.
     pub sleep_level: Option<u8>,
     /// Why figures are missing.
@@ -42,6 +47,8 @@ pub enum MetricsProblem {
     Garbled { metric: &'static str },
     #[error("{metric} has more than {MAX_RANKS} ranks")]
     TooManyRanks { metric: &'static str },
+    #[error("{metric} has more than {} bounds", MAX_BUCKETS)]
+    TooManyBuckets { metric: &'static str },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,16 +64,16 @@ pub enum UnknownPage {
 /// More ranks than run on one node. Limits the cost of a hostile page.
 const MAX_RANKS: usize = 256;
 /// No queue and no KV cache is this large; a greater count is an error of the engine.
-const MAX_COUNT: f64 = 1e12;
+pub(super) const MAX_COUNT: f64 = 1e12;
 /// Shares are quotients of rounded numbers: an excess below this counts as 1.
 const SHARE_TOLERANCE: f64 = 0.001;
 /// Enough characters to recognize a text.
 const MAX_SHOWN_CHARS: usize = 60;
 
 /// Labels that distinguish units with a KV cache and a queue of their own: data-parallel ranks (`engine`, `dp_rank`), workers
-/// (`WorkerId` is Ray's), models of one Triton; and the kinds of requests that SGLang counts apart. Samples that differ only in other
-/// labels are views of the same, such as those of each tensor-parallel rank.
-const RANK_LABELS: [&str; 8] = [
+/// (`WorkerId` is Ray's), models of one Triton; and the requests that SGLang counts apart. Samples that differ only in other labels are
+/// views of the same, such as those of each tensor-parallel rank.
+const RANK_LABELS: [&str; 7] = [
     "engine",
     "dp_rank",
     "worker_id",
@@ -74,7 +81,6 @@ const RANK_LABELS: [&str; 8] = [
     "model",
     "version",
     "is_streaming",
-    "priority",
 ];
 
 /// The values that a quantity may have.
@@ -154,6 +160,20 @@ struct Metric {
     dialect: usize,
     name: String,
     reading: MetricReading,
+    /// Which series it is, if it is one of a histogram.
+    series: Option<Series>,
+}
+
+/// The series of a metric, and what is added to its name for each.
+fn series_of(reading: &MetricReading) -> &'static [(Option<Series>, &'static str)] {
+    match reading {
+        MetricReading::Histogram(_) => &[
+            (Some(Series::Sum), "_sum"),
+            (Some(Series::Count), "_count"),
+            (Some(Series::Buckets), "_bucket"),
+        ],
+        _ => &[(None, "")],
+    }
 }
 
 fn dialects() -> impl Iterator<Item = (Engine, &'static Dialect)> {
@@ -164,13 +184,14 @@ fn dialects() -> impl Iterator<Item = (Engine, &'static Dialect)> {
 
 static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let rows = dialects().enumerate().flat_map(|(dialect, (_, row))| {
-        row.metrics.iter().map(move |&(name, reading)| {
-            let name = format!("{}{name}", row.prefix);
-            Metric {
+        row.metrics.iter().flat_map(move |&(name, reading)| {
+            let series = series_of(&reading).iter();
+            series.map(move |&(series, suffix)| Metric {
                 dialect,
-                name,
+                name: format!("{}{name}{suffix}", row.prefix),
                 reading,
-            }
+                series,
+            })
         })
     });
     rows.collect()
@@ -199,7 +220,11 @@ struct DialectValues<'p> {
     ranks: Vec<Rank<'p>>,
     /// For each quantity, why it is not reliable.
     unreliable: [Option<MetricsProblem>; QUANTITIES],
+    /// By [`MeasuredLatency`].
+    histograms: [CollectedHistogram; LATENCIES],
 }
+
+const LATENCIES: usize = MeasuredLatency::ToFirstToken as usize + 1;
 
 struct Rank<'p> {
     /// The values of [`RANK_LABELS`], as written; empty where one is missing.
@@ -217,6 +242,7 @@ impl<'p> DialectValues<'p> {
             model: None,
             ranks: Vec::new(),
             unreliable: [FINE; QUANTITIES],
+            histograms: Default::default(),
         }
     }
 
@@ -240,6 +266,10 @@ impl<'p> DialectValues<'p> {
             self.model = names.find_map(|name| sample.labels.get(name));
         }
         match metric.reading {
+            MetricReading::Histogram(latency) => {
+                let series = metric.series.expect("a histogram's metrics are its series");
+                self.histograms[latency as usize].add(&metric.name, series, sample);
+            }
             MetricReading::Value(quantity) => self.record(metric, sample, quantity, sample.value),
             MetricReading::ByLabel(label, quantities) => {
                 let Some(label) = sample.labels.get(label) else {
@@ -302,15 +332,15 @@ impl<'p> DialectValues<'p> {
 
     fn record_garbled(&mut self, metric: &'static Metric) {
         self.has_lines = true;
-        let mut spoil = |quantity| {
-            self.mark_unreliable(
-                quantity,
-                MetricsProblem::Garbled {
-                    metric: &metric.name,
-                },
-            )
+        let problem = MetricsProblem::Garbled {
+            metric: &metric.name,
         };
+        let mut spoil = |quantity| self.mark_unreliable(quantity, problem.clone());
         match metric.reading {
+            MetricReading::Histogram(latency) => {
+                let histogram = &mut self.histograms[latency as usize];
+                histogram.problem.get_or_insert(problem);
+            }
             MetricReading::Value(quantity) => spoil(quantity),
             MetricReading::ByLabel(_, quantities) | MetricReading::Labels(quantities) => {
                 quantities.iter().for_each(|&(_, quantity)| spoil(quantity));
@@ -405,7 +435,8 @@ impl<'p> DialectValues<'p> {
         }
         self.derive();
         let mut problems: Vec<MetricsProblem> = Vec::new();
-        for problem in self.unreliable.iter().flatten() {
+        let of_histograms = self.histograms.iter().map(|one| &one.problem);
+        for problem in self.unreliable.iter().chain(of_histograms).flatten() {
             if !problems.contains(problem) {
                 problems.push(problem.clone());
             }
@@ -424,6 +455,11 @@ impl<'p> DialectValues<'p> {
             running: self.sum(MetricQuantity::Running),
             preemptions: self.sum(MetricQuantity::Preemptions),
             generated_tokens: self.sum(MetricQuantity::GeneratedTokens),
+            prompt_tokens: self.sum(MetricQuantity::PromptTokens),
+            time_per_token: self
+                .histogram(MeasuredLatency::PerToken)
+                .or_else(|| self.histogram(MeasuredLatency::PerTokenOldName)),
+            time_to_first_token: self.histogram(MeasuredLatency::ToFirstToken),
             sleep_level: self.sleep_level(),
             problems,
         }
@@ -446,6 +482,10 @@ impl<'p> DialectValues<'p> {
         self.values(quantity)
             .map(|value| value as u64)
             .reduce(|a, b| a + b)
+    }
+
+    fn histogram(&self, latency: MeasuredLatency) -> Option<Histogram> {
+        self.histograms[latency as usize].histogram()
     }
 
     fn sleep_level(&self) -> Option<u8> {
@@ -500,6 +540,9 @@ impl Figures {
         self.running = self.running.or(other.running);
         self.preemptions = self.preemptions.or(other.preemptions);
         self.generated_tokens = self.generated_tokens.or(other.generated_tokens);
+        self.prompt_tokens = self.prompt_tokens.or(other.prompt_tokens);
+        self.time_per_token = self.time_per_token.or(other.time_per_token);
+        self.time_to_first_token = self.time_to_first_token.or(other.time_to_first_token);
         self.sleep_level = self.sleep_level.or(other.sleep_level);
         self.problems.extend(other.problems);
         self
@@ -536,7 +579,7 @@ fn unknown(metrics_page: &[u8]) -> UnknownPage {
     }
 }
 
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

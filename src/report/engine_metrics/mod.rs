@@ -4,6 +4,7 @@
 //! two. Pure: bytes in, figures out. The page's source and age are not known here.
 
 pub mod figures;
+pub mod histogram;
 pub mod scan;
 
 #[cfg(test)]
@@ -15,4 +16,5 @@ mod proptests;
 mod tests;
 
 pub use figures::{Figures, MetricsProblem, UnknownPage, parse_page};
+pub use histogram::Histogram;
 pub use stowage_scheduling::engines::Engine;

@@ -1,6 +1,6 @@
 //! Figures of the pages that engines of the world print, and the reason why a page of no engine has none.
 
-use super::parse_page;
+use super::{Histogram, parse_page};
 
 /// A page's figures in one line, or why it has none.
 fn described(page: &str) -> String {
@@ -41,6 +41,23 @@ fn described(page: &str) -> String {
         "generated",
         figures.generated_tokens.map(|count| count.to_string()),
     );
+    let latency = |histogram: &Option<Histogram>| {
+        let histogram = histogram.as_ref()?;
+        let bounds = histogram.buckets.iter().map(|(bound, _)| (*bound, 0.0));
+        let before = Histogram {
+            buckets: bounds.collect(),
+            ..Histogram::default()
+        };
+        let latency = histogram.since(&before)?;
+        let p99 = latency.p99.map_or("?".into(), |p99| p99.to_string());
+        Some(format!("{}/{p99}", latency.mean))
+    };
+    add(
+        "prompts",
+        figures.prompt_tokens.map(|count| count.to_string()),
+    );
+    add("per-token", latency(&figures.time_per_token));
+    add("first-token", latency(&figures.time_to_first_token));
     figures
         .problems
         .iter()
@@ -70,10 +87,10 @@ fn every_recorded_metrics_page_is_parsed_or_rejected_with_a_reason() {
                 .into(),
         ),
         ("empty", "the page is empty".into()),
-        ("llama-cpp-old", "llama.cpp kv=0.93 waiting=0 running=1 generated=3469".into()),
+        ("llama-cpp-old", "llama.cpp kv=0.93 waiting=0 running=1 generated=3469 prompts=6886".into()),
         (
             "nim-1.x",
-            "nim model=meta/llama-3.1-8b-instruct kv=0.0002848191398461977 waiting=0 running=1 generated=174".into(),
+            "nim model=meta/llama-3.1-8b-instruct kv=0.0002848191398461977 waiting=0 running=1 generated=174 prompts=109".into(),
         ),
         ("prodstack-router", "the page of the router of vLLM's production stack, which is no engine".into()),
         (
@@ -87,7 +104,7 @@ fn every_recorded_metrics_page_is_parsed_or_rejected_with_a_reason() {
             "scalellm-210",
             "no metric of a known engine; first line: \"# TYPE request_status_total counter\"".into(),
         ),
-        ("sglang-0.3.5", "sglang model=meta-llama/Llama-3.2-3B tokens=570979".into()),
+        ("sglang-0.3.5", "sglang model=meta-llama/Llama-3.2-3B tokens=570979 prompts=230794".into()),
         (
             "sglang-0.5.10",
             "sglang model=facebook/opt-125m kv=0.25 tokens=430839 waiting=0 running=0 preemptions=0 generated=32".into(),
@@ -98,12 +115,15 @@ fn every_recorded_metrics_page_is_parsed_or_rejected_with_a_reason() {
             "sglang model=Qwen/Qwen3-32B kv=0.97 tokens=443000 waiting=212 running=96".into(),
         ),
         // Its counters have a series for streamed requests and one for the others.
-        ("sglang-0.5.23-latencies", "sglang model=Qwen/Qwen3-4B generated=34205".into()),
+        ("sglang-0.5.23-latencies", "sglang model=Qwen/Qwen3-4B generated=34205 prompts=335872 per-token=8.6 ms/14.6 ms first-token=65.0 ms/191.4 ms".into()),
         ("smg-813", "the page of SGLang's model gateway, which is no engine".into()),
         (
             "trtllm-5560",
             "trtllm-serve model=deepseek-ai/DeepSeek-V3-0324 waiting=0 running=1 generated=81896".into(),
         ),
+        // It has both names of the time per token.
+        ("vllm-0.11", "vllm model=Qwen/Qwen3-4B kv=0.0743 waiting=0 running=2 generated=36684 prompts=335872 per-token=9.2 ms/41.3 ms first-token=67.0 ms/239.3 ms".into()),
+        ("vllm-0.33-latencies", "vllm model=Qwen/Qwen3-4B kv=0.0743 waiting=0 running=2 generated=36684 prompts=335872 per-token=9.2 ms/41.3 ms first-token=67.0 ms/239.3 ms".into()),
         ("vllm-0.2.7", "vllm model=facebook/opt-125m kv=0 waiting=0 running=0".into()),
         (
             "vllm-0.33-rust",

@@ -25,6 +25,9 @@ fn figures(engine: Engine, model: &str) -> Figures {
         running: None,
         preemptions: None,
         generated_tokens: None,
+        prompt_tokens: None,
+        time_per_token: None,
+        time_to_first_token: None,
         sleep_level: None,
         problems: Vec::new(),
     }
@@ -181,9 +184,18 @@ fn every_engine_and_version_is_read_to_the_last_figure() {
         ),
     ];
     for (page, expected) in pages {
-        assert_eq!(parse_page(page, None).unwrap(), expected);
         // A wrong engine in the hint changes nothing.
-        assert_eq!(parse_page(page, Some(Engine::Lmdeploy)).unwrap(), expected);
+        for hint in [None, Some(Engine::Lmdeploy)] {
+            let found = parse_page(page, hint).unwrap();
+            // Of the engines' own pages, in another test.
+            let without_latencies = Figures {
+                prompt_tokens: None,
+                time_per_token: None,
+                time_to_first_token: None,
+                ..found
+            };
+            assert_eq!(without_latencies, expected);
+        }
     }
 }
 
@@ -374,6 +386,57 @@ fn more_ranks_than_there_can_be_are_not_added_up() {
 }
 
 #[test]
+fn a_histogram_that_cannot_be_is_unknown_and_named() {
+    let whole =
+        "vllm:time_to_first_token_seconds_sum 3\nvllm:time_to_first_token_seconds_count 2\n";
+    let bucket = "vllm:time_to_first_token_seconds_bucket";
+    let bounds: String = (0..1000)
+        .map(|bound| format!("{bucket}{{le=\"{bound}\"}} 1\n"))
+        .collect();
+    for (lines, problem) in [
+        (
+            "vllm:time_to_first_token_seconds_sum -1\n",
+            "seconds_sum is -1, which cannot be",
+        ),
+        (
+            "vllm:time_to_first_token_seconds_count 1.5\n",
+            "seconds_count is 1.5, which cannot be",
+        ),
+        (
+            "vllm:time_to_first_token_seconds_sum NaN\n",
+            "seconds_sum is NaN, which cannot be",
+        ),
+        (
+            &format!("{bucket}{{le=\"fast\"}} 1\n"),
+            "seconds_bucket is fast, which cannot be",
+        ),
+        (
+            &format!("{bucket} 1\n"),
+            "a line of vllm:time_to_first_token_seconds_bucket cannot be read",
+        ),
+        (
+            &format!("{bucket}{{le=\"1\"}}\n"),
+            "a line of vllm:time_to_first_token_seconds_bucket cannot be read",
+        ),
+        (&bounds, "seconds_bucket has more than 64 bounds"),
+    ] {
+        let figures = parse_page(format!("{whole}{lines}").as_bytes(), None).unwrap();
+        assert_eq!(figures.time_to_first_token, None, "{problem}");
+        let named = figures.problems[0].to_string();
+        assert!(named.ends_with(problem), "{named}");
+    }
+    let only_infinite = format!("{whole}{bucket}{{le=\"+Inf\"}} 2\n");
+    let figures = parse_page(only_infinite.as_bytes(), None).unwrap();
+    let histogram = figures.time_to_first_token.unwrap();
+    assert_eq!(
+        (histogram.sum, histogram.count, histogram.buckets),
+        (3.0, 2.0, vec![])
+    );
+    let without_sum = parse_page(b"vllm:time_to_first_token_seconds_count 2\n", None).unwrap();
+    assert_eq!(without_sum.time_to_first_token, None);
+}
+
+#[test]
 fn a_page_of_no_engine_is_an_error_that_shows_it() {
     assert_eq!(parse_page(b"", None), Err(UnknownPage::Empty));
     assert_eq!(
@@ -392,7 +455,7 @@ fn a_page_of_no_engine_is_an_error_that_shows_it() {
 
 #[test]
 fn an_idle_engine_is_identified_by_its_metric_prefix() {
-    let page = b"# HELP x y\nvllm:prompt_tokens_total{model_name=\"a\"} 0\n";
+    let page = b"# HELP x y\nvllm:request_success_total{model_name=\"a\"} 0\n";
     assert_eq!(parse_page(page, None).unwrap(), figures(Engine::Vllm, ""));
 }
 

@@ -3,8 +3,9 @@
 //! A new engine is a variant and a row here, and a page in `tests/fixtures/engines` with its figures in a test. The docs, the
 //! reference of metrics and the admission policy that completes pods have lists of engines that tests compare with this one.
 
+use super::MeasuredLatency::{PerToken, PerTokenOldName, ToFirstToken};
 use super::MetricQuantity::*;
-use super::MetricReading::{self, ByLabel, Labels, Value};
+use super::MetricReading::{self, ByLabel, Histogram, Labels, Value};
 use super::{Dialect, EngineDeclaration, Gateway, HealthEndpoint};
 
 /// An inference engine. The list is closed, so that no pod can make it grow.
@@ -92,6 +93,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 ("num_retracted_requests_total", Value(Preemptions)),
                 // Its gauge `gen_throughput` is of one batch, and stays where it was once there is none.
                 ("generation_tokens_total", Value(GeneratedTokens)),
+                ("prompt_tokens_total", Value(PromptTokens)),
+                // Up to 0.4.4 it had `time_per_output_token_seconds`, which averages over the whole request at each token.
+                ("inter_token_latency_seconds", Histogram(PerToken)),
+                ("time_to_first_token_seconds", Histogram(ToFirstToken)),
             ],
             ..DEFAULT_DIALECT
         }],
@@ -115,6 +120,10 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                     ("kv_cache_max_blocks", Value(KvBlocks)),
                     ("kv_cache_tokens_per_block", Value(BlockTokens)),
                     ("generation_tokens_total", Value(GeneratedTokens)),
+                    ("prompt_tokens_total", Value(PromptTokens)),
+                    // Both when a request ends.
+                    ("time_per_output_token_seconds", Histogram(PerToken)),
+                    ("time_to_first_token_seconds", Histogram(ToFirstToken)),
                 ],
                 ..DEFAULT_DIALECT
             },
@@ -224,6 +233,7 @@ pub static DECLARATIONS: [EngineDeclaration; 12] = [
                 ("requests_deferred", Value(Waiting)),
                 ("requests_processing", Value(Running)),
                 ("tokens_predicted_total", Value(GeneratedTokens)),
+                ("prompt_tokens_total", Value(PromptTokens)),
             ],
             ..DEFAULT_DIALECT
         }],
@@ -336,6 +346,12 @@ const VLLM_METRICS: &[(&str, MetricReading)] = &[
     ("num_preemptions", Value(Preemptions)),
     ("generation_tokens_total", Value(GeneratedTokens)),
     ("generation_tokens", Value(GeneratedTokens)),
+    ("prompt_tokens_total", Value(PromptTokens)),
+    ("prompt_tokens", Value(PromptTokens)),
+    // Per step, which yields more than a token where it speculates; since 0.10.2. The former name was there up to 0.11.
+    ("inter_token_latency_seconds", Histogram(PerToken)),
+    ("time_per_output_token_seconds", Histogram(PerTokenOldName)),
+    ("time_to_first_token_seconds", Histogram(ToFirstToken)),
     // If cache groups have blocks of several sizes the product is not the number of tokens: newer versions have a label for it.
     (
         "cache_config_info",
@@ -364,6 +380,9 @@ const COMMON_METRICS: &[(&str, MetricReading)] = &[
     ("num_requests_waiting", Value(Waiting)),
     ("num_requests_running", Value(Running)),
     ("generation_tokens_total", Value(GeneratedTokens)),
+    ("prompt_tokens_total", Value(PromptTokens)),
+    ("time_per_output_token_seconds", Histogram(PerToken)),
+    ("time_to_first_token_seconds", Histogram(ToFirstToken)),
 ];
 
 pub static GATEWAYS: [Gateway; 3] = [

@@ -88,6 +88,8 @@ pub enum MetricQuantity {
     Preemptions,
     /// Tokens that it has generated; it only rises, with some engines when a request ends.
     GeneratedTokens,
+    /// Tokens of prompts that it has processed; it only rises.
+    PromptTokens,
     /// Tokens the KV cache holds.
     KvTokens,
     /// Blocks of the KV cache, and the tokens of one: their product is the number of tokens it holds.
@@ -108,6 +110,19 @@ pub enum MetricReading {
     ByLabel(&'static str, &'static [(&'static str, MetricQuantity)]),
     /// The labels are the quantity, and the value is always 1.
     Labels(&'static [(&'static str, MetricQuantity)]),
+    /// A histogram in seconds; the name is without `_sum`, `_count` and `_bucket`.
+    Histogram(MeasuredLatency),
+}
+
+/// What an engine measures of its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MeasuredLatency {
+    /// From one output token of a request to the next.
+    PerToken,
+    /// The same under the name of earlier versions; both exist while one name replaces the other.
+    PerTokenOldName,
+    /// From the arrival of a request to its first token.
+    ToFirstToken,
 }
 
 impl Engine {

@@ -21,6 +21,7 @@ pub mod headroom;
 pub mod health;
 pub mod image;
 pub mod label_selector;
+pub mod latency;
 pub mod memory_fraction;
 pub mod model_tier;
 pub mod node;

@@ -4,6 +4,7 @@
 //! what is free on a GPU right now (`ledger::node_state`).
 
 use super::engine_model::EngineReading;
+use super::latency::EngineLatency;
 use super::model_tier::NodeModelSet;
 use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::units::{Bytes, Moment, Percent};
@@ -23,6 +24,9 @@ pub struct NodeReading {
     pub engines: Vec<EngineReading>,
     /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
     pub in_flight: Vec<(PodUid, u32)>,
+    /// How long the requests of each pod's engines take, in order of UID; only of those that serve and say something of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies: Vec<EngineLatency>,
     /// Whether the engines of each pod sleep, in order of UID; only of those of which it is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleep: Vec<(PodUid, SleepState)>,
@@ -214,6 +218,7 @@ impl NodeReading {
         let per_pod = attributed
             + self.in_flight.len()
             + self.sleep.len()
+            + self.latencies.len()
             + self.over_grant.len()
             + self.unread.len()
             + 2 * self.limits.len();
@@ -242,6 +247,15 @@ impl NodeReading {
             .binary_search_by(|(uid, _)| uid.cmp(pod))
             .ok()?;
         Some(self.in_flight[index].1)
+    }
+
+    /// How long the requests of the pod's engines take; `None` if they do not serve or say nothing of it.
+    pub fn latency_of(&self, pod: &PodUid) -> Option<&EngineLatency> {
+        let index = self
+            .latencies
+            .binary_search_by(|latency| latency.pod.cmp(pod))
+            .ok()?;
+        Some(&self.latencies[index])
     }
 
     /// Whether the pod's engines sleep; `None` if that is unknown.

@@ -1,20 +1,33 @@
 //! The lists of engines that people and the API server read are those of the declarations. `STOWAGE_BLESS=1` writes them again.
 
 use super::root;
+use stowage_scheduling::engines::MeasuredLatency::{self, *};
 use stowage_scheduling::engines::MetricQuantity::{self, *};
 use stowage_scheduling::engines::{
     DECLARATIONS, Engine, EngineDeclaration, GATEWAYS, MetricReading,
 };
 
 /// What the table says of an engine, in the order of its columns.
-const FIGURES: [(&str, &[MetricQuantity]); 7] = [
-    ("KV cache in use", &[KvUsage, KvUsageOldName, BatchTokens]),
-    ("queue", &[Waiting]),
-    ("interruptions", &[Preemptions]),
-    ("running requests", &[Running]),
-    ("tokens", &[GeneratedTokens]),
-    ("KV cache size", &[KvTokens, KvBlocks]),
-    ("sleep", &[Awake]),
+type Figure = (
+    &'static str,
+    &'static [MetricQuantity],
+    &'static [MeasuredLatency],
+);
+
+const FIGURES: [Figure; 9] = [
+    (
+        "KV cache in use",
+        &[KvUsage, KvUsageOldName, BatchTokens],
+        &[],
+    ),
+    ("queue", &[Waiting], &[]),
+    ("interruptions", &[Preemptions], &[]),
+    ("running requests", &[Running], &[]),
+    ("tokens", &[GeneratedTokens], &[]),
+    ("KV cache size", &[KvTokens, KvBlocks], &[]),
+    ("sleep", &[Awake], &[]),
+    ("time per token", &[], &[PerToken, PerTokenOldName]),
+    ("time to first token", &[], &[ToFirstToken]),
 ];
 
 const HEADER: &str = "| engine | label | page by default | versions seen | read | not read |\n|---|---|---|---|---|---|\n";
@@ -25,7 +38,11 @@ fn declared() -> impl Iterator<Item = &'static EngineDeclaration> {
         .filter(|one| one.engine != Engine::Other)
 }
 
-fn is_read(one: &EngineDeclaration, quantities: &[MetricQuantity]) -> bool {
+fn is_read(
+    one: &EngineDeclaration,
+    quantities: &[MetricQuantity],
+    latencies: &[MeasuredLatency],
+) -> bool {
     let has = |quantity: &MetricQuantity| quantities.contains(quantity);
     let readings = one
         .dialects
@@ -33,6 +50,7 @@ fn is_read(one: &EngineDeclaration, quantities: &[MetricQuantity]) -> bool {
         .flat_map(|dialect| dialect.metrics)
         .map(|(_, reading)| reading);
     let by_metric = readings.into_iter().any(|reading| match reading {
+        MetricReading::Histogram(latency) => latencies.contains(latency),
         MetricReading::Value(quantity) => has(quantity),
         MetricReading::ByLabel(_, all) | MetricReading::Labels(all) => {
             all.iter().any(|(_, quantity)| has(quantity))
@@ -53,13 +71,14 @@ fn table() -> String {
                 .collect::<Vec<_>>()
                 .join(", "),
         };
-        let (read, not_read): (Vec<_>, Vec<_>) =
-            FIGURES.iter().partition(|(_, all)| is_read(one, all));
-        let list = |figures: Vec<&(&str, &[MetricQuantity])>| match figures[..] {
+        let (read, not_read): (Vec<_>, Vec<_>) = FIGURES
+            .iter()
+            .partition(|(_, all, latencies)| is_read(one, all, latencies));
+        let list = |figures: Vec<&Figure>| match figures[..] {
             [] => "–".to_owned(),
             _ => figures
                 .iter()
-                .map(|(name, _)| *name)
+                .map(|(name, ..)| *name)
                 .collect::<Vec<_>>()
                 .join(", "),
         };

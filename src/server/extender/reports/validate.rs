@@ -11,7 +11,7 @@ use stowage_report::limits::{
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
-use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::units::{Bytes, Micros, Millis};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 use stowage_scheduling::vocabulary::gpu::Device;
 use stowage_scheduling::vocabulary::health::ComputeMode;
@@ -39,7 +39,11 @@ coded! {
     #[derive(Debug, Clone, PartialEq)]
     pub enum Flaw {
         "bad-token-rate" TokenRate { place: usize, pod: PodUid, rate: f64 },
-            "engines[{place}]: pod {pod} generates {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}";
+            "engines[{place}]: pod {pod} processes {rate} tokens per second; write a number from 0 to {MAX_TOKEN_RATE}";
+        "bad-busy-share" BusyShare { place: usize, pod: PodUid, share: f64 },
+            "engines[{place}]: pod {pod}'s engine is busy for {share} of its time; a share of 0 to 1 is meant";
+        "bad-latency" Latency { place: usize, pod: PodUid },
+            "engines[{place}]: pod {pod}'s engine has a latency of 0; leave out what was not measured";
         "gpu-twice" GpuTwice { place: usize, uuid: GpuUuid },
             "gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once";
         "reserved-above-total" ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
@@ -273,9 +277,27 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
                 usage,
             });
         }
-        if let Some(rate) = engine
-            .tokens_per_second
-            .filter(|rate| !(0.0..=MAX_TOKEN_RATE).contains(rate))
+        if let Some(share) = engine.busy.filter(|share| !(0.0..=1.0).contains(share)) {
+            return Err(Flaw::BusyShare {
+                place,
+                pod: engine.pod.clone(),
+                share,
+            });
+        }
+        let mut latencies = [engine.time_per_token, engine.time_to_first_token]
+            .into_iter()
+            .flatten();
+        if latencies.any(|latency| latency.mean == Micros(0)) {
+            return Err(Flaw::Latency {
+                place,
+                pod: engine.pod.clone(),
+            });
+        }
+        let rates = [engine.tokens_per_second, engine.prompt_tokens_per_second];
+        if let Some(rate) = rates
+            .into_iter()
+            .flatten()
+            .find(|rate| !(0.0..=MAX_TOKEN_RATE).contains(rate))
         {
             return Err(Flaw::TokenRate {
                 place,
