@@ -66,6 +66,23 @@ fn check(golden: &str, world: &mut ExplainedCluster, pod: &TestPod) {
 }
 
 #[test]
+fn an_engine_near_its_limit_on_latency_says_what_it_leaves_to_others() {
+    let mut classes = Policy::default().classes().to_vec();
+    classes
+        .iter_mut()
+        .filter(|class| class.engine)
+        .for_each(|class| class.max_time_per_token = Some(Millis(50)));
+    let (engine, new) = (pod("llama-8b", "30Gi"), pod("llama-2", "20Gi"));
+    let mut world = ExplainedCluster::new(Policy::default().with_classes(classes).unwrap())
+        .with_node("node-a", 1)
+        .with_running(&engine, "node-a", &[0]);
+    world.report("node-a", &[], &[]);
+    world.report_latency("node-a", &engine, 40, 60);
+    world.add_waiting(&new);
+    check("latency-limit", &mut world, &new);
+}
+
+#[test]
 fn a_bound_pod_shows_what_is_granted_in_force_and_used() {
     let mut classes = Policy::default().classes().to_vec();
     classes

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ids::printable;
-use stowage_scheduling::units::{Bytes, Millis, Percent};
+use stowage_scheduling::units::{Bytes, Micros, Millis, Percent};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
@@ -27,6 +27,7 @@ pub enum Cell {
     /// With a bar.
     Percent(Option<Percent>),
     Age(Option<Millis>),
+    Latency(Option<Micros>),
 }
 
 /// Cells of a bar.
@@ -66,6 +67,7 @@ impl Cell {
                 )
             }
             Self::Age(age) => age.map_or("?".into(), human_duration),
+            Self::Latency(latency) => latency.map_or("?".into(), |latency| latency.to_string()),
         }
     }
 
@@ -109,6 +111,7 @@ impl Cell {
             Self::Request { per_gpu, gpus } => Some(i128::from(per_gpu.0) * i128::from(*gpus)),
             Self::Percent(percent) => percent.map(|percent| percent.get().into()),
             Self::Age(age) => age.map(|age| age.0.into()),
+            Self::Latency(latency) => latency.map(|latency| latency.0.into()),
         }
     }
 }

@@ -16,7 +16,7 @@ use stowage_scheduling::explaining::fleet::{
 };
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use stowage_scheduling::ledger::{OccupantPhase, SchedulingGate};
-use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Micros, Millis, Moment, Percent};
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::node::NodeKind;
 use stowage_scheduling::vocabulary::node_reading::Freshness;
@@ -38,6 +38,7 @@ fn gpu(node: &str, index: u32, allocated: u64, kv: Option<u8>) -> FleetGpu {
         used_bytes: Some(Bytes::gib(allocated)),
         kv_cache_percent: kv.and_then(Percent::new),
         queue: kv.map(|kv| u32::from(kv) / 20),
+        time_per_token_micros: kv.map(|kv| Micros(u64::from(kv) * 200)),
         exclusive: false,
         starting: false,
     }

@@ -114,11 +114,12 @@ const NODES: [Column; 8] = [
     right("PODS", 4),
     left("REPORT", 8, 7),
 ];
-const GPUS: [Column; 8] = [
+const GPUS: [Column; 9] = [
     left("NODE", 16, 10),
     right("GPU", 3),
     optional(left("MODEL", 21, 8)),
     left("HEALTH", 8, 8),
+    optional(right("A TOKEN", 8)),
     left("ALLOCATED", 24, 13),
     left("KV CACHE", 12, 8),
     right("QUEUE", 5),
@@ -261,6 +262,10 @@ fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
             Cell::Count(gpu.index.into()),
             Cell::untrusted_text(gpu.model.as_str()),
             Cell::Text(health.into()),
+            match has_engine {
+                true => Cell::Latency(gpu.time_per_token_micros),
+                false => Cell::Text("-".into()),
+            },
             Cell::Share {
                 part: gpu.allocated_bytes,
                 of: gpu.allocatable_bytes,

@@ -29,6 +29,7 @@ pub fn check(policy: WrittenPolicy<'_>, found: &mut Vec<Diagnostic>) {
         pools(policy, one, entry, found);
         reusable_that_lend(one, entry, found);
         unused_without_limits(one, entry, found);
+        latency_limits(one, entry, found);
     }
 }
 
@@ -62,6 +63,33 @@ fn unused_without_limits(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Dia
             Diagnostic::error("unused-without-limits", span(entry, &["unused"]), message)
                 .help("add `isolation: preferred` or `required`, or lend only what sleeping engines do not use: `sleeping: lend`"),
         );
+    }
+}
+
+/// A limit on latency is kept for engines alone, and no engine keeps one of nothing.
+fn latency_limits(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    let limits = [
+        ("maxTimePerToken", one.class.max_time_per_token),
+        ("maxTimeToFirstToken", one.class.max_time_to_first_token),
+    ];
+    for (field, limit) in limits {
+        let class = quoted(&one.class.name);
+        let diagnostic = match limit {
+            Some(Millis(0)) => Diagnostic::error(
+                "no-latency",
+                span(entry, &[field]),
+                format!("no engine of {class} keeps 0 s, so no pod would ever come beside one"),
+            )
+            .help("write what it may take at most, such as `50ms`, or take the line away"),
+            Some(_) if !one.class.engine => Diagnostic::warning(
+                "latency-without-engine",
+                span(entry, &[field]),
+                format!("{class} has no engines, so nothing keeps its pods within this limit"),
+            )
+            .help("add `engine: true`, or take the line away"),
+            _ => continue,
+        };
+        found.push(diagnostic);
     }
 }
 

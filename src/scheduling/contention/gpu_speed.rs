@@ -43,6 +43,12 @@ impl GpuSpeed {
         sheet("L4", 24, 300e9, 121e12),
     ];
 
+    /// The speed of a product as NVML names it, with or without the vendor; `None` for one that is not known, and for a MIG slice.
+    pub fn of(product: &str) -> Option<Self> {
+        let name = product.strip_prefix("NVIDIA-").unwrap_or(product);
+        Self::ALL.into_iter().find(|speed| speed.product == name)
+    }
+
     /// Seconds in which a step reads so many bytes.
     pub fn memory_s(&self, bytes: f64) -> f64 {
         bytes / (self.bandwidth * BANDWIDTH_REACHED)

@@ -10,7 +10,7 @@ use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::ledger::{LoanStage, OccupantPhase, SchedulingGate};
 use crate::placing::start_model::FactorSource;
 use crate::policy::{Borrowing, Mode};
-use crate::units::{Bytes, Millis, Percent, plural};
+use crate::units::{Bytes, Micros, Millis, Percent, plural};
 use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Health;
@@ -488,6 +488,12 @@ pub struct GpuPart {
     /// What decisions count of that; `None` without a fresh report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_load: Option<EngineLoadPart>,
+    /// How much of the time one more pod may have work, so that the engines here keep the limits of their classes; `None` if any may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room_percent: Option<i16>,
+    /// What the pod is expected to take for a token here; `None` if that is unknown, or no limit of its class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_time_per_token_micros: Option<Micros>,
     /// An engine is starting on it.
     pub starting: bool,
     /// The pods here that the reader may see.
@@ -583,9 +589,25 @@ pub struct OccupantPart {
     /// `None` if it has nothing to do with VRAM that is lent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loan: Option<LoanStage>,
+    /// `None` if its agent says nothing of its requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<OccupantLatencyPart>,
     /// Why it may not be evicted for the pod; `None` if it may, or if the pod does not wait.
     #[serde(default)]
     pub keep_reason: Option<String>,
+}
+
+/// How long the requests of a pod's engines take, as last said, and the limits of its class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OccupantLatencyPart {
+    /// `None` if it is unknown: it had no request, or does not say it.
+    pub time_per_token_micros: Option<Micros>,
+    pub max_time_per_token_micros: Option<Micros>,
+    pub time_to_first_token_micros: Option<Micros>,
+    pub max_time_to_first_token_micros: Option<Micros>,
+    /// The share of time for which it has requests.
+    pub busy_percent: Option<Percent>,
 }
 
 /// Nodes that do not fit for the same reason.

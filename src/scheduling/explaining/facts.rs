@@ -79,7 +79,7 @@ impl Facts {
         let borrowing = ledger.borrowing_of(&entry);
         // As it may be placed.
         entry.demand.resolve_model_name(&snapshot);
-        entry.demand = ledger.as_borrower(uid, entry.demand);
+        entry.demand = ledger.for_placing(uid, entry.demand);
         let reservation = entry.reservation();
         let victims = reservation
             .iter()

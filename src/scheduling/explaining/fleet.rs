@@ -17,7 +17,7 @@ use crate::ledger::{
     SchedulingGate,
 };
 use crate::policy::{Class, Policy};
-use crate::units::{Bytes, Moment, Percent};
+use crate::units::{Bytes, Micros, Moment, Percent};
 use crate::vocabulary::classification::{ClassId, TenantId};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::{Device, Gpu, Health};
@@ -119,6 +119,9 @@ pub struct FleetGpu {
     pub kv_cache_percent: Option<Percent>,
     /// Requests that wait in the queues of its engines, likewise. Decisions use the average of some seconds.
     pub queue: Option<u32>,
+    /// From one output token of a request to the next on the slowest of its engines, over half a minute; `None` if it is unknown.
+    #[serde(default)]
+    pub time_per_token_micros: Option<Micros>,
     /// A pod has it for itself.
     pub exclusive: bool,
     /// An engine starts on it.
@@ -279,9 +282,16 @@ fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = Fl
     node.gpus
         .iter()
         .zip(&*node.devices)
-        .map(move |(gpu, device)| {
+        .enumerate()
+        .map(move |(index, (gpu, device))| {
             let allocated = allocated_on(gpu, somewhere());
-            fleet_gpu(gpu, device, measured(device), allocated)
+            let on_it = residents.into_iter().flatten();
+            let on_it = on_it.filter(|resident| resident.gpus.contains(index));
+            let latencies = on_it.filter_map(|resident| reading?.latency_of(&resident.uid));
+            FleetGpu {
+                time_per_token_micros: latencies.filter_map(|one| one.time_per_token).max(),
+                ..fleet_gpu(gpu, device, measured(device), allocated)
+            }
         })
 }
 
@@ -315,6 +325,7 @@ fn fleet_gpu(
         used_bytes: measured.and_then(|gpu| gpu.used),
         kv_cache_percent: measured.and_then(|gpu| gpu.engine_load.occupancy()),
         queue: measured.and_then(|gpu| gpu.engine_load.queue),
+        time_per_token_micros: None,
         exclusive: gpu.exclusive,
         starting: gpu.starting,
     }

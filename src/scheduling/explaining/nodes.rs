@@ -1,8 +1,8 @@
 //! Every node's verdict, the selection of nodes to show, and what is shown of one.
 
 use super::explanation::{
-    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
-    OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
+    CalibrationPart, Counts, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantLatencyPart,
+    OccupantPart, OthersPart, Reason, RefusalGroup, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use super::facts::{Facts, GpuOccupants, NodeDetails, max_shown_nodes};
 use super::fleet::allocated_on;
@@ -16,10 +16,11 @@ use crate::placing::pack::{self, GpuChoice, WakeEstimate};
 use crate::placing::rank::{self, Candidate, EngineLoadCost, ScoreParts, Shortlist, shortlist};
 use crate::placing::start_model::{FactorsAndSource, StartEstimate};
 use crate::policy::{PartAndWeight, Weights};
-use crate::units::Bytes;
+use crate::units::{Bytes, Micros};
 use crate::vocabulary::demand::{Demand, MAX_GPUS};
 use crate::vocabulary::device_plugin::{GpuRequest, PluginShare};
 use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::{BTreeMap, BTreeSet};
@@ -553,6 +554,8 @@ fn gpu_part(
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
         engine_load: None,
+        room_percent: (gpu.neighbors.room < NeighborRoom::EMPTY.room).then_some(gpu.neighbors.room),
+        expected_time_per_token_micros: expected_time_per_token(gpu, facts),
         starting: gpu.starting,
         occupants: gpu_occupants
             .iter()
@@ -571,6 +574,17 @@ fn gpu_part(
         obstacles: against,
         wake: None,
     }
+}
+
+/// What a pending pod would take for a token, if its class limits that.
+fn expected_time_per_token(gpu: &Gpu, facts: &Facts) -> Option<Micros> {
+    let demand = facts.demand();
+    let is_pending = facts.entry.node().is_none();
+    demand.terms.max_time_per_token.filter(|_| is_pending)?;
+    let alone = gpu
+        .neighbors
+        .step_alone(demand.expected, demand.weights_per_gpu())?;
+    Some(gpu.neighbors.beside_all(alone))
 }
 
 fn others(gpu: &Gpu, gpu_occupants: GpuOccupants<'_>, facts: &Facts) -> Option<OthersPart> {
@@ -599,6 +613,16 @@ fn occupant(
         over_grant_bytes: gpu_occupant.over_grant,
         unread: gpu_occupant.is_unread,
         loan: gpu_occupant.loan,
+        latency: gpu_occupant.latency.as_ref().map(|latency| {
+            let limits = facts.policy.class(gpu_occupant.class).latency_limits();
+            OccupantLatencyPart {
+                time_per_token_micros: latency.time_per_token,
+                max_time_per_token_micros: limits.time_per_token,
+                time_to_first_token_micros: latency.time_to_first_token,
+                max_time_to_first_token_micros: limits.time_to_first_token,
+                busy_percent: latency.busy,
+            }
+        }),
         keep_reason,
     }
 }

@@ -38,6 +38,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     ];
     all.into_iter()
         .chain(engine_load_obstacles(gpu, demand))
+        .chain([latency_obstacle(gpu, demand)])
         .flatten()
         .collect()
 }
@@ -96,6 +97,14 @@ fn engine_load_obstacles(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
         .rejects_unknown(gpu.engine_load)
         .then_some(Obstacle::UnknownLoad);
     [full, long, unknown]
+}
+
+fn latency_obstacle(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
+    let is_closed = !gpu.leaves_time_to(demand);
+    is_closed.then_some(Obstacle::LatencyLimit {
+        busy: demand.expected.busy,
+        room: gpu.neighbors.room,
+    })
 }
 
 /// The VRAM that the GPU lacks; none if that is no obstacle there.

@@ -10,6 +10,7 @@ use crate::vocabulary::demand::{ContainerRequest, Demand, PluginAmount, PodReque
 use crate::vocabulary::device_plugin::PluginResource;
 use crate::vocabulary::disruption_info::{DisruptionInfo, ObservedDisruptionInfo};
 use crate::vocabulary::gpu::{Device, Health};
+use crate::vocabulary::latency::EngineLatency;
 use crate::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::vocabulary::node::NodeKind;
 use crate::vocabulary::node_reading::{
@@ -228,6 +229,20 @@ impl ExplainedCluster {
             guaranteed: *limit,
         };
         reading.limits = limits.iter().enumerate().map(limit).collect();
+        self.cluster
+            .ledger_mut()
+            .take_reading(&name(node), reading.into());
+    }
+
+    /// The node's agent reports the same once more, and what the engine of a pod there takes for a token.
+    pub fn report_latency(&mut self, node: &str, pod: &TestPod, millis: u64, busy: u8) {
+        let mut reading = self.cluster.ledger().reading(&name(node)).unwrap().clone();
+        reading.latencies = vec![EngineLatency {
+            pod: pod.uid(),
+            time_per_token: Some(Millis(millis).into()),
+            time_to_first_token: None,
+            busy: Percent::new(busy),
+        }];
         self.cluster
             .ledger_mut()
             .take_reading(&name(node), reading.into());

@@ -19,6 +19,7 @@ use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::disruption_info::PodHealth;
 use crate::vocabulary::engine_model::ReusableEngineSet;
 use crate::vocabulary::gpu::{Gpu, GpuSet};
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::memory_fraction::MemoryFraction;
 use crate::vocabulary::node_reading::EngineLoad;
 use crate::vocabulary::placement::{Placement, Reservation};
@@ -237,7 +238,7 @@ impl Ledger {
         let placement = match (self.node_states.existing(node), pod_state.reservation()) {
             (None, _) => Err(Misfit::UnknownNode),
             (Some(node_state), Some(reservation)) => {
-                let demand = self.as_borrower(uid, pod_state.demand.clone());
+                let demand = self.for_placing(uid, pod_state.demand.clone());
                 self.reserved_gpus(uid, &demand, reservation, node_state)
             }
             (Some(node_state), None) => Ok(node_state
@@ -335,7 +336,7 @@ impl Ledger {
         node: &NodeName,
     ) -> Result<Placement, Misfit> {
         let node_state = self.node_states.existing(node).ok_or(Misfit::UnknownNode)?;
-        let demand = self.as_borrower(uid, pod_state.demand.clone());
+        let demand = self.for_placing(uid, pod_state.demand.clone());
         let gpus = match pod_state
             .reservation()
             .filter(|reservation| reservation.node == *node)
@@ -526,6 +527,7 @@ pub(super) fn clear_measurements(gpus: &mut [Gpu]) {
         *gpu = Gpu {
             unaccounted_vram: Bytes::ZERO,
             engine_load: EngineLoad::default(),
+            neighbors: NeighborRoom::EMPTY,
             ..*gpu
         };
     }

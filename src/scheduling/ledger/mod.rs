@@ -20,6 +20,7 @@
 //! | [`overuse`] | pods over their grants, by node | only bound pods of the node |
 //! | [`disruption_budgets`] | disruption budgets | order of names |
 //! | [`packing`] | demand history and packing model | generations of models |
+//! | [`expected_work`] | how much of the time engines have requests, by model | |
 //! | [`start_times`] | observed starts of engines, sizes of images | the start model follows from them |
 //! | [`reservations`] | the leader's epoch, and reservations of others | |
 //!
@@ -34,6 +35,7 @@ mod assume;
 mod copy_on_write;
 mod disruption_budgets;
 pub(crate) mod evictions;
+mod expected_work;
 mod node_devices;
 mod node_state;
 mod node_states;
@@ -96,6 +98,7 @@ pub use copy_on_write::PODS_LOOKED_AT;
 use disruption_budgets::DisruptionBudgets;
 use evictions::OwnerEvictions;
 use evictions::RecentEvictions;
+use expected_work::ModelWork;
 use node_states::NodeStates;
 use overuse::OverusingPods;
 use packing::PackingState;
@@ -126,6 +129,7 @@ pub struct Ledger {
     budgets: DisruptionBudgets,
     packing: PackingState,
     start_times: StartTimes,
+    model_work: ModelWork,
     leader_record: LeaderRecord,
     /// Reservations in the conditions of pods without a node, made by this replica or another, as the watch showed them last.
     observed_reservations: Arc<BTreeMap<PodUid, Reservation>>,
@@ -210,6 +214,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.scratch(),
             start_times: self.start_times.scratch(),
+            model_work: self.model_work.clone(),
             leader_record: LeaderRecord::default(),
             observed_reservations: self.observed_reservations.clone(),
             pods_with_reservation_condition: BTreeSet::new(),

@@ -323,6 +323,7 @@ impl NodeStates {
             name,
             node_state.has_sleeping_lenders(),
         );
+        node_state.update_neighbors(policy);
         let view = node_state.build_view(pods, policy);
         if view != *node_state.view() {
             node_state.set_view(view, self.publication.next_generation());

@@ -15,6 +15,7 @@ use crate::units::{Bytes, Millis, Moment};
 use crate::vocabulary::classification::ClassId;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
+use crate::vocabulary::latency::EngineLatency;
 use crate::vocabulary::node::{Node, NodeKind};
 use crate::vocabulary::node_reading::NodeReading;
 use crate::vocabulary::smoothed_load::SmoothedLoad;
@@ -295,6 +296,8 @@ pub struct Occupant {
     pub is_unread: bool,
     /// `None` if it has nothing to do with VRAM that is lent.
     pub loan: Option<LoanStage>,
+    /// How long the requests of its engines take, as its agent last said; `None` if it does not.
+    pub latency: Option<EngineLatency>,
 }
 
 /// How an occupant occupies GPUs.
@@ -393,10 +396,13 @@ impl Ledger {
                 .map(Overuse::excess)
                 .unwrap_or_default();
             let loan = self.loan_stage(node_state, pod_state, uid);
+            let reading = node_state.believed_reading();
+            let latency = reading.and_then(|reading| reading.latency_of(uid)).cloned();
             presences(pod_state).map(move |presence| Occupant {
                 over_grant,
                 is_unread,
                 loan,
+                latency: latency.clone(),
                 ..occupant(uid, pod_state, presence)
             })
         })
@@ -435,6 +441,7 @@ fn occupant(
         over_grant: Bytes::ZERO,
         is_unread: false,
         loan: None,
+        latency: None,
     }
 }
 

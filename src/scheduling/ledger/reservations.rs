@@ -96,7 +96,7 @@ impl Ledger {
             reservation.victims.contains(uid)
         });
         // What an earlier leader has reserved is taken already.
-        let demand = self.as_borrower(uid, pod_state.demand.clone());
+        let demand = self.for_placing(uid, pod_state.demand.clone());
         let demand = match preemptor.is_adopting() {
             true => &demand,
             false => &*self.with_spare_rules(&demand),

@@ -6,6 +6,7 @@
 use super::disruption_budgets::DisruptionBudgets;
 use super::evictions::OwnerEvictions;
 use super::evictions::RecentEvictions;
+use super::expected_work::ModelWork;
 use super::node_states::{NodeStates, StoredNodes};
 use super::overuse::OverusingPods;
 use super::packing::PackingState;
@@ -43,6 +44,8 @@ pub(crate) struct LedgerState {
     budgets: DisruptionBudgets,
     packing: PackingState,
     start_times: StartTimes,
+    #[serde(default, skip_serializing_if = "is_default")]
+    model_work: ModelWork,
     origin: LeaderRecord,
     #[serde(default, skip_serializing_if = "is_default")]
     shown_reservations: Arc<BTreeMap<PodUid, Reservation>>,
@@ -87,6 +90,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             packing: self.packing.clone(),
             start_times: self.start_times.clone(),
+            model_work: self.model_work.clone(),
             origin: self.leader_record.clone(),
             shown_reservations: self.observed_reservations.clone(),
             showing_reservations: self.pods_with_reservation_condition.clone(),
@@ -117,6 +121,7 @@ impl Ledger {
             budgets: state.budgets,
             packing: state.packing,
             start_times: state.start_times,
+            model_work: state.model_work,
             leader_record: state.origin,
             observed_reservations: state.shown_reservations,
             pods_with_reservation_condition: state.showing_reservations,

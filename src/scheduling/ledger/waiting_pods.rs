@@ -480,7 +480,7 @@ impl Ledger {
     ) -> PendingPod {
         let (key, demand) = (
             pod_state.key.clone(),
-            self.as_borrower(uid, pod_state.demand.clone()),
+            self.for_placing(uid, pod_state.demand.clone()),
         );
         PendingPod {
             uid: uid.clone(),

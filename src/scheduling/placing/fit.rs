@@ -10,6 +10,7 @@ use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::node::{Node, NodeKind};
 use crate::vocabulary::node_reading::EngineLoad;
 use crate::vocabulary::node_signs::NodeWarning;
@@ -220,7 +221,7 @@ pub(crate) fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
     let emptied = gpus
         .iter()
         .filter(|gpu| could_fit(gpu, demand))
-        .map(without_class_exclusions);
+        .map(without_rules_of_pods);
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
@@ -232,11 +233,11 @@ fn misfit_beyond_vram(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     if spacious.clone().count() >= asked as usize {
         return admission_misfit(spacious, demand);
     }
-    // Others must leave anyway, and a pod that excludes a class leaves with them.
+    // Others must leave anyway, and pods that exclude a class or leave no room to others leave with them.
     let large = gpus
         .iter()
         .filter(|gpu| could_fit(gpu, demand))
-        .map(without_class_exclusions);
+        .map(without_rules_of_pods);
     let large_enough = large.clone().count() as u32;
     if large_enough < asked {
         let most = gpus
@@ -255,9 +256,10 @@ fn misfit_beyond_vram(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     admission_misfit(large, demand)
 }
 
-fn without_class_exclusions(gpu: &Gpu) -> Gpu {
+fn without_rules_of_pods(gpu: &Gpu) -> Gpu {
     Gpu {
         excluded_classes: ClassSet::NONE,
+        neighbors: NeighborRoom::EMPTY,
         ..*gpu
     }
 }
@@ -296,6 +298,10 @@ fn admission_misfit(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) ->
     if usable - count(&|gpu| demand.terms.is_exceeded_by(gpu.engine_load)) < asked {
         let unknown = count(&|gpu| demand.terms.rejects_unknown(gpu.engine_load));
         return Some(Misfit::UnknownLoad { unknown, asked });
+    }
+    let closed = count(&|gpu| !gpu.leaves_time_to(demand));
+    if usable - closed < asked {
+        return Some(Misfit::LatencyLimit { closed, asked });
     }
     let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
     if usable - excluded_classes < asked {

@@ -40,8 +40,8 @@ pub struct GpuChoice {
     pub contended: bool,
     /// The load of the busiest of these GPUs.
     pub engine_load: EngineLoadCost,
-    /// Pods and reservations on the fullest of these GPUs.
-    pub residents: u16,
+    /// For how much of the time the pods of the busiest of these GPUs have work, added up, in per cent.
+    pub busy: u16,
     /// Whether they do not all reach each other over NVLink, as far as is known.
     pub crosses_islands: bool,
 }
@@ -64,7 +64,10 @@ impl GpuChoice {
                 .map(|gpu| EngineLoadCost::for_gpu(gpu, demand))
                 .max()
                 .unwrap_or_default(),
-            residents: chosen().map(|gpu| gpu.residents).max().unwrap_or_default(),
+            busy: chosen()
+                .map(|gpu| gpu.neighbors.busy)
+                .max()
+                .unwrap_or_default(),
             crosses_islands: gpus.len() > 1
                 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
@@ -181,7 +184,7 @@ fn best_one<'a>(
         packing_cost: preference.packing_cost,
         contended: preference.contended,
         engine_load: preference.engine_load,
-        residents: equal.gpu.residents,
+        busy: equal.gpu.neighbors.busy,
         crosses_islands: false,
     })
 }

@@ -389,7 +389,7 @@ pub fn score_parts(
         packing: evaluation.scaled_cost(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load.score_part(),
         time_to_ready: time_to_ready_part(node, choice.gpus, demand, starts, policy),
-        interference: crowding_part(choice.residents),
+        interference: interference_part(choice.busy),
         topology: if choice.crosses_islands {
             WHOLE_PART
         } else {
@@ -406,6 +406,11 @@ pub fn score_parts(
 
 /// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
 const READY_STEPS: u32 = 16;
+
+/// The share of its time that a pod waits for others that have work for so many per cent of theirs, one after the other.
+fn interference_part(busy: u16) -> u32 {
+    WHOLE_PART * u32::from(busy) / (u32::from(busy) + 100)
+}
 
 pub(crate) fn crowding_part(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)

@@ -1,18 +1,21 @@
 //! Relief of engines under pressure: which of their neighbors to evict, without a pending pod.
 //!
-//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, gets
-//! relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
+//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, whose queue grows, or which takes
+//! longer than its class allows, gets relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
 //! and ends at another, and must last before it counts, so that a spike evicts no pod.
 
 use crate::evicting::EvictionCost;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::ledger::Ledger;
-use crate::ledger::PotentialVictim;
+use crate::ledger::{PodState, PotentialVictim};
 use crate::policy::{Preemptibility, PressureRules};
-use crate::units::Moment;
-use crate::vocabulary::node_reading::{EngineLoad, Freshness};
+use crate::units::{Millis, Moment};
+use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeReading};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Latencies are means over so long: an eviction is seen in them after it.
+const LATENCY_WINDOW: Millis = Millis::seconds(30);
 
 /// Which GPUs are under pressure, and since when: the state between two checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,31 +58,33 @@ impl PressureWatch {
                 };
                 let key = (name.clone(), device.uuid.clone());
                 let since = self.pressed.get(&key).copied();
-                if !is_pressed(observation.engine_load, &rules, since.is_some()) {
+                let residents = ledger.pods_on_gpu(name, &device.uuid);
+                let slow = slow_engine(ledger, reading, &residents, since.is_some());
+                if slow.is_none() && !is_pressed(observation.engine_load, &rules, since.is_some()) {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let residents = ledger.pods_on_gpu(name, &device.uuid);
                 // A pod on several GPUs is named for one of them, and helps all.
                 let is_being_relieved = leaving
                     .iter()
                     .any(|relief: &ReliefEviction| residents.contains(&relief.uid));
+                // Of the next pod it counts anew, once the eviction can show.
+                let counts_again = match slow {
+                    Some(_) => (now + LATENCY_WINDOW).before(rules.evict_after).max(now),
+                    None => now,
+                };
+                let engine = slow.or_else(|| engine_on(ledger, &residents));
                 let relief = (!is_being_relieved && since + rules.evict_after <= now)
-                    .then(|| {
-                        cheapest_neighbor(
-                            ledger,
-                            name,
-                            &device.uuid,
-                            &residents,
-                            deferred,
-                            &leaving,
-                        )
-                    })
-                    .flatten();
+                    .then_some(engine)
+                    .flatten()
+                    .and_then(|engine| {
+                        let place = (name, &device.uuid, &*residents);
+                        cheapest_neighbor(ledger, &engine, place, deferred, &leaving)
+                    });
                 still_pressed.insert(
                     key,
                     if is_being_relieved || relief.is_some() {
-                        now
+                        counts_again
                     } else {
                         since
                     },
@@ -100,6 +105,34 @@ impl PressureWatch {
         self.pressed = still_pressed;
         leaving
     }
+}
+
+/// The most important of these pods' engines that takes longer than its class allows, which is over at nine tenths of the limit.
+/// An unknown latency is no pressure.
+fn slow_engine(
+    ledger: &Ledger,
+    reading: &NodeReading,
+    residents: &[PodUid],
+    was_pressed: bool,
+) -> Option<PodUid> {
+    let is_slow = |uid: &&PodUid| {
+        let limits = |pod_state: &PodState| {
+            ledger
+                .policy()
+                .class(pod_state.demand.class)
+                .latency_limits()
+        };
+        let limits = ledger.pod_state(uid).map(limits).unwrap_or_default();
+        let nearest = reading
+            .latency_of(uid)
+            .and_then(|latency| limits.nearest(latency));
+        nearest.is_some_and(|(latency, limit)| match was_pressed {
+            false => latency > limit,
+            true => latency.0 > limit.0 / 10 * 9,
+        })
+    };
+    let slow: Vec<PodUid> = residents.iter().filter(is_slow).cloned().collect();
+    engine_on(ledger, &slow)
 }
 
 /// Whether an engine is under pressure, which ends at a lower figure than it begins. Unknown load is no pressure.
@@ -134,15 +167,17 @@ pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
     let is_fresh = ledger
         .node(node)
         .is_some_and(|node| node.freshness == Freshness::Fresh);
-    let load = ledger
-        .reading(node)
-        .and_then(|reading| reading.gpu(gpu))
-        .map(|gpu| gpu.engine_load);
+    let Some(reading) = ledger.reading(node).filter(|_| is_fresh) else {
+        return false;
+    };
     let residents = ledger.pods_on_gpu(node, gpu);
-    let engine = engine_on(ledger, &residents).and_then(|engine| ledger.pod_state(&engine));
-    is_fresh
-        && load.is_some_and(|load| is_pressed(load, &rules, true))
-        && residents.contains(uid)
+    let is_loaded = reading
+        .gpu(gpu)
+        .is_some_and(|gpu| is_pressed(gpu.engine_load, &rules, true));
+    let engine = slow_engine(ledger, reading, &residents, true)
+        .or_else(|| engine_on(ledger, &residents).filter(|_| is_loaded))
+        .and_then(|engine| ledger.pod_state(&engine));
+    residents.contains(uid)
         && !residents.iter().any(|uid| ledger.is_leaving_soon(uid))
         && engine.is_some_and(|engine| {
             ledger
@@ -165,17 +200,15 @@ fn engine_on(ledger: &Ledger, residents: &[PodUid]) -> Option<PodUid> {
     engines.max().map(|(_, Reverse(uid))| uid.clone())
 }
 
-/// The cheapest evictable neighbor of the most important engine on a GPU, of the pods `residents`. `leaving` are those that this look
-/// has named already.
+/// The cheapest evictable neighbor of an engine on a GPU, of the pods `residents`. `leaving` are those that this look has named
+/// already.
 fn cheapest_neighbor(
     ledger: &Ledger,
-    node: &NodeName,
-    gpu: &GpuUuid,
-    residents: &[PodUid],
+    engine: &PodUid,
+    (node, gpu, residents): (&NodeName, &GpuUuid, &[PodUid]),
     deferred: &BTreeSet<PodUid>,
     leaving: &[ReliefEviction],
 ) -> Option<ReliefEviction> {
-    let engine = &engine_on(ledger, residents)?;
     let demand = &ledger.pod_state(engine)?.demand;
     // A pod is leaving already: that has to help first.
     if residents.iter().any(|uid| ledger.is_leaving_soon(uid)) {

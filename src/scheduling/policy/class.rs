@@ -6,10 +6,11 @@ use super::eviction::OveruseRule;
 use super::expression::{Expression, ExpressionPod};
 use super::selection::{LabelExpression, NamespaceSelector, has_all_labels, pattern_matches};
 use super::window::Window;
-use crate::units::{Bytes, Millis, Percent, setting};
+use crate::units::{Bytes, Micros, Millis, Percent, setting};
 use crate::vocabulary::classification::{ComputeMode, Isolation};
 use crate::vocabulary::demand::{Demand, PodRequest, RequestError, Sharing};
 use crate::vocabulary::is_default;
+use crate::vocabulary::latency::LatencyLimits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -98,6 +99,21 @@ pub struct Class {
     /// Whether the driver has to keep its pods within their VRAM.
     #[serde(default)]
     pub isolation: Isolation,
+    /// The most that its engines shall take from one output token of a request to the next, as a mean over half a minute. A GPU takes
+    /// no pod beside which they would take longer. Default: any time.
+    #[serde(
+        with = "setting::Optional::<setting::Duration>",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub max_time_per_token: Option<Millis>,
+    /// The most that they shall take from a request's arrival to its first token, likewise.
+    #[serde(
+        with = "setting::Optional::<setting::Duration>",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub max_time_to_first_token: Option<Millis>,
     /// How its pods that have VRAM limits share a GPU's compute. Default: what gpu-fractioning does by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<ComputeMode>,
@@ -335,10 +351,20 @@ impl Class {
             unused: UnusedRule::default(),
             max_borrowed: None,
             isolation: Isolation::default(),
+            max_time_per_token: None,
+            max_time_to_first_token: None,
             compute: None,
             pools: None,
             overuse: None,
             overuse_after: None,
+        }
+    }
+
+    /// What its engines shall keep.
+    pub fn latency_limits(&self) -> LatencyLimits {
+        LatencyLimits {
+            time_per_token: self.max_time_per_token.map(Micros::from),
+            time_to_first_token: self.max_time_to_first_token.map(Micros::from),
         }
     }
 

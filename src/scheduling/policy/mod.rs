@@ -488,6 +488,7 @@ fn class_terms(class: &Class, classes: &[Class]) -> ClassTerms {
         refuses_unknown_load: class.limits.unknown_load == UnknownLoadRule::Refuse,
         isolation: class.isolation,
         compute: class.compute,
+        max_time_per_token: class.latency_limits().time_per_token,
         confined: class.pools.is_some(),
         class_exclusions: classes
             .iter()

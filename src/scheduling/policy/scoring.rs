@@ -31,7 +31,7 @@ pub struct Weights {
     /// Prefer nodes where the model is ready soonest.
     #[schemars(range(min = 0, max = 1000))]
     pub time_to_ready: u16,
-    /// Prefer GPUs with few other pods.
+    /// Prefer GPUs whose pods have work for little of the time; one of which that is not known counts as always working.
     #[schemars(range(min = 0, max = 1000))]
     pub interference: u16,
     /// Prefer GPUs that reach each other over NVLink.
@@ -51,7 +51,7 @@ pub struct ScoreParts {
     pub kv_headroom: u32,
     /// How long until the pod's model answers there, in steps of a factor of two.
     pub time_to_ready: u32,
-    /// n ÷ (n + 1) for n other pods on the GPU with most pods.
+    /// b ÷ (b + 1) for the share of time b for which the pods of the busiest GPU have work, added up.
     pub interference: u32,
     /// The maximum, if several GPUs do not reach each other over NVLink, or no agent reports that they do; otherwise 0.
     pub topology: u32,

@@ -18,6 +18,7 @@ use crate::vocabulary::cluster_share::TenantLimit;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::headroom::Headroom;
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::{EngineLoad, Freshness};
 use crate::vocabulary::spare::SpareSet;
@@ -86,6 +87,14 @@ pub(super) fn gpu() -> impl Strategy<Value = Gpu> {
                 lends_below: 0,
                 lends_within_limits: false,
                 engine_load,
+                neighbors: NeighborRoom {
+                    busy: residents * 100,
+                    room: match is_hint_barred && starting {
+                        true => 60,
+                        false => NeighborRoom::EMPTY.room,
+                    },
+                    micros_per_gib: None,
+                },
                 excluded_classes: if is_barred && residents > 0 {
                     ClassSet::ALL
                 } else {
@@ -133,9 +142,11 @@ pub(super) fn has_free_vram_by_definition(gpu: &Gpu, demand: &Demand) -> bool {
         (Some(queue), Some(limit)) => queue <= limit,
         _ => true,
     };
+    let leaves_time = i16::from(demand.expected.busy.get()) <= gpu.neighbors.room;
     let mode_lets_it = !gpu.exclusive_process || demand.sharing == Sharing::Exclusive;
     gpu.health == Health::Healthy
         && mode_lets_it
+        && leaves_time
         && alone_if_wanted
         && nobody_wants_to_be_alone
         && enough
@@ -223,7 +234,7 @@ proptest! {
             .any(|set| set.iter().all(|g| has_free_vram_by_definition(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
-            .map(|gpu| Gpu { charged: Bytes::ZERO, residents: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
+            .map(|gpu| Gpu { charged: Bytes::ZERO, residents: 0, exclusive: false, excluded_classes: ClassSet::NONE, neighbors: NeighborRoom::EMPTY, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
             .any(|set| set.iter().all(|g| has_free_vram_by_definition(&emptied[*g], &demand)));

@@ -18,6 +18,7 @@ use crate::vocabulary::demand::{Demand, HostResources, Sharing};
 use crate::vocabulary::gpu::ClassExclusion;
 use crate::vocabulary::gpu::{Gpu, GpuSet, Health};
 use crate::vocabulary::gpu_wish::GpuTraits;
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::node_reading::EngineLoad;
 use crate::vocabulary::spare::SpareSet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -264,6 +265,16 @@ impl VictimCluster {
                     EngineLoad::new(Percent::new(99), Some(99))
                 } else {
                     EngineLoad::NONE
+                },
+                // A closed GPU takes no pod, a full one only once a pod has left.
+                neighbors: NeighborRoom {
+                    busy: 0,
+                    room: match (card.starting, card.busy) {
+                        (true, true) => NeighborRoom::CLOSED,
+                        (true, false) => 0,
+                        _ => NeighborRoom::EMPTY.room,
+                    },
+                    micros_per_gib: None,
                 },
                 excluded_classes: ClassSet::NONE,
                 residents: 0,

@@ -5,6 +5,7 @@ use crate::units::Bytes;
 use crate::vocabulary::classification::ClassSet;
 use crate::vocabulary::demand::Demand;
 use crate::vocabulary::gpu::Gpu;
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::node::Node;
 use crate::vocabulary::node_reading::EngineLoad;
 
@@ -100,6 +101,7 @@ pub(super) fn remove_pods(gpu: &mut Gpu) {
         engine_softly_reserved: false,
         excluded_by_soft_reservations: ClassSet::NONE,
         engine_load: EngineLoad::NONE,
+        neighbors: NeighborRoom::EMPTY,
         excluded_classes: ClassSet::NONE,
         residents: 0,
         exclusive: false,

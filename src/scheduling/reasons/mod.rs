@@ -15,12 +15,13 @@ pub use eviction_limit::EvictionLimit;
 pub(crate) use eviction_limit::{EvictionScope, LimitedBecause};
 pub use lift::PodsToName;
 pub(crate) use lift::{FitWithoutReason, Lift, without_gpu_reason, without_reason_if};
-pub use words::list_names;
+pub use words::{list_names, room_text};
 
 use super::kube_filters::UnsupportedRule;
 use super::vocabulary::classification::ClassSet;
 use super::vocabulary::cluster_share::TenantLimit;
 use super::vocabulary::gpu::Health;
+use super::vocabulary::latency::NeighborRoom;
 use super::vocabulary::spare::SpareSet;
 use crate::coded::coded;
 use crate::ids::NodeName;
@@ -333,6 +334,19 @@ reasons! {
     NoVramLimits = "no-vram-limits" {
         node "the driver keeps no VRAM limits on this node, and the pod's class requires them (isolation: required): gpu-fractioning is not ready there, the agent reports none or a runtime or cgroups that keep no limit, its GPUs are MIG slices, or a container's name has more than 34 characters"
             => answers("the node keeps no VRAM limits", "conflict: the node keeps no VRAM limits any more");
+    }
+    // Beside the pod, engines would take longer than their classes allow.
+    LatencyLimit = "latency-limit" {
+        node { closed: u32, asked: u32 }
+            "beside the pod, engines on {} that it could use would take longer than their classes allow, as far as that is known; the pod requests {asked}", plural(*closed, "GPU")
+            => temporary(REPORT_CHANGED);
+        gpu { busy: Percent, room: i16 }
+            "its engines keep their classes' limits on latency {}; the pod is expected to have work for {busy} of the time", room_text(*room) => 3;
+        lift Lift::new(13, PodsToName::Residents, |node, demand| without_gpu_reason(node, demand, |gpu| gpu.neighbors = NeighborRoom::EMPTY),
+            |at| format!(
+                "add a GPU, or raise the limit that {} (maxTimePerToken, maxTimeToFirstToken in the policy): {} then",
+                pods_have(at.by), at.fits
+            ));
     }
 
     UnsupportedFilter = "unsupported-filter" {

@@ -3,6 +3,7 @@
 use crate::units::{Millis, human_duration, plural};
 use crate::vocabulary::cluster_share::TenantLimit;
 use crate::vocabulary::gpu::Health;
+use crate::vocabulary::latency::NeighborRoom;
 
 /// The greatest number of pods that a sentence names.
 const MAX_NAMED_PODS: usize = 3;
@@ -31,6 +32,16 @@ pub(super) fn pods_have(names: &[String]) -> String {
         list_names(names),
         if are_several { "have" } else { "has" }
     )
+}
+
+/// What room for others pods leave on a GPU, in per cent of the time.
+pub fn room_text(room: i16) -> String {
+    match room {
+        NeighborRoom::CLOSED => "beside no other pod, or do not say how long they take".into(),
+        room if room < 0 => "beside no pod more, and not beside those that are there".into(),
+        0 => "beside no pod more".into(),
+        room => format!("beside one more that has work for {room} % of the time"),
+    }
 }
 
 pub(super) fn each_of(gpus: u32) -> String {

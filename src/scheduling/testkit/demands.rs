@@ -40,6 +40,7 @@ pub fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> De
         kv_cache: None,
         weights: None,
         kept: SpareSet::NONE,
+        expected: Default::default(),
         models: Arc::default(),
         wish: None,
         containers: Arc::new([]),

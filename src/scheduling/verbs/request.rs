@@ -78,7 +78,7 @@ impl DecisionView {
         let snapshot = ledger.snapshot();
         request.demand.resolve_model_name(&snapshot);
         request.demand.resolve_weights(&snapshot);
-        request.demand = ledger.as_borrower(&request.uid, request.demand);
+        request.demand = ledger.for_placing(&request.uid, request.demand);
         request.demand.kept = ledger.spare_rules_against(&request.demand);
         Self {
             reserved_placement: ledger.reserved_placement(&request.uid),

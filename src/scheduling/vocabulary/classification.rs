@@ -3,7 +3,7 @@
 use super::demand::Sharing;
 use super::is_default;
 use super::node_reading::EngineLoad;
-use crate::units::{Bytes, Percent};
+use crate::units::{Bytes, Micros, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,6 +81,9 @@ pub struct ClassTerms {
     /// How its pods share a GPU's compute where that can be said of each container.
     #[serde(default, skip_serializing_if = "is_default")]
     pub compute: Option<ComputeMode>,
+    /// The most that its engines shall take from one output token of a request to the next.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub max_time_per_token: Option<Micros>,
     /// It is kept in node pools: on a node that does not admit it, that is why.
     #[serde(default)]
     pub confined: bool,

@@ -21,6 +21,7 @@ use super::device_plugin::GpuRequest;
 use super::gpu_wish::GpuSelector;
 use super::image::ImageId;
 use super::is_default;
+use super::latency::ExpectedWork;
 use super::memory_fraction::MemoryFraction;
 use super::spare::SpareSet;
 use crate::engines::Engine;
@@ -149,6 +150,9 @@ pub struct Demand {
     /// The rules of `planning.spare` whose last free GPUs it may not take, at the moment of a decision; none in what is stored.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kept: SpareSet,
+    /// What is expected of it at the moment of a decision; nothing is known of it in what is stored.
+    #[serde(skip)]
+    pub expected: ExpectedWork,
     /// GPU models that it may run on, as far as it names them; none named means any. kube-scheduler filters out
     /// nodes with others.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -320,6 +324,7 @@ impl Demand {
             kv_cache,
             weights: None,
             kept: SpareSet::NONE,
+            expected: ExpectedWork::UNKNOWN,
             models: Arc::default(),
             wish: None,
             containers: vram_containers(pod.containers),
@@ -343,6 +348,11 @@ impl Demand {
     pub fn weights(&self) -> Bytes {
         self.weights
             .unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+    }
+
+    /// Its model's weights on each of its GPUs.
+    pub fn weights_per_gpu(&self) -> Bytes {
+        self.weights().split(self.gpus.max(1))
     }
 
     /// Whether it is the same request, whatever images it has by now: those of a pod that runs may be changed.

@@ -7,6 +7,7 @@ use super::gpu_wish::GpuTraits;
 use super::headroom::Headroom;
 pub use super::health::Health;
 use super::is_default;
+use super::latency::NeighborRoom;
 use super::node_reading::EngineLoad;
 use super::spare::SpareSet;
 use crate::ids::{GpuModel, GpuUuid, PodUid};
@@ -69,6 +70,9 @@ pub struct Gpu {
     pub lends_within_limits: bool,
     /// How busy the engines on it are.
     pub engine_load: EngineLoad,
+    /// What its pods leave to one more of their time, and cost it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub neighbors: NeighborRoom,
     /// Classes that its pods do not share it with.
     pub excluded_classes: ClassSet,
     /// Pods and reservations on it.
@@ -106,6 +110,7 @@ impl Gpu {
             lends_below: 0,
             lends_within_limits: false,
             engine_load: EngineLoad::default(),
+            neighbors: NeighborRoom::EMPTY,
             excluded_classes: ClassSet::NONE,
             residents: 0,
             exclusive: false,
@@ -186,6 +191,7 @@ impl Gpu {
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged += self.charge_for(per_gpu, sharing);
         self.residents += 1;
+        self.neighbors = self.neighbors.charged();
         self.exclusive |= sharing == Sharing::Exclusive;
     }
 
@@ -193,6 +199,10 @@ impl Gpu {
     pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
         self.residents -= 1;
+        self.neighbors = match self.residents {
+            0 => self.neighbors.emptied(),
+            _ => self.neighbors.discharged(),
+        };
         // An exclusive GPU has one pod, so it is exclusive no longer when that one leaves.
         self.exclusive &= sharing == Sharing::Shared;
     }
@@ -226,6 +236,16 @@ impl Gpu {
         !would_disturb
             && !self.excluded_classes.contains(demand.class)
             && !demand.terms.is_exceeded_by(self.engine_load)
+            && self.leaves_time_to(demand)
+    }
+
+    /// Whether the limits on latency of those that are here, and of the pod, would be kept.
+    pub(crate) fn leaves_time_to(&self, demand: &Demand) -> bool {
+        self.neighbors.admits(
+            demand.expected,
+            demand.weights_per_gpu(),
+            demand.terms.max_time_per_token,
+        )
     }
 
     /// Whether the demand would still fit if every soft reservation became a bound pod.

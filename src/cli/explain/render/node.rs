@@ -5,13 +5,14 @@ use crate::cli::output::Columns;
 use owo_colors::Style;
 use std::collections::BTreeMap;
 use stowage_scheduling::explaining::explanation::{
-    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart, OccupantPart,
-    ScorePart, StartPart, WakePart, WeightedPart,
+    BoundStartPart, CalibrationPart, DevicesPart, EngineLoadPart, GpuPart, NodePart,
+    OccupantLatencyPart, OccupantPart, ScorePart, StartPart, WakePart, WeightedPart,
 };
 use stowage_scheduling::explaining::units::human_duration;
 use stowage_scheduling::ledger::OccupantPhase;
 use stowage_scheduling::placing::start_model::FactorSource;
-use stowage_scheduling::units::{Bytes, Millis, Percent, plural};
+use stowage_scheduling::reasons::room_text;
+use stowage_scheduling::units::{Bytes, Micros, Millis, Percent, plural};
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_scheduling::vocabulary::node_reading::{Freshness, NodeIsolation};
@@ -351,6 +352,13 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
         let wake_sentence = gpu.wake.map(wake_text);
         let lent = gpu.loans.as_ref().map(loans::gpu_loans_text);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
+        let room = gpu
+            .room_percent
+            .filter(|_| gpu.obstacles.is_empty())
+            .map(|room| format!("its engines keep their classes' limits {}", room_text(room)));
+        let expected = gpu
+            .expected_time_per_token_micros
+            .map(|expected| format!("a token is expected to take {expected} here"));
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let others = gpu.others.iter().map(ToString::to_string);
         let occupants_text: Vec<String> = gpu
@@ -376,6 +384,8 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
             .chain(wake_sentence)
             .chain(lent)
             .chain(load)
+            .chain(room)
+            .chain(expected)
             .chain(against)
             .chain(occupants_text)
             .chain(kept)
@@ -464,6 +474,7 @@ fn occupant_text(occupant: &OccupantPart) -> String {
     let loan = occupant
         .loan
         .map_or(String::new(), loans::occupant_loan_text);
+    let latency = occupant.latency.map_or(String::new(), latency_text);
     let OccupantPart {
         pod,
         class,
@@ -471,7 +482,35 @@ fn occupant_text(occupant: &OccupantPart) -> String {
         priority,
         ..
     } = occupant;
-    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{unread}{loan})")
+    format!(
+        "{pod} ({class}, {bytes}, priority {priority}{presence}{gate}{over}{unread}{loan}{latency})"
+    )
+}
+
+/// `, 14.0 ms a token of 40.0 ms, first token after 310.0 ms, has requests 60 % of the time`.
+fn latency_text(latency: OccupantLatencyPart) -> String {
+    let of = |value: Option<Micros>, limit: Option<Micros>| match (value, limit) {
+        (Some(value), Some(limit)) => Some(format!("{value} of {limit}")),
+        (Some(value), None) => Some(value.to_string()),
+        (None, Some(limit)) => Some(format!("an unknown time of {limit}")),
+        (None, None) => None,
+    };
+    let per_token = of(
+        latency.time_per_token_micros,
+        latency.max_time_per_token_micros,
+    );
+    let first = of(
+        latency.time_to_first_token_micros,
+        latency.max_time_to_first_token_micros,
+    );
+    let parts = [
+        per_token.map(|text| format!(", {text} a token")),
+        first.map(|text| format!(", first token after {text}")),
+        latency
+            .busy_percent
+            .map(|busy| format!(", has requests {busy} of the time")),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

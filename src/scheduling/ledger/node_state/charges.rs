@@ -72,6 +72,10 @@ pub(crate) struct ResidentPod {
     pub borrows: bool,
     /// The driver keeps it within its VRAM.
     pub has_vram_limits: bool,
+    /// Its engine is starting.
+    pub is_starting: bool,
+    /// VRAM of its model's weights on each of its GPUs, at most.
+    pub weights_per_gpu: Bytes,
     /// It lends what it does not use while it sleeps, and asks before it wakes.
     pub lends_asleep: bool,
     /// It lends what it does not use, and takes it back by allocating it.
@@ -193,6 +197,7 @@ impl NodeState {
     pub(super) fn gpus(&self, pod_states: &PodStates, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.charges.charged_gpus.clone();
         self.apply_measurements(&policy.telemetry, &mut gpus);
+        self.add_neighbors(&mut gpus, policy, None);
         self.add_lendable(&mut gpus, pod_states, policy, None);
         self.mark_spare(policy, &mut gpus);
         gpus
@@ -207,6 +212,7 @@ impl NodeState {
     ) -> Vec<Gpu> {
         let mut gpus = self.charged_gpus(pod_states, policy, Some(except));
         self.apply_measurements(&policy.telemetry, &mut gpus);
+        self.add_neighbors(&mut gpus, policy, Some(except));
         self.add_lendable(&mut gpus, pod_states, policy, Some(except));
         self.mark_spare(policy, &mut gpus);
         gpus
@@ -400,6 +406,8 @@ impl NodeState {
             is_leaving: pod_state.is_leaving(),
             borrows: pod_state.borrows(),
             has_vram_limits: pod_state.has_vram_limits(),
+            is_starting: pod_state.starting.is_some(),
+            weights_per_gpu: pod_state.demand.weights_per_gpu(),
             lends_asleep: may_lend && class.sleeping == SleepingRule::Lend,
             lends_unused: may_lend
                 && class.unused == UnusedRule::Lend

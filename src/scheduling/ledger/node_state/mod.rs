@@ -11,6 +11,7 @@
 mod charges;
 mod device_list;
 mod lending;
+mod neighbors;
 mod reusable_engines;
 mod unaccounted_vram;
 
@@ -31,6 +32,7 @@ use crate::vocabulary::demand::{Demand, HostResources};
 use crate::vocabulary::device_plugin::PluginDevices;
 use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::vocabulary::image::NodeImageSet;
+use crate::vocabulary::latency::NeighborRoom;
 use crate::vocabulary::model_tier::NodeModelSet;
 use crate::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::vocabulary::node_reading::{Freshness, NodeReading};
@@ -88,6 +90,9 @@ pub(crate) struct NodeState {
     /// Load of the engines on each GPU, smoothed over the readings.
     #[serde(default)]
     engine_loads: Vec<(GpuUuid, SmoothedLoad)>,
+    /// What the pods of each GPU leave to others of their time, as decisions count it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    neighbors: Vec<(GpuUuid, NeighborRoom)>,
     /// Pods that have ended here, until a reading sampled later shows nothing of them.
     departed: Vec<DepartedPod>,
     /// What readings say of the sleep of engines that lend, and what follows from it.
@@ -144,6 +149,7 @@ impl NodeState {
             images: NodeImageSet::default(),
             starts: Arc::default(),
             engine_loads: Vec::new(),
+            neighbors: Vec::new(),
             departed: Vec::new(),
             lending: NodeLending::default(),
             pods: BTreeSet::new(),

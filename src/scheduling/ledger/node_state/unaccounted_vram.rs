@@ -354,7 +354,11 @@ pub(super) fn gpu_reading<'a>(
 }
 
 /// The element for which `is_it` holds: that at `likely_index` is tried first, then all.
-fn find_near<T>(all: &[T], likely_index: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
+pub(super) fn find_near<T>(
+    all: &[T],
+    likely_index: usize,
+    is_it: impl Fn(&T) -> bool,
+) -> Option<&T> {
     all.get(likely_index)
         .filter(|one| is_it(one))
         .or_else(|| all.iter().find(|one| is_it(one)))

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::ledger::ObservedPhase;
+use crate::policy::Class;
 use crate::verbs::wait::EvictionsOrdered;
 use crate::vocabulary::disruption_info::Replacement;
+use crate::vocabulary::latency::EngineLatency;
 
 /// The node's first GPU.
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
@@ -307,4 +309,77 @@ fn a_neighbor_whose_replacement_would_be_back_at_once_is_not_evicted() {
         pressed(&mut cluster, 97, 0);
         assert!(evicted(&cluster, &mut watch).is_empty());
     }
+}
+
+/// What the engine takes for a token, on a GPU without pressure.
+fn slow(cluster: &mut LedgerCluster, millis: u64) {
+    let read = GpuReading {
+        uuid: gpu_at("n", 0),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    };
+    let latency = EngineLatency {
+        pod: uid("engine"),
+        time_per_token: Some(Millis(millis).into()),
+        time_to_first_token: None,
+        busy: Percent::new(100),
+    };
+    let reading = NodeReading {
+        sampled: cluster.ledger().now(),
+        gpus: vec![read],
+        latencies: vec![latency],
+        ..NodeReading::default()
+    };
+    cluster
+        .ledger_mut()
+        .take_reading(&node("n"), reading.into());
+}
+
+#[test]
+fn an_engine_beyond_its_limit_for_long_loses_its_neighbors_until_it_keeps_it() {
+    let limited = |class: &Class| Class {
+        max_time_per_token: class.engine.then_some(Millis(40)),
+        ..class.clone()
+    };
+    let classes = Policy::default().classes().iter().map(limited).collect();
+    let policy = Policy::default().with_classes(classes).unwrap();
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1)]);
+    cluster.bound("engine", "n", 0, shared(30, 100));
+    cluster.bound("small", "n", 0, job(10));
+    cluster.bound("large", "n", 0, job(20));
+    let (mut watch, none): (_, [&str; 0]) = (PressureWatch::default(), []);
+    slow(&mut cluster, 40);
+    assert_eq!(evicted(&cluster, &mut watch), none);
+    for _ in 0..10 {
+        slow(&mut cluster, 41);
+        assert_eq!(evicted(&cluster, &mut watch), none);
+        cluster.advance(1);
+    }
+    // It is over at nine tenths.
+    slow(&mut cluster, 38);
+    assert_eq!(evicted(&cluster, &mut watch), ["small"]);
+    assert!(is_relief_due(
+        cluster.ledger(),
+        &uid("small"),
+        &gpu_at("n", 0)
+    ));
+    cluster.ledger_mut().release(&uid("small"));
+    for _ in 0..30 {
+        slow(&mut cluster, 38);
+        assert_eq!(evicted(&cluster, &mut watch), none, "the mean is old");
+        cluster.advance(1);
+    }
+    slow(&mut cluster, 38);
+    assert_eq!(evicted(&cluster, &mut watch), ["large"]);
+    slow(&mut cluster, 36);
+    assert_eq!(evicted(&cluster, &mut watch), none);
+    assert!(!is_relief_due(
+        cluster.ledger(),
+        &uid("large"),
+        &gpu_at("n", 0)
+    ));
+    cluster.advance(60);
+    slow(&mut cluster, 36);
+    assert_eq!(evicted(&cluster, &mut watch), none);
 }

@@ -8,6 +8,7 @@ use crate::vocabulary::classification::{ClassId, ClassTerms, Isolation};
 use crate::vocabulary::device_plugin::GpuRequest;
 use crate::vocabulary::gpu_wish::GpuSelector;
 use crate::vocabulary::image::ImageId;
+use crate::vocabulary::latency::ExpectedWork;
 use crate::vocabulary::spare::SpareSet;
 use std::sync::Arc;
 
@@ -32,6 +33,9 @@ pub(crate) struct DemandKey {
     wish: Option<Arc<GpuSelector>>,
     borrower_priority: Option<i32>,
     kept: SpareSet,
+    expected: ExpectedWork,
+    /// The weights that it reads in each step, if its class limits how long that takes.
+    weights_per_gpu: Option<Bytes>,
     /// What has to be pulled where it is missing.
     images: Arc<[ImageId]>,
     /// Engines differ in how long they take to start; without a model none is known.
@@ -53,6 +57,7 @@ impl DemandKey {
             models,
             wish,
             kept,
+            expected,
             images,
             engine,
             // Part of the key as the size of the model's weights.
@@ -87,6 +92,8 @@ impl DemandKey {
             models: models.clone(),
             wish: wish.clone(),
             kept: *kept,
+            weights_per_gpu: terms.max_time_per_token.map(|_| demand.weights_per_gpu()),
+            expected: *expected,
             images: images.clone(),
             engine: if model.is_some() {
                 *engine

@@ -44,8 +44,9 @@ const page = {
     const pods = node.pods.filter((pod) => pod.gpus.includes(place));
     const rows = [["Node", name], ["GPU", `${gpu.index} · ${gpu.uuid}`], ["Model", gpu.model], ["Health", gpu.health],
       ["Allocated", `${bytes(gpu.allocatedBytes)} of ${bytes(gpu.allocatableBytes)}`], ["Total", bytes(gpu.totalBytes)], ["Used, as measured", bytes(gpu.usedBytes)],
-      ["Unaccounted", bytes(gpu.unaccountedBytes)], ["Lent by sleeping engines", bytes(gpu.lendableBytes)],
-      ["KV cache", gpu.kvCachePercent === null ? "unknown" : `${gpu.kvCachePercent} %`], ["Requests waiting", gpu.queue === null ? "unknown" : String(gpu.queue)]];
+      ["Unaccounted", bytes(gpu.unaccountedBytes)], ["Lent by engines", bytes(gpu.lendableBytes)],
+      ["KV cache", gpu.kvCachePercent === null ? "unknown" : `${gpu.kvCachePercent} %`], ["Requests waiting", gpu.queue === null ? "unknown" : String(gpu.queue)],
+      ["Time per token", gpu.timePerTokenMicros === null ? "unknown" : `${(gpu.timePerTokenMicros / 1000).toFixed(1)} ms`]];
     show(`GPU ${gpu.index} of ${name}`,
       el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       el("h3", {}, "Pods"),

@@ -210,8 +210,8 @@ fn borrowing_obstacle(
 }
 
 impl Ledger {
-    /// The demand by which the pod may be placed: one that could not be evicted when a lender asks borrows nothing.
-    pub(crate) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
+    /// The demand with the word whether the pod may borrow: one that could not be evicted when a lender asks borrows nothing.
+    pub(in crate::ledger) fn as_borrower(&self, uid: &PodUid, mut demand: Demand) -> Demand {
         demand.terms.borrows = may_borrow(&demand, self.pod_states.get(uid), &self.policy);
         demand
     }

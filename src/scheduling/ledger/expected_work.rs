@@ -1,0 +1,197 @@
+//! What is expected of a new engine by others of its model: how much of the time it will have requests, and how long its steps will
+//! take. Of a pod of whose model nothing is known nothing better is expected than work all the time, and steps as long as its weights
+//! take to read.
+
+use super::Ledger;
+use crate::ids::{ModelId, NodeName, PodUid};
+use crate::units::{Millis, Moment, Percent};
+use crate::vocabulary::demand::Demand;
+use crate::vocabulary::latency::{EngineLatency, ExpectedWork};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// After that time nothing is left of what an engine had.
+const WORK_MEMORY: Millis = Millis::seconds(3600);
+/// Models of which it is known at most.
+const MAX_MODELS: usize = 10_000;
+/// What is expected goes in such steps of per cent, so that it changes seldom.
+const STEP: u16 = 10;
+/// A reading moves what is known of a model's steps by this part of the difference, and at most by this part of itself.
+const READING_SHARE: i64 = 8;
+/// A quarter, and four times, of what the weights take to read: further off is the size of the weights, not the engine.
+const SLOWNESS: std::ops::RangeInclusive<i64> = 25_000..=400_000;
+
+/// What engines showed lately, by model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ModelWork {
+    models: Arc<BTreeMap<ModelId, Work>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Work {
+    /// The most of the time that one had requests, in thousandths of a per cent, and when that was.
+    busy: u32,
+    at: Moment,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slowness: Option<Slowness>,
+}
+
+/// How long steps take beside what the weights take to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Slowness {
+    /// In thousandths of a per cent.
+    average: i64,
+    /// What decisions count of it, in per cent.
+    counted: u16,
+}
+
+impl Slowness {
+    fn new(average: i64) -> Self {
+        let average = average.clamp(*SLOWNESS.start(), *SLOWNESS.end());
+        Self {
+            average,
+            counted: (average / 1000) as u16,
+        }
+    }
+
+    fn updated(self, found: i64) -> Self {
+        let most = self.average / READING_SHARE;
+        let change = ((found - self.average) / READING_SHARE).clamp(-most, most);
+        let next = Self::new(self.average + change);
+        match next.counted.abs_diff(self.counted) < STEP {
+            true => Self {
+                counted: self.counted,
+                ..next
+            },
+            false => next,
+        }
+    }
+}
+
+impl Work {
+    /// What is left of the most, in thousandths of a per cent.
+    fn busy_at(self, now: Moment) -> u32 {
+        let age = now.since(self.at).0.min(WORK_MEMORY.0);
+        (u64::from(self.busy) * (WORK_MEMORY.0 - age) / WORK_MEMORY.0) as u32
+    }
+}
+
+impl ModelWork {
+    fn record(&mut self, model: &ModelId, busy: Percent, slowness: Option<u16>, now: Moment) {
+        let found = u32::from(busy.get()) * 1000;
+        let known = self.models.get(model).copied();
+        if known.is_none() && self.models.len() >= MAX_MODELS {
+            return;
+        }
+        let mut work = known.unwrap_or(Work {
+            busy: found,
+            at: now,
+            slowness: None,
+        });
+        if found >= work.busy_at(now) {
+            (work.busy, work.at) = (found, now);
+        }
+        let slowness = slowness.map(|percent| i64::from(percent) * 1000);
+        work.slowness = match (work.slowness, slowness) {
+            (Some(known), Some(found)) => Some(known.updated(found)),
+            (known, found) => known.or(found.map(Slowness::new)),
+        };
+        if known != Some(work) {
+            Arc::make_mut(&mut self.models).insert(model.clone(), work);
+        }
+    }
+
+    fn expected(&self, model: &ModelId, now: Moment) -> ExpectedWork {
+        // What was an hour ago says nothing of now.
+        let known = self.models.get(model);
+        let Some(work) = known.filter(|work| now.since(work.at) < WORK_MEMORY) else {
+            return ExpectedWork::UNKNOWN;
+        };
+        let busy = work
+            .busy_at(now)
+            .div_ceil(1000)
+            .next_multiple_of(STEP.into());
+        ExpectedWork {
+            busy: Percent::new(busy as u8).unwrap_or(Percent::FULL),
+            slowness: work
+                .slowness
+                .map_or(ExpectedWork::UNKNOWN.slowness, |slowness| slowness.counted),
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes in what a node's reading says of the work of engines.
+    pub(super) fn record_work(&mut self, node: &NodeName, latencies: &[EngineLatency]) {
+        for latency in latencies {
+            let pod_state = self.pod_states.get(&latency.pod);
+            let model = pod_state.and_then(|pod_state| pod_state.demand.model.clone());
+            let Some((model, busy)) = model.zip(latency.busy) else {
+                continue;
+            };
+            let node_state = self.node_states.get(node);
+            let slowness = node_state.and_then(|state| state.slowness_of(latency, &self.policy));
+            self.model_work.record(&model, busy, slowness, self.now);
+        }
+    }
+
+    /// The demand by which the pod is placed: whether it may borrow, and what is expected of it.
+    pub(crate) fn for_placing(&self, uid: &PodUid, demand: Demand) -> Demand {
+        let model = demand.model.as_ref().filter(|_| demand.terms.engine);
+        let expected = model.map(|model| self.model_work.expected(model, self.now));
+        Demand {
+            expected: expected.unwrap_or_default(),
+            ..self.as_borrower(uid, demand)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn percent(n: u8) -> Percent {
+        Percent::new(n).unwrap()
+    }
+
+    #[test]
+    fn the_most_of_the_last_hour_counts_and_fades() {
+        let model = ModelId::parse("org/m").unwrap();
+        let mut work = ModelWork::default();
+        let at = |minutes: u64| Moment(minutes * 60_000);
+        let busy = |work: &ModelWork, minutes| work.expected(&model, at(minutes)).busy;
+        assert_eq!(busy(&work, 0), Percent::FULL, "nothing is known");
+        work.record(&model, percent(63), None, at(0));
+        assert_eq!(busy(&work, 0), percent(70));
+        work.record(&model, percent(5), None, at(30));
+        assert_eq!(busy(&work, 30), percent(40), "half of it is left");
+        work.record(&model, percent(5), None, at(57));
+        assert_eq!(busy(&work, 58), percent(10));
+        assert_eq!(busy(&work, 57 + 60), Percent::FULL, "nobody says anything");
+    }
+
+    #[test]
+    fn steps_are_learned_soon_and_one_reading_far_off_hardly_counts() {
+        let model = ModelId::parse("org/m").unwrap();
+        let mut work = ModelWork::default();
+        let slowness = |work: &ModelWork| work.expected(&model, Moment(0)).slowness;
+        assert_eq!(slowness(&work), 100);
+        work.record(&model, percent(50), Some(300), Moment(0));
+        assert_eq!(slowness(&work), 300);
+        work.record(&model, percent(50), Some(9000), Moment(0));
+        assert_eq!(slowness(&work), 337);
+        for _ in 0..30 {
+            work.record(&model, percent(50), Some(300), Moment(0));
+        }
+        let counted = slowness(&work);
+        assert!((300..310).contains(&counted), "{counted}");
+        for reading in 0..100 {
+            let jitter = Some(295 + reading % 11);
+            work.record(&model, percent(50), jitter, Moment(0));
+            assert_eq!(slowness(&work), counted, "no decision is made again");
+        }
+        work.record(&model, percent(50), Some(0), Moment(0));
+        assert!(slowness(&work) >= 260);
+    }
+}

@@ -1,0 +1,250 @@
+//! Which pods a GPU takes beside engines with limits on latency, by what readings say of them.
+
+use crate::ids::ModelId;
+use crate::placing::fit::{Misfit, fit};
+use crate::policy::{Class, Policy};
+use crate::testkit::{LedgerCluster, gpu_at, node, uid};
+use crate::units::{Bytes, Micros, Millis, Percent};
+use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::latency::{EngineLatency, ExpectedWork, NeighborRoom};
+use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+
+/// Engines shall take at most 40 ms for a token.
+fn limited() -> Policy {
+    let policy = Policy::default();
+    let limited = |class: &Class| Class {
+        max_time_per_token: class.engine.then_some(Millis(40)),
+        ..class.clone()
+    };
+    let classes = policy.classes().iter().map(limited).collect();
+    policy.with_classes(classes).unwrap()
+}
+
+/// One GPU with a bound engine.
+fn with_engine(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::with_policy_and_nodes(policy, &[("n", 1)]);
+    cluster.add_running("engine", ("n", 0), engine(), None, Default::default());
+    cluster
+}
+
+fn engine() -> Demand {
+    Demand {
+        model: ModelId::parse("org/m").ok(),
+        ..crate::testkit::demand_of(30 << 30, 1, Sharing::Shared, 100)
+    }
+}
+
+fn latency(millis: Option<u64>, busy: u8) -> EngineLatency {
+    EngineLatency {
+        pod: uid("engine"),
+        time_per_token: millis.map(|millis| Micros::from(Millis(millis))),
+        time_to_first_token: None,
+        busy: Percent::new(busy),
+    }
+}
+
+fn read(cluster: &mut LedgerCluster, latencies: Vec<EngineLatency>) {
+    read_with(cluster, latencies, Vec::new());
+}
+
+fn read_with(
+    cluster: &mut LedgerCluster,
+    latencies: Vec<EngineLatency>,
+    sleep: Vec<(crate::ids::PodUid, SleepState)>,
+) {
+    cluster.advance(1);
+    let gpu = GpuReading {
+        uuid: gpu_at("n", 0),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        engine_load: EngineLoad::NONE,
+    };
+    let reading = NodeReading {
+        sampled: cluster.ledger().now(),
+        gpus: vec![gpu],
+        latencies,
+        sleep,
+        ..NodeReading::default()
+    };
+    cluster
+        .ledger_mut()
+        .take_reading(&node("n"), reading.into());
+}
+
+fn room(cluster: &mut LedgerCluster) -> i16 {
+    let snapshot = cluster.snapshot();
+    snapshot.node("n").unwrap().gpus[0].neighbors.room
+}
+
+#[test]
+fn without_limits_every_gpu_takes_neighbors() {
+    let mut cluster = with_engine(Policy::default());
+    read(&mut cluster, vec![latency(Some(900), 100)]);
+    assert_eq!(room(&mut cluster), 100);
+}
+
+#[test]
+fn an_engine_near_its_limit_takes_only_what_lets_it_keep_it() {
+    // Beside a neighbor that always works, a step takes 2.27 times as long.
+    for (millis, expected) in [
+        (10, 100),
+        (17, 100),
+        (18, 90),
+        (30, 20),
+        (39, 0),
+        (41, NeighborRoom::CLOSED),
+    ] {
+        let mut cluster = with_engine(limited());
+        read(&mut cluster, vec![latency(Some(millis), 100)]);
+        assert_eq!(room(&mut cluster), expected, "{millis} ms");
+    }
+}
+
+#[test]
+fn a_refusal_names_the_limit_and_no_figure_of_the_moment() {
+    let mut cluster = with_engine(limited());
+    let verdict = |cluster: &mut LedgerCluster| {
+        let snapshot = cluster.snapshot();
+        let demand = crate::testkit::demand_of(10 << 30, 1, Sharing::Shared, 0);
+        fit(snapshot.node("n").unwrap(), &demand).map(|_| ())
+    };
+    let refused = Misfit::LatencyLimit {
+        closed: 1,
+        asked: 1,
+    };
+    for millis in [30, 33, 38, 31] {
+        read(&mut cluster, vec![latency(Some(millis), 100)]);
+        assert_eq!(verdict(&mut cluster), Err(refused));
+    }
+    read(&mut cluster, vec![latency(Some(12), 100)]);
+    assert_eq!(verdict(&mut cluster), Ok(()));
+}
+
+#[test]
+fn what_is_not_known_of_an_engine_with_requests_keeps_neighbors_away() {
+    let mut cluster = with_engine(limited());
+    read(&mut cluster, vec![latency(None, 30)]);
+    assert_eq!(
+        room(&mut cluster),
+        NeighborRoom::CLOSED,
+        "it says no latency"
+    );
+    read(&mut cluster, vec![latency(Some(10), 30)]);
+    assert_eq!(room(&mut cluster), 100);
+    read(&mut cluster, Vec::new());
+    assert_eq!(room(&mut cluster), NeighborRoom::CLOSED, "it says nothing");
+    read(&mut cluster, vec![latency(Some(10), 30)]);
+    cluster.advance(60);
+    assert_eq!(
+        room(&mut cluster),
+        NeighborRoom::CLOSED,
+        "the report is old"
+    );
+}
+
+#[test]
+fn a_sleeping_engine_takes_any_neighbor_and_an_idle_one_on_an_unknown_gpu_none() {
+    let mut cluster = with_engine(limited());
+    read_with(
+        &mut cluster,
+        Vec::new(),
+        vec![(uid("engine"), SleepState::Asleep)],
+    );
+    assert_eq!(room(&mut cluster), 100);
+    read(&mut cluster, vec![latency(None, 0)]);
+    assert_eq!(room(&mut cluster), NeighborRoom::CLOSED);
+}
+
+#[test]
+fn a_latency_that_jitters_changes_no_decision() {
+    let mut cluster = with_engine(limited());
+    read(&mut cluster, vec![latency(Some(28), 80)]);
+    let generation = cluster.snapshot().node("n").unwrap().generation;
+    let counted = room(&mut cluster);
+    for second in 0..600 {
+        let millis = 27 + second % 3;
+        read(
+            &mut cluster,
+            vec![latency(Some(millis), 80 - (second % 7) as u8)],
+        );
+        assert!(counted - room(&mut cluster) <= 10);
+    }
+    let changes = cluster.snapshot().node("n").unwrap().generation - generation;
+    assert!(changes <= 3, "{changes}");
+}
+
+#[test]
+fn room_that_a_job_takes_is_found_again_when_it_leaves() {
+    let mut cluster = with_engine(limited());
+    let job = crate::testkit::demand_of(10 << 30, 1, Sharing::Shared, -100);
+    cluster.add_running("job", ("n", 0), job, None, Default::default());
+    read(&mut cluster, vec![latency(Some(42), 100)]);
+    let snapshot = cluster.snapshot();
+    let mut gpu = snapshot.node("n").unwrap().gpus[0];
+    assert!(gpu.neighbors.room < 0, "{:?}", gpu.neighbors);
+    assert_eq!(gpu.neighbors.busy, 200);
+    gpu.discharge(Bytes::gib(10), Sharing::Shared);
+    assert!(
+        (0..100).contains(&gpu.neighbors.room),
+        "{:?}",
+        gpu.neighbors
+    );
+    assert_eq!(gpu.neighbors.busy, 100);
+}
+
+#[test]
+fn a_pod_of_a_model_with_few_requests_fits_where_another_does_not() {
+    let mut cluster = with_engine(limited());
+    read(&mut cluster, vec![latency(Some(30), 15)]);
+    let ledger = cluster.ledger();
+    let expected = |demand: Demand| ledger.for_placing(&uid("new"), demand).expected.busy.get();
+    assert_eq!(expected(engine()), 20);
+    let other = Demand {
+        model: ModelId::parse("org/other").ok(),
+        ..engine()
+    };
+    assert_eq!(expected(other), 100);
+    assert_eq!(ledger.node(&node("n")).unwrap().gpus[0].neighbors.room, 20);
+}
+
+#[test]
+fn an_engine_goes_where_it_keeps_its_own_limit() {
+    let policy = limited();
+    let class = policy.classify(&engine().traits);
+    let engine = |weights: u64| Demand {
+        class: class.class,
+        terms: class.terms,
+        weights: Some(Bytes::gib(weights)),
+        ..engine()
+    };
+    let room = |busy| NeighborRoom {
+        busy,
+        // An H100.
+        micros_per_gib: Some(377),
+        ..NeighborRoom::EMPTY
+    };
+    let takes = |busy, weights, slowness| {
+        let demand = engine(weights);
+        let expected = ExpectedWork {
+            busy: Percent::default(),
+            slowness,
+        };
+        let limit = demand.terms.max_time_per_token;
+        room(busy).admits(expected, demand.weights_per_gpu(), limit)
+    };
+    // Alone 16.6 ms: with one neighbor that always works 37.7 ms, with two 56.5.
+    assert!(takes(0, 40, 100) && takes(100, 40, 100) && !takes(200, 40, 100));
+    // Its model has been seen to take twice as long.
+    assert!(takes(0, 40, 200) && !takes(100, 40, 200));
+    assert!(takes(200, 300, 100), "it keeps no such limit anywhere");
+    let unknown = NeighborRoom {
+        busy: 300,
+        ..NeighborRoom::EMPTY
+    };
+    let demand = engine(40);
+    assert!(unknown.admits(
+        ExpectedWork::UNKNOWN,
+        demand.weights_per_gpu(),
+        demand.terms.max_time_per_token
+    ));
+}
