@@ -131,7 +131,7 @@ impl Ledger {
                 continue;
             };
             let node_state = self.node_states.get(node);
-            let slowness = node_state.and_then(|state| state.slowness_of(latency, &self.policy));
+            let slowness = node_state.and_then(|state| state.slowness_of(latency));
             self.model_work.record(&model, busy, slowness, self.now);
         }
     }

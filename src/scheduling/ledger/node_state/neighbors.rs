@@ -11,7 +11,7 @@ use crate::contention::{ComputeSharing, EngineWork, GpuSpeed, STEP_OVERHEAD_S, c
 use crate::ids::PodUid;
 use crate::policy::Policy;
 use crate::units::{Micros, Percent};
-use crate::vocabulary::classification::ComputeMode;
+use crate::vocabulary::classification::{ClassTerms, ComputeMode};
 use crate::vocabulary::gpu::{Device, Gpu};
 use crate::vocabulary::latency::{EngineLatency, ExpectedWork, NeighborRoom};
 use crate::vocabulary::node_reading::{Freshness, SleepState};
@@ -71,22 +71,15 @@ impl NodeState {
 
     /// How long the steps of a pod's engine take beside nobody, in per cent of what its weights take to read: by its latency, and by
     /// what its neighbors cost it now. `None` if that is not known.
-    pub(in crate::ledger) fn slowness_of(
-        &self,
-        latency: &EngineLatency,
-        policy: &Policy,
-    ) -> Option<u16> {
+    pub(in crate::ledger) fn slowness_of(&self, latency: &EngineLatency) -> Option<u16> {
         let measured = latency.time_per_token?;
         let resident = self.resident_of(&latency.pod)?;
         let index = resident.gpus.iter().next()?;
         let estimate = estimated_step(resident, &self.devices[index])?;
         let here = self.residents().iter();
         let here = here.filter(|one| one.gpus.contains(index) && one.uid != resident.uid);
-        let others: Vec<Neighbor> = here
-            .map(|one| self.neighbor(one, &self.devices[index], policy))
-            .collect();
         let beside = NeighborRoom {
-            busy: busy(&others),
+            busy: self.busy(here),
             ..NeighborRoom::EMPTY
         };
         let contended = beside.beside_all(estimate);
@@ -95,40 +88,60 @@ impl NodeState {
     }
 
     fn neighbor_rooms(&self, policy: &Policy, except: Option<&PodUid>) -> Vec<NeighborRoom> {
+        let limits_steps = |terms: &ClassTerms| terms.max_time_per_token.is_some();
+        let needs_speed = policy.terms().iter().any(limits_steps);
         let devices = self.devices.iter().enumerate();
-        let on = |index: usize| {
-            self.residents().iter().filter(move |resident| {
-                resident.gpus.contains(index) && Some(&resident.uid) != except
-            })
+        let rooms = devices.map(|(index, device)| {
+            let here = self
+                .residents()
+                .iter()
+                .filter(|resident| resident.gpus.contains(index) && Some(&resident.uid) != except);
+            let limits = |resident: &ResidentPod| policy.class(resident.class).latency_limits();
+            let is_limited = here.clone().any(|resident| !limits(resident).is_none());
+            NeighborRoom {
+                busy: self.busy(here.clone()),
+                room: match is_limited {
+                    true => self.room(here, device, policy),
+                    false => NeighborRoom::EMPTY.room,
+                },
+                micros_per_gib: needs_speed.then(|| micros_per_gib(device)).flatten(),
+            }
+        });
+        rooms.collect()
+    }
+
+    /// For how much of the time these pods have work, added up, in per cent.
+    fn busy<'a>(&self, pods: impl Iterator<Item = &'a ResidentPod>) -> u16 {
+        let each = pods.map(|resident| u16::from(self.busy_of(resident).get()));
+        each.fold(0, u16::saturating_add)
+    }
+
+    fn busy_of(&self, resident: &ResidentPod) -> Percent {
+        match self.requests_of(resident) {
+            Requests::None => Percent::default(),
+            Requests::Some(latency) => latency.busy.unwrap_or(Percent::FULL),
+            Requests::ToCome | Requests::Unknown => Percent::FULL,
+        }
+    }
+
+    fn room<'a>(
+        &self,
+        here: impl Iterator<Item = &'a ResidentPod> + Clone,
+        device: &Device,
+        policy: &Policy,
+    ) -> i16 {
+        let sharing = match here.clone().all(|resident| shares_sms(resident, policy)) {
+            true => ComputeSharing::SmSharing,
+            false => ComputeSharing::TimeSlicing,
         };
-        devices
-            .map(|(index, device)| {
-                let shares_sms = on(index).all(|resident| shares_sms(resident, policy));
-                let sharing = match shares_sms {
-                    true => ComputeSharing::SmSharing,
-                    false => ComputeSharing::TimeSlicing,
-                };
-                let neighbors: Vec<Neighbor> = on(index)
-                    .map(|resident| self.neighbor(resident, device, policy))
-                    .collect();
-                NeighborRoom {
-                    busy: busy(&neighbors),
-                    room: room(neighbors, sharing),
-                    micros_per_gib: micros_per_gib(device),
-                }
-            })
-            .collect()
+        let neighbors = here.map(|resident| self.neighbor(resident, device, policy));
+        room(neighbors.collect(), sharing)
     }
 
     fn neighbor(&self, resident: &ResidentPod, device: &Device, policy: &Policy) -> Neighbor {
         let class = policy.class(resident.class);
         let limits = class.latency_limits();
         let requests = self.requests_of(resident);
-        let busy = match requests {
-            Requests::None => Percent::default(),
-            Requests::Some(latency) => latency.busy.unwrap_or(Percent::FULL),
-            Requests::ToCome | Requests::Unknown => Percent::FULL,
-        };
         let measured = match requests {
             Requests::Some(latency) => latency.time_per_token,
             _ => None,
@@ -157,7 +170,7 @@ impl NodeState {
             work.overhead_s = STEP_OVERHEAD_S.min(step_s);
             (work.memory_s, work.compute_s) = (step_s - work.overhead_s, 0.0);
         }
-        work.busy = f64::from(busy.get()) / 100.0;
+        work.busy = f64::from(self.busy_of(resident).get()) / 100.0;
         Neighbor {
             work,
             limit,
@@ -215,16 +228,8 @@ fn estimated_step(resident: &ResidentPod, device: &Device) -> Option<Micros> {
     speed.step_alone(ExpectedWork::UNKNOWN, resident.weights_per_gpu)
 }
 
-fn busy(neighbors: &[Neighbor]) -> u16 {
-    let sum: f64 = neighbors.iter().map(|one| one.work.busy).sum();
-    (sum * 100.0).round() as u16
-}
-
 /// The largest share of time for which one more pod may have work, in steps; with jobs gone if it has to be.
 fn room(mut neighbors: Vec<Neighbor>, sharing: ComputeSharing) -> i16 {
-    if neighbors.iter().all(|one| one.limit == StepLimit::None) {
-        return NeighborRoom::EMPTY.room;
-    }
     let now = steps(&neighbors, sharing, None);
     let limit = |(one, step): (&Neighbor, f64)| match one.limit {
         StepLimit::None => f64::INFINITY,
