@@ -458,8 +458,8 @@ fn it_lies_on_lent_vram_and_the_engine_lends() {
     check("lending-lender", &mut world, &pod("llama-8b", "60Gi"));
 }
 
-#[test]
-fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
+/// An awake engine with VRAM limits, of a class that lends what it does not use after two seconds.
+fn awake_lender() -> ExplainedCluster {
     let mut policy = lending_policy();
     let classes = policy.classes().iter().map(|class| Class {
         isolation: Isolation::Preferred,
@@ -478,6 +478,25 @@ fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
         ..ObservedLoan::default()
     };
     show_loan(&mut world, &engine, loan);
+    world
+}
+
+#[test]
+fn an_awake_engine_that_uses_all_of_its_grant_lends_none_of_it() {
+    let mut world = awake_lender();
+    for _ in 0..3 {
+        world.report_sleep(
+            "node-a",
+            &[("llama-8b", 59)],
+            &[("llama-8b", SleepState::Awake)],
+        );
+        check("lending-awake-full", &mut world, &pod("llama-8b", "60Gi"));
+    }
+}
+
+#[test]
+fn it_lies_on_vram_that_an_awake_engine_does_not_use() {
+    let (mut world, engine) = (awake_lender(), pod("llama-8b", "60Gi"));
     let awake = [("llama-8b", SleepState::Awake)];
     world.report_sleep("node-a", &[("llama-8b", 28)], &awake);
     check("lending-awake-steadies", &mut world, &engine);
