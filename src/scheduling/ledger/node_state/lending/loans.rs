@@ -447,6 +447,13 @@ impl Ledger {
         let unused = lender.unused.as_ref()?;
         let lent = unused.kept.iter();
         let lent = lent.map(|(_, kept)| resident.per_gpu.minus(*kept));
+        // One that uses all of its grant has no part in it.
+        if unused.recovery == Recovery::ByDriver
+            && lent.clone().all(|lent| lent == Bytes::ZERO)
+            && node_state.count_borrowers_beside(resident) == 0
+        {
+            return None;
+        }
         let bytes_per_gpu = lent.min().unwrap_or_default();
         let rules = &self.policy.planning.lending;
         let after = match unused.recovery {
