@@ -4,7 +4,7 @@
 //! gets an agent's findings in no other way.
 
 use super::api_server::ApiServer;
-use super::hardware::{SimulatedGpus, SimulatedHardware, SimulatedModels, SimulatedOwners};
+use super::hardware::{SimulatedGpus, SimulatedHardware, SimulatedModels};
 use super::machine::DemoMachine;
 use anyhow::Result;
 use std::net::SocketAddr;
@@ -20,11 +20,11 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// A real agent reports once a second; a short story cannot wait that long.
-const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL: Duration = Duration::from_millis(400);
 
 /// Running agents; dropping this stops them.
 pub struct DemoAgents {
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl DemoAgents {
@@ -34,21 +34,34 @@ impl DemoAgents {
         api: &Arc<ApiServer>,
         stowage: SocketAddr,
     ) -> Result<Self> {
-        let mut tasks = JoinSet::new();
+        let mut agents = Self {
+            tasks: JoinSet::new(),
+        };
         for machine in machines {
-            let publisher = Publisher::new(vec![format!("http://{stowage}").parse()?], None, None)?;
-            tasks.spawn(run(rounds(*machine, api)?, publisher));
+            agents.add(*machine, api, stowage)?;
         }
-        Ok(Self { _tasks: tasks })
+        Ok(agents)
+    }
+
+    /// Starts the agent of one more.
+    pub fn add(
+        &mut self,
+        machine: DemoMachine,
+        api: &Arc<ApiServer>,
+        stowage: SocketAddr,
+    ) -> Result<()> {
+        let publisher = Publisher::new(vec![format!("http://{stowage}").parse()?], None, None)?;
+        self.tasks.spawn(run(rounds(machine, api)?, publisher));
+        Ok(())
     }
 }
 
 fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<NodeSampler> {
     let node = NodeName::parse(machine.node)?;
-    let hardware = SimulatedHardware::new(machine, api.clone());
+    let hardware = SimulatedHardware::new(machine, api.clone())?;
     let sources = ReportSources {
-        gpus: Box::new(SimulatedGpus(hardware.clone())),
-        owners: Box::new(SimulatedOwners(hardware)),
+        owners: Box::new(hardware.owners()),
+        gpus: Box::new(SimulatedGpus(hardware)),
         pods: Box::new(WatchedPods::start(api.client("agent")?, &node)),
         models: Box::new(SimulatedModels(machine)),
         engines: EngineWatcher::new(EngineLimits::default()),
@@ -62,7 +75,7 @@ async fn run(mut rounds: NodeSampler, mut publisher: Publisher) {
     loop {
         ticks.tick().await;
         let round = rounds.run_round().await;
-        // The publisher records the result; the next report is half a second away.
+        // The publisher records the result; the next report is less than half a second away.
         publisher.publish(round.report, round.as_of).await;
     }
 }

@@ -1,29 +1,31 @@
 //! Simulated output of a machine's driver, kernel and disk: the only input of the demo's agents that is simulated here.
 //!
 //! Everything follows from the pods that run on the machine, as the API server shows them, and from earlier ones whose
-//! processes have not freed their memory yet ([`termination`](super::termination)). Engines are not part of it: they serve
-//! their own metrics pages ([`engines`](super::engines)), which the agent reads as on any node.
+//! processes have not freed their memory yet ([`termination`](super::termination)). Whose a process is, and the limits that the
+//! driver keeps for it ([`vram`](super::vram)), the agent reads in files, as on any node: a `/proc` and cgroups in a folder of the
+//! machine. Engines are not part of it: they serve their own metrics pages ([`engines`](super::engines)).
 
 use super::api_server::ApiServer;
 use super::machine::DemoMachine;
-use super::sleeping;
 use super::termination;
-use futures::future::{BoxFuture, ready};
+use super::vram::{self, VramLimits};
 use parking_lot::Mutex;
 use serde_json::Value;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stowage_agent::models::{ModelScan, ModelSource};
 use stowage_agent::nvml::{GpuSample, GpuSource};
-use stowage_agent::ownership::OwnerSource;
-use stowage_agent::pods::PodOnNode;
+use stowage_agent::ownership::Owners;
 use stowage_kubernetes_objects::binding_annotations;
-use stowage_report::{DeviceNumbers, GpuReport, MissingPart, ModelReport, ProcessReport};
+use stowage_report::{DeviceNumbers, GpuReport, ModelReport, PciAddress, ProcessReport};
 use stowage_scheduling::ids::{GpuModel, GpuUuid, ModelId, PodUid};
 use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_telemetry::agent::SensorReading;
+use tempfile::TempDir;
 
 /// The first process on a machine that a pod starts.
 const FIRST_PID: u32 = 4000;
@@ -37,6 +39,8 @@ pub(crate) struct SimulatedHardware {
     started: Arc<Mutex<Vec<PodUid>>>,
     /// Deleted pods whose processes still run for a while.
     leftovers: Arc<Mutex<Vec<LeftoverProcess>>>,
+    /// Has `proc` and `cgroups`.
+    files: Arc<TempDir>,
 }
 
 struct LeftoverProcess {
@@ -47,24 +51,33 @@ struct LeftoverProcess {
 }
 
 pub(crate) struct SimulatedGpus(pub SimulatedHardware);
-pub(crate) struct SimulatedOwners(pub SimulatedHardware);
 pub(crate) struct SimulatedModels(pub DemoMachine);
 
-/// A pod's process, and the GPUs on which it has memory.
+/// A pod's process, the GPUs on which it has memory, and the limits on each of them that the driver keeps.
 #[derive(Clone)]
 struct RunningProcess {
+    pod: PodUid,
     process: ProcessReport,
     gpus: Vec<String>,
+    limits: Option<VramLimits>,
 }
 
 impl SimulatedHardware {
-    pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
-        Self {
+    pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> io::Result<Self> {
+        Ok(Self {
             machine,
             api,
             started: Arc::default(),
             leftovers: Arc::default(),
-        }
+            files: Arc::new(tempfile::tempdir()?),
+        })
+    }
+
+    /// What the agent reads of its processes. No kubelet answers: its files say whose they are.
+    pub fn owners(&self) -> Owners {
+        let [proc, cgroups, socket] =
+            ["proc", "cgroups", "kubelet.sock"].map(|name| self.files.path().join(name));
+        Owners::new(proc, cgroups, socket)
     }
 
     /// A process for each pod that runs here, and for each deleted pod whose process still runs.
@@ -110,17 +123,20 @@ impl SimulatedHardware {
             .map(str::to_owned)
             .collect();
         let granted: u64 = annotation(binding_annotations::GRANTED)?.parse().ok()?;
-        let used = match sleeping::is_asleep(pod) {
-            true => Bytes(sleeping::SLEEPING_VRAM_BYTES),
-            false => Bytes(used_vram(granted) / gpus.len() as u64),
-        };
+        let used = vram::allocated(pod).unwrap_or(used_vram(granted) / gpus.len() as u64);
         let process = ProcessReport {
             pid: self.pid(&uid),
-            used_bytes: Some(used),
+            used_bytes: Some(Bytes(used)),
             pod: None,
             container: None,
         };
-        Some(RunningProcess { process, gpus })
+        // A process without memory on a GPU is not there for its driver.
+        (used > 0).then(|| RunningProcess {
+            pod: uid,
+            process,
+            gpus,
+            limits: vram::limits(&self.api, pod),
+        })
     }
 
     fn pid(&self, uid: &PodUid) -> u32 {
@@ -133,12 +149,64 @@ impl SimulatedHardware {
         FIRST_PID + index as u32
     }
 
-    fn owner(&self, pid: u32) -> Option<PodUid> {
-        self.started
-            .lock()
-            .get(pid.checked_sub(FIRST_PID)? as usize)
-            .cloned()
+    /// Each process is in a container of its own.
+    fn write_files(&self, running: &[RunningProcess]) -> io::Result<()> {
+        let (proc, cgroups) = (
+            self.files.path().join("proc"),
+            self.files.path().join("cgroups"),
+        );
+        let controllers = match vram::keeps_limits(&self.api, self.machine.node) {
+            true => "cpu memory dmem\n",
+            false => "cpu memory\n",
+        };
+        write(&cgroups, &[("cgroup.controllers", controllers)])?;
+        for one in running {
+            let (pod, pid) = (one.pod.as_str().replace('-', "_"), one.process.pid);
+            let cgroup =
+                format!("kubepods.slice/kubepods-pod{pod}.slice/cri-containerd-{pid:064x}.scope");
+            // The field that counts is the 22nd: when it started.
+            let stat = format!("{pid} (engine) S{} {pid}\n", " 0".repeat(18));
+            let place = format!("0::/{cgroup}\n");
+            write(
+                &proc.join(pid.to_string()),
+                &[("stat", &stat), ("cgroup", &place)],
+            )?;
+            let regions = |bytes: Option<u64>| -> String {
+                let value = bytes.map_or("max".to_owned(), |bytes| bytes.to_string());
+                let gpus = (0..self.machine.gpu_count)
+                    .filter(|index| one.gpus.contains(&self.machine.uuid(*index)));
+                gpus.map(|index| format!("nvidia/{}/vidmem {value}\n", pci_address(index)))
+                    .collect()
+            };
+            let limits = one.limits.as_ref();
+            let files = [
+                (
+                    "dmem.current",
+                    regions(one.process.used_bytes.map(|bytes| bytes.0)),
+                ),
+                ("dmem.max", regions(limits.map(|limits| limits.most))),
+                (
+                    "dmem.min",
+                    regions(Some(limits.map_or(0, |limits| limits.kept))),
+                ),
+            ];
+            write(
+                &cgroups.join(&cgroup),
+                &files.each_ref().map(|(name, text)| (*name, text.as_str())),
+            )?;
+        }
+        Ok(())
     }
+}
+
+fn write(folder: &Path, files: &[(&str, &str)]) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut files = files.iter();
+    files.try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+}
+
+fn pci_address(gpu: u32) -> String {
+    format!("0000:{:02x}:00.0", gpu + 1)
 }
 
 /// An engine takes what it may have when it starts, and a few per cent are lost to rounding.
@@ -150,6 +218,8 @@ impl GpuSource for SimulatedGpus {
     fn sample(&mut self) -> Result<GpuSample, String> {
         let Self(hardware) = self;
         let running = hardware.processes();
+        let written = hardware.write_files(&running);
+        written.map_err(|error| format!("the simulated machine has no files: {error}"))?;
         let gpus: Vec<GpuReport> = (0..hardware.machine.gpu_count)
             .map(|index| gpu(&hardware.machine, index, &running))
             .collect();
@@ -192,7 +262,10 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         nvlink_island: None,
         processes: Some(processes),
         cgroups: Vec::new(),
-        numbers: DeviceNumbers::default(),
+        numbers: DeviceNumbers {
+            pci: PciAddress::parse(&pci_address(index)),
+            ..DeviceNumbers::default()
+        },
     }
 }
 
@@ -207,22 +280,6 @@ fn sensors(gpu: &GpuReport) -> SensorReading {
     SensorReading {
         temperature_celsius: Some(30 + 45 * busy / 100),
         power_milliwatts: Some(70_000 + 630_000 / 100 * busy),
-    }
-}
-
-impl OwnerSource for SimulatedOwners {
-    fn owners<'a>(
-        &'a mut self,
-        gpus: &'a mut [GpuReport],
-        _: &'a [PodOnNode],
-    ) -> BoxFuture<'a, Vec<MissingPart>> {
-        for process in gpus
-            .iter_mut()
-            .flat_map(|gpu| gpu.processes.iter_mut().flatten())
-        {
-            process.pod = self.0.owner(process.pid);
-        }
-        Box::pin(ready(Vec::new()))
     }
 }
 
@@ -246,6 +303,7 @@ mod tests {
     use super::*;
     use crate::demo::machine::ModelOnDisk;
     use serde_json::json;
+    use stowage_agent::ownership::OwnerSource;
 
     const MACHINE: DemoMachine = DemoMachine {
         node: "node-a",
@@ -261,12 +319,7 @@ mod tests {
     /// By GPU: the pods that have memory there, and how much is used.
     async fn seen(hardware: &SimulatedHardware) -> Vec<(Vec<PodUid>, Bytes)> {
         let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
-        assert_eq!(
-            SimulatedOwners(hardware.clone())
-                .owners(&mut gpus, &[])
-                .await,
-            []
-        );
+        assert_eq!(hardware.owners().owners(&mut gpus, &[]).await, []);
         let owners = |gpu: &GpuReport| {
             gpu.processes
                 .iter()
@@ -282,7 +335,7 @@ mod tests {
     #[tokio::test]
     async fn a_pod_has_memory_on_its_gpus_from_when_it_runs_until_it_is_gone() {
         let api = Arc::new(ApiServer::start().await.unwrap());
-        let hardware = SimulatedHardware::new(MACHINE, api.clone());
+        let hardware = SimulatedHardware::new(MACHINE, api.clone()).unwrap();
         let idle = vec![(vec![], Bytes::ZERO); 2];
         let pod = api
             .create(
@@ -305,7 +358,8 @@ mod tests {
                 ..MACHINE
             },
             api.clone(),
-        );
+        )
+        .unwrap();
         assert_eq!(seen(&elsewhere).await, idle);
         api.delete_now("pods/default/p").unwrap();
         assert_eq!(seen(&hardware).await, idle);
@@ -314,7 +368,7 @@ mod tests {
     #[tokio::test]
     async fn a_process_keeps_its_memory_after_its_pod_is_gone_for_the_annotated_time() {
         let api = Arc::new(ApiServer::start().await.unwrap());
-        let hardware = SimulatedHardware::new(MACHINE, api.clone());
+        let hardware = SimulatedHardware::new(MACHINE, api.clone()).unwrap();
         for (name, gpu, stays) in [("hangs", 0, termination::FOR_EVER), ("slow", 1, "1")] {
             let annotations = json!({
                 termination::MEMORY_DELAY_MILLIS: stays,
@@ -358,6 +412,39 @@ mod tests {
             [Bytes::gib(31), Bytes::ZERO],
             "the other never does"
         );
+    }
+
+    #[tokio::test]
+    async fn the_agent_reads_the_limits_that_the_driver_keeps() {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let hardware = SimulatedHardware::new(MACHINE, api.clone()).unwrap();
+        let mut node = MACHINE.node_object();
+        node["metadata"]["annotations"] = json!({vram::KEEPS_LIMITS: "true"});
+        api.create("nodes", node).unwrap();
+        let annotations = json!({
+            vram::ALLOCATED: (12u64 << 30).to_string(),
+            binding_annotations::DEVICES: MACHINE.uuid(1),
+            binding_annotations::GRANTED: (40u64 << 30).to_string(),
+            "nvidia.com/container.engine.gpu-memory.request": "1Mi",
+            "nvidia.com/container.engine.gpu-memory.limit": "40960Mi",
+        });
+        let metadata = json!({"name": "p", "annotations": annotations});
+        let pod = json!({"metadata": metadata, "spec": {"nodeName": "node-a", "containers": []}, "status": {"phase": "Running"}});
+        api.create("pods", pod).unwrap();
+        let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
+        let mut owners = hardware.owners();
+        owners.owners(&mut gpus, &[]).await;
+        let (isolation, problem) = owners.read_cgroups(&mut gpus);
+        assert!(isolation.unwrap().dmem && problem.is_none(), "{problem:?}");
+        let said = |gpu: &GpuReport| {
+            let figures = gpu
+                .cgroups
+                .iter()
+                .map(|one| [one.used_bytes, one.limit_bytes, one.guaranteed_bytes]);
+            figures.collect::<Vec<_>>()
+        };
+        let p = [Bytes::gib(12), Bytes::gib(40), Bytes::mib(1)].map(Some);
+        assert_eq!((said(&gpus[0]), said(&gpus[1])), (vec![], vec![p]));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod story;
 pub mod stowage;
 pub mod summary;
 pub mod termination;
+mod vram;
 mod watching;
 mod what_if;
 mod writes;
@@ -79,11 +80,11 @@ pub async fn run(show: DemoMode, record: Option<PathBuf>) -> Result<Summary> {
     let recorder =
         recording.map(|options| FlightRecorder::start(&options, &play.setup.stowage.state));
     let recorder = recorder.transpose()?;
+    // On a clock of their own, while the story waits.
+    let start_times = tokio::task::spawn_blocking(|| StartTimesTable::play(START_TIMES_SEED));
     play.play_story().await?;
     let mut summary = play.summary();
-    summary.add_start_times(
-        tokio::task::spawn_blocking(|| StartTimesTable::play(START_TIMES_SEED)).await??,
-    );
+    summary.add_start_times(start_times.await??);
     summary
         .lines()
         .iter()

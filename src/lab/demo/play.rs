@@ -1,5 +1,6 @@
 //! Plays the story: creates the pods that arrive, shows what happens, and checks the invariants at every step.
 
+mod limits;
 mod naps;
 
 use super::change_tracker::{ChangeTracker, GpuView, PodChange, invariant_violations};
@@ -9,7 +10,7 @@ use super::reported;
 use super::scheduler::observations::Verb;
 use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
-use super::story::{self, Chapter, MACHINES, OVERLOAD, StoryPod, StoryStep};
+use super::story::{self, Chapter, OVERLOAD, StoryPod, StoryStep};
 use super::summary::Summary;
 use super::what_if::{HypotheticalPod, PredictedGpu, is_any_engine_starting};
 use anyhow::{Context, Result, bail};
@@ -44,6 +45,10 @@ pub struct Play {
     /// How often engines slept and asked before they woke, and how often one woke without asking and failed.
     asked_wakes: usize,
     failed_wakes: usize,
+    /// How often an allocation beyond a grant failed alone, borrowers left ahead, and the driver ended one.
+    kept_grants: usize,
+    left_ahead: usize,
+    ended_by_driver: usize,
     placement_calls: Vec<PlacementCalls>,
     violations: Vec<String>,
 }
@@ -73,20 +78,32 @@ impl Play {
             evicted: 0,
             asked_wakes: 0,
             failed_wakes: 0,
+            kept_grants: 0,
+            left_ahead: 0,
+            ended_by_driver: 0,
             placement_calls: Vec::new(),
             violations: Vec::new(),
         }
     }
 
     pub async fn play_story(&mut self) -> Result<()> {
-        for (name, value) in story::PRIORITY_CLASSES {
-            let class = json!({"metadata": {"name": name}, "value": value});
-            self.create("priorityclasses", class)?;
-        }
-        for (number, chapter) in story::chapters().into_iter().enumerate() {
+        self.create_priority_classes()?;
+        let chapters = story::chapters()
+            .into_iter()
+            .chain(story::chapters_on_limits());
+        for (number, chapter) in chapters.enumerate() {
             self.play_chapter(number + 1, chapter).await?;
         }
         Ok(())
+    }
+
+    fn create_priority_classes(&self) -> Result<()> {
+        story::PRIORITY_CLASSES
+            .into_iter()
+            .try_for_each(|(name, value)| {
+                let class = json!({"metadata": {"name": name}, "value": value});
+                self.create("priorityclasses", class)
+            })
     }
 
     async fn play_chapter(&mut self, number: usize, chapter: Chapter) -> Result<()> {
@@ -135,6 +152,15 @@ impl Play {
                 jobs,
                 asks_first: false,
             } => self.sleep_and_wake_unasked(engine, jobs).await,
+            StoryStep::Join => self.join_limited_machine().await,
+            StoryStep::AllocateBeyondGrant {
+                engine,
+                gib,
+                neighbour,
+            } => self.allocate_beyond_grant(engine, gib << 30, neighbour),
+            StoryStep::TakeBack { engine, first_gib } => {
+                self.take_back(engine, first_gib << 30).await
+            }
         }
     }
 
@@ -452,7 +478,7 @@ impl Play {
     }
 
     fn gpus(&self) -> Vec<GpuView> {
-        let mut gpus = self.chronicle.gpus(&MACHINES);
+        let mut gpus = self.chronicle.gpus(&self.setup.machines);
         gpus.iter_mut().for_each(|gpu| {
             gpu.engines = reported::engines(&self.setup.stowage.board, gpu.node, &gpu.uuid)
         });
@@ -468,13 +494,15 @@ impl Play {
 
     pub fn summary(&self) -> Summary {
         let gpus = self.gpus();
-        let allocated: u64 = gpus
-            .iter()
-            .flat_map(|gpu| &gpu.pods)
-            .map(|(_, bytes)| bytes)
-            .sum();
+        let pods = gpus.iter().flat_map(|gpu| &gpu.pods);
+        let bytes_where = |borrow: bool| -> u64 {
+            let pods = pods.clone().filter(|(pod, _)| pod.is_borrower == borrow);
+            pods.map(|(_, bytes)| bytes).sum()
+        };
+        let (allocated, borrowed) = (bytes_where(false), bytes_where(true));
         let allocatable: u64 = gpus.iter().map(|gpu| gpu.allocatable).sum();
         let observations = self.setup.scheduler.observations();
+        let lending = &self.setup.stowage.state.metrics.lending;
         Summary {
             gpus: gpus.len(),
             pods_bound: self
@@ -485,6 +513,7 @@ impl Play {
             pods_waiting: self.chronicle.pending_pods().len(),
             evicted: self.evicted,
             allocated_bytes: allocated,
+            borrowed_bytes: borrowed,
             allocatable_bytes: allocatable,
             allocated_percent: (allocated as f64 / allocatable as f64 * 1000.0).round() / 10.0,
             filter_calls: observations.count(Verb::Filter),
@@ -493,15 +522,11 @@ impl Play {
             kv_seen_after_millis: self.kv_observed_after,
             asked_wakes: self.asked_wakes,
             failed_wakes: self.failed_wakes,
-            unasked_wakes: self
-                .setup
-                .stowage
-                .state
-                .metrics
-                .lending
-                .wakes
-                .with_label_values(&["unasked"])
-                .get(),
+            unasked_wakes: lending.wakes.with_label_values(&["unasked"]).get(),
+            kept_grants: self.kept_grants,
+            left_ahead: self.left_ahead,
+            ended_by_driver: self.ended_by_driver,
+            taken_back: lending.taken_back.get(),
             start_times: None,
             violations: self.violations.clone(),
         }

@@ -41,6 +41,16 @@ impl Screen {
         }
     }
 
+    #[cfg(test)]
+    pub fn unseen() -> Self {
+        Self {
+            is_terminal: false,
+            has_color: false,
+            out: Box::new(io::sink()),
+            ..Self::stderr()
+        }
+    }
+
     /// For when stdout is read by a program.
     pub fn stderr() -> Self {
         Self {

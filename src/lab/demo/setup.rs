@@ -27,6 +27,7 @@ pub struct Setup {
     pub api: Arc<ApiServer>,
     pub scheduler: StandInScheduler,
     pub stowage: Stowage,
+    pub(super) machines: Vec<DemoMachine>,
     _kubelet: Kubelet,
     agents: DemoAgents,
 }
@@ -68,12 +69,25 @@ impl Setup {
             api,
             scheduler,
             stowage,
+            machines: machines.to_vec(),
             _kubelet: kubelet,
             agents,
         };
-        setup.wait_for_advertised_vram(machines.len()).await;
+        setup.wait_for_advertised_vram().await;
         setup.wait_for_scheduler_to_observe_nodes().await;
         Ok(setup)
+    }
+
+    /// Adds a node.
+    pub async fn join(&mut self, machine: DemoMachine, node: Value) -> Result<()> {
+        let created = self.api.create("nodes", node);
+        created.map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
+        self.agents
+            .add(machine, &self.api, self.stowage.addresses.agents)?;
+        self.machines.push(machine);
+        self.wait_for_advertised_vram().await;
+        self.wait_for_scheduler_to_observe_nodes().await;
+        Ok(())
     }
 
     /// Kills Stowage, and starts another in its place that knows only what the API server has.
@@ -92,7 +106,8 @@ impl Setup {
     }
 
     /// Waits until the agents have reported, Stowage has advertised the capacity, and the kubelets have copied it.
-    async fn wait_for_advertised_vram(&self, nodes: usize) {
+    async fn wait_for_advertised_vram(&self) {
+        let nodes = self.machines.len();
         let advertising_nodes = |api: &ApiServer| {
             let nodes = api.list("nodes").into_iter();
             nodes

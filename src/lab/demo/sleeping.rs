@@ -2,6 +2,7 @@
 
 use super::api_server::ApiServer;
 use super::change_tracker::GpuView;
+use super::vram;
 use serde_json::{Value, json};
 
 /// The engine of a pod that has it sleeps, as vLLM does at level 1.
@@ -22,31 +23,9 @@ pub(super) fn reports_asleep(pod: &Value) -> bool {
     is_asleep(pod) && !pod["metadata"]["annotations"][STARTS_AGAIN].is_string()
 }
 
-/// Wakes the engine of a pod as vLLM wakes: it allocates all that it was granted at once, and fails where others have it. What a
-/// GPU has beyond what pods are granted is in use by contexts.
+/// Wakes the engine of a pod as vLLM wakes: it allocates all that it was granted at once, and fails where others have it.
 pub(super) fn try_wake(api: &ApiServer, engine: &str, gpus: &[GpuView]) -> bool {
-    let used = |name: &str, granted: u64| {
-        let sleeps = name != engine
-            && api
-                .get(&format!("pods/default/{name}"))
-                .is_some_and(|pod| is_asleep(&pod));
-        if sleeps {
-            SLEEPING_VRAM_BYTES.min(granted)
-        } else {
-            granted
-        }
-    };
-    let own_gpus = gpus
-        .iter()
-        .filter(|gpu| gpu.pods.iter().any(|(pod, _)| pod.name == engine));
-    let fits = own_gpus.clone().count() > 0
-        && own_gpus.clone().all(|gpu| {
-            gpu.pods
-                .iter()
-                .map(|(pod, granted)| used(&pod.name, *granted))
-                .sum::<u64>()
-                <= gpu.allocatable
-        });
+    let fits = vram::lacking(api, gpus, engine, |granted| granted) == Some(0);
     let awake = json!({"metadata": {"annotations": {ASLEEP: null}}});
     fits && api.patch(&format!("pods/default/{engine}"), &awake).is_ok()
 }

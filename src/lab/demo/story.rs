@@ -3,12 +3,14 @@
 use super::engines::FakeEngineLoad;
 use super::machine::{DemoMachine, ModelOnDisk};
 use super::termination;
+use super::vram;
 use anyhow::Result;
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::PLAN_GATE;
 use stowage_policy_file::with_digest;
-use stowage_scheduling::policy::{ModelRules, Policy, SleepingRule};
+use stowage_scheduling::policy::{ModelRules, Policy, SleepingRule, UnusedRule};
 use stowage_scheduling::units::Millis;
+use stowage_scheduling::vocabulary::classification::Isolation;
 
 pub(crate) const MACHINES: [DemoMachine; 3] = [
     DemoMachine {
@@ -36,6 +38,28 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
         models: &[],
     },
 ];
+
+/// It joins late, and its driver keeps limits.
+pub(crate) const LIMITED_MACHINE: DemoMachine = DemoMachine {
+    node: "node-d",
+    model: "NVIDIA-H100-80GB-HBM3",
+    gpu_count: 2,
+    gib_per_gpu: 80,
+    models: &[],
+};
+
+/// Its taint: pods of earlier chapters that wait stay away.
+const LIMITED_TAINT: &str = "demo.stowage.dev/limited";
+
+/// Its Node object: gpu-fractioning is ready there.
+pub(crate) fn limited_node() -> Value {
+    let mut node = LIMITED_MACHINE.node_object();
+    node["metadata"]["annotations"] = json!({vram::KEEPS_LIMITS: "true"});
+    node["spec"]["taints"] = json!([{"key": LIMITED_TAINT, "effect": "NoSchedule"}]);
+    node["status"]["conditions"] =
+        json!([{"type": "gpu-fractioning.nvidia.com/Ready", "status": "True"}]);
+    node
+}
 
 /// Priorities for preemption: a negative one says "evict me first".
 pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] =
@@ -80,6 +104,20 @@ pub(crate) enum StoryStep {
         jobs: Vec<StoryPod>,
         asks_first: bool,
     },
+    /// The machine whose driver keeps limits joins; ends when its agent reports.
+    Join,
+    /// An engine allocates more than its grant, starts again with what it needs, and its neighbour allocates all of its grant.
+    AllocateBeyondGrant {
+        engine: &'static str,
+        gib: u64,
+        neighbour: &'static str,
+    },
+    /// An engine that lends grows until a borrower leaves, and then allocates all of its grant at once; ends when no pod borrows
+    /// from it.
+    TakeBack {
+        engine: &'static str,
+        first_gib: u64,
+    },
     /// Prints how long this pod's model would take to answer on each node.
     PredictStart(StoryPod),
 }
@@ -98,10 +136,13 @@ pub(crate) struct StoryPod {
     /// Milliseconds that it takes to terminate, and for which its processes then keep their memory; without an
     /// annotation if `None`.
     termination_millis: Option<(u32, u32)>,
+    /// For the node with limits, where it has so much when it starts.
+    limited_gib: Option<u64>,
     /// The load of its engine; `None` for a job, which has none.
     pub load: Option<FakeEngineLoad>,
 }
 
+/// On the nodes that are there from the start.
 pub(crate) fn chapters() -> Vec<Chapter> {
     vec![
         Chapter {
@@ -233,15 +274,64 @@ pub(crate) fn chapters() -> Vec<Chapter> {
     ]
 }
 
-/// The default policy, under which serving pods lend while they sleep and llama-8b keeps two replicas, as fast as a short story
-/// needs it.
+/// On the node whose driver keeps limits.
+pub(crate) fn chapters_on_limits() -> [Chapter; 2] {
+    let limited = |gib, pod: StoryPod| StoryPod {
+        limited_gib: Some(gib),
+        ..pod
+    };
+    let job = |name, count, gib| {
+        opportunistic(name, count, gib)
+            .into_iter()
+            .map(|job| limited(gib, job))
+            .collect()
+    };
+    [
+        Chapter {
+            title: "An engine with a wrong flag, where the driver keeps limits",
+            text: "It allocates more than it was granted. That fails in its container alone; its neighbour gets all of its grant.",
+            steps: vec![
+                StoryStep::Join,
+                StoryStep::Arrive(vec![
+                    limited(20, serving("assistant", 30, 40)),
+                    limited(20, serving("summarizer", 60, 20)),
+                ]),
+                StoryStep::Arrive(vec![limited(12, serving("translator", 42, 30))]),
+                StoryStep::AllocateBeyondGrant {
+                    engine: "translator",
+                    gib: 52,
+                    neighbour: "assistant",
+                },
+            ],
+        },
+        Chapter {
+            title: "Jobs live in what engines that are awake do not use",
+            text: "An engine that grows gets room ahead. One that needs all at once has it: the driver ends the job in its way.",
+            steps: vec![
+                StoryStep::Arrive(job("archive", 1, 40)),
+                StoryStep::Arrive(job("digest", 2, 14)),
+                StoryStep::TakeBack {
+                    engine: "translator",
+                    first_gib: 14,
+                },
+            ],
+        },
+    ]
+}
+
+/// The default policy, under which serving pods lend while they sleep, all pods have limits where the driver keeps them, serving pods
+/// lend there while they are awake, and llama-8b keeps two replicas, as fast as a short story needs it.
 pub fn policy() -> Result<Policy> {
     let mut classes = Policy::default().classes().to_vec();
-    for class in classes.iter_mut().filter(|class| class.name == "serving") {
-        class.sleeping = SleepingRule::Lend;
+    for class in &mut classes {
+        class.isolation = Isolation::Preferred;
+        if class.name == "serving" {
+            (class.sleeping, class.unused) = (SleepingRule::Lend, UnusedRule::Lend);
+        }
     }
     let mut policy = Policy::default().with_classes(classes)?;
     policy.planning.lending.after = Millis::seconds(1);
+    policy.planning.lending.unused_after = Millis::seconds(1);
     policy.autoscaling.scale_down.window = Millis::seconds(1);
     let two = ModelRules {
         min_replicas: Some(2),
@@ -270,6 +360,7 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
         gpu_count: 1,
         is_exclusive: false,
         is_planned: false,
+        limited_gib: None,
         termination_millis: None,
         priority_class: "stowage-serving",
         load: Some(load),
@@ -327,10 +418,17 @@ impl StoryPod {
         if let Some(port) = port {
             annotations["stowage.dev/metrics-port"] = port.to_string().into();
         }
+        if let Some(gib) = self.limited_gib {
+            annotations[vram::ALLOCATED] = (gib << 30).to_string().into();
+        }
         if let Some((takes, memory_stays)) = self.termination_millis {
             annotations[termination::TERMINATION_MILLIS] = takes.to_string().into();
             annotations[termination::MEMORY_DELAY_MILLIS] = memory_stays.to_string().into();
         }
+        let tolerations: &[Value] = match self.limited_gib {
+            Some(_) => &[json!({"key": LIMITED_TAINT, "operator": "Exists"})],
+            None => &[],
+        };
         let gates: &[Value] = if self.is_planned {
             &[json!({"name": PLAN_GATE})]
         } else {
@@ -342,6 +440,7 @@ impl StoryPod {
             "spec": {
                 "schedulerName": "stowage",
                 "schedulingGates": gates,
+                "tolerations": tolerations,
                 "priorityClassName": self.priority_class,
                 "terminationGracePeriodSeconds": 3,
                 "containers": [{

@@ -3,7 +3,7 @@
 use super::placement_cost::PlacementCalls;
 use super::start_times::StartTimesTable;
 use serde::Serialize;
-use stowage_scheduling::units::{Millis, plural};
+use stowage_scheduling::units::{Bytes, Millis, plural};
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -13,7 +13,9 @@ pub struct Summary {
     pub(crate) pods_waiting: usize,
     /// Pods that were evicted so that another could be placed.
     pub(crate) evicted: usize,
+    /// Without what is borrowed.
     pub(crate) allocated_bytes: u64,
+    pub(crate) borrowed_bytes: u64,
     pub(crate) allocatable_bytes: u64,
     pub(crate) allocated_percent: f64,
     pub(crate) filter_calls: usize,
@@ -28,6 +30,14 @@ pub struct Summary {
     pub(crate) failed_wakes: usize,
     /// Engines that woke without asking, as Stowage counted them.
     pub(crate) unasked_wakes: u64,
+    /// Allocations beyond a grant that failed, and whose neighbour had all of its own.
+    pub(crate) kept_grants: usize,
+    /// Jobs that borrowed from an engine that was awake: those that were evicted before it needed their VRAM, and those that the
+    /// driver ended for it.
+    pub(crate) left_ahead: usize,
+    pub(crate) ended_by_driver: usize,
+    /// Engines that took back what they lent awake, as Stowage counted them.
+    pub(crate) taken_back: u64,
     /// How well start times are predicted.
     pub(crate) start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
@@ -55,10 +65,11 @@ impl Summary {
         let mut lines = vec![
             String::new(),
             format!(
-                "{} share {}: {:.1} % of allocatable VRAM is allocated; {} pending; {} evicted for serving pods.",
+                "{} share {}: {:.1} % of allocatable VRAM is allocated, {} more borrowed; {} pending; {} evicted for serving pods.",
                 plural(self.pods_bound, "pod"),
                 plural(self.gpus, "GPU"),
                 self.allocated_percent,
+                Bytes(self.borrowed_bytes),
                 plural(self.pods_waiting, "pod"),
                 plural(self.evicted, "pod"),
             ),
@@ -74,6 +85,11 @@ impl Summary {
         lines.push(format!(
             "Engines that asked before they woke, and had their memory: {}. That did not ask, and lacked it: {} (counted: {}).",
             self.asked_wakes, self.failed_wakes, self.unasked_wakes
+        ));
+        lines.push(format!(
+            "Allocations beyond a grant that took nothing from a neighbour: {}. Jobs that left an awake engine's VRAM ahead: {}; ended by the driver \
+             for it: {} (loans taken back: {}).",
+            self.kept_grants, self.left_ahead, self.ended_by_driver, self.taken_back
         ));
         lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);

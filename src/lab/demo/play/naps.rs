@@ -69,12 +69,7 @@ impl Play {
         self.annotate(engine, user_annotations::WAKE_REQUESTED, Value::Null)?;
         self.screen.note(&format!("{engine} goes to sleep"));
         self.create_pods(jobs).await?;
-        let pod = self
-            .setup
-            .api
-            .get(&pod_path(engine))
-            .context("the engine's pod is there")?;
-        let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())?;
+        let uid = self.uid_of(engine)?;
         self.wait_until("jobs borrow from it", |play| play.borrowers(&uid) > 0)
             .await?;
         // What the screen shows comes a moment after what the API server has; memory is counted by what is shown.
@@ -85,8 +80,16 @@ impl Play {
         Ok(uid)
     }
 
+    pub(super) fn uid_of(&self, pod: &str) -> Result<PodUid> {
+        let pod = self.setup.api.get(&pod_path(pod));
+        let pod = pod.context("the engine's pod is there")?;
+        Ok(PodUid::parse(
+            pod["metadata"]["uid"].as_str().unwrap_or_default(),
+        )?)
+    }
+
     /// Pods that borrow from the pod, by what their Bindings say.
-    fn borrowers(&self, lender: &PodUid) -> usize {
+    pub(super) fn borrowers(&self, lender: &PodUid) -> usize {
         self.setup
             .api
             .list("pods")
