@@ -1,6 +1,7 @@
 //! `/v1/explain` and `stowage explain`: the shape of the answer, errors with a remedy, and exit codes.
 
 use crate::client::{Client, NOBODYS};
+use crate::running_demo::RunningDemo;
 use crate::served::{ServedCluster, bound_on, pod, with_priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -328,4 +329,25 @@ fn of_a_cordoned_node_it_says_what_the_page_about_draining_quotes() {
     let quoted = "the node is cordoned";
     assert!(told.contains(quoted), "{told}");
     assert!(section.contains(&format!("`{quoted}`")), "{section}");
+}
+
+#[test]
+fn it_says_of_the_demos_lender_and_borrower_what_the_page_shows() {
+    let page = include_str!("../../docs/use/lending.md");
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut blocks = page
+        .split("```text\n")
+        .map(|block| block.split("```").next().unwrap());
+    let shown = blocks.find(|block| block.starts_with("lending ")).unwrap();
+    let shown: Vec<String> = shown.split("\n\n").map(words).collect();
+    let demo = RunningDemo::start();
+    let explained = ["summarizer", "archive-1"].map(|pod| {
+        let output = command(&[pod, "--server", &demo.operators]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        words(&String::from_utf8(output.stdout).unwrap())
+    });
+    for (said, part) in explained.iter().zip(&shown) {
+        assert!(said.contains(part), "{part}\nis not in\n{said}");
+    }
+    assert_eq!(shown.len(), 2);
 }

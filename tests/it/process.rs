@@ -615,11 +615,16 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     );
     let wakes = ["askedWakes", "failedWakes", "unaskedWakes"].map(|figure| summary[figure].clone());
     assert_eq!(wakes, [1, 1, 1].map(|count| json!(count)), "{told}");
+    let limits = ["keptGrants", "leftAhead", "endedByDriver"].map(|figure| summary[figure].clone());
+    assert_eq!(limits, [1, 1, 1].map(|count| json!(count)), "{told}");
+    assert!(summary["takenBack"].as_u64() > Some(0), "{summary}");
     for part in [
         "KV 97 % · 40 waiting · serving",
         "from node-a's disk it answers after 24 s",
         "llama-8b has 2 replicas and needs 6: an HPA that reads stowage_model_desired_replicas starts 4 more",
         "llama-8b needs 2 replicas again",
+        "translator's flag is wrong: it allocates 52.0 GiB, and fails at its limit of 42.0 GiB",
+        "assistant beside it allocates all of its 30.0 GiB, and has them",
     ] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }
