@@ -1,11 +1,14 @@
 //! Which pods a GPU takes beside engines with limits on latency, by what readings say of them.
 
+use crate::contention::{ComputeSharing, EngineWork, GpuSpeed, STEP_OVERHEAD_S, contention};
 use crate::ids::ModelId;
 use crate::placing::fit::{Misfit, fit};
 use crate::policy::{Class, Policy};
+use crate::testkit::random::Random;
 use crate::testkit::{LedgerCluster, gpu_at, node, uid};
 use crate::units::{Bytes, Micros, Millis, Percent};
 use crate::vocabulary::demand::{Demand, Sharing};
+use crate::vocabulary::gpu::Device;
 use crate::vocabulary::latency::{EngineLatency, ExpectedWork, NeighborRoom};
 use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
 
@@ -247,4 +250,120 @@ fn an_engine_goes_where_it_keeps_its_own_limit() {
         demand.weights_per_gpu(),
         demand.terms.max_time_per_token
     ));
+}
+
+/// Engines of three models, whose true steps are up to three times off what their weights take to read, join GPUs whose engines are
+/// busy for different shares of the time. Returns by how much each prediction was off, in per cent.
+fn errors_of_joins(seed: u64) -> Vec<u64> {
+    const GIB: [u64; 3] = [16, 30, 8];
+    const TRUE_SLOWNESS: [f64; 3] = [3.0, 0.4, 1.7];
+    let mut draws = Random::seeded(seed, 0);
+    let mut draw = |from: f64, to: f64| from + (to - from) * (draws.unit_interval());
+    let mut cluster = LedgerCluster::empty(limited());
+    let speed = GpuSpeed::H100;
+    let mut errors = Vec::new();
+    for join in 0..40 {
+        let on = format!("n{join}");
+        let product = crate::ids::GpuModel::parse(&format!("NVIDIA-{}", speed.product)).unwrap();
+        let device = Device {
+            model: product,
+            ..crate::testkit::whole_gpu(gpu_at(&on, 0), 0, Bytes::gib(80))
+        };
+        cluster.add_node(&on, vec![device]);
+        let others: Vec<f64> = (0..join % 3).map(|_| draw(0.1, 1.0)).collect();
+        for (index, _) in others.iter().enumerate() {
+            let other = Demand {
+                model: None,
+                ..engine()
+            };
+            cluster.add_running(
+                &format!("{on}-{index}"),
+                (&on, 0),
+                other,
+                None,
+                Default::default(),
+            );
+        }
+        let of = join % 3;
+        let demand = Demand {
+            model: ModelId::parse(&format!("org/{of}")).ok(),
+            weights: Some(Bytes::gib(GIB[of])),
+            ..engine()
+        };
+        let beside = |cluster: &mut LedgerCluster, own: Option<(f64, f64)>| {
+            cluster.advance(1);
+            let measured = |(name, busy, step): (String, f64, f64)| EngineLatency {
+                pod: uid(&name),
+                time_per_token: Micros::from_seconds(step),
+                time_to_first_token: None,
+                busy: Percent::from_share(busy),
+            };
+            let mut latencies: Vec<EngineLatency> = (0..)
+                .zip(&others)
+                .map(|(index, busy)| measured((format!("{on}-{index}"), *busy, 0.02)))
+                .chain(own.map(|(busy, step)| measured((on.clone(), busy, step))))
+                .collect();
+            latencies.sort_by(|one, other| one.pod.cmp(&other.pod));
+            let reading = NodeReading {
+                sampled: cluster.ledger().now(),
+                gpus: vec![GpuReading {
+                    uuid: gpu_at(&on, 0),
+                    used: Some(Bytes::ZERO),
+                    attributed: Vec::new(),
+                    engine_load: EngineLoad::NONE,
+                }],
+                latencies,
+                ..NodeReading::default()
+            };
+            cluster
+                .ledger_mut()
+                .take_reading(&node(&on), reading.into());
+        };
+        beside(&mut cluster, None);
+        let expected = cluster
+            .ledger()
+            .for_placing(&uid(&on), demand.clone())
+            .expected;
+        let room = cluster.ledger().node(&node(&on)).unwrap().gpus[0].neighbors;
+        let alone = room.step_alone(expected, demand.weights_per_gpu()).unwrap();
+        let predicted = room.beside_all(alone).as_seconds();
+
+        cluster.add_running(&on, (&on, 0), demand, None, Default::default());
+        let reading = speed.memory_s(Bytes::gib(GIB[of]).0 as f64);
+        let alone = TRUE_SLOWNESS[of] * (STEP_OVERHEAD_S + reading);
+        let work = |busy: f64| EngineWork {
+            overhead_s: 0.0,
+            memory_s: alone,
+            compute_s: 0.0,
+            busy,
+            sms: 1.0,
+        };
+        let works: Vec<EngineWork> = [0.5]
+            .iter()
+            .chain(&others)
+            .map(|busy| work(*busy))
+            .collect();
+        let under = contention(&works, ComputeSharing::TimeSlicing)[0];
+        let observed = work(0.5).step_s(&under);
+        for _ in 0..10 {
+            let noise = draw(0.8, 1.2);
+            beside(&mut cluster, Some((0.5, observed * noise)));
+        }
+        errors.push((100.0 * (predicted / observed - 1.0).abs()) as u64);
+    }
+    errors
+}
+
+#[test]
+fn after_ten_joins_half_of_the_predictions_are_off_by_a_fifth_at_most() {
+    for seed in 0..20 {
+        let errors = errors_of_joins(seed);
+        let median = |errors: &[u64]| {
+            let mut sorted = errors.to_vec();
+            sorted.sort_unstable();
+            sorted[sorted.len() / 2]
+        };
+        let (first, later) = (median(&errors[..3]), median(&errors[10..]));
+        assert!(first >= 40 && later <= 20, "seed {seed}: {errors:?}");
+    }
 }
