@@ -5,6 +5,7 @@ use super::outcome::{AbortedRequests, StepOutcome};
 use super::requests::{Queue, Requests, kv_tokens};
 use super::speed::FIRST_TOKEN_OVERHEAD_S;
 use stowage_scheduling::autoscaling::{EngineFigures, Permille};
+use stowage_scheduling::contention::{Contention, EngineWork};
 
 /// A stretch is cut into parts of at most this many seconds, within which rates do not change.
 const MAX_SUBSTEP_S: f64 = 1.0;
@@ -75,7 +76,19 @@ impl Engine {
 
     /// Tokens in the KV cache.
     pub(crate) fn kv_tokens(&self) -> f64 {
-        self.prefilling * self.prompt + self.decoding * (self.prompt + self.output / 2.0)
+        self.prefilling * self.prompt + self.kv_of_decoding()
+    }
+
+    fn kv_of_decoding(&self) -> f64 {
+        self.decoding * (self.prompt + self.output / 2.0)
+    }
+
+    /// What its neighbors have to share each of its GPUs with, where so much of the SMs is its own.
+    pub(crate) fn work(&self, sms: f64) -> EngineWork {
+        let busy = busy_share(self.running());
+        self.spec
+            .cost
+            .work(self.decoding, self.kv_of_decoding(), (busy, sms))
     }
 
     /// The share of the KV cache that is in use.
@@ -137,9 +150,9 @@ impl Engine {
         AbortedRequests { waiting, running }
     }
 
-    /// `seconds` pass, over which `arrivals` come evenly. `share` of the GPUs' compute is the engine's, from 0 to 1: less than 1
-    /// where neighbors on its GPUs work, too. What comes to an engine that does not serve waits.
-    pub fn step(&mut self, seconds: f64, arrivals: Requests, share: f64) -> StepOutcome {
+    /// `seconds` pass, over which `arrivals` come evenly, beside neighbors on its GPUs. What comes to an engine that does not
+    /// serve waits.
+    pub fn step(&mut self, seconds: f64, arrivals: Requests, under: &Contention) -> StepOutcome {
         let mut outcome = StepOutcome::default();
         let parts = (seconds / MAX_SUBSTEP_S).ceil().max(1.0);
         let part_s = seconds / parts;
@@ -151,16 +164,15 @@ impl Engine {
             if fits {
                 self.waiting.push(self.now_s, arrivals.scaled(1.0 / parts));
             }
-            if self.state == EngineState::Asleep || part_s <= 0.0 || share <= 0.0 {
+            if self.state == EngineState::Asleep || part_s <= 0.0 {
                 self.now_s += part_s;
                 continue;
             }
-            let share = share.min(1.0);
-            let fine = self.substeps(part_s, share);
+            let fine = self.substeps(part_s, under);
             for _ in 0..fine as usize {
                 self.now_s += part_s / fine;
-                self.run_substep(part_s / fine, share, &mut outcome);
-                outcome.busy_share += (1.0 - (-self.running()).exp()) / (parts * fine);
+                self.run_substep(part_s / fine, under, &mut outcome);
+                outcome.busy_share += busy_share(self.running()) / (parts * fine);
             }
         }
         outcome
@@ -171,14 +183,15 @@ impl Engine {
         self.running() * kv_tokens(self.prompt, self.output)
     }
 
-    /// Seconds of a decode step, with this share of the compute.
-    fn step_s(&self, share: f64) -> f64 {
-        let kv_of_decoding = self.decoding * (self.prompt + self.output / 2.0);
-        self.spec.cost.step_s(self.decoding, kv_of_decoding) / share
+    /// Seconds of a decode step.
+    fn step_s(&self, under: &Contention) -> f64 {
+        self.spec
+            .cost
+            .step_s(self.decoding, self.kv_of_decoding(), under)
     }
 
     /// Into how many parts a part is cut, so that a full engine is kept full.
-    fn substeps(&self, part_s: f64, share: f64) -> f64 {
+    fn substeps(&self, part_s: f64, under: &Contention) -> f64 {
         let kv_left = self.spec.kv_capacity
             - self.reserved()
             - self.waiting() * kv_tokens(self.prompt, self.output);
@@ -186,18 +199,18 @@ impl Engine {
         if kv_left > 0.0 && slots_left > 0.0 {
             return 1.0;
         }
-        (part_s * FINE_SUBSTEPS_PER_DECODE / (self.step_s(share) * self.output.max(1.0)))
+        (part_s * FINE_SUBSTEPS_PER_DECODE / (self.step_s(under) * self.output.max(1.0)))
             .ceil()
             .clamp(1.0, MAX_FINE_SUBSTEPS)
     }
 
-    fn run_substep(&mut self, part_s: f64, share: f64, outcome: &mut StepOutcome) {
-        let step_s = self.step_s(share);
-        let rate = self.spec.cost.prefill_rate * share;
+    fn run_substep(&mut self, part_s: f64, under: &Contention, outcome: &mut StepOutcome) {
+        let step_s = self.step_s(under);
+        let rate = self.spec.cost.prefill_rate(under);
         let started_s = self.now_s - part_s;
         let admitted = self.admit(
             started_s,
-            rate * part_s * self.spec.max_prefill_share(step_s * share),
+            rate * part_s * self.spec.max_prefill_share(step_s, under),
         );
         let prompt_tokens: f64 = admitted
             .iter()
@@ -307,6 +320,11 @@ impl Prefill {
         let before_s = self.busy_share / (2.0 * (1.0 - self.busy_share)) * own_s;
         under_way_s + before_s + own_s + (prompt / self.tokens_per_step).max(1.0) * self.step_s
     }
+}
+
+/// The share of its time for which an engine has something to do: in which a Poisson number of requests is not zero.
+pub(crate) fn busy_share(running: f64) -> f64 {
+    1.0 - (-running).exp()
 }
 
 /// What is left of a stock and what has left it.

@@ -26,6 +26,8 @@ mod proptests;
 #[cfg(test)]
 mod published_tests;
 #[cfg(test)]
+mod sharing_tests;
+#[cfg(test)]
 mod tests;
 
 pub use balancer::split_arrivals;

@@ -2,10 +2,11 @@
 
 use super::*;
 use proptest::prelude::*;
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::units::Bytes;
 
-/// Seconds, requests in them, their prompts and outputs, and the share of compute.
-type Stretch = (f64, f64, f64, f64, f64);
+/// Seconds, requests in them, their prompts and outputs, and what the neighbors cost.
+type Stretch = (f64, f64, f64, f64, Contention);
 
 fn stretch() -> impl Strategy<Value = Stretch> {
     (
@@ -13,8 +14,16 @@ fn stretch() -> impl Strategy<Value = Stretch> {
         0.0..500.0f64,
         1.0..6000.0f64,
         1.0..1500.0f64,
-        0.05..1.0f64,
+        contention(),
     )
+}
+
+fn contention() -> impl Strategy<Value = Contention> {
+    (1.0..8.0f64, 1.0..8.0f64, 1.0..20.0f64).prop_map(|(overhead, memory, compute)| Contention {
+        overhead,
+        memory,
+        compute,
+    })
 }
 
 fn spec(kv_capacity: f64) -> EngineSpec {
@@ -35,8 +44,8 @@ proptest! {
     ) {
         let mut engine = Engine::new(spec(kv_capacity));
         let (mut came, mut gone, mut admitted) = (0.0, 0.0, 0.0);
-        for (seconds, count, prompt, output, share) in stretches {
-            let outcome = engine.step(seconds, Requests::new(count, prompt, output), share);
+        for (seconds, count, prompt, output, under) in stretches {
+            let outcome = engine.step(seconds, Requests::new(count, prompt, output), &under);
             came += count;
             gone += outcome.refused + outcome.completions();
             admitted += outcome.admitted();
@@ -60,7 +69,7 @@ proptest! {
     ) {
         let run = |per_s: f64| {
             let mut engine = Engine::new(spec(400_000.0));
-            let outcome = engine.step(300.0, Requests::new(per_s * 300.0, prompt, output), 1.0);
+            let outcome = engine.step(300.0, Requests::new(per_s * 300.0, prompt, output), &Contention::ALONE);
             (outcome.completions(), engine.waiting() + engine.running())
         };
         let ((done, inside), (more_done, more_inside)) = (run(per_s), run(per_s * more));
@@ -77,9 +86,9 @@ proptest! {
         let arrivals = Requests::new(count, 800.0, 150.0);
         let (mut whole, mut parts) = (Engine::new(spec(100_000.0)), Engine::new(spec(100_000.0)));
         let of = |part: u32| arrivals.scaled(f64::from(part) / f64::from(seconds));
-        let at_once = whole.step(seconds.into(), arrivals, 1.0).completions();
-        let first = parts.step(cut.into(), of(cut), 1.0).completions();
-        let rest = parts.step((seconds - cut).into(), of(seconds - cut), 1.0).completions();
+        let at_once = whole.step(seconds.into(), arrivals, &Contention::ALONE).completions();
+        let first = parts.step(cut.into(), of(cut), &Contention::ALONE).completions();
+        let rest = parts.step((seconds - cut).into(), of(seconds - cut), &Contention::ALONE).completions();
         prop_assert!((at_once - first - rest).abs() < 1e-6);
         prop_assert!((whole.running() - parts.running()).abs() < 1e-6);
     }
@@ -88,7 +97,7 @@ proptest! {
     fn a_split_adds_up_to_one(loads in proptest::collection::vec(0.0..3000.0f64, 1..8)) {
         let engines: Vec<Engine> = loads.iter().map(|count| {
             let mut engine = Engine::new(spec(50_000.0));
-            engine.step(20.0, Requests::new(*count, 800.0, 150.0), 1.0);
+            engine.step(20.0, Requests::new(*count, 800.0, 150.0), &Contention::ALONE);
             engine
         }).collect();
         let shares = split_arrivals(&Requests::new(10.0, 800.0, 150.0), &engines);

@@ -4,6 +4,7 @@
 //! requests happen to meet, within [`FIRST_TOKENS`].
 
 use super::*;
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::units::Bytes;
 
 /// Of the published figure, either way.
@@ -91,9 +92,9 @@ fn mean(samples: &[(f64, f64)]) -> f64 {
 
 /// A batch of 8 that is read at once and written in step: 32 tokens in, 128 out. In seconds.
 fn batch_of_8(spec: &EngineSpec) -> f64 {
-    let cost = &spec.cost;
-    let first_s = cost.step_s(0.0, 0.0) + 8.0 * 32.0 / cost.prefill_rate;
-    first_s + 127.0 * cost.step_s(8.0, 8.0 * (32.0 + 64.0))
+    let (cost, alone) = (&spec.cost, &Contention::ALONE);
+    let first_s = cost.step_s(0.0, 0.0, alone) + 8.0 * 32.0 / cost.prefill_rate(alone);
+    first_s + 127.0 * cost.step_s(8.0, 8.0 * (32.0 + 64.0), alone)
 }
 
 /// Mean time to first token and mean time per output token.
@@ -108,10 +109,10 @@ fn served(spec: EngineSpec, (prompt, output): (f64, f64), requests: f64, per_s: 
     let mut all = engine.step(
         requests / per_s,
         Requests::new(requests, prompt, output),
-        1.0,
+        &Contention::ALONE,
     );
     while engine.waiting() + engine.running() > 1.0 {
-        let more = engine.step(1.0, Requests::default(), 1.0);
+        let more = engine.step(1.0, Requests::default(), &Contention::ALONE);
         all.first_tokens.extend(more.first_tokens);
         all.completed.extend(more.completed);
     }
@@ -127,7 +128,7 @@ fn burst(spec: EngineSpec, (prompt, output): (f64, f64), requests: f64) -> f64 {
     let mut seconds = 0.0;
     let mut arrivals = Requests::new(requests, prompt, output);
     while seconds == 0.0 || engine.waiting() + engine.running() > 1.0 {
-        engine.step(0.1, std::mem::take(&mut arrivals), 1.0);
+        engine.step(0.1, std::mem::take(&mut arrivals), &Contention::ALONE);
         seconds += 0.1;
     }
     requests / seconds
@@ -140,7 +141,7 @@ fn clients(spec: EngineSpec, (prompt, output): (f64, f64), clients: f64) -> (f64
     let mut arrivals = Requests::new(clients, prompt, output);
     let mut second_half: Vec<(f64, f64)> = Vec::new();
     for step in 0..8000 {
-        let outcome = engine.step(0.1, arrivals, 1.0);
+        let outcome = engine.step(0.1, arrivals, &Contention::ALONE);
         arrivals = Requests::new(outcome.completions(), prompt, output);
         if step >= 4000 {
             second_half.extend(outcome.completed);
@@ -347,7 +348,11 @@ fn one_client_and_a_few_of_recent_versions() {
 fn a_70b_model_in_fp8_on_two_h100_from_one_client_to_250() {
     let spec = engine(
         &ModelShape::LLAMA_70B.in_fp8(),
-        &GpuSpeed::H100.with_fp8(),
+        &GpuSpeed {
+            // Tensor cores are twice as fast on one byte, from Hopper on.
+            flops: 2.0 * GpuSpeed::H100.flops,
+            ..GpuSpeed::H100
+        },
         2,
     );
     let run = |n| clients(spec, (5000.0, 500.0), n);

@@ -1,6 +1,7 @@
 //! What one engine can do with the GPUs and the memory that it is granted.
 
 use super::speed::{Batching, GpuSpeed, ModelShape, StepCost};
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::units::Bytes;
 
 /// On every GPU: CUDA's context, and activations and graphs for a batch of the default size.
@@ -62,15 +63,15 @@ impl EngineSpec {
             weights: model.weights,
             kv_capacity,
             cost: StepCost::new(model, gpu, gpus),
-            batching: gpu.batching,
+            batching: Batching::default_on(gpu),
             start_bytes: grant,
             profile_run_bytes: profile_run,
         })
     }
 
     /// The most of an engine's time that prefill may take: a step has room for so many prompt tokens beside those that decode.
-    pub(crate) fn max_prefill_share(&self, step_s: f64) -> f64 {
-        let chunk_s = self.batching.tokens / self.cost.prefill_rate;
+    pub(crate) fn max_prefill_share(&self, step_s: f64, under: &Contention) -> f64 {
+        let chunk_s = self.batching.tokens / self.cost.prefill_rate(under);
         chunk_s / (chunk_s + step_s)
     }
 

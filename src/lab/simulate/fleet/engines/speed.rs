@@ -2,31 +2,15 @@
 //!
 //! Times are in seconds, speeds per second, as floating-point numbers: the model is an estimate and accounts for nothing.
 
+pub(crate) use stowage_scheduling::contention::GpuSpeed;
+
+use stowage_scheduling::contention::{Contention, EngineWork, STEP_OVERHEAD_S};
 use stowage_scheduling::units::Bytes;
 
-/// The share of its data sheet's memory bandwidth that a GPU reaches while it decodes.
-pub(crate) const BANDWIDTH_REACHED: f64 = 0.85;
-/// The share of its data sheet's dense FLOP/s that it reaches while it prefills.
-pub(crate) const FLOPS_REACHED: f64 = 0.58;
-/// What every step takes besides the GPU's work: scheduling, launches, sampling.
-pub(crate) const STEP_OVERHEAD_S: f64 = 1.5e-3;
 /// What tensor parallelism adds to a step for each layer: two all-reduces over NVLink.
 pub(crate) const SYNC_PER_LAYER_S: f64 = 55e-6;
 /// What a request spends outside of the engine's steps until its first token is out: HTTP, tokenisation, streaming.
 pub(crate) const FIRST_TOKEN_OVERHEAD_S: f64 = 0.02;
-
-/// A GPU's data sheet, dense and without sparsity. Several GPUs of an engine are linked by NVLink.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GpuSpeed {
-    pub name: &'static str,
-    pub memory: Bytes,
-    /// Bytes a second.
-    pub bandwidth: f64,
-    /// Floating-point operations a second in the weights' type.
-    pub flops: f64,
-    /// What vLLM's server takes by default on it; see [`Batching`].
-    pub batching: Batching,
-}
 
 /// How much an engine does at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,62 +22,18 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// vLLM's default on a GPU of 70 GiB or more that is no A100, and on others (`EngineArgs`, for its API server).
-    pub const LARGE: Self = Self {
-        tokens: 8192.0,
-        requests: 1024.0,
-    };
-    pub const SMALL: Self = Self {
-        tokens: 2048.0,
-        requests: 256.0,
-    };
-}
-
-impl GpuSpeed {
-    pub const H100: Self = Self {
-        name: "H100-SXM",
-        memory: Bytes::gib(80),
-        bandwidth: 3.35e12,
-        flops: 989e12,
-        batching: Batching::LARGE,
-    };
-    pub const H200: Self = Self {
-        name: "H200-SXM",
-        memory: Bytes::gib(141),
-        bandwidth: 4.8e12,
-        flops: 989e12,
-        batching: Batching::LARGE,
-    };
-    pub const A100: Self = Self {
-        name: "A100-SXM-80GB",
-        memory: Bytes::gib(80),
-        bandwidth: 2.039e12,
-        flops: 312e12,
-        batching: Batching::SMALL,
-    };
-    #[cfg(test)]
-    pub(crate) const A100_PCIE: Self = Self {
-        name: "A100-PCIe-80GB",
-        memory: Bytes::gib(80),
-        bandwidth: 1.935e12,
-        flops: 312e12,
-        batching: Batching::SMALL,
-    };
-    #[cfg(test)]
-    pub(crate) const A100_40GB: Self = Self {
-        name: "A100-SXM-40GB",
-        memory: Bytes::gib(40),
-        bandwidth: 1.555e12,
-        flops: 312e12,
-        batching: Batching::SMALL,
-    };
-
-    /// This GPU with weights of one byte a parameter: tensor cores are twice as fast on them, from Hopper on.
-    #[cfg(test)]
-    pub(crate) const fn with_fp8(self) -> Self {
-        Self {
-            flops: 2.0 * self.flops,
-            ..self
+    /// vLLM's default (`EngineArgs`, for its API server): more on a GPU of 70 GiB or more that is no A100.
+    pub fn default_on(gpu: &GpuSpeed) -> Self {
+        if gpu.memory >= Bytes::gib(70) && !gpu.product.starts_with("A100") {
+            Self {
+                tokens: 8192.0,
+                requests: 1024.0,
+            }
+        } else {
+            Self {
+                tokens: 2048.0,
+                requests: 256.0,
+            }
         }
     }
 }
@@ -151,39 +91,69 @@ impl ModelShape {
     pub(crate) const LLAMA_1B: Self = Self::bf16("llama-3.2-1b", 1_236, 16, 8, 64);
 }
 
-/// A decode step, linear in what it works on, and how fast prompts are read.
+/// A decode step, linear in what it works on, and how fast prompts are read, with the whole GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepCost {
-    /// Seconds of a step without requests: overhead, the weights, the links.
-    pub fixed_s: f64,
+    /// Seconds of a step that are neither memory nor compute: launches, sampling.
+    launch_s: f64,
+    /// Seconds in which the weights are read, once a step.
+    weights_s: f64,
+    /// Seconds in which several GPUs exchange results.
+    links_s: f64,
     /// Seconds for each request that decodes: the compute of one token.
     pub per_request_s: f64,
     /// Seconds for each token in the KV cache of those requests: it is read once a step.
     pub per_kv_token_s: f64,
     /// Prompt tokens a second when nothing else runs.
-    pub prefill_rate: f64,
+    prefill_rate: f64,
 }
 
 impl StepCost {
     pub fn new(model: &ModelShape, gpu: &GpuSpeed, gpus: u32) -> Self {
         let gpus_f = f64::from(gpus.max(1));
-        let bandwidth = gpus_f * gpu.bandwidth * BANDWIDTH_REACHED;
-        let token_s = 2.0 * model.parameters / (gpus_f * gpu.flops * FLOPS_REACHED);
+        let token_s = gpu.compute_s(2.0 * model.parameters / gpus_f);
         let links = if gpus > 1 {
             f64::from(model.layers) * SYNC_PER_LAYER_S
         } else {
             0.0
         };
         Self {
-            fixed_s: STEP_OVERHEAD_S + model.weights.0 as f64 / bandwidth + links,
+            launch_s: STEP_OVERHEAD_S,
+            weights_s: gpu.memory_s(model.weights.0 as f64 / gpus_f),
+            links_s: links,
             per_request_s: token_s,
-            per_kv_token_s: model.kv_per_token.0 as f64 / bandwidth,
+            per_kv_token_s: gpu.memory_s(model.kv_per_token.0 as f64 / gpus_f),
             prefill_rate: 1.0 / token_s,
         }
     }
 
-    /// How long a step takes with the whole GPU.
-    pub(crate) fn step_s(&self, decoding: f64, kv_tokens: f64) -> f64 {
-        self.fixed_s + self.per_request_s * decoding + self.per_kv_token_s * kv_tokens
+    /// Seconds of a step.
+    pub(crate) fn step_s(&self, decoding: f64, kv_tokens: f64, under: &Contention) -> f64 {
+        under.overhead * self.launch_s
+            + under.memory * self.weights_s
+            + under.overhead * self.links_s
+            + under.compute * self.per_request_s * decoding
+            + under.memory * self.per_kv_token_s * kv_tokens
+    }
+
+    /// Such a step as its engine's neighbors have to share the GPU with: how often there is one, and the share of the SMs.
+    pub(crate) fn work(
+        &self,
+        decoding: f64,
+        kv_tokens: f64,
+        (busy, sms): (f64, f64),
+    ) -> EngineWork {
+        EngineWork {
+            overhead_s: self.launch_s + self.links_s,
+            memory_s: self.weights_s + self.per_kv_token_s * kv_tokens,
+            compute_s: self.per_request_s * decoding,
+            busy,
+            sms,
+        }
+    }
+
+    /// Prompt tokens a second.
+    pub(crate) fn prefill_rate(&self, under: &Contention) -> f64 {
+        self.prefill_rate / under.compute
     }
 }

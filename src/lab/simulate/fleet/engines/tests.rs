@@ -3,6 +3,7 @@
 use super::engine::{Engine, EngineState};
 use super::*;
 use stowage_scheduling::autoscaling::{EngineFigures, Permille};
+use stowage_scheduling::contention::{ComputeSharing, Contention, EngineWork, contention};
 use stowage_scheduling::units::Bytes;
 
 fn spec() -> EngineSpec {
@@ -23,10 +24,10 @@ fn mean(samples: &[(f64, f64)]) -> f64 {
     sum(|(seconds, requests)| seconds * requests) / sum(|(_, requests)| *requests)
 }
 
-fn steady(spec: EngineSpec, per_s: f64, share: f64) -> Steady {
+fn steady(spec: EngineSpec, per_s: f64, under: &Contention) -> Steady {
     let mut engine = Engine::new(spec);
-    engine.step(300.0, Requests::new(per_s * 300.0, 1000.0, 200.0), share);
-    let outcome = engine.step(60.0, Requests::new(per_s * 60.0, 1000.0, 200.0), share);
+    engine.step(300.0, Requests::new(per_s * 300.0, 1000.0, 200.0), under);
+    let outcome = engine.step(60.0, Requests::new(per_s * 60.0, 1000.0, 200.0), under);
     Steady {
         completed_per_s: outcome.completions() / 60.0,
         ttft_s: mean(&outcome.first_tokens),
@@ -39,7 +40,7 @@ fn steady(spec: EngineSpec, per_s: f64, share: f64) -> Steady {
 #[test]
 fn steady_load_conserves_requests_and_obeys_littles_law() {
     for per_s in [0.1, 1.0, 5.0, 10.0] {
-        let steady = steady(spec(), per_s, 1.0);
+        let steady = steady(spec(), per_s, &Contention::ALONE);
         assert!(
             (steady.completed_per_s / per_s - 1.0).abs() < 0.001,
             "{per_s}: {}",
@@ -62,9 +63,17 @@ fn steady_load_conserves_requests_and_obeys_littles_law() {
 #[test]
 fn the_engine_comes_to_what_the_solved_state_says() {
     let most = max_rate_per_s(&spec(), 1000.0, 200.0);
-    for share in [0.05, 0.3, 0.7, 0.95] {
-        let solved = steady_state(&spec(), share * most, 1000.0, 200.0).unwrap();
-        let stepped = steady(spec(), share * most, 1.0);
+    let beside = beside_a_job(ComputeSharing::SmSharing);
+    for (share, under) in [
+        (0.05, Contention::ALONE),
+        (0.3, Contention::ALONE),
+        (0.7, Contention::ALONE),
+        (0.95, Contention::ALONE),
+        (0.05, beside),
+        (0.4, beside),
+    ] {
+        let solved = steady_state(&spec(), share * most, 1000.0, 200.0, &under).unwrap();
+        let stepped = steady(spec(), share * most, &under);
         let near = |a: f64, b: f64, what: &str| {
             assert!(
                 (a / b - 1.0).abs() < 0.02,
@@ -76,8 +85,11 @@ fn the_engine_comes_to_what_the_solved_state_says() {
         near(stepped.ttft_s, solved.ttft_s, "TTFT");
         near(stepped.tpot_s, solved.tpot_s, "TPOT");
     }
-    assert_eq!(steady_state(&spec(), 1.01 * most, 1000.0, 200.0), None);
-    let beyond = steady(spec(), 1.1 * most, 1.0);
+    assert_eq!(
+        steady_state(&spec(), 1.01 * most, 1000.0, 200.0, &Contention::ALONE),
+        None
+    );
+    let beyond = steady(spec(), 1.1 * most, &Contention::ALONE);
     assert!(
         beyond.engine.waiting() > 1.0 && beyond.completed_per_s < 1.05 * most,
         "{}",
@@ -88,8 +100,8 @@ fn the_engine_comes_to_what_the_solved_state_says() {
 #[test]
 fn rounding_at_the_front_of_a_queue_keeps_nothing_waiting() {
     let mut engine = Engine::new(spec());
-    engine.step(1.0, Requests::new(1e-12, 1000.0, 200.0), 1.0);
-    let outcome = engine.step(10.0, Requests::new(50.0, 1000.0, 200.0), 1.0);
+    engine.step(1.0, Requests::new(1e-12, 1000.0, 200.0), &Contention::ALONE);
+    let outcome = engine.step(10.0, Requests::new(50.0, 1000.0, 200.0), &Contention::ALONE);
     assert!(
         (outcome.admitted() - 50.0).abs() < 1e-6 && engine.waiting() < 1e-6,
         "{}",
@@ -100,7 +112,7 @@ fn rounding_at_the_front_of_a_queue_keeps_nothing_waiting() {
 #[test]
 fn latencies_and_occupancy_rise_with_the_load() {
     let all: Vec<Steady> = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0]
-        .map(|per_s| steady(spec(), per_s, 1.0))
+        .map(|per_s| steady(spec(), per_s, &Contention::ALONE))
         .into();
     for pair in all.windows(2) {
         let [less, more] = pair else { unreachable!() };
@@ -112,7 +124,10 @@ fn latencies_and_occupancy_rise_with_the_load() {
 
 #[test]
 fn the_utilization_counter_is_near_full_with_a_few_requests() {
-    let (few, many) = (steady(spec(), 1.5, 1.0), steady(spec(), 12.0, 1.0));
+    let (few, many) = (
+        steady(spec(), 1.5, &Contention::ALONE),
+        steady(spec(), 12.0, &Contention::ALONE),
+    );
     assert!(
         few.busy > 0.85 && few.engine.kv_occupancy() < 0.02,
         "{} {}",
@@ -131,7 +146,11 @@ fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
     };
     let mut engine = Engine::new(small);
     for _ in 0..60 {
-        engine.step(10.0, Requests::new(100.0, 1000.0, 200.0), 1.0);
+        engine.step(
+            10.0,
+            Requests::new(100.0, 1000.0, 200.0),
+            &Contention::ALONE,
+        );
         assert!(
             engine.kv_tokens() <= 20_000.0 + 1e-6,
             "{}",
@@ -140,7 +159,7 @@ fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
     }
     assert!(engine.running() < 18.2 && engine.waiting() > 100.0);
     assert!(engine.kv_occupancy() > 0.9, "{}", engine.kv_occupancy());
-    let outcome = engine.step(10.0, Requests::default(), 1.0);
+    let outcome = engine.step(10.0, Requests::default(), &Contention::ALONE);
     let first = outcome.first_tokens[0].0;
     assert!(
         first > 30.0,
@@ -148,19 +167,40 @@ fn a_full_kv_cache_makes_requests_wait_and_is_never_more_than_full() {
     );
 }
 
+/// What an engine feels beside a job that always has a kernel on its GPU.
+fn beside_a_job(sharing: ComputeSharing) -> Contention {
+    let engine = Engine::new(spec()).work(0.5);
+    contention(&[engine, EngineWork::job(0.5)], sharing)[0]
+}
+
 #[test]
-fn an_engine_whose_neighbors_take_half_of_the_gpu_takes_twice_as_long() {
-    let (alone, shared) = (steady(spec(), 0.2, 1.0), steady(spec(), 0.2, 0.5));
+fn an_engine_that_takes_turns_with_a_job_takes_more_than_twice_as_long() {
+    let under = beside_a_job(ComputeSharing::TimeSlicing);
+    let (alone, shared) = (
+        steady(spec(), 0.2, &Contention::ALONE),
+        steady(spec(), 0.2, &under),
+    );
     let slower = shared.tpot_s / alone.tpot_s;
-    assert!((1.95..2.1).contains(&slower), "{slower}");
+    assert!((2.25..2.4).contains(&slower), "{slower}");
     assert!(shared.ttft_s > 1.3 * alone.ttft_s);
-    let throughput = |share| {
+    let throughput = |under| {
         let mut engine = Engine::new(spec());
-        engine.step(120.0, Requests::new(9000.0, 1000.0, 200.0), share);
-        engine.step(60.0, Requests::default(), share).completions() / 60.0
+        engine.step(120.0, Requests::new(9000.0, 1000.0, 200.0), under);
+        engine.step(60.0, Requests::default(), under).completions() / 60.0
     };
-    let ratio = throughput(1.0) / throughput(0.5);
-    assert!((1.8..2.3).contains(&ratio), "{ratio}");
+    let ratio = throughput(&Contention::ALONE) / throughput(&under);
+    assert!((2.1..2.5).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn beside_a_job_an_engine_s_overhead_goes_on_where_they_share_the_sms() {
+    let alone = steady(spec(), 0.2, &Contention::ALONE).tpot_s;
+    let [sliced, shared] = [ComputeSharing::TimeSlicing, ComputeSharing::SmSharing]
+        .map(|sharing| steady(spec(), 0.2, &beside_a_job(sharing)).tpot_s / alone);
+    assert!(
+        (1.7..1.9).contains(&shared) && shared < sliced,
+        "{shared} {sliced}"
+    );
 }
 
 #[test]
@@ -169,7 +209,7 @@ fn what_is_too_long_for_the_cache_is_refused() {
         kv_capacity: 1000.0,
         ..spec()
     });
-    let outcome = engine.step(1.0, Requests::new(3.0, 900.0, 200.0), 1.0);
+    let outcome = engine.step(1.0, Requests::new(3.0, 900.0, 200.0), &Contention::ALONE);
     assert_eq!(
         (outcome.refused, engine.waiting() + engine.running()),
         (3.0, 0.0)
@@ -180,7 +220,7 @@ fn what_is_too_long_for_the_cache_is_refused() {
 fn an_engine_drains_sleeps_and_wakes() {
     let mut engine = Engine::new(spec());
     let arrivals = Requests::new(20.0, 1000.0, 200.0);
-    engine.step(1.0, arrivals, 1.0);
+    engine.step(1.0, arrivals, &Contention::ALONE);
     let error = engine.sleep().unwrap_err().to_string();
     assert!(error.contains("drain it before it sleeps"), "{error}");
     engine.drain();
@@ -189,10 +229,10 @@ fn an_engine_drains_sleeps_and_wakes() {
         (EngineState::Draining, 0.0)
     );
     assert_eq!(engine.reported_figures(), EngineFigures::Draining);
-    engine.step(60.0, Requests::default(), 1.0);
+    engine.step(60.0, Requests::default(), &Contention::ALONE);
     engine.sleep().unwrap();
     assert_eq!(
-        engine.step(60.0, Requests::default(), 1.0),
+        engine.step(60.0, Requests::default(), &Contention::ALONE),
         StepOutcome::default()
     );
     assert_eq!(engine.reported_figures(), EngineFigures::Asleep);
@@ -213,7 +253,11 @@ fn what_a_killed_engine_had_is_handed_back_with_its_age() {
         kv_capacity: 20_000.0,
         ..spec()
     });
-    engine.step(10.0, Requests::new(200.0, 1000.0, 200.0), 1.0);
+    engine.step(
+        10.0,
+        Requests::new(200.0, 1000.0, 200.0),
+        &Contention::ALONE,
+    );
     let (waiting, running) = (engine.waiting(), engine.running());
     let left = engine.abandon();
     assert!(
@@ -263,7 +307,11 @@ fn the_balancer_fills_the_emptier_engine_and_none_that_drains() {
         Engine::new(spec()),
         Engine::new(spec()),
     );
-    full.step(30.0, Requests::new(300.0, 1000.0, 200.0), 1.0);
+    full.step(
+        30.0,
+        Requests::new(300.0, 1000.0, 200.0),
+        &Contention::ALONE,
+    );
     draining.drain();
     let arrivals = Requests::new(10.0, 1000.0, 200.0);
     let shares = split_arrivals(&arrivals, [&full, &idle, &draining]);
@@ -275,8 +323,16 @@ fn the_balancer_fills_the_emptier_engine_and_none_that_drains() {
     assert!(split_arrivals(&arrivals, [&draining]).is_empty());
     // Both are full: the shorter queue gets more.
     let mut longer = Engine::new(spec());
-    full.step(30.0, Requests::new(9000.0, 1000.0, 200.0), 1.0);
-    longer.step(30.0, Requests::new(19_000.0, 1000.0, 200.0), 1.0);
+    full.step(
+        30.0,
+        Requests::new(9000.0, 1000.0, 200.0),
+        &Contention::ALONE,
+    );
+    longer.step(
+        30.0,
+        Requests::new(19_000.0, 1000.0, 200.0),
+        &Contention::ALONE,
+    );
     let shares = split_arrivals(&arrivals, [&full, &longer]);
     assert!(shares[0] > shares[1] && shares[1] > 0.0, "{shares:?}");
 }

@@ -3,6 +3,7 @@
 
 use super::scaler::{Scaler, ScalingDecision};
 use super::serving_day::{Replica, ReplicaId, ReplicaState, Replicas, ServingDay};
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::units::{Millis, Moment};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -91,6 +92,6 @@ fn ready_replica(id: ReplicaId) -> Replica {
     Replica {
         id,
         state: ReplicaState::Ready,
-        share: 1.0,
+        contention: Contention::ALONE,
     }
 }

@@ -7,6 +7,7 @@ use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::stage::Stage;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::{GpuUuid, PodUid};
 use stowage_scheduling::units::{Millis, Moment};
 
@@ -109,14 +110,14 @@ impl ReplicaSet {
         self.pods.iter().map(|(uid, pod)| (uid, pod.id))
     }
 
-    /// Traffic goes on to `at`, and then there are as many pods as the autoscaler wants. `share` is a replica's part of its GPUs'
-    /// compute.
+    /// Traffic goes on to `at`, and then there are as many pods as the autoscaler wants. `contention` is what a replica's
+    /// neighbors cost it.
     pub fn reconcile<T>(
         &mut self,
         stage: &mut Stage<'_, T>,
         day: &mut ServingDay<impl Scaler>,
         at: Moment,
-        share: impl Fn(&Stage<'_, T>, &PodUid, Option<&Engine>) -> f64,
+        contention: impl Fn(&PodUid) -> Contention,
     ) {
         let replica = |(uid, pod): (&PodUid, &ReplicaPod)| {
             stage.pod(uid)?.ready_at?;
@@ -128,7 +129,7 @@ impl ReplicaSet {
             Some(Replica {
                 id: pod.id,
                 state,
-                share: share(stage, uid, day.engine(pod.id)),
+                contention: contention(uid),
             })
         };
         let up: Vec<Replica> = self.pods.iter().filter_map(replica).collect();

@@ -7,6 +7,7 @@ use crate::simulate::fleet::engines::{
 };
 use crate::simulate::fleet::traffic::DayOfTraffic;
 use std::collections::BTreeMap;
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::units::{Millis, Moment};
 
 /// A replica's name among those of its model; the owner gives it, and gives none twice.
@@ -27,8 +28,8 @@ pub enum ReplicaState {
 pub struct Replica {
     pub id: ReplicaId,
     pub state: ReplicaState,
-    /// The share of its GPUs' compute that is its own, from 0 to 1.
-    pub share: f64,
+    /// What its neighbors cost it.
+    pub contention: Contention,
 }
 
 /// All replicas of the model at a moment.
@@ -157,16 +158,17 @@ impl<S: Scaler> ServingDay<S> {
         if shares.is_empty() {
             self.unrouted = arrivals.plus(new);
         }
-        let compute: BTreeMap<ReplicaId, f64> =
-            replicas.up.iter().map(|up| (up.id, up.share)).collect();
+        let contention: BTreeMap<ReplicaId, Contention> = replicas
+            .up
+            .iter()
+            .map(|up| (up.id, up.contention))
+            .collect();
         for (index, (id, engine)) in self.engines.iter_mut().enumerate() {
-            let (share, part) = (
-                compute.get(id).copied().unwrap_or(1.0),
-                shares.get(index).copied().unwrap_or(0.0),
-            );
+            let under = contention.get(id).unwrap_or(&Contention::ALONE);
+            let part = shares.get(index).copied().unwrap_or(0.0);
             // What has waited for a replica comes with its age.
-            let backlog = engine.step(0.0, arrivals.scaled(part), share);
-            let outcome = engine.step(seconds, new.scaled(part), share);
+            let backlog = engine.step(0.0, arrivals.scaled(part), under);
+            let outcome = engine.step(seconds, new.scaled(part), under);
             outcome.add_to(&mut self.tally.latencies, &self.slo);
             self.tally.refused += backlog.refused + outcome.refused;
             self.tally.completed += outcome.completions();

@@ -8,6 +8,7 @@ use crate::simulate::fleet::engines::{
 use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, RequestSize, Service, TrafficText, built_in, minutes,
 };
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 
@@ -96,7 +97,14 @@ fn defaults() -> ShippedScaler {
 
 fn aimed(size: RequestSize, share: f64) -> ShippedScaler {
     let most = max_rate_per_s(&spec(), size.prompt, size.output);
-    let at = steady_state(&spec(), share * most, size.prompt, size.output).unwrap();
+    let at = steady_state(
+        &spec(),
+        share * most,
+        size.prompt,
+        size.output,
+        &Contention::ALONE,
+    )
+    .unwrap();
     let (kv_cache, running) = (
         Percent::from_share(at.kv_occupancy).unwrap(),
         at.running.ceil() as u32,
@@ -242,7 +250,7 @@ fn requests_of_a_lost_replica_move_to_the_others() {
     let replica = |id, state| Replica {
         id,
         state,
-        share: 1.0,
+        contention: Contention::ALONE,
     };
     let day = built_in::working_day(1, 8.0, CHAT);
     let start = Moment(0) + Millis::seconds(10 * 3600);

@@ -6,6 +6,7 @@ use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
 use std::collections::BTreeMap;
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::{GpuModel, ModelId, NodeName};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::Bytes;
@@ -17,7 +18,8 @@ const QUIET_FACTOR: f64 = 0.4;
 /// Mean lengths of stretches, in minutes.
 const BUSY_MINUTES: f64 = 6.0;
 const QUIET_MINUTES: f64 = 30.0;
-/// What a team sizes an engine for: its busy stretches, with so much of the GPUs' compute, and KV cache to spare.
+/// What a team sizes an engine for: its busy stretches, with so much of the GPUs' compute, and KV cache to spare. Half is what a
+/// team reckons with; beside one neighbor that always works it is 0.44.
 const SIZING_COMPUTE_SHARE: f64 = 0.5;
 const KV_HEADROOM_FACTOR: f64 = 1.25;
 /// Tokens that the KV cache holds at least: the longest request that engines are told to take.
@@ -91,8 +93,11 @@ fn engines_needed(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
     let whole = engine(model, gpus, allocatable_vram());
     let (prompt, output) = (model.size.prompt, model.size.output);
     let per_s = KV_HEADROOM_FACTOR * BUSY_FACTOR * model.per_s / compute;
-    let running = |engines: u32| steady_state(&whole, per_s / f64::from(engines), prompt, output);
-    let fewest = (1..).find_map(|engines| Some((engines, running(engines)?.running)));
+    let running = |engines: u32| {
+        let per_s = per_s / f64::from(engines);
+        steady_state(&whole, per_s, prompt, output, &Contention::ALONE).map(|state| state.running)
+    };
+    let fewest = (1..).find_map(|engines| Some((engines, running(engines)?)));
     fewest.expect("some number keeps up")
 }
 

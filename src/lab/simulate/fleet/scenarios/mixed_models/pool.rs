@@ -1,24 +1,17 @@
 //! The pool that serves a catalog: models whose engines share their GPUs' compute, one rollout after the other, and the sums.
 
+use super::neighbors::{GpuUse, contention_by_pod};
 use super::served::PooledModel;
-use super::sums::{GpuUse, PoolStatistics};
+use super::sums::PoolStatistics;
 use super::{ENGINE_STEP, MODEL_ARRIVAL_INTERVAL, Timer, WARM_UP_TIME};
-use crate::simulate::fleet::engines::LatencyHistogram;
+use crate::simulate::fleet::engines::{Engine, LatencyHistogram};
 use crate::simulate::fleet::replicas::devices;
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use std::collections::BTreeMap;
-use stowage_scheduling::ids::{GpuUuid, PodUid};
+use std::collections::{BTreeMap, BTreeSet};
+use stowage_scheduling::contention::ComputeSharing;
+use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::units::{Millis, Moment};
-
-/// Whether engines slow their neighbors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compute {
-    /// Engines on a GPU take turns.
-    Shared,
-    /// Each has its GPUs' compute to itself.
-    Alone,
-}
 
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
@@ -30,7 +23,7 @@ pub struct Pool<'m> {
     reports_load: bool,
     /// Whether engines allocate their KV caches as they fill, and not when they start.
     allocates_kv_on_demand: bool,
-    compute: Compute,
+    sharing: ComputeSharing,
     /// When traffic begins: after the last model has come, and had time to start.
     traffic_start: Moment,
     pub sums: PoolStatistics,
@@ -43,7 +36,7 @@ impl<'m> Pool<'m> {
         jobs: EndlessJobs,
         sums: PoolStatistics,
         (reports_load, allocates_kv_on_demand): (bool, bool),
-        compute: Compute,
+        sharing: ComputeSharing,
     ) -> Self {
         let begins = START + MODEL_ARRIVAL_INTERVAL.times(served.len() as u64) + WARM_UP_TIME;
         Self {
@@ -53,7 +46,7 @@ impl<'m> Pool<'m> {
             fullest_when_decided: BTreeMap::new(),
             reports_load,
             allocates_kv_on_demand,
-            compute,
+            sharing,
             traffic_start: begins,
             sums,
         }
@@ -145,15 +138,11 @@ impl<'m> Pool<'m> {
         let used = self.use_by_gpu();
         self.sums
             .record(now.since(self.traffic_start), &self.stage, &used);
-        let neighbors = if self.compute == Compute::Shared {
-            used
-        } else {
-            BTreeMap::new()
-        };
+        let contention = contention_by_pod(&used, self.sharing);
         let at = Moment(now.since(self.traffic_start).0);
         self.served
             .iter_mut()
-            .for_each(|served| served.follow_traffic(&mut self.stage, at, &neighbors));
+            .for_each(|served| served.follow_traffic(&mut self.stage, at, &contention));
         if self.reports_load {
             self.served
                 .iter()
@@ -178,22 +167,13 @@ impl<'m> Pool<'m> {
         self.stage.schedule_timer(now + ENGINE_STEP, Timer::Step);
     }
 
-    /// What the engines on each GPU do.
-    fn use_by_gpu(&self) -> BTreeMap<GpuUuid, GpuUse> {
-        let mut sums: BTreeMap<GpuUuid, GpuUse> = BTreeMap::new();
-        for (uid, engine) in self.served.iter().flat_map(PooledModel::engines) {
-            for device in devices(&self.stage, uid) {
-                sums.entry(device.clone())
-                    .or_default()
-                    .add(GpuUse::from_engine(engine));
-            }
-        }
-        for uid in self.jobs.running.uids() {
-            for device in devices(&self.stage, uid) {
-                sums.entry(device.clone()).or_default().add(GpuUse::JOB);
-            }
-        }
-        sums
+    /// What the engines and the jobs on each GPU do, in the order of its pods.
+    fn use_by_gpu(&self) -> Vec<GpuUse> {
+        let engines: BTreeMap<&PodUid, &Engine> =
+            self.served.iter().flat_map(PooledModel::engines).collect();
+        let jobs: BTreeSet<&PodUid> = self.jobs.running.uids().collect();
+        let gpus = self.stage.machines.iter().flat_map(|machine| &machine.gpus);
+        gpus.map(|gpu| GpuUse::new(gpu, &engines, &jobs)).collect()
     }
 
     /// The pod leaves for another: where that goes was decided now.

@@ -1,14 +1,14 @@
 //! One model of the pool: its pods by the autoscaler's word, and the engines in them.
 
 use super::catalog::ServedModel;
-use super::sums::GpuUse;
 use super::{REPLICA_TIMING, SLO, Timer};
 use crate::simulate::fleet::engines::Engine;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::replicas::{ReplicaSet, ServingDay, ShippedScaler, devices};
 use crate::simulate::fleet::stage::Stage;
 use std::collections::BTreeMap;
-use stowage_scheduling::ids::{GpuUuid, PodUid};
+use stowage_scheduling::contention::Contention;
+use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::policy::AutoscalingRules;
 use stowage_scheduling::units::{Bytes, Moment, Percent};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
@@ -62,15 +62,11 @@ impl<'m> PooledModel<'m> {
         &mut self,
         stage: &mut Stage<'_, Timer>,
         at: Moment,
-        used: &BTreeMap<GpuUuid, GpuUse>,
+        contention: &BTreeMap<PodUid, Contention>,
     ) {
-        // Those with something to do take turns.
-        let share = |stage: &Stage<'_, Timer>, uid: &PodUid, engine: Option<&Engine>| {
-            let own = engine.map_or(0.0, |engine| GpuUse::from_engine(engine).busy);
-            let others = |device| (used.get(device).map_or(0.0, |used| used.busy) - own).max(0.0);
-            1.0 / (1.0 + devices(stage, uid).iter().map(others).fold(0.0, f64::max))
-        };
-        self.replicas.reconcile(stage, &mut self.day, at, share);
+        let contention = |uid: &PodUid| contention.get(uid).copied().unwrap_or(Contention::ALONE);
+        self.replicas
+            .reconcile(stage, &mut self.day, at, contention);
     }
 
     /// What its engines' metrics pages say is in the agents' next reports.

@@ -2,7 +2,7 @@
 
 use super::catalog::{GrantSizing, ServedModel, allocatable_vram, catalog, machines};
 use super::jobs::JOBS;
-use super::pool::{Compute, Pool};
+use super::pool::Pool;
 use super::served::PooledModel;
 use super::sums::PoolStatistics;
 use super::{MAX_EXTRA_REPLICAS, MAX_LATE_SHARE};
@@ -12,6 +12,7 @@ use crate::simulate::fleet::schedulers::{
     FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
+use stowage_scheduling::contention::ComputeSharing;
 use stowage_scheduling::policy::{AutoscalingRules, Class, Policy, UnusedRule};
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
@@ -26,8 +27,21 @@ pub enum Placer {
     /// Stowage whose jobs borrow what engines do not use, on nodes that keep VRAM limits. The engines allocate their KV caches as
     /// they fill.
     Borrowing,
+    /// Stowage on nodes where pods have a part of the SMs each, as large as their part of the VRAM.
+    SmSharing,
     /// kube-scheduler, for engines that have their GPUs to themselves.
     WholeGpus,
+}
+
+impl Placer {
+    /// How the pods on a GPU share its compute.
+    pub fn sharing(self) -> ComputeSharing {
+        match self {
+            Self::Stowage | Self::KvBlind | Self::Borrowing => ComputeSharing::TimeSlicing,
+            Self::SmSharing => ComputeSharing::SmSharing,
+            Self::WholeGpus => ComputeSharing::Exclusive,
+        }
+    }
 }
 
 pub(crate) struct Sizing {
@@ -50,7 +64,7 @@ impl Sizing {
         let least = granted.0.div_ceil(allocatable_vram().0) as usize;
         let models = match placer {
             Placer::WholeGpus => catalog(seed, models, minutes, GrantSizing::WholeGpus),
-            Placer::Stowage | Placer::KvBlind | Placer::Borrowing => shared,
+            _ => shared,
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();
         Random::seeded(seed, 7).shuffle(&mut rollouts);
@@ -72,8 +86,8 @@ impl Sizing {
     }
 
     /// A pool of so many GPUs, played to the end, with jobs in what the engines leave of it.
-    pub fn play_pool(&self, gpus: usize, compute: Compute) -> Pool<'_> {
-        let mut pool = self.new_pool(gpus, compute, EndlessJobs::new(Some(JOBS), self.seed));
+    pub fn play_pool(&self, gpus: usize, sharing: ComputeSharing) -> Pool<'_> {
+        let mut pool = self.new_pool(gpus, sharing, EndlessJobs::new(Some(JOBS), self.seed));
         pool.play(self.minutes, &self.rollouts, None);
         pool
     }
@@ -84,7 +98,7 @@ impl Sizing {
         let most_late = MAX_LATE_SHARE * self.requests();
         let suffices = |gpus| {
             let no_jobs = EndlessJobs::new(None, self.seed);
-            self.new_pool(gpus, Compute::Shared, no_jobs).play(
+            self.new_pool(gpus, self.placer.sharing(), no_jobs).play(
                 self.minutes,
                 &self.rollouts,
                 Some(most_late),
@@ -93,7 +107,7 @@ impl Sizing {
         let gpus = |model: &ServedModel| (model.gpus * model.engines) as usize;
         let least = match self.placer {
             Placer::WholeGpus => self.models.iter().map(gpus).sum(),
-            Placer::Stowage | Placer::KvBlind | Placer::Borrowing => self.min_gpus,
+            _ => self.min_gpus,
         };
         let (mut too_few, mut enough) = (least - 1, least + least.div_ceil(8));
         // Pools that are too small show it when traffic begins, and cost little.
@@ -114,7 +128,7 @@ impl Sizing {
         Ok(enough)
     }
 
-    fn new_pool(&self, gpus: usize, compute: Compute, jobs: EndlessJobs) -> Pool<'_> {
+    fn new_pool(&self, gpus: usize, sharing: ComputeSharing, jobs: EndlessJobs) -> Pool<'_> {
         let policy = shipped_policy(
             "mixed-models",
             include_str!("../../../../../../policies/mixed-models/policy.yaml"),
@@ -125,7 +139,9 @@ impl Sizing {
             ..policy.autoscaling.for_model(&model.id)
         };
         let scheduler: Box<dyn FleetScheduler> = match self.placer {
-            Placer::Stowage | Placer::KvBlind => Box::new(Stowage::new(policy.clone())),
+            Placer::Stowage | Placer::KvBlind | Placer::SmSharing => {
+                Box::new(Stowage::new(policy.clone()))
+            }
             Placer::Borrowing => Box::new(Stowage::new(lending(&policy))),
             Placer::WholeGpus => Box::new(KubeSchedulerBaseline::new(
                 ScoringStrategy::MostAllocated,
@@ -148,7 +164,7 @@ impl Sizing {
                 self.placer != Placer::KvBlind,
                 self.placer == Placer::Borrowing,
             ),
-            compute,
+            sharing,
         )
     }
 }

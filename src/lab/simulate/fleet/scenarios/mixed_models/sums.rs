@@ -2,10 +2,9 @@
 
 use super::Timer;
 use super::catalog::{ServedModel, allocatable_vram};
-use crate::simulate::fleet::engines::Engine;
+use super::neighbors::GpuUse;
+use crate::simulate::fleet::engines::engine::busy_share;
 use crate::simulate::fleet::stage::Stage;
-use std::collections::BTreeMap;
-use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::{Bytes, Millis};
 
 /// Time between two points of the picture.
@@ -28,39 +27,6 @@ pub struct PoolStatistics {
     pub curve: Vec<(f64, f64)>,
 }
 
-/// What the engines on a GPU do.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct GpuUse {
-    /// The shares of the time for which each has something to do, added up.
-    pub busy: f64,
-    /// Requests inside.
-    pub running: f64,
-}
-
-impl GpuUse {
-    /// What a job does on its GPU: it is always busy, and has no requests.
-    pub(crate) const JOB: Self = Self {
-        busy: 1.0,
-        running: 0.0,
-    };
-
-    pub fn from_engine(engine: &Engine) -> Self {
-        Self {
-            busy: busy_share(engine.running()),
-            running: engine.running(),
-        }
-    }
-
-    pub fn add(&mut self, other: Self) {
-        (self.busy, self.running) = (self.busy + other.busy, self.running + other.running);
-    }
-}
-
-/// The share of its time for which an engine has something to do: in which a Poisson number of requests is not zero.
-fn busy_share(running: f64) -> f64 {
-    1.0 - (-running).exp()
-}
-
 impl PoolStatistics {
     pub fn for_models(models: &[ServedModel]) -> Self {
         let least_grant = models
@@ -74,24 +40,13 @@ impl PoolStatistics {
         }
     }
 
-    pub fn record(
-        &mut self,
-        at: Millis,
-        stage: &Stage<'_, Timer>,
-        used: &BTreeMap<GpuUuid, GpuUse>,
-    ) {
+    pub fn record(&mut self, at: Millis, stage: &Stage<'_, Timer>, used: &[GpuUse]) {
         let mut in_use = 0.0;
-        for gpu in stage
-            .machines
-            .iter()
-            .flat_map(|machine| &machine.gpus)
-            .filter(|gpu| !gpu.pods.is_empty())
-        {
+        let gpus = stage.machines.iter().flat_map(|machine| &machine.gpus);
+        for (gpu, used) in gpus.zip(used).filter(|(gpu, _)| !gpu.pods.is_empty()) {
             let free = allocatable_vram().minus(gpu.granted_bytes());
             in_use += 1.0;
-            self.busy += used
-                .get(&gpu.uuid)
-                .map_or(0.0, |used| busy_share(used.running));
+            self.busy += busy_share(used.running);
             self.stranded += if free < self.least_grant {
                 free
             } else {

@@ -6,6 +6,7 @@ use crate::simulate::fleet::replicas::{ReplicaSet, ReplicaTiming, Scaler, Servin
 use crate::simulate::fleet::scenarios::endless_jobs::EndlessJobs;
 use crate::simulate::fleet::scenarios::{Curve, VariantRun, quantile};
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
+use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 
@@ -78,7 +79,7 @@ impl<S: Scaler> Pool<S> {
         self.record_usage(now);
         let at = self.time_of_day + now.since(START);
         self.replicas
-            .reconcile(&mut self.stage, &mut self.day, at, |_, _, _| 1.0);
+            .reconcile(&mut self.stage, &mut self.day, at, |_| Contention::ALONE);
         self.stage.schedule_timer(now + ENGINE_STEP, Timer::Step);
     }
 
