@@ -10,7 +10,7 @@
 //! [`speed`] is what a GPU and a model cost; [`spec`] what one engine can do with the memory it is granted; [`engine`] the
 //! requests in it, and [`outcome`] what a stretch of time makes of them; [`steady`] what it comes to at a constant load;
 //! [`balancer`] splits a model's traffic over its engines; [`latency`] counts by how long requests took. No pods, no GPUs and no
-//! scheduler are known here: the memory granted and the share of compute are arguments.
+//! scheduler are known here: the memory granted and what neighbors cost are arguments.
 
 pub mod balancer;
 pub mod engine;

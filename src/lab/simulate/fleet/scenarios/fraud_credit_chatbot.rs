@@ -14,7 +14,7 @@
 //! an 8B model with 36 GiB, and half of what a GPU's headroom leaves.
 //!
 //! *Latency* of fraud detection: 15 inferences a second come by chance and take 10 to 15 ms each of a GPU of their own. Beside an
-//! engine they wait for its steps ([`latency`]).
+//! engine that is busy they have less than half of it ([`latency`]).
 //!
 //! The variants: Stowage; kube-scheduler with whole GPUs; and time-slicing, where a pod gets a GPU by chance. As nothing is
 //! isolated there, replicas of the day have 18 GiB each, so that any two pods fit on one GPU.

@@ -21,7 +21,8 @@
 //! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; Stowage whose jobs
 //! borrow what awake engines do not use, on nodes that keep VRAM limits, where engines allocate their KV caches as they fill (those
 //! that allocate them when they start have nothing to lend, and that is the first variant); Stowage where pods have a part of the SMs
-//! each instead of turns, as large as their part of the VRAM; and kube-scheduler with whole GPUs for every engine, which then have all of its memory for their KV cache.
+//! each instead of turns, as large as their part of the VRAM; and kube-scheduler with whole GPUs for every engine, which then have
+//! all of its memory for their KV cache.
 
 mod catalog;
 mod jobs;
