@@ -5,7 +5,7 @@ use super::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ids::{GpuUuid, ModelId, PodUid};
-use stowage_scheduling::units::{Bytes, Micros, Millis, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Millis, Moment, Percent};
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
 use stowage_scheduling::vocabulary::latency::{EngineLatency, Latency};
 use stowage_scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
@@ -160,7 +160,7 @@ impl NodeReport {
             is_serving && engine.age_millis < fresh
         };
         for engine in self.engines.iter().filter(serves) {
-            let mean = |latency: Option<Latency>| Some(rounded(latency?.mean));
+            let mean = |latency: Option<Latency>| Some(latency?.mean.rounded());
             let own = EngineLatency {
                 pod: engine.pod.clone(),
                 time_per_token: mean(engine.time_per_token),
@@ -172,7 +172,12 @@ impl NodeReport {
             all.time_to_first_token = all.time_to_first_token.max(own.time_to_first_token);
             all.busy = all.busy.zip(own.busy).map(|(one, other)| one.max(other));
         }
-        by_pod.into_values().collect()
+        let says_something = |latency: &EngineLatency| {
+            let is_measured =
+                latency.time_per_token.is_some() || latency.time_to_first_token.is_some();
+            is_measured || latency.busy.is_some()
+        };
+        by_pod.into_values().filter(says_something).collect()
     }
 
     /// Engines whose model is known, in order of their pods' UIDs. One that does not answer shows nothing of its model.
@@ -273,15 +278,6 @@ impl NodeReport {
         }
         best.into_values().collect()
     }
-}
-
-/// In two digits: what changes no decision changes no reading.
-fn rounded(latency: Micros) -> Micros {
-    let mut unit = 1;
-    while latency.0 / unit >= 100 {
-        unit *= 10;
-    }
-    Micros((latency.0 + unit / 2) / unit * unit)
 }
 
 /// The load of an engine; `None` if it serves no requests.

@@ -202,6 +202,15 @@ impl Micros {
         (seconds >= 0.0 && seconds.is_finite()).then(|| Self((seconds * 1e6).round() as u64))
     }
 
+    /// In two digits: what changes no decision changes no reading.
+    pub fn rounded(self) -> Self {
+        let mut unit = 1;
+        while self.0 / unit >= 100 {
+            unit *= 10;
+        }
+        Self(self.0.saturating_add(unit / 2) / unit * unit)
+    }
+
     pub fn as_seconds(self) -> f64 {
         self.0 as f64 / 1e6
     }

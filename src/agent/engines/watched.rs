@@ -15,10 +15,11 @@ use crate::pods::PodOnNode;
 use std::net::IpAddr;
 use std::time::Duration;
 use stowage_report::engine_metrics::{Figures, Histogram};
+use stowage_report::limits::MAX_TOKEN_RATE;
 use stowage_report::{EngineReport, EngineState};
 use stowage_scheduling::engines::Engine;
 use stowage_scheduling::ids::{GpuUuid, ModelId};
-use stowage_scheduling::units::Millis;
+use stowage_scheduling::units::{Micros, Millis};
 use stowage_scheduling::vocabulary::latency::Latency;
 use tokio::time::Instant;
 
@@ -88,11 +89,15 @@ impl Rates {
     /// Whether its latencies cannot be in seconds: more of them go by in a second than it has requests that could wait for a token.
     /// Milliseconds are a thousand times as many.
     fn has_wrong_unit(&self) -> bool {
-        let waited = self.time_per_token.seconds_per_second();
         let running = self.pages.busy_and_running().map(|(_, running)| running);
-        waited
-            .zip(running)
-            .is_some_and(|(waited, running)| waited > 50.0 * (1.0 + running))
+        let is_more = |window: &CounterWindow<Histogram>| {
+            let waited = window.seconds_per_second().zip(running);
+            waited.is_some_and(|(waited, running)| waited > 50.0 * (1.0 + running))
+        };
+        let per_token = self.time_per_token.latency();
+        is_more(&self.time_per_token)
+            || is_more(&self.time_to_first_token)
+            || per_token.is_some_and(|latency| latency.mean > MAX_TIME_PER_TOKEN)
     }
 
     fn latency(&self, window: &CounterWindow<Histogram>) -> Option<Latency> {
@@ -119,6 +124,8 @@ enum EngineContact {
 const INITIAL_PROBE_BACKOFF: Duration = Duration::from_secs(1);
 /// A report contains a sentence or two.
 const MAX_PROBLEM_CHARS: usize = 300;
+/// No engine takes so long for a token, as a mean over half a minute; of milliseconds it is few.
+const MAX_TIME_PER_TOKEN: Micros = Micros(5_000_000);
 
 impl WatchedEngine {
     pub fn new(query: EngineQuery, now: Instant) -> Self {
@@ -445,8 +452,8 @@ impl WatchedEngine {
                 .preempted_at
                 .is_some_and(|at| now.duration_since(at) <= limits.preempting_for),
             running: figures.and_then(|figures| figures.running),
-            tokens_per_second: latest.and_then(|_| self.rates.generated_tokens.per_second()),
-            prompt_tokens_per_second: latest.and_then(|_| self.rates.prompt_tokens.per_second()),
+            tokens_per_second: latest.and_then(|_| rate(&self.rates.generated_tokens)),
+            prompt_tokens_per_second: latest.and_then(|_| rate(&self.rates.prompt_tokens)),
             busy: latest.and_then(|_| self.rates.busy()),
             time_per_token: latest.and_then(|_| self.rates.latency(&self.rates.time_per_token)),
             time_to_first_token: latest
@@ -503,6 +510,11 @@ impl WatchedEngine {
         }
         (!text.is_empty()).then_some(text)
     }
+}
+
+/// A rate that can be: a counter that leaps is no reason to lose the whole report.
+fn rate(window: &CounterWindow<u64>) -> Option<f64> {
+    window.per_second().filter(|rate| *rate <= MAX_TOKEN_RATE)
 }
 
 /// The model that the pod declares.

@@ -5,6 +5,9 @@ use super::scan::Sample;
 use stowage_scheduling::units::Micros;
 use stowage_scheduling::vocabulary::latency::Latency;
 
+/// No mean is less than the unit or more than a day.
+pub const LATENCIES: std::ops::RangeInclusive<Micros> = Micros(1)..=Micros(86_400_000_000);
+
 /// Observations in seconds since the engine started, over all its ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Histogram {
@@ -27,8 +30,12 @@ impl Histogram {
         if count <= 0.0 || sum <= 0.0 {
             return None;
         }
+        let mean = Micros::from_seconds(sum / count)?;
+        if !LATENCIES.contains(&mean) {
+            return None;
+        }
         Some(Latency {
-            mean: Micros::from_seconds(sum / count)?,
+            mean,
             p99: self.quantile_since(earlier, 0.99 * count),
         })
     }

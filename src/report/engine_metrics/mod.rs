@@ -16,5 +16,5 @@ mod proptests;
 mod tests;
 
 pub use figures::{Figures, MetricsProblem, UnknownPage, parse_page};
-pub use histogram::Histogram;
+pub use histogram::{Histogram, LATENCIES};
 pub use stowage_scheduling::engines::Engine;

@@ -6,7 +6,7 @@ use crate::ids::GpuUuid;
 use crate::ledger::{PodEvictionCost, PotentialVictim, QuotaStatus};
 use crate::policy::Policy;
 use crate::testkit::{self, demand_of, uid, whole_gpu};
-use crate::units::Bytes;
+use crate::units::{Bytes, Percent};
 use crate::vocabulary::classification::ClassId;
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::{HostResources, Sharing};
@@ -25,6 +25,7 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
         per_gpu: Bytes::gib(gib),
         used_beyond_grant: Bytes::ZERO,
         sharing: Sharing::Shared,
+        busy: Percent::FULL,
         priority: -10,
         class: ClassId::default(),
         tenant: None,

@@ -488,7 +488,8 @@ pub struct GpuPart {
     /// What decisions count of that; `None` without a fresh report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_load: Option<EngineLoadPart>,
-    /// How much of the time one more pod may have work, so that the engines here keep the limits of their classes; `None` if any may.
+    /// How much of the time one more pod may have work, so that the engines here keep the limits of their classes; negative if as much
+    /// has to leave before, and -32768 if that helps as little. `None` if any pod may come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room_percent: Option<i16>,
     /// What the pod is expected to take for a token here; `None` if that is unknown, or no limit of its class.

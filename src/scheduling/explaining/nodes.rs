@@ -554,7 +554,7 @@ fn gpu_part(
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
         engine_load: None,
-        room_percent: (gpu.neighbors.room < NeighborRoom::EMPTY.room).then_some(gpu.neighbors.room),
+        room_percent: (gpu.neighbors.room < NeighborRoom::ALL).then_some(gpu.neighbors.room),
         expected_time_per_token_micros: expected_time_per_token(gpu, facts),
         starting: gpu.starting,
         occupants: gpu_occupants

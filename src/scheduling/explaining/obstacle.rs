@@ -38,7 +38,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) ->
     ];
     all.into_iter()
         .chain(engine_load_obstacles(gpu, demand))
-        .chain([latency_obstacle(gpu, demand)])
+        .chain(latency_obstacles(gpu, demand))
         .flatten()
         .collect()
 }
@@ -99,12 +99,17 @@ fn engine_load_obstacles(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 3] {
     [full, long, unknown]
 }
 
-fn latency_obstacle(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
-    let is_closed = !gpu.leaves_time_to(demand);
-    is_closed.then_some(Obstacle::LatencyLimit {
-        busy: demand.expected.busy,
-        room: gpu.neighbors.room,
-    })
+fn latency_obstacles(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
+    let (room, limit) = (gpu.neighbors.room, demand.terms.max_time_per_token);
+    let is_closed = !gpu.neighbors.leaves_room_to(demand.expected);
+    let own = gpu.beyond_limit_of(demand).zip(limit);
+    [
+        is_closed.then_some(Obstacle::LatencyLimit {
+            busy: demand.expected.busy,
+            room,
+        }),
+        own.map(|(expected, limit)| Obstacle::OwnLatencyLimit { expected, limit }),
+    ]
 }
 
 /// The VRAM that the GPU lacks; none if that is no obstacle there.

@@ -22,10 +22,10 @@ const READING_SHARE: i64 = 8;
 /// A quarter, and four times, of what the weights take to read: further off is the size of the weights, not the engine.
 const SLOWNESS: std::ops::RangeInclusive<i64> = 25_000..=400_000;
 
-/// What engines showed lately, by model.
+/// What engines showed lately, by namespace and model: what a tenant's engines say counts for its own pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ModelWork {
-    models: Arc<BTreeMap<ModelId, Work>>,
+    models: Arc<BTreeMap<Arc<str>, BTreeMap<ModelId, Work>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,10 +78,16 @@ impl Work {
 }
 
 impl ModelWork {
-    fn record(&mut self, model: &ModelId, busy: Percent, slowness: Option<u16>, now: Moment) {
+    fn record(
+        &mut self,
+        (namespace, model): (&Arc<str>, &ModelId),
+        busy: Percent,
+        slowness: Option<u16>,
+        now: Moment,
+    ) {
         let found = u32::from(busy.get()) * 1000;
-        let known = self.models.get(model).copied();
-        if known.is_none() && self.models.len() >= MAX_MODELS {
+        let known = self.get(namespace, model);
+        if known.is_none() && !self.makes_place(now) {
             return;
         }
         let mut work = known.unwrap_or(Work {
@@ -98,14 +104,37 @@ impl ModelWork {
             (known, found) => known.or(found.map(Slowness::new)),
         };
         if known != Some(work) {
-            Arc::make_mut(&mut self.models).insert(model.clone(), work);
+            let models = Arc::make_mut(&mut self.models);
+            let models = models.entry(namespace.clone()).or_default();
+            models.insert(model.clone(), work);
         }
     }
 
-    fn expected(&self, model: &ModelId, now: Moment) -> ExpectedWork {
+    fn get(&self, namespace: &str, model: &ModelId) -> Option<Work> {
+        self.models.get(namespace)?.get(model).copied()
+    }
+
+    /// Whether there is place for one more model, once those are forgotten of which nothing is left.
+    fn makes_place(&mut self, now: Moment) -> bool {
+        let count = |models: &BTreeMap<_, BTreeMap<_, _>>| {
+            models.values().map(BTreeMap::len).sum::<usize>()
+        };
+        if count(&self.models) >= MAX_MODELS {
+            let models = Arc::make_mut(&mut self.models);
+            for models in models.values_mut() {
+                models.retain(|_, work| now.since(work.at) < WORK_MEMORY);
+            }
+            models.retain(|_, models| !models.is_empty());
+        }
+        count(&self.models) < MAX_MODELS
+    }
+
+    fn expected(&self, namespace: &str, model: &ModelId, now: Moment) -> ExpectedWork {
         // What was an hour ago says nothing of now.
-        let known = self.models.get(model);
-        let Some(work) = known.filter(|work| now.since(work.at) < WORK_MEMORY) else {
+        let Some(work) = self
+            .get(namespace, model)
+            .filter(|work| now.since(work.at) < WORK_MEMORY)
+        else {
             return ExpectedWork::UNKNOWN;
         };
         let busy = work
@@ -124,22 +153,29 @@ impl ModelWork {
 impl Ledger {
     /// Takes in what a node's reading says of the work of engines.
     pub(super) fn record_work(&mut self, node: &NodeName, latencies: &[EngineLatency]) {
+        if !self.policy.has_latency_limits() {
+            return;
+        }
         for latency in latencies {
             let pod_state = self.pod_states.get(&latency.pod);
-            let model = pod_state.and_then(|pod_state| pod_state.demand.model.clone());
-            let Some((model, busy)) = model.zip(latency.busy) else {
+            let here = pod_state.filter(|pod_state| pod_state.node() == Some(node));
+            let model = here.and_then(|here| here.demand.model.as_ref());
+            let Some(((here, model), busy)) = here.zip(model).zip(latency.busy) else {
                 continue;
             };
+            let name = (&here.key.namespace, model);
             let node_state = self.node_states.get(node);
             let slowness = node_state.and_then(|state| state.slowness_of(latency));
-            self.model_work.record(&model, busy, slowness, self.now);
+            self.model_work.record(name, busy, slowness, self.now);
         }
     }
 
     /// The demand by which the pod is placed: whether it may borrow, and what is expected of it.
     pub(crate) fn for_placing(&self, uid: &PodUid, demand: Demand) -> Demand {
         let model = demand.model.as_ref().filter(|_| demand.terms.engine);
-        let expected = model.map(|model| self.model_work.expected(model, self.now));
+        let model = model.filter(|_| self.policy.has_latency_limits());
+        let namespace = &demand.traits.namespace;
+        let expected = model.map(|model| self.model_work.expected(namespace, model, self.now));
         Demand {
             expected: expected.unwrap_or_default(),
             ..self.as_borrower(uid, demand)
@@ -160,13 +196,13 @@ mod tests {
         let model = ModelId::parse("org/m").unwrap();
         let mut work = ModelWork::default();
         let at = |minutes: u64| Moment(minutes * 60_000);
-        let busy = |work: &ModelWork, minutes| work.expected(&model, at(minutes)).busy;
+        let busy = |work: &ModelWork, minutes| work.expected("team", &model, at(minutes)).busy;
         assert_eq!(busy(&work, 0), Percent::FULL, "nothing is known");
-        work.record(&model, percent(63), None, at(0));
+        work.record((&"team".into(), &model), percent(63), None, at(0));
         assert_eq!(busy(&work, 0), percent(70));
-        work.record(&model, percent(5), None, at(30));
+        work.record((&"team".into(), &model), percent(5), None, at(30));
         assert_eq!(busy(&work, 30), percent(40), "half of it is left");
-        work.record(&model, percent(5), None, at(57));
+        work.record((&"team".into(), &model), percent(5), None, at(57));
         assert_eq!(busy(&work, 58), percent(10));
         assert_eq!(busy(&work, 57 + 60), Percent::FULL, "nobody says anything");
     }
@@ -175,23 +211,23 @@ mod tests {
     fn steps_are_learned_soon_and_one_reading_far_off_hardly_counts() {
         let model = ModelId::parse("org/m").unwrap();
         let mut work = ModelWork::default();
-        let slowness = |work: &ModelWork| work.expected(&model, Moment(0)).slowness;
+        let slowness = |work: &ModelWork| work.expected("team", &model, Moment(0)).slowness;
         assert_eq!(slowness(&work), 100);
-        work.record(&model, percent(50), Some(300), Moment(0));
+        work.record((&"team".into(), &model), percent(50), Some(300), Moment(0));
         assert_eq!(slowness(&work), 300);
-        work.record(&model, percent(50), Some(9000), Moment(0));
+        work.record((&"team".into(), &model), percent(50), Some(9000), Moment(0));
         assert_eq!(slowness(&work), 337);
         for _ in 0..30 {
-            work.record(&model, percent(50), Some(300), Moment(0));
+            work.record((&"team".into(), &model), percent(50), Some(300), Moment(0));
         }
         let counted = slowness(&work);
         assert!((300..310).contains(&counted), "{counted}");
         for reading in 0..100 {
             let jitter = Some(295 + reading % 11);
-            work.record(&model, percent(50), jitter, Moment(0));
+            work.record((&"team".into(), &model), percent(50), jitter, Moment(0));
             assert_eq!(slowness(&work), counted, "no decision is made again");
         }
-        work.record(&model, percent(50), Some(0), Moment(0));
+        work.record((&"team".into(), &model), percent(50), Some(0), Moment(0));
         assert!(slowness(&work) >= 260);
     }
 }

@@ -13,7 +13,7 @@ use crate::ids::{ModelId, NodeName, PodUid};
 use crate::kube_filters::FilterSnapshot;
 use crate::kube_filters::volumes::VolumeIndex;
 use crate::policy::{KueueRule, Preemptibility};
-use crate::units::{Bytes, Millis, plural};
+use crate::units::{Bytes, Millis, Percent, plural};
 use crate::vocabulary::classification::{ClassId, ClassSet, TenantId};
 use crate::vocabulary::cluster_share::TenantUsage;
 use crate::vocabulary::demand::{Demand, HostResources, Sharing};
@@ -350,6 +350,8 @@ pub struct PotentialVictim {
     /// VRAM that its processes use beyond its grant, on each of its GPUs at least.
     pub used_beyond_grant: Bytes,
     pub sharing: Sharing,
+    /// For how much of the time it has work, as far as that is known.
+    pub busy: Percent,
     pub priority: i32,
     pub class: ClassId,
     /// Its tenant: an eviction counts as that tenant's.
@@ -458,6 +460,9 @@ impl Ledger {
                 Sharing::Exclusive => Bytes::ZERO,
             },
             sharing: pod_state.demand.sharing,
+            busy: node_state
+                .resident_of(uid)
+                .map_or(Percent::FULL, |resident| node_state.busy_of(resident)),
             priority: pod_state.demand.priority,
             class: pod_state.demand.class,
             tenant: pod_state.demand.tenant,
@@ -487,6 +492,7 @@ impl Ledger {
                 gpus,
                 per_gpu: Bytes::ZERO,
                 used_beyond_grant: used,
+                busy: Percent::FULL,
                 sharing: Sharing::Shared,
                 priority: i32::MIN,
                 class: ClassId::default(),
@@ -558,7 +564,7 @@ pub fn discharge(gpus: &mut [Gpu], victim: &PotentialVictim) {
     for index in victim.gpus.iter() {
         let gpu = &mut gpus[index];
         if !victim.has_ended {
-            gpu.discharge(victim.per_gpu, victim.sharing);
+            gpu.discharge(victim.per_gpu, victim.sharing, victim.busy);
         }
         gpu.unaccounted_vram = gpu.unaccounted_vram.minus(victim.used_beyond_grant);
         if gpu.residents == 0 {

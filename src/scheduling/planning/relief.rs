@@ -1,7 +1,7 @@
 //! Relief of engines under pressure: which of their neighbors to evict, without a pending pod.
 //!
-//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, whose queue grows, or which takes
-//! longer than its class allows, gets relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
+//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, whose queue grows, or which
+//! takes longer than its class allows, gets relief: the cheapest of these pods are evicted one after the other until the pressure is over. Pressure begins at one figure
 //! and ends at another, and must last before it counts, so that a spike evicts no pod.
 
 use crate::evicting::EvictionCost;
@@ -9,18 +9,23 @@ use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::ledger::Ledger;
 use crate::ledger::{PodState, PotentialVictim};
 use crate::policy::{Preemptibility, PressureRules};
-use crate::units::{Millis, Moment};
+use crate::units::{Moment, Percent};
+use crate::vocabulary::latency::LATENCY_WINDOW;
 use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeReading};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Latencies are means over so long: an eviction is seen in them after it.
-const LATENCY_WINDOW: Millis = Millis::seconds(30);
-
 /// Which GPUs are under pressure, and since when: the state between two checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PressureWatch {
-    pressed: BTreeMap<(NodeName, GpuUuid), Moment>,
+    pressed: BTreeMap<(NodeName, GpuUuid), Pressure>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pressure {
+    since: Moment,
+    /// By latency, and not by KV cache or queue: each ends at a figure of its own.
+    is_slow: bool,
 }
 
 /// A pod to evict from a GPU for the engine there.
@@ -42,6 +47,7 @@ impl PressureWatch {
             return Vec::new();
         };
         let now = ledger.now();
+        let has_limits = ledger.policy().has_latency_limits();
         let mut still_pressed = BTreeMap::new();
         let mut leaving = Vec::new();
         for (name, node) in ledger
@@ -57,13 +63,19 @@ impl PressureWatch {
                     continue;
                 };
                 let key = (name.clone(), device.uuid.clone());
-                let since = self.pressed.get(&key).copied();
-                let residents = ledger.pods_on_gpu(name, &device.uuid);
-                let slow = slow_engine(ledger, reading, &residents, since.is_some());
-                if slow.is_none() && !is_pressed(observation.engine_load, &rules, since.is_some()) {
+                let before = self.pressed.get(&key).copied();
+                let was = |is_slow| before.is_some_and(|before| before.is_slow == is_slow);
+                let is_loaded = is_pressed(observation.engine_load, &rules, was(false));
+                if !is_loaded && !has_limits {
                     continue;
                 }
-                let since = since.unwrap_or(now);
+                let residents = ledger.pods_on_gpu(name, &device.uuid);
+                let slow = slow_engine(ledger, name, reading, &residents, was(true));
+                if slow.is_none() && !is_loaded {
+                    continue;
+                }
+                let is_slow = slow.is_some();
+                let since = before.map_or(now, |before| before.since);
                 // A pod on several GPUs is named for one of them, and helps all.
                 let is_being_relieved = leaving
                     .iter()
@@ -79,14 +91,16 @@ impl PressureWatch {
                     .flatten()
                     .and_then(|engine| {
                         let place = (name, &device.uuid, &*residents);
-                        cheapest_neighbor(ledger, &engine, place, deferred, &leaving)
+                        cheapest_neighbor(ledger, (&engine, is_slow), place, deferred, &leaving)
                     });
                 still_pressed.insert(
                     key,
-                    if is_being_relieved || relief.is_some() {
-                        counts_again
-                    } else {
-                        since
+                    Pressure {
+                        since: match is_being_relieved || relief.is_some() {
+                            true => counts_again,
+                            false => since,
+                        },
+                        is_slow,
                     },
                 );
                 leaving.extend(relief);
@@ -107,10 +121,11 @@ impl PressureWatch {
     }
 }
 
-/// The most important of these pods' engines that takes longer than its class allows, which is over at nine tenths of the limit.
-/// An unknown latency is no pressure.
+/// The most important of these pods' engines that takes longer than its class allows, which is over at nine tenths of the limit. An
+/// unknown latency is no pressure, nor one that would be twice the limit beside nobody.
 fn slow_engine(
     ledger: &Ledger,
+    node: &NodeName,
     reading: &NodeReading,
     residents: &[PodUid],
     was_pressed: bool,
@@ -123,9 +138,16 @@ fn slow_engine(
                 .latency_limits()
         };
         let limits = ledger.pod_state(uid).map(limits).unwrap_or_default();
-        let nearest = reading
-            .latency_of(uid)
-            .and_then(|latency| limits.nearest(latency));
+        let Some(latency) = reading.latency_of(uid) else {
+            return false;
+        };
+        let alone = ledger
+            .node_state(node)
+            .and_then(|node_state| node_state.time_per_token_alone(latency));
+        let is_hopeless = alone
+            .zip(limits.time_per_token)
+            .is_some_and(|(alone, limit)| alone.0 > limit.0.saturating_mul(2));
+        let nearest = limits.nearest(latency).filter(|_| !is_hopeless);
         nearest.is_some_and(|(latency, limit)| match was_pressed {
             false => latency > limit,
             true => latency.0 > limit.0 / 10 * 9,
@@ -174,7 +196,7 @@ pub fn is_relief_due(ledger: &Ledger, uid: &PodUid, gpu: &GpuUuid) -> bool {
     let is_loaded = reading
         .gpu(gpu)
         .is_some_and(|gpu| is_pressed(gpu.engine_load, &rules, true));
-    let engine = slow_engine(ledger, reading, &residents, true)
+    let engine = slow_engine(ledger, node, reading, &residents, true)
         .or_else(|| engine_on(ledger, &residents).filter(|_| is_loaded))
         .and_then(|engine| ledger.pod_state(&engine));
     residents.contains(uid)
@@ -204,7 +226,7 @@ fn engine_on(ledger: &Ledger, residents: &[PodUid]) -> Option<PodUid> {
 /// already.
 fn cheapest_neighbor(
     ledger: &Ledger,
-    engine: &PodUid,
+    (engine, is_slow): (&PodUid, bool),
     (node, gpu, residents): (&NodeName, &GpuUuid, &[PodUid]),
     deferred: &BTreeSet<PodUid>,
     leaving: &[ReliefEviction],
@@ -240,6 +262,8 @@ fn cheapest_neighbor(
         .potential_victims
         .iter()
         .filter(|one| one.gpus.contains(index))
+        // What has no work makes nobody slow.
+        .filter(|one| !is_slow || one.busy > Percent::default())
         .filter(is_evictable);
     // Where a limit keeps a pod now, the pressure goes on lasting: the pod is named as soon as the limit allows it.
     let ordered: Vec<PodUid> = leaving.iter().map(|relief| relief.uid.clone()).collect();

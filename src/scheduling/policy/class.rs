@@ -360,8 +360,11 @@ impl Class {
         }
     }
 
-    /// What its engines shall keep.
+    /// What its engines shall keep; what is no engine keeps no limit.
     pub fn latency_limits(&self) -> LatencyLimits {
+        if !self.engine {
+            return LatencyLimits::default();
+        }
         LatencyLimits {
             time_per_token: self.max_time_per_token.map(Micros::from),
             time_to_first_token: self.max_time_to_first_token.map(Micros::from),

@@ -298,6 +298,17 @@ impl Policy {
         &self.classes
     }
 
+    /// Whether decisions read what pods on a GPU leave to each other of its time.
+    pub(crate) fn counts_neighbors(&self) -> bool {
+        self.has_latency_limits() || self.scoring.weights.interference > 0
+    }
+
+    /// Whether a class limits how long its engines take.
+    pub(crate) fn has_latency_limits(&self) -> bool {
+        let mut classes = self.classes.iter();
+        classes.any(|class| !class.latency_limits().is_none())
+    }
+
     /// The terms of each class, as decisions read them.
     pub fn terms(&self) -> &[ClassTerms] {
         &self.terms

@@ -323,6 +323,7 @@ impl VictimCluster {
             gpus: pod.gpus.iter().copied().collect::<GpuSet>(),
             per_gpu: Bytes(pod.bytes),
             used_beyond_grant: Bytes(pod.beyond),
+            busy: Percent::FULL,
             sharing: sharing(pod),
             priority: pod.priority,
             class: ClassId::default(),

@@ -25,7 +25,7 @@ use super::vocabulary::latency::NeighborRoom;
 use super::vocabulary::spare::SpareSet;
 use crate::coded::coded;
 use crate::ids::NodeName;
-use crate::units::{Bytes, Millis, Percent, has_or_have, is_or_are, plural};
+use crate::units::{Bytes, Micros, Millis, Percent, has_or_have, is_or_are, plural};
 use declaration::reasons;
 use serde::{Deserialize, Serialize};
 use words::{
@@ -338,7 +338,7 @@ reasons! {
     // Beside the pod, engines would take longer than their classes allow.
     LatencyLimit = "latency-limit" {
         node { closed: u32, asked: u32 }
-            "beside the pod, engines on {} that it could use would take longer than their classes allow, as far as that is known; the pod requests {asked}", plural(*closed, "GPU")
+            "on {} that the pod could use, it or engines beside it would take longer than their classes allow, as far as that is known; the pod requests {asked}", plural(*closed, "GPU")
             => temporary(REPORT_CHANGED);
         gpu { busy: Percent, room: i16 }
             "its engines keep their classes' limits on latency {}; the pod is expected to have work for {busy} of the time", room_text(*room) => 3;
@@ -349,6 +349,11 @@ reasons! {
             ));
     }
 
+    // The pods there would make the pod's engine slower than its class allows.
+    OwnLatencyLimit = "own-latency-limit" {
+        gpu { expected: Micros, limit: Micros }
+            "the pod is expected to take {expected} for a token here, and its class allows {limit}" => 3;
+    }
     UnsupportedFilter = "unsupported-filter" {
         pod (rule: UnsupportedRule) "the planner does not support one of the pod's constraints: {rule}" => None;
     }

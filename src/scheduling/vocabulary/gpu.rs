@@ -11,7 +11,7 @@ use super::latency::NeighborRoom;
 use super::node_reading::EngineLoad;
 use super::spare::SpareSet;
 use crate::ids::{GpuModel, GpuUuid, PodUid};
-use crate::units::Bytes;
+use crate::units::{Bytes, Micros, Percent};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -188,6 +188,7 @@ impl Gpu {
         }
     }
 
+    /// Adds a pod, which has work all the time as far as is known.
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
         self.charged += self.charge_for(per_gpu, sharing);
         self.residents += 1;
@@ -195,13 +196,13 @@ impl Gpu {
         self.exclusive |= sharing == Sharing::Exclusive;
     }
 
-    /// The reverse of [`Gpu::charge`].
-    pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
+    /// The reverse of [`Gpu::charge`], of a pod that has work for that share of the time.
+    pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing, busy: Percent) {
         self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
         self.residents -= 1;
         self.neighbors = match self.residents {
             0 => self.neighbors.emptied(),
-            _ => self.neighbors.discharged(),
+            _ => self.neighbors.discharged(busy),
         };
         // An exclusive GPU has one pod, so it is exclusive no longer when that one leaves.
         self.exclusive &= sharing == Sharing::Shared;
@@ -241,7 +242,12 @@ impl Gpu {
 
     /// Whether the limits on latency of those that are here, and of the pod, would be kept.
     pub(crate) fn leaves_time_to(&self, demand: &Demand) -> bool {
-        self.neighbors.admits(
+        self.neighbors.leaves_room_to(demand.expected) && self.beyond_limit_of(demand).is_none()
+    }
+
+    /// What the pod would take for a token here, if others make that more than its class allows.
+    pub(crate) fn beyond_limit_of(&self, demand: &Demand) -> Option<Micros> {
+        self.neighbors.beyond_limit(
             demand.expected,
             demand.weights_per_gpu(),
             demand.terms.max_time_per_token,

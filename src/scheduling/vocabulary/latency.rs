@@ -3,7 +3,7 @@
 
 use crate::contention::{STEP_OVERHEAD_S, SWITCH_OVERHEAD};
 use crate::ids::PodUid;
-use crate::units::{Bytes, Micros, Percent};
+use crate::units::{Bytes, Micros, Millis, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,16 @@ pub struct EngineLatency {
 pub struct LatencyLimits {
     pub time_per_token: Option<Micros>,
     pub time_to_first_token: Option<Micros>,
+}
+
+/// Latencies are means over so long.
+pub(crate) const LATENCY_WINDOW: Millis = Millis::seconds(30);
+
+impl EngineLatency {
+    /// Whether any of its requests was measured.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.time_per_token.is_some() || self.time_to_first_token.is_some()
+    }
 }
 
 impl LatencyLimits {
@@ -100,24 +110,33 @@ pub struct NeighborRoom {
 }
 
 impl NeighborRoom {
+    /// Without an engine that has limits.
     pub const EMPTY: Self = Self {
         busy: 0,
-        room: Self::ALL,
+        room: i16::MAX,
         micros_per_gib: None,
     };
-    /// A pod that has work all the time.
-    const ALL: i16 = 100;
+    /// Room for a pod that has work all the time.
+    pub const ALL: i16 = 100;
     /// No neighbor may come, whoever leaves.
     pub const CLOSED: i16 = i16::MIN;
 
-    /// Whether a pod may come: the engines here keep their limits beside it, and it keeps `limit` beside them, if that is known. A limit
-    /// that it would not keep alone is none.
-    pub fn admits(&self, expected: ExpectedWork, weights: Bytes, limit: Option<Micros>) -> bool {
-        let keeps_own = || {
-            let (limit, alone) = limit.zip(self.step_alone(expected, weights))?;
-            Some(alone > limit || self.beside_all(alone) <= limit)
-        };
-        i16::from(expected.busy.get()) <= self.room && keeps_own().unwrap_or(true)
+    /// Whether the engines here keep their limits beside a pod that has work for that share of the time.
+    pub fn leaves_room_to(&self, expected: ExpectedWork) -> bool {
+        i16::from(expected.busy.get()) <= self.room
+    }
+
+    /// What a pod would take for a token here, if that is more than its limit, and more because of those that are here: a limit that it
+    /// would not keep alone is none.
+    pub fn beyond_limit(
+        &self,
+        expected: ExpectedWork,
+        weights: Bytes,
+        limit: Option<Micros>,
+    ) -> Option<Micros> {
+        let (limit, alone) = limit.zip(self.step_alone(expected, weights))?;
+        let beside = self.beside_all(alone);
+        (alone <= limit && beside > limit).then_some(beside)
     }
 
     /// What a step takes alone here, of a pod with so much weights on this GPU; `None` if the GPU's speed is not known.
@@ -148,19 +167,25 @@ impl NeighborRoom {
     pub fn charged(self) -> Self {
         Self {
             busy: self.busy.saturating_add(100),
+            room: self.moved(-Self::ALL),
             ..self
         }
     }
 
-    /// With one such pod less.
-    pub fn discharged(self) -> Self {
+    /// With one pod less that has work for that share of the time.
+    pub fn discharged(self, busy: Percent) -> Self {
         Self {
-            busy: self.busy.saturating_sub(100),
-            room: match self.room {
-                Self::CLOSED => Self::CLOSED,
-                room => (room + Self::ALL).min(Self::ALL),
-            },
+            busy: self.busy.saturating_sub(busy.get().into()),
+            room: self.moved(busy.get().into()).min(self.room.max(Self::ALL)),
             ..self
+        }
+    }
+
+    fn moved(self, by: i16) -> i16 {
+        match self.room {
+            Self::CLOSED => Self::CLOSED,
+            room if room == Self::EMPTY.room => room,
+            room => room.saturating_add(by).max(Self::CLOSED + 1),
         }
     }
 }

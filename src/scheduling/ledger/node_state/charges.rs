@@ -28,6 +28,8 @@ pub(super) struct NodeCharges {
     residents: Vec<ResidentPod>,
     /// Pods that are assumed or have a reservation here and are not bound yet, in order of UID.
     incoming_pods: Vec<PodUid>,
+    /// GPUs that are reserved here for pods that are not charged, in order of UID.
+    reservations: Vec<(PodUid, GpuSet)>,
     /// What allocations and reservations leave of each GPU.
     charged_gpus: Vec<Gpu>,
     /// What device plugins offer, beside what pods use of it.
@@ -142,6 +144,14 @@ impl NodeState {
             .filter(|uid| pod_states[*uid].is_coming_to(&self.view.name))
             .cloned()
             .collect();
+        let reserved = |uid: &PodUid| {
+            let pod_state = &pod_states[uid];
+            let reservation = self.reservation_here(pod_state)?;
+            let is_charged = self.charge_of(pod_state).is_some();
+            let gpus = self.resolve(&reservation.devices).filter(|_| !is_charged)?;
+            Some((uid.clone(), gpus))
+        };
+        self.charges.reservations = self.pods.iter().filter_map(reserved).collect();
         self.charges.plugin = self.plugin_shares(pod_states);
         self.charges.requested = self.requested_by_pods(pod_states);
         let tenants = self.count_tenants(pod_states, policy);
@@ -153,12 +163,24 @@ impl NodeState {
         &self.charges.residents
     }
 
+    /// GPUs that are reserved here for pods that are not charged.
+    pub(super) fn reservations(&self) -> &[(PodUid, GpuSet)] {
+        &self.charges.reservations
+    }
+
+    pub(super) fn has_reservation_of(&self, uid: &PodUid) -> bool {
+        let reservations = &self.charges.reservations;
+        reservations
+            .binary_search_by(|(reserved, _)| reserved.cmp(uid))
+            .is_ok()
+    }
+
     /// Whether the pod is on the node.
     pub(crate) fn has_resident(&self, uid: &PodUid) -> bool {
         self.resident_of(uid).is_some()
     }
 
-    pub(super) fn resident_of(&self, uid: &PodUid) -> Option<&ResidentPod> {
+    pub(in crate::ledger) fn resident_of(&self, uid: &PodUid) -> Option<&ResidentPod> {
         let found = self
             .charges
             .residents

@@ -4,6 +4,7 @@
 //! does not know have been ignored before, and a missing field has been named.
 
 use std::collections::BTreeSet;
+use stowage_report::engine_metrics::LATENCIES;
 use stowage_report::limits::{
     MAX_AGE, MAX_BOOT_ID_BYTES, MAX_CGROUPS, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED_GPUS,
     MAX_MISSING, MAX_MODELS, MAX_PROCESSES, MAX_TEXT_BYTES, MAX_TOKEN_RATE,
@@ -11,7 +12,7 @@ use stowage_report::limits::{
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
-use stowage_scheduling::units::{Bytes, Micros, Millis};
+use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 use stowage_scheduling::vocabulary::gpu::Device;
 use stowage_scheduling::vocabulary::health::ComputeMode;
@@ -43,7 +44,7 @@ coded! {
         "bad-busy-share" BusyShare { place: usize, pod: PodUid, share: f64 },
             "engines[{place}]: pod {pod}'s engine is busy for {share} of its time; a share of 0 to 1 is meant";
         "bad-latency" Latency { place: usize, pod: PodUid },
-            "engines[{place}]: pod {pod}'s engine has a latency of 0; leave out what was not measured";
+            "engines[{place}]: pod {pod}'s engine has a latency of 0, or of more than a day; leave out what was not measured";
         "gpu-twice" GpuTwice { place: usize, uuid: GpuUuid },
             "gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once";
         "reserved-above-total" ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
@@ -287,7 +288,7 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
         let mut latencies = [engine.time_per_token, engine.time_to_first_token]
             .into_iter()
             .flatten();
-        if latencies.any(|latency| latency.mean == Micros(0)) {
+        if latencies.any(|latency| !LATENCIES.contains(&latency.mean)) {
             return Err(Flaw::Latency {
                 place,
                 pod: engine.pod.clone(),

@@ -11,6 +11,7 @@ use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::Device;
 use crate::vocabulary::latency::{EngineLatency, ExpectedWork, NeighborRoom};
 use crate::vocabulary::node_reading::{EngineLoad, GpuReading, NodeReading, SleepState};
+use crate::vocabulary::placement::Reservation;
 
 /// Engines shall take at most 40 ms for a token.
 fn limited() -> Policy {
@@ -83,7 +84,7 @@ fn room(cluster: &mut LedgerCluster) -> i16 {
 fn without_limits_every_gpu_takes_neighbors() {
     let mut cluster = with_engine(Policy::default());
     read(&mut cluster, vec![latency(Some(900), 100)]);
-    assert_eq!(room(&mut cluster), 100);
+    assert_eq!(room(&mut cluster), NeighborRoom::EMPTY.room);
 }
 
 #[test]
@@ -177,16 +178,57 @@ fn a_latency_that_jitters_changes_no_decision() {
 }
 
 #[test]
+fn pods_that_came_a_moment_ago_count_on_top_of_what_was_measured() {
+    let mut cluster = with_engine(limited());
+    read(&mut cluster, vec![latency(Some(15), 100)]);
+    assert_eq!(room(&mut cluster), 100);
+    let job = || crate::testkit::demand_of(5 << 30, 1, Sharing::Shared, -100);
+    cluster.add_running("a", ("n", 0), job(), None, Default::default());
+    // With one 34.1 ms, with two 51.1.
+    assert_eq!(room(&mut cluster), 30);
+    read(&mut cluster, vec![latency(Some(15), 100)]);
+    assert_eq!(room(&mut cluster), 30);
+    cluster.add_running("b", ("n", 0), job(), None, Default::default());
+    assert_eq!(room(&mut cluster), -70);
+    // Measured beside both: what it takes is what counts.
+    cluster.advance(30);
+    read(&mut cluster, vec![latency(Some(15), 100)]);
+    assert_eq!(room(&mut cluster), 100);
+}
+
+#[test]
+fn gpus_that_are_reserved_have_a_neighbor_more() {
+    let mut cluster = with_engine(limited());
+    read(&mut cluster, vec![latency(Some(15), 100)]);
+    let job = crate::testkit::demand_of(5 << 30, 1, Sharing::Shared, -100);
+    cluster.add_waiting("a", job.clone());
+    let reservation = Reservation {
+        node: node("n"),
+        devices: [gpu_at("n", 0)].into(),
+        victims: [].into(),
+        deadline: cluster.ledger().now() + Millis::seconds(60),
+    };
+    cluster
+        .ledger_mut()
+        .reserve(&uid("a"), reservation)
+        .unwrap();
+    assert_eq!(room(&mut cluster), 30);
+    assert!(cluster.ledger_mut().assume(&uid("a"), &node("n")).is_ok());
+    assert_eq!(room(&mut cluster), 30, "it counts once");
+}
+
+#[test]
 fn room_that_a_job_takes_is_found_again_when_it_leaves() {
     let mut cluster = with_engine(limited());
     let job = crate::testkit::demand_of(10 << 30, 1, Sharing::Shared, -100);
     cluster.add_running("job", ("n", 0), job, None, Default::default());
+    cluster.advance(30);
     read(&mut cluster, vec![latency(Some(42), 100)]);
     let snapshot = cluster.snapshot();
     let mut gpu = snapshot.node("n").unwrap().gpus[0];
     assert!(gpu.neighbors.room < 0, "{:?}", gpu.neighbors);
     assert_eq!(gpu.neighbors.busy, 200);
-    gpu.discharge(Bytes::gib(10), Sharing::Shared);
+    gpu.discharge(Bytes::gib(10), Sharing::Shared, Percent::FULL);
     assert!(
         (0..100).contains(&gpu.neighbors.room),
         "{:?}",
@@ -233,7 +275,8 @@ fn an_engine_goes_where_it_keeps_its_own_limit() {
             slowness,
         };
         let limit = demand.terms.max_time_per_token;
-        room(busy).admits(expected, demand.weights_per_gpu(), limit)
+        let weights = demand.weights_per_gpu();
+        room(busy).beyond_limit(expected, weights, limit).is_none()
     };
     // Alone 16.6 ms: with one neighbor that always works 37.7 ms, with two 56.5.
     assert!(takes(0, 40, 100) && takes(100, 40, 100) && !takes(200, 40, 100));
@@ -245,11 +288,12 @@ fn an_engine_goes_where_it_keeps_its_own_limit() {
         ..NeighborRoom::EMPTY
     };
     let demand = engine(40);
-    assert!(unknown.admits(
-        ExpectedWork::UNKNOWN,
-        demand.weights_per_gpu(),
-        demand.terms.max_time_per_token
-    ));
+    let limit = demand.terms.max_time_per_token;
+    let weights = demand.weights_per_gpu();
+    assert_eq!(
+        unknown.beyond_limit(ExpectedWork::UNKNOWN, weights, limit),
+        None
+    );
 }
 
 /// Engines of three models, whose true steps are up to three times off what their weights take to read, join GPUs whose engines are
@@ -319,6 +363,7 @@ fn errors_of_joins(seed: u64) -> Vec<u64> {
                 .ledger_mut()
                 .take_reading(&node(&on), reading.into());
         };
+        cluster.advance(30);
         beside(&mut cluster, None);
         let expected = cluster
             .ledger()
@@ -329,6 +374,7 @@ fn errors_of_joins(seed: u64) -> Vec<u64> {
         let predicted = room.beside_all(alone).as_seconds();
 
         cluster.add_running(&on, (&on, 0), demand, None, Default::default());
+        cluster.advance(30);
         let reading = speed.memory_s(Bytes::gib(GIB[of]).0 as f64);
         let alone = TRUE_SLOWNESS[of] * (STEP_OVERHEAD_S + reading);
         let work = |busy: f64| EngineWork {
