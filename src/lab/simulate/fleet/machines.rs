@@ -11,6 +11,7 @@ use stowage_scheduling::testkit::oracle::{BrokenInvariant, Granted, Oracle};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
 use stowage_scheduling::vocabulary::demand::Sharing;
 use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReading, SleepLevel};
+use stowage_scheduling::vocabulary::latency::EngineLatency;
 use stowage_scheduling::vocabulary::model_tier::{
     LoadingSpeeds, ModelTier, NodeModel, time_to_ready,
 };
@@ -292,12 +293,13 @@ impl Machine {
         Some(self.pull_time(spec.image.as_ref(), speeds) + load)
     }
 
-    /// What its agent reports. `loads` are the engines that serve, by pod; `held` is what awake engines have of each of their GPUs;
+    /// What its agent reports. `loads` and `latencies` are of the engines that serve, by pod; `held` is what awake engines have of each of their GPUs;
     /// other pods use what they were granted.
     pub fn reading(
         &self,
         now: Moment,
         loads: &BTreeMap<PodUid, EngineLoad>,
+        latencies: &BTreeMap<PodUid, EngineLatency>,
         held: &BTreeMap<PodUid, Bytes>,
     ) -> NodeReading {
         let gpu = |gpu: &PhysicalGpu| {
@@ -321,7 +323,9 @@ impl Machine {
         engines.sort_by(|a, b| a.pod.cmp(&b.pod));
         let here = |pod: &&PodUid| self.gpus.iter().any(|gpu| gpu.pods.contains_key(*pod));
         let awake = held.keys().filter(here);
+        let measured = latencies.iter().filter(|(pod, _)| here(pod));
         NodeReading {
+            latencies: measured.map(|(_, latency)| latency.clone()).collect(),
             sleep: awake.map(|pod| (pod.clone(), SleepState::Awake)).collect(),
             sampled: now,
             gpus: self.gpus.iter().map(gpu).collect(),

@@ -25,6 +25,7 @@ use stowage_scheduling::ledger::StartProgress;
 use stowage_scheduling::testkit::oracle::{BrokenInvariant, VictimFacts};
 use stowage_scheduling::testkit::random::{Random, mix};
 use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::vocabulary::latency::EngineLatency;
 use stowage_scheduling::vocabulary::node_reading::{EngineLoad, NodeReading};
 
 /// Between two reports of each agent. Of those in which nothing has changed, as many are left out as leave what they say fresh.
@@ -86,6 +87,8 @@ pub struct Stage<'s, T> {
     pods: BTreeMap<PodUid, StagePod>,
     /// How busy the engines of pods are, for the next reports.
     loads: BTreeMap<PodUid, EngineLoad>,
+    /// How long the requests of pods' engines take, for the next reports.
+    latencies: BTreeMap<PodUid, EngineLatency>,
     /// What engines that do not use all they were granted have of each of their GPUs.
     held: BTreeMap<PodUid, Bytes>,
     /// Nodes on which something has changed since their agents' last reports.
@@ -133,6 +136,7 @@ impl<'s, T> Stage<'s, T> {
             machines,
             pods: BTreeMap::new(),
             loads: BTreeMap::new(),
+            latencies: BTreeMap::new(),
             held: BTreeMap::new(),
             changed: BTreeSet::new(),
             scheduler,
@@ -210,6 +214,18 @@ impl<'s, T> Stage<'s, T> {
         }
     }
 
+    /// How long the requests of the pod's engine take, from the next report on.
+    pub(crate) fn set_latency(&mut self, latency: EngineLatency) {
+        let bound = self.pods.get(&latency.pod);
+        let bound = bound.and_then(|pod| pod.binding.as_ref());
+        let node = bound.map(|bound| bound.node.clone());
+        if self.latencies.get(&latency.pod) != Some(&latency) {
+            self.latencies.insert(latency.pod.clone(), latency);
+            node.iter()
+                .for_each(|node| self.report_within(node, Millis::default()));
+        }
+    }
+
     /// What the pod's engine, which is awake, has of each of its GPUs, from the next report on. Beyond what a GPU has, the driver ends
     /// pods that borrow there and returns them; they are gone at once.
     pub(crate) fn set_held(&mut self, uid: &PodUid, held: Bytes) -> Vec<PodUid> {
@@ -279,7 +295,7 @@ impl<'s, T> Stage<'s, T> {
         let reading = |machine: &Machine| {
             (
                 machine.spec.name.clone(),
-                machine.reading(now, &self.loads, &self.held),
+                machine.reading(now, &self.loads, &self.latencies, &self.held),
             )
         };
         let readings: Vec<(NodeName, NodeReading)> = self.machines.iter().map(reading).collect();
@@ -308,7 +324,7 @@ impl<'s, T> Stage<'s, T> {
         let Some(reading) = self
             .machines
             .get(&node)
-            .map(|machine| machine.reading(now, &self.loads, &self.held))
+            .map(|machine| machine.reading(now, &self.loads, &self.latencies, &self.held))
         else {
             return;
         };

@@ -34,6 +34,8 @@ pub struct Engine {
     /// Mean size of those that prefill and decode.
     prompt: f64,
     output: f64,
+    /// Seconds for a token of those that decode.
+    tpot_s: Option<f64>,
 }
 
 /// An engine with requests in it does not sleep.
@@ -54,6 +56,7 @@ impl Engine {
             decoding: 0.0,
             prompt: 1.0,
             output: 1.0,
+            tpot_s: None,
         }
     }
 
@@ -142,6 +145,11 @@ impl Engine {
         self.state = EngineState::Serving;
     }
 
+    /// Seconds that its requests take for a token now; `None` without any that decodes.
+    pub fn tpot_s(&self) -> Option<f64> {
+        self.tpot_s
+    }
+
     /// Takes all requests out, as when the engine is killed.
     pub fn abandon(&mut self) -> AbortedRequests {
         let waiting = self.waiting.take_all(self.now_s);
@@ -206,6 +214,7 @@ impl Engine {
 
     fn run_substep(&mut self, part_s: f64, under: &Contention, outcome: &mut StepOutcome) {
         let step_s = self.step_s(under);
+        let alone_step_s = self.step_s(&Contention::ALONE);
         let rate = self.spec.cost.prefill_rate(under);
         let started_s = self.now_s - part_s;
         let admitted = self.admit(
@@ -251,8 +260,14 @@ impl Engine {
         (self.prefilling, self.decoding) = (decoded.remaining, done.remaining);
         outcome.prompt_tokens += prompt_tokens;
         outcome.output_tokens += done.outflow * self.output;
+        self.tpot_s = (self.decoding > 0.0).then_some(tpot_s);
         if done.outflow > 0.0 {
             outcome.completed.push((tpot_s, done.outflow));
+            let alone = self.spec.cost.prefill_rate(&Contention::ALONE);
+            let alone_s = alone_step_s / (1.0 - prompt_tokens / (alone * part_s));
+            if tpot_s > 2.0 * alone_s {
+                outcome.slowed += done.outflow;
+            }
         }
     }
 

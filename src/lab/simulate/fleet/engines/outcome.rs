@@ -20,6 +20,8 @@ pub struct StepOutcome {
     pub first_tokens: Vec<(f64, f64)>,
     /// Requests that were completed, by time per output token in seconds.
     pub completed: Vec<(f64, f64)>,
+    /// Of these, those that took more than twice as long for a token as they would have beside no neighbor.
+    pub slowed: f64,
     pub prompt_tokens: f64,
     pub output_tokens: f64,
     /// The share of the time in which the GPU has any kernel running: what its utilization counter shows.

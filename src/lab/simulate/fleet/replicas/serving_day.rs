@@ -47,6 +47,8 @@ pub struct Replicas<'a> {
 pub struct ServingTally {
     pub arrived: f64,
     pub completed: f64,
+    /// Of these, those that took more than twice as long for a token as beside no neighbor.
+    pub slowed: f64,
     /// Requests that are longer than an engine's KV cache.
     pub refused: f64,
     /// Had begun on a replica that went away before they were done, and began again on another.
@@ -172,6 +174,7 @@ impl<S: Scaler> ServingDay<S> {
             outcome.add_to(&mut self.tally.latencies, &self.slo);
             self.tally.refused += backlog.refused + outcome.refused;
             self.tally.completed += outcome.completions();
+            self.tally.slowed += outcome.slowed;
             self.tally.prompt_tokens += outcome.prompt_tokens;
             self.tally.output_tokens += outcome.output_tokens;
             if engine.state() == EngineState::Serving {

@@ -20,7 +20,8 @@
 //!
 //! The variants: Stowage; Stowage whose agents report no KV caches and queues, so that it packs by VRAM alone; Stowage whose jobs
 //! borrow what awake engines do not use, on nodes that keep VRAM limits, where engines allocate their KV caches as they fill (those
-//! that allocate them when they start have nothing to lend, and that is the first variant); Stowage where pods have a part of the SMs
+//! that allocate them when they start have nothing to lend, and that is the first variant); Stowage whose engines shall take at
+//! most 40 ms for a token (`maxTimePerToken`), of which agents report what they take; Stowage where pods have a part of the SMs
 //! each instead of turns, as large as their part of the VRAM; and kube-scheduler with whole GPUs for every engine, which then have
 //! all of its memory for their KV cache.
 
@@ -47,6 +48,7 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
         "stowage",
         "KV-blind",
         "borrowing",
+        "limits",
         "SM sharing",
         "one model per GPU",
     ],
@@ -75,6 +77,16 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
             name: "alone",
             decimals: 2,
             help: "the same if each engine had its GPUs' compute to itself, which no placement can better",
+        },
+        Figure {
+            name: "TPOT p99",
+            decimals: 1,
+            help: "milliseconds for an output token on the pool, 99th percentile of requests",
+        },
+        Figure {
+            name: "within 2x",
+            decimals: 2,
+            help: "requests that took at most twice as long for a token as beside no neighbor, in hundredths",
         },
         Figure {
             name: "placements",
@@ -208,6 +220,7 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
         Placer::Stowage,
         Placer::KvBlind,
         Placer::Borrowing,
+        Placer::Limited,
         Placer::SmSharing,
         Placer::WholeGpus,
     ][variant];
@@ -243,6 +256,8 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
             100.0 * (1.0 - (pool.late() + pool.waiting()) / sizing.requests()),
             seconds(0.99),
             alone.quantile_s(0.99).unwrap_or(0.0),
+            1000.0 * pool.tpot().quantile_s(0.99).unwrap_or(0.0),
+            pool.within_twice(),
             sums.placements,
             sums.onto_full(),
             sums.placed_models as f64,

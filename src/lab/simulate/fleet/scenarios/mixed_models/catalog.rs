@@ -144,7 +144,7 @@ pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
     let spec = |n: usize| MachineSpec {
         name: NodeName::parse(&format!("node-{n:02}")).expect("digits are a name"),
         labels: BTreeMap::new(),
-        gpu: GpuModel::parse("H100-80GB").expect("it is a plain word"),
+        gpu: GpuModel::parse(GpuSpeed::H100.product).expect("it is a plain word"),
         gpus: (gpus - n * NODE_GPUS).min(NODE_GPUS) as u32,
         vram: GPU_VRAM,
         page_cache: Bytes::gib(1000),

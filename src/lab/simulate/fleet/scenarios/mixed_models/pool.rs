@@ -2,6 +2,7 @@
 
 use super::neighbors::{GpuUse, contention_by_pod};
 use super::served::PooledModel;
+use super::sizing::Placer;
 use super::sums::PoolStatistics;
 use super::{ENGINE_STEP, MODEL_ARRIVAL_INTERVAL, Timer, WARM_UP_TIME};
 use crate::simulate::fleet::engines::{Engine, LatencyHistogram};
@@ -21,8 +22,7 @@ pub struct Pool<'m> {
     fullest_when_decided: BTreeMap<PodUid, f64>,
     /// Whether agents report KV caches and queues.
     reports_load: bool,
-    /// Whether engines allocate their KV caches as they fill, and not when they start.
-    allocates_kv_on_demand: bool,
+    placer: Placer,
     sharing: ComputeSharing,
     /// When traffic begins: after the last model has come, and had time to start.
     traffic_start: Moment,
@@ -35,7 +35,7 @@ impl<'m> Pool<'m> {
         served: Vec<PooledModel<'m>>,
         jobs: EndlessJobs,
         sums: PoolStatistics,
-        (reports_load, allocates_kv_on_demand): (bool, bool),
+        (reports_load, placer): (bool, Placer),
         sharing: ComputeSharing,
     ) -> Self {
         let begins = START + MODEL_ARRIVAL_INTERVAL.times(served.len() as u64) + WARM_UP_TIME;
@@ -45,7 +45,7 @@ impl<'m> Pool<'m> {
             jobs,
             fullest_when_decided: BTreeMap::new(),
             reports_load,
-            allocates_kv_on_demand,
+            placer,
             sharing,
             traffic_start: begins,
             sums,
@@ -116,6 +116,22 @@ impl<'m> Pool<'m> {
         self.served.iter().map(PooledModel::late).sum()
     }
 
+    /// The share of completed requests that took at most twice as long for a token as beside no neighbor, in hundredths.
+    pub fn within_twice(&self) -> f64 {
+        let tallies = || self.served.iter().map(|served| &served.day.tally);
+        let completed: f64 = tallies().map(|tally| tally.completed).sum();
+        100.0 * (1.0 - tallies().map(|tally| tally.slowed).sum::<f64>() / completed)
+    }
+
+    /// Times per token of all models' requests.
+    pub(crate) fn tpot(&self) -> LatencyHistogram {
+        let mut all = LatencyHistogram::default();
+        self.served
+            .iter()
+            .for_each(|served| all.merge(&served.day.tally.latencies.tpot));
+        all
+    }
+
     /// Requests that have no first token yet.
     pub fn waiting(&self) -> f64 {
         self.served.iter().map(|served| served.day.waiting()).sum()
@@ -148,7 +164,13 @@ impl<'m> Pool<'m> {
                 .iter()
                 .for_each(|served| served.report_load(&mut self.stage));
         }
-        if self.allocates_kv_on_demand {
+        if self.placer == Placer::Limited {
+            for served in &mut self.served {
+                served.report_latencies(&mut self.stage);
+            }
+        }
+        // They allocate their KV caches as they fill, and not when they start.
+        if self.placer == Placer::Borrowing {
             let mut ended = Vec::new();
             for served in &self.served {
                 ended.extend(served.report_held(&mut self.stage));

@@ -6,18 +6,24 @@ use crate::simulate::fleet::engines::Engine;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::replicas::{ReplicaSet, ServingDay, ShippedScaler, devices};
 use crate::simulate::fleet::stage::Stage;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::policy::AutoscalingRules;
-use stowage_scheduling::units::{Bytes, Moment, Percent};
+use stowage_scheduling::units::{Bytes, Micros, Moment, Percent};
+use stowage_scheduling::vocabulary::latency::EngineLatency;
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 
 pub struct PooledModel<'m> {
     model: &'m ServedModel,
     pub day: ServingDay<ShippedScaler>,
     pub replicas: ReplicaSet,
+    /// What its engines took for a token in each of the last steps, and whether they had requests.
+    latest: BTreeMap<PodUid, VecDeque<(Option<f64>, bool)>>,
 }
+
+/// Steps over which agents take their means.
+const LATENCY_STEPS: usize = 30;
 
 impl<'m> PooledModel<'m> {
     pub fn new(model: &'m ServedModel, rules: AutoscalingRules, exclusive: bool) -> Self {
@@ -49,6 +55,7 @@ impl<'m> PooledModel<'m> {
             model,
             day,
             replicas,
+            latest: BTreeMap::new(),
         }
     }
 
@@ -77,6 +84,32 @@ impl<'m> PooledModel<'m> {
                 uid,
                 EngineLoad::new(kv_cache, Some(engine.waiting().round() as u32)),
             );
+        }
+    }
+
+    /// How long its engines take is in the agents' next reports, as means over half a minute.
+    pub fn report_latencies(&mut self, stage: &mut Stage<'_, Timer>) {
+        let steps: Vec<_> = self
+            .engines()
+            .map(|(uid, engine)| (uid.clone(), (engine.tpot_s(), engine.running() > 0.5)))
+            .collect();
+        self.latest
+            .retain(|uid, _| steps.iter().any(|(other, _)| other == uid));
+        for (uid, step) in steps {
+            let latest = self.latest.entry(uid.clone()).or_default();
+            latest.push_back(step);
+            if latest.len() > LATENCY_STEPS {
+                latest.pop_front();
+            }
+            let measured: Vec<f64> = latest.iter().filter_map(|(tpot_s, _)| *tpot_s).collect();
+            let mean = measured.iter().sum::<f64>() / measured.len() as f64;
+            let busy = latest.iter().filter(|(_, has_requests)| *has_requests);
+            stage.set_latency(EngineLatency {
+                pod: uid,
+                time_per_token: Micros::from_seconds(mean).map(Micros::rounded),
+                time_to_first_token: None,
+                busy: Percent::from_share(busy.count() as f64 / latest.len() as f64),
+            });
         }
     }
 

@@ -18,6 +18,9 @@ use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::classification::Isolation;
 
+/// What a reader does not wait for, and four times what most of the models take alone.
+const MAX_TIME_PER_TOKEN: Millis = Millis(40);
+
 /// What places the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placer {
@@ -27,6 +30,8 @@ pub enum Placer {
     /// Stowage whose jobs borrow what engines do not use, on nodes that keep VRAM limits. The engines allocate their KV caches as
     /// they fill.
     Borrowing,
+    /// Stowage whose engines have a limit on their time per token.
+    Limited,
     /// Stowage on nodes where pods have a part of the SMs each, as large as their part of the VRAM.
     SmSharing,
     /// kube-scheduler, for engines that have their GPUs to themselves.
@@ -37,7 +42,9 @@ impl Placer {
     /// How the pods on a GPU share its compute.
     pub fn sharing(self) -> ComputeSharing {
         match self {
-            Self::Stowage | Self::KvBlind | Self::Borrowing => ComputeSharing::TimeSlicing,
+            Self::Stowage | Self::KvBlind | Self::Borrowing | Self::Limited => {
+                ComputeSharing::TimeSlicing
+            }
             Self::SmSharing => ComputeSharing::SmSharing,
             Self::WholeGpus => ComputeSharing::Exclusive,
         }
@@ -143,6 +150,7 @@ impl Sizing {
                 Box::new(Stowage::new(policy.clone()))
             }
             Placer::Borrowing => Box::new(Stowage::new(lending(&policy))),
+            Placer::Limited => Box::new(Stowage::new(limited(&policy))),
             Placer::WholeGpus => Box::new(KubeSchedulerBaseline::new(
                 ScoringStrategy::MostAllocated,
                 PreemptionMode::Never,
@@ -160,13 +168,22 @@ impl Sizing {
             served.collect(),
             jobs,
             sums,
-            (
-                self.placer != Placer::KvBlind,
-                self.placer == Placer::Borrowing,
-            ),
+            (self.placer != Placer::KvBlind, self.placer),
             sharing,
         )
     }
+}
+
+/// The policy, where engines shall take no longer for a token.
+fn limited(policy: &Policy) -> Policy {
+    let classes = policy.classes().iter().map(|class| Class {
+        max_time_per_token: class.engine.then_some(MAX_TIME_PER_TOKEN),
+        ..class.clone()
+    });
+    policy
+        .clone()
+        .with_classes(classes.collect())
+        .expect("the same classes")
 }
 
 /// The policy, where pods have VRAM limits and engines lend what they do not use.
