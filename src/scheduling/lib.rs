@@ -7,8 +7,8 @@
 //! - [`mod@coded`]: enums whose values have codes; [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`engines`]: what is known of each inference engine, in one declaration.
 //! - [`sharing`]: containers whose copies share memory.
-//! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`mod@contention`]: what engines on one GPU cost each other.
+//! - [`vocabulary`]: demand, GPU, node, model tier, disruption info.
 //! - [`policy`]: the validated policy: classes, tenants, pools, weights.
 //! - [`kube_filters`]: what kube-scheduler's own filters say of a node.
 //! - [`reasons`]: why a pod is not placed: the one list.
