@@ -1,6 +1,6 @@
 //! What is expected of a new engine by others of its model: how much of the time it will have requests, and how long its steps will
-//! take. Of a pod of whose model nothing is known nothing better is expected than work all the time, and steps as long as its weights
-//! take to read.
+//! take. One whose model is new to its namespace is expected to have requests as the models there have on average, and steps as long as
+//! its weights take to read. Where nothing is known, nothing better is expected than work all the time.
 
 use super::Ledger;
 use crate::ids::{ModelId, NodeName, PodUid};
@@ -131,23 +131,28 @@ impl ModelWork {
 
     fn expected(&self, namespace: &str, model: &ModelId, now: Moment) -> ExpectedWork {
         // What was an hour ago says nothing of now.
-        let Some(work) = self
-            .get(namespace, model)
-            .filter(|work| now.since(work.at) < WORK_MEMORY)
-        else {
-            return ExpectedWork::UNKNOWN;
+        let is_known = |work: &Work| now.since(work.at) < WORK_MEMORY;
+        let known = self.get(namespace, model).filter(is_known);
+        let others = self.models.get(namespace).into_iter().flatten();
+        let others = others.map(|(_, work)| *work).filter(is_known);
+        let most = match known {
+            Some(work) => Some(work.busy_at(now)),
+            None => mean(others.map(|work| work.busy_at(now))),
         };
-        let busy = work
-            .busy_at(now)
-            .div_ceil(1000)
-            .next_multiple_of(STEP.into());
+        let busy = most.map(|most| most.div_ceil(1000).next_multiple_of(STEP.into()) as u8);
         ExpectedWork {
-            busy: Percent::new(busy as u8).unwrap_or(Percent::FULL),
-            slowness: work
-                .slowness
+            busy: busy.and_then(Percent::new).unwrap_or(Percent::FULL),
+            slowness: known
+                .and_then(|work| work.slowness)
                 .map_or(ExpectedWork::UNKNOWN.slowness, |slowness| slowness.counted),
         }
     }
+}
+
+fn mean(all: impl Iterator<Item = u32> + Clone) -> Option<u32> {
+    let count = all.clone().count() as u64;
+    let sum: u64 = all.map(u64::from).sum();
+    sum.checked_div(count).map(|mean| mean as u32)
 }
 
 impl Ledger {
@@ -205,6 +210,23 @@ mod tests {
         work.record((&"team".into(), &model), percent(5), None, at(57));
         assert_eq!(busy(&work, 58), percent(10));
         assert_eq!(busy(&work, 57 + 60), Percent::FULL, "nobody says anything");
+    }
+
+    #[test]
+    fn a_model_that_is_new_to_its_namespace_has_work_as_the_others_there_on_average() {
+        let [one, two, new] = ["org/1", "org/2", "org/3"].map(|name| ModelId::parse(name).unwrap());
+        let mut work = ModelWork::default();
+        work.record((&"team".into(), &one), percent(90), Some(300), Moment(0));
+        work.record((&"team".into(), &two), percent(0), None, Moment(0));
+        let expected = ExpectedWork {
+            busy: percent(50),
+            slowness: 100,
+        };
+        assert_eq!(work.expected("team", &new, Moment(0)), expected);
+        assert_eq!(
+            work.expected("other", &new, Moment(0)),
+            ExpectedWork::UNKNOWN
+        );
     }
 
     #[test]

@@ -244,11 +244,11 @@ fn a_pod_of_a_model_with_few_requests_fits_where_another_does_not() {
     let ledger = cluster.ledger();
     let expected = |demand: Demand| ledger.for_placing(&uid("new"), demand).expected.busy.get();
     assert_eq!(expected(engine()), 20);
-    let other = Demand {
-        model: ModelId::parse("org/other").ok(),
+    let nameless = Demand {
+        model: None,
         ..engine()
     };
-    assert_eq!(expected(other), 100);
+    assert_eq!(expected(nameless), 100);
     assert_eq!(ledger.node(&node("n")).unwrap().gpus[0].neighbors.room, 20);
 }
 
