@@ -12,7 +12,8 @@ use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::contention::ComputeSharing;
 use stowage_scheduling::ids::PodUid;
-use stowage_scheduling::units::{Millis, Moment};
+use stowage_scheduling::units::{Millis, Moment, Percent};
+use stowage_scheduling::vocabulary::latency::EngineLatency;
 
 pub struct Pool<'m> {
     pub stage: Stage<'static, Timer>,
@@ -27,6 +28,16 @@ pub struct Pool<'m> {
     /// When traffic begins: after the last model has come, and had time to start.
     traffic_start: Moment,
     pub sums: PoolStatistics,
+}
+
+/// What an engine says of itself that has had no request yet.
+fn idle(pod: &PodUid) -> EngineLatency {
+    EngineLatency {
+        pod: pod.clone(),
+        time_per_token: None,
+        time_to_first_token: None,
+        busy: Some(Percent::default()),
+    }
 }
 
 impl<'m> Pool<'m> {
@@ -92,9 +103,13 @@ impl<'m> Pool<'m> {
                 }
                 ScenarioEvent::Bound(uid) if now >= begins => self.record_placement(&uid),
                 ScenarioEvent::Ready(uid) => {
-                    self.served
-                        .iter_mut()
-                        .for_each(|served| served.replicas.handle_ready(&uid, now));
+                    let reports = self.placer == Placer::Limited;
+                    for served in &mut self.served {
+                        served.replicas.handle_ready(&uid, now);
+                        if reports && served.has_replica(&uid) {
+                            self.stage.set_latency(idle(&uid));
+                        }
+                    }
                     self.jobs.start_job(&uid, &mut self.stage);
                 }
                 ScenarioEvent::Terminating(uid) => {

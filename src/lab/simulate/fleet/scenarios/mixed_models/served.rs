@@ -143,6 +143,10 @@ impl<'m> PooledModel<'m> {
             .filter_map(|(uid, id)| Some((uid, self.day.engine(id)?)))
     }
 
+    pub fn has_replica(&self, uid: &PodUid) -> bool {
+        self.replicas.pods().any(|(one, _)| one == uid)
+    }
+
     pub fn is_placed(&self, stage: &Stage<'_, Timer>) -> bool {
         self.replicas
             .pods()
