@@ -38,7 +38,9 @@ fn gpu(node: &str, index: u32, allocated: u64, kv: Option<u8>) -> FleetGpu {
         used_bytes: Some(Bytes::gib(allocated)),
         kv_cache_percent: kv.and_then(Percent::new),
         queue: kv.map(|kv| u32::from(kv) / 20),
-        time_per_token_micros: kv.map(|kv| Micros(u64::from(kv) * 200)),
+        time_per_token_micros: kv
+            .filter(|kv| *kv > 0)
+            .map(|kv| Micros(u64::from(kv) * 200)),
         exclusive: false,
         starting: false,
     }
