@@ -172,11 +172,8 @@ impl NodeReport {
             all.time_to_first_token = all.time_to_first_token.max(own.time_to_first_token);
             all.busy = all.busy.zip(own.busy).map(|(one, other)| one.max(other));
         }
-        let says_something = |latency: &EngineLatency| {
-            let is_measured =
-                latency.time_per_token.is_some() || latency.time_to_first_token.is_some();
-            is_measured || latency.busy.is_some()
-        };
+        let says_something =
+            |latency: &EngineLatency| latency.is_measured() || latency.busy.is_some();
         by_pod.into_values().filter(says_something).collect()
     }
 

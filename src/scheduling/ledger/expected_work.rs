@@ -6,7 +6,7 @@ use super::Ledger;
 use crate::ids::{ModelId, NodeName, PodUid};
 use crate::units::{Millis, Moment, Percent};
 use crate::vocabulary::demand::Demand;
-use crate::vocabulary::latency::{EngineLatency, ExpectedWork};
+use crate::vocabulary::latency::ExpectedWork;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -156,22 +156,22 @@ fn mean(all: impl Iterator<Item = u32> + Clone) -> Option<u32> {
 }
 
 impl Ledger {
-    /// Takes in what a node's reading says of the work of engines.
-    pub(super) fn record_work(&mut self, node: &NodeName, latencies: &[EngineLatency]) {
-        if !self.policy.has_latency_limits() {
+    /// Takes in what a node's latest reading says of the work of engines.
+    pub(super) fn record_work(&mut self, node: &NodeName) {
+        let node_state = self.node_states.get(node);
+        let Some(node_state) = node_state.filter(|_| self.policy.has_latency_limits()) else {
             return;
-        }
-        for latency in latencies {
+        };
+        let reading = node_state.believed_reading();
+        for latency in reading.into_iter().flat_map(|reading| &reading.latencies) {
             let pod_state = self.pod_states.get(&latency.pod);
             let here = pod_state.filter(|pod_state| pod_state.node() == Some(node));
             let model = here.and_then(|here| here.demand.model.as_ref());
-            let Some(((here, model), busy)) = here.zip(model).zip(latency.busy) else {
-                continue;
-            };
-            let name = (&here.key.namespace, model);
-            let node_state = self.node_states.get(node);
-            let slowness = node_state.and_then(|state| state.slowness_of(latency));
-            self.model_work.record(name, busy, slowness, self.now);
+            if let Some(((here, model), busy)) = here.zip(model).zip(latency.busy) {
+                let name = (&here.key.namespace, model);
+                let slowness = node_state.slowness_of(latency);
+                self.model_work.record(name, busy, slowness, self.now);
+            }
         }
     }
 

@@ -102,11 +102,10 @@ impl Ledger {
             return LoansEndedUnasked::default();
         }
         self.record_overuse(name, &reading.over_grant, reading.sampled);
-        let latencies = reading.clone();
         let located = self.node_states.take_reading(name, reading, &self.policy);
         // It may be old already.
         self.update_freshness(name);
-        self.record_work(name, &latencies.latencies);
+        self.record_work(name);
         for (uid, gpus) in located {
             self.set_located_gpus(&uid, gpus);
         }

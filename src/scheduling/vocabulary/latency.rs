@@ -38,12 +38,12 @@ pub struct LatencyLimits {
     pub time_to_first_token: Option<Micros>,
 }
 
-/// Latencies are means over so long.
+/// Latencies are means over so long: the agents' `RATE_WINDOW`.
 pub(crate) const LATENCY_WINDOW: Millis = Millis::seconds(30);
 
 impl EngineLatency {
     /// Whether any of its requests was measured.
-    pub(crate) fn is_measured(&self) -> bool {
+    pub fn is_measured(&self) -> bool {
         self.time_per_token.is_some() || self.time_to_first_token.is_some()
     }
 }
@@ -147,7 +147,8 @@ impl NeighborRoom {
         Some(Micros(u64::try_from(step).unwrap_or(u64::MAX)))
     }
 
-    /// What a step takes that alone takes `alone`, beside all pods here that take turns.
+    /// What a step takes that alone takes `alone`, beside all pods here that take turns: [`contention`](crate::contention)'s formula, of
+    /// which only the sum of their work is known here, so that it is never too little.
     pub fn beside_all(&self, alone: Micros) -> Micros {
         let busy = u128::from(self.busy);
         let switching = 1000 + SWITCH_OVERHEAD_PERMILLE * busy.min(100) / 100;
