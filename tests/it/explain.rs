@@ -331,8 +331,9 @@ fn of_a_cordoned_node_it_says_what_the_page_about_draining_quotes() {
     assert!(section.contains(&format!("`{quoted}`")), "{section}");
 }
 
+/// The demo, because its agents read latencies off engines' pages, and evictions happen there.
 #[test]
-fn it_says_of_the_demos_lender_and_borrower_what_the_page_shows() {
+fn it_says_of_the_demos_lender_borrower_and_slowed_engine_what_they_have() {
     let page = include_str!("../../docs/use/lending.md");
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut blocks = page
@@ -350,4 +351,12 @@ fn it_says_of_the_demos_lender_and_borrower_what_the_page_shows() {
         assert!(said.contains(part), "{part}\nis not in\n{said}");
     }
     assert_eq!(shown.len(), 2);
+    let slowed = command(&["chat", "--server", &demo.operators]);
+    let slowed = words(&String::from_utf8(slowed.stdout).unwrap());
+    for part in [
+        "interactive, 20.0 GiB, priority 2000, 12.0 ms of 15.0 ms a token, has requests 100 % of the time)",
+        "serving, 24.0 GiB, priority 1000, 14.0 ms a token, has requests 100 % of the time)",
+    ] {
+        assert!(slowed.contains(part), "{part}\nis not in\n{slowed}");
+    }
 }

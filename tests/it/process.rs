@@ -617,6 +617,7 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
     assert_eq!(wakes, [1, 1, 1].map(|count| json!(count)), "{told}");
     let limits = ["keptGrants", "leftAhead", "endedByDriver"].map(|figure| summary[figure].clone());
     assert_eq!(limits, [1, 1, 1].map(|count| json!(count)), "{told}");
+    assert_eq!(summary["keptLatencies"], json!(1), "{told}");
     assert!(summary["takenBack"].as_u64() > Some(0), "{summary}");
     for part in [
         "KV 97 % · 40 waiting · serving",
@@ -625,6 +626,7 @@ fn the_demo_keeps_its_invariants_and_uses_its_agents_reports() {
         "llama-8b needs 2 replicas again",
         "translator's flag is wrong: it allocates 52.0 GiB, and fails at its limit of 42.0 GiB",
         "assistant beside it allocates all of its 30.0 GiB, and has them",
+        "chat's page: 12 ms a token, of at most 15 ms; code beside it is idle",
     ] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }

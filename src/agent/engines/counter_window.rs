@@ -1,4 +1,4 @@
-//! What an engine's counters gained over the last half minute: tokens per second, and the latencies of its requests.
+//! What an engine's counters gained within a window, by default the last half minute: tokens per second, and the latencies of its requests.
 //!
 //! Over half a minute because some engines count a request's tokens when it ends, so that from one second to the next the
 //! counter stands still or leaps. A scrape every 30 s, as is usual, then misses nothing.
@@ -10,7 +10,7 @@ use stowage_scheduling::vocabulary::latency::Latency;
 use tokio::time::Instant;
 
 /// What is gained is taken over this time, once the engine is known for so long.
-const RATE_WINDOW: Duration = Duration::from_secs(30);
+pub const RATE_WINDOW: Duration = Duration::from_secs(30);
 /// Pages nearer to each other than this count as one, so that a window has few samples however often pages are read.
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(900);
 
@@ -47,8 +47,8 @@ impl<C> Default for CounterWindow<C> {
 }
 
 impl<C: Cumulative> CounterWindow<C> {
-    /// Records the counter of a page read at `at`; `None` if the page does not have it.
-    pub fn record(&mut self, counter: Option<C>, at: Instant) {
+    /// Records the counter of a page read at `at`; `None` if the page does not have it. Keeps what the window needs.
+    pub fn record(&mut self, counter: Option<C>, at: Instant, window: Duration) {
         let Some(counter) = counter else {
             return self.samples.clear();
         };
@@ -74,7 +74,7 @@ impl<C: Cumulative> CounterWindow<C> {
         while self
             .samples
             .get(1)
-            .is_some_and(|(then, _)| at.duration_since(*then) >= RATE_WINDOW)
+            .is_some_and(|(then, _)| at.duration_since(*then) >= window)
         {
             self.samples.pop_front();
         }
@@ -156,7 +156,7 @@ mod tests {
     fn rate_of(samples: &[(u64, Option<u64>)]) -> Option<f64> {
         let (start, mut rate) = (Instant::now(), CounterWindow::default());
         for (millis, count) in samples {
-            rate.record(*count, start + Duration::from_millis(*millis));
+            rate.record(*count, start + Duration::from_millis(*millis), RATE_WINDOW);
         }
         assert!(rate.samples.len() <= 40, "{}", rate.samples.len());
         rate.per_second()
@@ -208,7 +208,11 @@ mod tests {
                 count,
                 buckets: Vec::new(),
             };
-            window.record(Some(histogram), start + Duration::from_secs(second));
+            window.record(
+                Some(histogram),
+                start + Duration::from_secs(second),
+                RATE_WINDOW,
+            );
             window.latency().map(|latency| latency.mean.0)
         };
         assert_eq!(mean_at(0, 900.0, 100.0), None, "it may be long ago");

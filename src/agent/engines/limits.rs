@@ -1,5 +1,6 @@
 //! Limits on the time, size and frequency of everything that an engine can cost its node's agent.
 
+use super::counter_window::RATE_WINDOW;
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct EngineLimits {
     pub large_page_bytes: usize,
     /// Figures older than this are not reported any more.
     pub max_age: Duration,
+    /// Rates and latencies are of this time, once the engine is known for so long. The core takes it to be no longer than the default.
+    pub rate_window: Duration,
     /// How long an engine counts as full after it has interrupted a request of its own.
     pub preempting_for: Duration,
     /// Addresses tried in one round at a pod that may be no engine.
@@ -46,6 +49,7 @@ impl Default for EngineLimits {
             large_page_bytes: 1 << 20,
             // After the first of these times the extender treats a report as stale, and after the second as missing.
             max_age: Duration::from_secs(30),
+            rate_window: RATE_WINDOW,
             // One that lacks room goes on interrupting; between two interruptions some steps of all its requests pass.
             preempting_for: Duration::from_secs(10),
             probes_per_round: 2,

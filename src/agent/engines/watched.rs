@@ -58,7 +58,7 @@ pub(crate) struct WatchedEngine {
     last_error: Option<(u8, String)>,
 }
 
-/// What its counters gained within the last half minute.
+/// What its counters gained within the window.
 #[derive(Debug, Default)]
 struct Rates {
     generated_tokens: CounterWindow<u64>,
@@ -69,16 +69,17 @@ struct Rates {
 }
 
 impl Rates {
-    fn record(&mut self, figures: &Figures, at: Instant) {
-        self.generated_tokens.record(figures.generated_tokens, at);
-        self.prompt_tokens.record(figures.prompt_tokens, at);
+    fn record(&mut self, figures: &Figures, at: Instant, window: Duration) {
+        self.generated_tokens
+            .record(figures.generated_tokens, at, window);
+        self.prompt_tokens.record(figures.prompt_tokens, at, window);
         self.time_per_token
-            .record(figures.time_per_token.clone(), at);
+            .record(figures.time_per_token.clone(), at, window);
         self.time_to_first_token
-            .record(figures.time_to_first_token.clone(), at);
+            .record(figures.time_to_first_token.clone(), at, window);
         let before = self.pages.latest().unwrap_or_default();
         let counts = figures.running.map(|running| before.with_page(running));
-        self.pages.record(counts, at);
+        self.pages.record(counts, at, window);
     }
 
     /// The share of its pages on which it worked on requests.
@@ -265,7 +266,7 @@ impl WatchedEngine {
                     // What is known is that of another port.
                     self.health = answer.health;
                 }
-                self.record_found(found, answer.sent_at);
+                self.record_found(found, answer.sent_at, limits.rate_window);
             }
             Err(error) => {
                 self.record_failure(probe_kind, &error, answer.health, answer.sent_at, limits)
@@ -273,7 +274,7 @@ impl WatchedEngine {
         }
     }
 
-    fn record_found(&mut self, found: EngineFigures, sent_at: Instant) {
+    fn record_found(&mut self, found: EngineFigures, sent_at: Instant, window: Duration) {
         self.metrics_address = Some(found.address);
         self.engine = Some(found.figures.engine);
         self.record_preemptions(found.figures.preemptions, sent_at);
@@ -282,7 +283,7 @@ impl WatchedEngine {
             .figures
             .generated_tokens
             .map(|now| (before.map_or(now, |before| before.min(now)), now));
-        self.rates.record(&found.figures, sent_at);
+        self.rates.record(&found.figures, sent_at, window);
         self.latest = Some((found.figures, sent_at));
         self.contact = EngineContact::Reached;
         self.failures = 0;

@@ -22,6 +22,9 @@ use tokio::time::MissedTickBehavior;
 /// A real agent reports once a second; a short story cannot wait that long.
 const REPORT_INTERVAL: Duration = Duration::from_millis(400);
 
+/// Real agents' rates and latencies are of half a minute.
+const RATE_WINDOW: Duration = Duration::from_secs(1);
+
 /// Running agents; dropping this stops them.
 pub struct DemoAgents {
     tasks: JoinSet<()>,
@@ -64,7 +67,10 @@ fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<NodeSampler> {
         gpus: Box::new(SimulatedGpus(hardware)),
         pods: Box::new(WatchedPods::start(api.client("agent")?, &node)),
         models: Box::new(SimulatedModels(machine)),
-        engines: EngineWatcher::new(EngineLimits::default()),
+        engines: EngineWatcher::new(EngineLimits {
+            rate_window: RATE_WINDOW,
+            ..EngineLimits::default()
+        }),
     };
     Ok(NodeSampler::new(node, "demo".into(), sources)?)
 }

@@ -1,6 +1,7 @@
 //! Simulated engines that serve no requests: each serves vLLM's pages on a port of its own, with the load that the story sets.
 //!
-//! Their pages are all that is known of them. Figures reach Stowage only through an agent that reads the pages.
+//! Their pages are all that is known of them. Figures reach Stowage only through an agent that reads the pages. How long they take for
+//! a token is set from outside, for that depends on their neighbors.
 
 use super::api_server::ApiServer;
 use super::sleeping;
@@ -32,31 +33,50 @@ pub struct FakeEngine {
 /// What an engine does, and has done.
 struct FakeEngineWork {
     load: FakeEngineLoad,
-    /// Tokens generated until then.
-    tokens: f64,
+    /// Seconds that it takes for a token of each of its requests.
+    step_s: f64,
+    done: TokenCounts,
     counted_at: Instant,
 }
 
-/// Tokens per second of one request: what an 8B model comes to on an H100 that serves several.
-const TOKENS_PER_SECOND_PER_REQUEST: f64 = 40.0;
+/// What it generated until then.
+#[derive(Debug, Clone, Copy, Default)]
+struct TokenCounts {
+    tokens: f64,
+    /// Seconds that its requests waited for them.
+    waited_s: f64,
+    /// Tokens that took no longer than each of [`LATENCY_BOUNDS`].
+    within: [f64; LATENCY_BOUNDS.len()],
+}
+
+/// Seconds: some of vLLM's.
+const LATENCY_BOUNDS: [f64; 6] = [0.01, 0.025, 0.05, 0.1, 0.5, 1.0];
+
+/// Seconds that a token takes before it is set: what an 8B model comes to on an H100 that serves several requests.
+const STEP_S: f64 = 0.025;
 
 impl FakeEngineWork {
     fn new(load: FakeEngineLoad) -> Self {
         Self {
             load,
-            tokens: 0.0,
+            step_s: STEP_S,
+            done: TokenCounts::default(),
             counted_at: Instant::now(),
         }
     }
 
     /// Counts what was generated since it was last counted; nothing while the engine sleeps.
-    fn count_tokens(&mut self, is_asleep: bool) -> u64 {
+    fn count_tokens(&mut self, is_asleep: bool) -> TokenCounts {
         let running = if is_asleep { 0 } else { self.load.running };
-        self.tokens += running as f64
-            * TOKENS_PER_SECOND_PER_REQUEST
-            * self.counted_at.elapsed().as_secs_f64();
+        let waited_s = running as f64 * self.counted_at.elapsed().as_secs_f64();
+        let tokens = waited_s / self.step_s;
+        self.done.tokens += tokens;
+        self.done.waited_s += waited_s;
+        for (within, bound) in self.done.within.iter_mut().zip(LATENCY_BOUNDS) {
+            *within += if self.step_s <= bound { tokens } else { 0.0 };
+        }
         self.counted_at = Instant::now();
-        self.tokens as u64
+        self.done
     }
 }
 
@@ -90,8 +110,8 @@ impl FakeEngine {
                         .get(&pod)
                         .is_some_and(|pod| sleeping::reports_asleep(&pod));
                     let mut work = metrics_work.lock();
-                    let tokens = work.count_tokens(is_asleep);
-                    metrics_page(&model, work.load, tokens, is_asleep)
+                    let done = work.count_tokens(is_asleep);
+                    metrics_page(&model, work.load, &done, is_asleep)
                 })
             })
             .route("/health", get(async move || health(&api, &pod)));
@@ -118,6 +138,25 @@ impl FakeEngine {
         work.count_tokens(false);
         std::mem::replace(&mut work.load, load)
     }
+
+    /// Whether it has requests, asleep or awake.
+    pub(super) fn has_requests(&self) -> bool {
+        self.work.lock().load.running > 0
+    }
+
+    /// Seconds that it takes for a token of each of its requests.
+    pub(super) fn step_s(&self) -> f64 {
+        self.work.lock().step_s
+    }
+
+    /// Sets how long it takes for a token of each of its requests, in seconds above 0.
+    pub(super) fn set_step(&self, step_s: f64) {
+        let mut work = self.work.lock();
+        if work.step_s != step_s {
+            work.count_tokens(false);
+            work.step_s = step_s;
+        }
+    }
 }
 
 fn health(api: &ApiServer, pod: &str) -> StatusCode {
@@ -132,7 +171,7 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
 }
 
 /// The metrics of vLLM 0.12 or later, as far as they are read here.
-fn metrics_page(model: &str, load: FakeEngineLoad, tokens: u64, is_asleep: bool) -> String {
+fn metrics_page(model: &str, load: FakeEngineLoad, done: &TokenCounts, is_asleep: bool) -> String {
     // A sleeping engine has no requests, and its KV cache is gone.
     let idle = FakeEngineLoad {
         kv_percent: 0,
@@ -147,6 +186,14 @@ fn metrics_page(model: &str, load: FakeEngineLoad, tokens: u64, is_asleep: bool)
     let (awake, offloaded) = (u8::from(!is_asleep), u8::from(is_asleep));
     let kv = f64::from(kv_percent) / 100.0;
     let series = format!("engine=\"0\",model_name=\"{model}\"");
+    let (tokens, waited_s) = (done.tokens as u64, done.waited_s);
+    let within = LATENCY_BOUNDS.iter().zip(done.within);
+    let buckets: String = within
+        .map(|(bound, within)| {
+            let within = within as u64;
+            format!("vllm:inter_token_latency_seconds_bucket{{{series},le=\"{bound}\"}} {within}\n")
+        })
+        .collect();
     format!(
         "# TYPE vllm:num_requests_running gauge\n\
          vllm:num_requests_running{{{series}}} {running}\n\
@@ -156,6 +203,11 @@ fn metrics_page(model: &str, load: FakeEngineLoad, tokens: u64, is_asleep: bool)
          vllm:kv_cache_usage_perc{{{series}}} {kv}\n\
          # TYPE vllm:generation_tokens_total counter\n\
          vllm:generation_tokens_total{{{series}}} {tokens}\n\
+         # TYPE vllm:inter_token_latency_seconds histogram\n\
+         {buckets}\
+         vllm:inter_token_latency_seconds_bucket{{{series},le=\"+Inf\"}} {tokens}\n\
+         vllm:inter_token_latency_seconds_count{{{series}}} {tokens}\n\
+         vllm:inter_token_latency_seconds_sum{{{series}}} {waited_s}\n\
          # TYPE vllm:cache_config_info gauge\n\
          vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{KV_CACHE_BLOCKS}\"}} 1\n\
          # TYPE vllm:engine_sleep_state gauge\n\
@@ -170,6 +222,13 @@ mod tests {
     use super::*;
     use stowage_report::engine_metrics::{Engine, parse_page};
 
+    /// 1,234 tokens, of which each took 20 ms.
+    const DONE: TokenCounts = TokenCounts {
+        tokens: 1234.0,
+        waited_s: 24.68,
+        within: [0.0, 1234.0, 1234.0, 1234.0, 1234.0, 1234.0],
+    };
+
     #[test]
     fn the_metrics_page_shows_the_load_that_was_set() {
         let page = metrics_page(
@@ -179,7 +238,7 @@ mod tests {
                 waiting: 40,
                 running: 12,
             },
-            1234,
+            &DONE,
             false,
         );
         let figures = parse_page(page.as_bytes(), None).unwrap();
@@ -193,6 +252,8 @@ mod tests {
             (figures.kv_cache_tokens, figures.generated_tokens),
             (Some(65_536), Some(1234))
         );
+        let latencies = figures.time_per_token.unwrap();
+        assert_eq!((latencies.count, latencies.sum), (1234.0, 24.68));
         assert_eq!(
             (figures.sleep_level, figures.model.unwrap().as_str()),
             (None, "llama-8b")
@@ -204,7 +265,7 @@ mod tests {
                 waiting: 40,
                 running: 12,
             },
-            1234,
+            &DONE,
             true,
         );
         let figures = parse_page(asleep.as_bytes(), None).unwrap();

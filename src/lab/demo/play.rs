@@ -2,9 +2,11 @@
 
 mod limits;
 mod naps;
+mod neighbors;
 
 use super::change_tracker::{ChangeTracker, GpuView, PodChange, invariant_violations};
 use super::engines::{FakeEngine, FakeEngineLoad};
+use super::machine::DemoMachine;
 use super::placement_cost::{PlacementCalls, PlacementMode};
 use super::reported;
 use super::scheduler::observations::Verb;
@@ -12,6 +14,7 @@ use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
 use super::story::{self, Chapter, OVERLOAD, StoryPod, StoryStep};
 use super::summary::Summary;
+use super::vram;
 use super::what_if::{HypotheticalPod, PredictedGpu, is_any_engine_starting};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
@@ -49,6 +52,8 @@ pub struct Play {
     kept_grants: usize,
     left_ahead: usize,
     ended_by_driver: usize,
+    /// How often an engine came back within its limit on latency.
+    kept_latencies: usize,
     placement_calls: Vec<PlacementCalls>,
     violations: Vec<String>,
 }
@@ -81,6 +86,7 @@ impl Play {
             kept_grants: 0,
             left_ahead: 0,
             ended_by_driver: 0,
+            kept_latencies: 0,
             placement_calls: Vec::new(),
             violations: Vec::new(),
         }
@@ -90,7 +96,8 @@ impl Play {
         self.create_priority_classes()?;
         let chapters = story::chapters()
             .into_iter()
-            .chain(story::chapters_on_limits());
+            .chain(story::chapters_on_limits())
+            .chain([story::chapter_on_latency()]);
         for (number, chapter) in chapters.enumerate() {
             self.play_chapter(number + 1, chapter).await?;
         }
@@ -152,16 +159,27 @@ impl Play {
                 jobs,
                 asks_first: false,
             } => self.sleep_and_wake_unasked(engine, jobs).await,
-            StoryStep::Join => self.join_limited_machine().await,
+            StoryStep::Join(machine) => self.join(machine).await,
             StoryStep::AllocateBeyondGrant {
                 engine,
                 gib,
                 neighbour,
             } => self.allocate_beyond_grant(engine, gib << 30, neighbour),
+            StoryStep::Crowd { busy, slowed } => self.crowd(busy, slowed).await,
             StoryStep::TakeBack { engine, first_gib } => {
                 self.take_back(engine, first_gib << 30).await
             }
         }
+    }
+
+    async fn join(&mut self, machine: DemoMachine) -> Result<()> {
+        self.setup.join(machine, story::late_node(machine)).await?;
+        let limits = match vram::keeps_limits(&self.setup.api, machine.node) {
+            true => ": its driver keeps VRAM limits",
+            false => "",
+        };
+        self.screen.note(&format!("{} joins{limits}", machine.node));
+        Ok(())
     }
 
     async fn arrive(&mut self, arrivals: Vec<StoryPod>) -> Result<()> {
@@ -430,6 +448,7 @@ impl Play {
             self.screen.news(&news);
         }
         let gpus = self.gpus();
+        self.share_time(&gpus);
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let violations = invariant_violations(&gpus, &pods);
@@ -526,6 +545,7 @@ impl Play {
             kept_grants: self.kept_grants,
             left_ahead: self.left_ahead,
             ended_by_driver: self.ended_by_driver,
+            kept_latencies: self.kept_latencies,
             taken_back: lending.taken_back.get(),
             start_times: None,
             violations: self.violations.clone(),

@@ -3,7 +3,7 @@
 use stowage_report::EngineState;
 use stowage_scheduling::ids::{NodeName, PodUid};
 use stowage_scheduling::policy::TelemetryRules;
-use stowage_scheduling::units::Moment;
+use stowage_scheduling::units::{Micros, Moment};
 use stowage_scheduling::vocabulary::node_reading::EngineLoad;
 use stowage_server::extender::reports::Board;
 
@@ -38,6 +38,13 @@ pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<ReportedEngines> 
 /// The number of a node's latest report.
 pub fn sequence(board: &Board, node: &NodeName) -> Option<u64> {
     board.latest(node).map(|latest| latest.report.sequence)
+}
+
+/// The mean time per token of this pod's engine of late.
+pub fn time_per_token(board: &Board, node: &str, pod: &PodUid) -> Option<Micros> {
+    let report = board.latest(&NodeName::parse(node).ok()?)?.report;
+    let engine = report.engines.iter().find(|engine| engine.pod == *pod)?;
+    Some(engine.time_per_token?.mean)
 }
 
 /// Whether the agent has seen this pod's engine serve, and its figures.

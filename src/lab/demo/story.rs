@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use stowage_kubernetes_objects::PLAN_GATE;
 use stowage_policy_file::with_digest;
-use stowage_scheduling::policy::{ModelRules, Policy, SleepingRule, UnusedRule};
+use stowage_scheduling::policy::{Class, ModelRules, Policy, SleepingRule, UnusedRule};
 use stowage_scheduling::units::Millis;
 use stowage_scheduling::vocabulary::classification::Isolation;
 
@@ -39,7 +39,7 @@ pub(crate) const MACHINES: [DemoMachine; 3] = [
     },
 ];
 
-/// It joins late, and its driver keeps limits.
+/// Joins late, and its driver keeps limits.
 pub(crate) const LIMITED_MACHINE: DemoMachine = DemoMachine {
     node: "node-d",
     model: "NVIDIA-H100-80GB-HBM3",
@@ -48,22 +48,41 @@ pub(crate) const LIMITED_MACHINE: DemoMachine = DemoMachine {
     models: &[],
 };
 
-/// Its taint: pods of earlier chapters that wait stay away.
-const LIMITED_TAINT: &str = "demo.stowage.dev/limited";
+/// Joins last.
+const LATENCY_MACHINE: DemoMachine = DemoMachine {
+    node: "node-e",
+    gpu_count: 1,
+    ..LIMITED_MACHINE
+};
 
-/// Its Node object: gpu-fractioning is ready there.
-pub(crate) fn limited_node() -> Value {
-    let mut node = LIMITED_MACHINE.node_object();
-    node["metadata"]["annotations"] = json!({vram::KEEPS_LIMITS: "true"});
-    node["spec"]["taints"] = json!([{"key": LIMITED_TAINT, "effect": "NoSchedule"}]);
-    node["status"]["conditions"] =
-        json!([{"type": "gpu-fractioning.nvidia.com/Ready", "status": "True"}]);
+/// The taint of machines that join late: pods of earlier chapters that wait stay away.
+const LATE_TAINT: &str = "demo.stowage.dev/late";
+/// By it the pods of late machines find theirs.
+const HOST_NAME: &str = "kubernetes.io/hostname";
+
+/// The Node object of a machine that joins late. Where the driver keeps limits, gpu-fractioning is ready.
+pub(crate) fn late_node(machine: DemoMachine) -> Value {
+    let mut node = machine.node_object();
+    node["metadata"]["labels"] = json!({HOST_NAME: machine.node});
+    node["spec"]["taints"] = json!([{"key": LATE_TAINT, "effect": "NoSchedule"}]);
+    if machine.node == LIMITED_MACHINE.node {
+        node["metadata"]["annotations"] = json!({vram::KEEPS_LIMITS: "true"});
+        node["status"]["conditions"] =
+            json!([{"type": "gpu-fractioning.nvidia.com/Ready", "status": "True"}]);
+    }
     node
 }
 
 /// Priorities for preemption: a negative one says "evict me first".
-pub(crate) const PRIORITY_CLASSES: [(&str, i64); 2] =
-    [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
+pub(crate) const PRIORITY_CLASSES: [(&str, i64); 3] = [
+    ("stowage-opportunistic", -1000),
+    ("stowage-serving", 1000),
+    (INTERACTIVE, 2000),
+];
+
+/// A class, and its PriorityClass: its engines take no longer for a token.
+const INTERACTIVE: &str = "interactive";
+pub(crate) const TIME_PER_TOKEN_LIMIT: Millis = Millis(15);
 
 /// More requests than an engine can handle: its KV cache is almost full, and requests wait.
 pub(crate) const OVERLOAD: FakeEngineLoad = FakeEngineLoad {
@@ -104,8 +123,8 @@ pub(crate) enum StoryStep {
         jobs: Vec<StoryPod>,
         asks_first: bool,
     },
-    /// The machine whose driver keeps limits joins; ends when its agent reports.
-    Join,
+    /// A machine joins; ends when its agent reports.
+    Join(DemoMachine),
     /// An engine allocates more than its grant, starts again with what it needs, and its neighbour allocates all of its grant.
     AllocateBeyondGrant {
         engine: &'static str,
@@ -117,6 +136,11 @@ pub(crate) enum StoryStep {
     TakeBack {
         engine: &'static str,
         first_gib: u64,
+    },
+    /// An engine gets requests. Its neighbor, whose class limits the time per token, takes longer than that, and then no longer again.
+    Crowd {
+        busy: &'static str,
+        slowed: &'static str,
     },
     /// Prints how long this pod's model would take to answer on each node.
     PredictStart(StoryPod),
@@ -136,8 +160,10 @@ pub(crate) struct StoryPod {
     /// Milliseconds that it takes to terminate, and for which its processes then keep their memory; without an
     /// annotation if `None`.
     termination_millis: Option<(u32, u32)>,
-    /// For the node with limits, where it has so much when it starts.
-    limited_gib: Option<u64>,
+    /// The machine that it is for, if that joins late.
+    late_machine: Option<&'static str>,
+    /// What it has of its VRAM when it starts; all of it if `None`.
+    allocated_gib: Option<u64>,
     /// The load of its engine; `None` for a job, which has none.
     pub load: Option<FakeEngineLoad>,
 }
@@ -277,7 +303,8 @@ pub(crate) fn chapters() -> Vec<Chapter> {
 /// On the node whose driver keeps limits.
 pub(crate) fn chapters_on_limits() -> [Chapter; 2] {
     let limited = |gib, pod: StoryPod| StoryPod {
-        limited_gib: Some(gib),
+        late_machine: Some(LIMITED_MACHINE.node),
+        allocated_gib: Some(gib),
         ..pod
     };
     let job = |name, count, gib| {
@@ -291,7 +318,7 @@ pub(crate) fn chapters_on_limits() -> [Chapter; 2] {
             title: "An engine with a wrong flag, where the driver keeps limits",
             text: "It allocates more than it was granted. That fails in its container alone; its neighbour gets all of its grant.",
             steps: vec![
-                StoryStep::Join,
+                StoryStep::Join(LIMITED_MACHINE),
                 StoryStep::Arrive(vec![
                     limited(20, serving("assistant", 30, 40)),
                     limited(20, serving("summarizer", 60, 20)),
@@ -319,8 +346,37 @@ pub(crate) fn chapters_on_limits() -> [Chapter; 2] {
     ]
 }
 
+/// On a node of its own: engines share its time.
+pub(crate) fn chapter_on_latency() -> Chapter {
+    let on_machine = |pod: StoryPod| StoryPod {
+        late_machine: Some(LATENCY_MACHINE.node),
+        kv_gib: Some(pod.vram_gib / 2),
+        ..pod
+    };
+    let chat = StoryPod {
+        priority_class: INTERACTIVE,
+        ..serving("chat", 20, 10)
+    };
+    let jobs = opportunistic("reindex", 1, 24);
+    Chapter {
+        title: "A neighbor gets busy, and a token takes longer",
+        text: "There is room for all in VRAM and KV cache. But chat's class limits its time per token: what can leave, leaves.",
+        steps: vec![
+            StoryStep::Join(LATENCY_MACHINE),
+            StoryStep::Arrive(vec![on_machine(chat)]),
+            StoryStep::Arrive(vec![on_machine(serving("code", 24, 0))]),
+            StoryStep::Arrive(jobs.into_iter().map(on_machine).collect()),
+            StoryStep::Crowd {
+                busy: "code",
+                slowed: "chat",
+            },
+        ],
+    }
+}
+
 /// The default policy, under which serving pods lend while they sleep, all pods have limits where the driver keeps them, serving pods
-/// lend there while they are awake, and llama-8b keeps two replicas, as fast as a short story needs it.
+/// lend there while they are awake, llama-8b keeps two replicas, and interactive pods a time per token, as fast as a short story needs
+/// it.
 pub fn policy() -> Result<Policy> {
     let mut classes = Policy::default().classes().to_vec();
     for class in &mut classes {
@@ -329,7 +385,17 @@ pub fn policy() -> Result<Policy> {
             (class.sleeping, class.unused) = (SleepingRule::Lend, UnusedRule::Lend);
         }
     }
+    let mut interactive = Class {
+        engine: true,
+        max_time_per_token: Some(TIME_PER_TOKEN_LIMIT),
+        ..Class::new(INTERACTIVE)
+    };
+    interactive.matches.priority_classes = vec![INTERACTIVE.into()];
+    classes.insert(0, interactive);
     let mut policy = Policy::default().with_classes(classes)?;
+    if let Some(pressure) = &mut policy.planning.pressure {
+        pressure.evict_after = Millis::seconds(2);
+    }
     policy.planning.lending.after = Millis::seconds(1);
     policy.planning.lending.unused_after = Millis::seconds(1);
     policy.autoscaling.scale_down.window = Millis::seconds(1);
@@ -360,7 +426,8 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> StoryPod {
         gpu_count: 1,
         is_exclusive: false,
         is_planned: false,
-        limited_gib: None,
+        late_machine: None,
+        allocated_gib: None,
         termination_millis: None,
         priority_class: "stowage-serving",
         load: Some(load),
@@ -418,16 +485,19 @@ impl StoryPod {
         if let Some(port) = port {
             annotations["stowage.dev/metrics-port"] = port.to_string().into();
         }
-        if let Some(gib) = self.limited_gib {
+        if let Some(gib) = self.allocated_gib {
             annotations[vram::ALLOCATED] = (gib << 30).to_string().into();
         }
         if let Some((takes, memory_stays)) = self.termination_millis {
             annotations[termination::TERMINATION_MILLIS] = takes.to_string().into();
             annotations[termination::MEMORY_DELAY_MILLIS] = memory_stays.to_string().into();
         }
-        let tolerations: &[Value] = match self.limited_gib {
-            Some(_) => &[json!({"key": LIMITED_TAINT, "operator": "Exists"})],
-            None => &[],
+        let late = json!([{"key": LATE_TAINT, "operator": "Exists"}]);
+        let (tolerations, node_selector) = match self.late_machine {
+            // A job that can run on one node only is not evicted from it: it would be back at once.
+            Some(_) if self.load.is_none() => (late, json!({})),
+            Some(node) => (late, json!({HOST_NAME: node})),
+            None => (json!([]), json!({})),
         };
         let gates: &[Value] = if self.is_planned {
             &[json!({"name": PLAN_GATE})]
@@ -441,6 +511,7 @@ impl StoryPod {
                 "schedulerName": "stowage",
                 "schedulingGates": gates,
                 "tolerations": tolerations,
+                "nodeSelector": node_selector,
                 "priorityClassName": self.priority_class,
                 "terminationGracePeriodSeconds": 3,
                 "containers": [{

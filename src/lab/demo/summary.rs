@@ -38,6 +38,8 @@ pub struct Summary {
     pub(crate) ended_by_driver: usize,
     /// Engines that took back what they lent awake, as Stowage counted them.
     pub(crate) taken_back: u64,
+    /// Engines that a busy neighbor slowed beyond their class's limit on latency, and that keep it since a job was evicted.
+    pub(crate) kept_latencies: usize,
     /// How well start times are predicted.
     pub(crate) start_times: Option<StartTimesTable>,
     /// Broken invariants; empty if all held.
@@ -90,6 +92,10 @@ impl Summary {
             "Allocations beyond a grant that took nothing from a neighbour: {}. Jobs that left an awake engine's VRAM ahead: {}; ended by the driver \
              for it: {} (loans taken back: {}).",
             self.kept_grants, self.left_ahead, self.ended_by_driver, self.taken_back
+        ));
+        lines.push(format!(
+            "Engines that a busy neighbor slowed beyond their limit, and that keep it since a job was evicted: {}.",
+            self.kept_latencies
         ));
         lines.extend(self.start_times.iter().flat_map(StartTimesTable::lines));
         lines.push(verdict);

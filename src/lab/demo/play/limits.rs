@@ -1,21 +1,11 @@
 //! Engines whose VRAM the driver keeps: one that allocates more than its grant, and one that lends while it is awake.
 
 use super::Play;
-use crate::demo::story;
 use crate::demo::vram::{self, Allocation};
 use anyhow::{Context, Result};
 use stowage_scheduling::units::Bytes;
 
 impl Play {
-    pub(super) async fn join_limited_machine(&mut self) -> Result<()> {
-        let machine = story::LIMITED_MACHINE;
-        self.setup.join(machine, story::limited_node()).await?;
-        let node = machine.node;
-        self.screen
-            .note(&format!("{node} joins: its driver keeps VRAM limits"));
-        Ok(())
-    }
-
     /// An engine allocates more than its grant. It starts again, and its neighbour allocates all of its own.
     pub(super) fn allocate_beyond_grant(
         &mut self,
@@ -117,6 +107,7 @@ mod tests {
     use super::*;
     use crate::demo::screen::Screen;
     use crate::demo::setup::Setup;
+    use crate::demo::story;
     use crate::demo::story::StoryStep;
     use serde_json::json;
 
@@ -129,7 +120,7 @@ mod tests {
             .into_iter()
             .flat_map(|chapter| chapter.steps)
         {
-            let joins = matches!(step, StoryStep::Join);
+            let joins = matches!(step, StoryStep::Join(_));
             play.play_step(step).await.unwrap();
             if joins && !has_driver {
                 let without = json!({"metadata": {"annotations": {vram::KEEPS_LIMITS: null}}});
