@@ -354,8 +354,8 @@ fn it_says_of_the_demos_lender_borrower_and_slowed_engine_what_they_have() {
     let slowed = command(&["chat", "--server", &demo.operators]);
     let slowed = words(&String::from_utf8(slowed.stdout).unwrap());
     for part in [
-        "interactive, 20.0 GiB, priority 2000, 12.0 ms of 15.0 ms a token, has requests 100 % of the time)",
-        "serving, 24.0 GiB, priority 1000, 14.0 ms a token, has requests 100 % of the time)",
+        "interactive, 20.0 GiB, priority 2000, 12.0 ms of 15.0 ms a token (12.0 ms expected), has requests 100 % of the time)",
+        "serving, 24.0 GiB, priority 1000, 14.0 ms a token (13.7 ms expected), has requests 100 % of the time)",
     ] {
         assert!(slowed.contains(part), "{part}\nis not in\n{slowed}");
     }

@@ -6,7 +6,7 @@ use crate::served::{
 };
 use serde_json::{Value, json};
 use stowage_scheduling::control_loop::PodEventReason;
-use stowage_scheduling::units::Bytes;
+use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::classification::Isolation;
 use stowage_server::service::Tenure;
 
@@ -486,6 +486,36 @@ fn a_pod_whose_limit_is_not_in_force_is_told_after_three_reports_in_a_row() {
     };
     never(Isolation::Preferred, None);
     never(Isolation::None, written);
+}
+
+#[test]
+fn an_engine_that_keeps_its_limit_beside_nobody_is_told_once() {
+    let engine = bound_on(pod("engine", "40Gi"), "node-a", &[0], 40 << 30);
+    let mut cluster = ServedCluster::with_gpus(&[("node-a", 1)]).with([engine]);
+    let mut classes = cluster.policy.classes().to_vec();
+    for class in &mut classes {
+        (class.engine, class.max_time_per_token) = (true, Some(Millis(40)));
+    }
+    cluster.policy = cluster.policy.with_classes(classes).unwrap();
+    let served = cluster.serve();
+    for sequence in 2..5 {
+        let report = edited(report("node-a", "boot", sequence, 1), |report| {
+            report["engines"] = json!([{
+                "pod": "uid-engine", "gpus": ["GPU-node-a-0"], "engine": "vllm", "state": "serving", "ageMillis": 0,
+                "timePerToken": {"meanMicros": 62_000},
+            }]);
+        });
+        assert_eq!(served.report(report).json()["accepted"], 1);
+    }
+    let events = served.events();
+    let [(name, PodEventReason::LatencyLimitTooLow, text), ..] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(name, "engine");
+    assert!(
+        text.contains("takes 62.0 ms for a token on node-a, and its class allows 40.0 ms"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub enum PodEventReason {
     OverGrant,
     /// The driver lets its containers have more VRAM of a GPU than its Binding wrote as their limits.
     LimitNotKept,
+    /// Its engine takes longer for a token than its class allows, beside nobody.
+    LatencyLimitTooLow,
     /// What it was granted is another part of one GPU than of another, and its engine is told the smallest.
     UnevenGpus,
     /// A container's name is too long for the annotation that names its GPUs to NVIDIA's NRI plugin.

@@ -604,6 +604,9 @@ pub struct OccupantPart {
 pub struct OccupantLatencyPart {
     /// `None` if it is unknown: it had no request, or does not say it.
     pub time_per_token_micros: Option<Micros>,
+    /// What it is expected to take beside those that have work now; `None` if that is unknown, or no class has limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_time_per_token_micros: Option<Micros>,
     pub max_time_per_token_micros: Option<Micros>,
     pub time_to_first_token_micros: Option<Micros>,
     pub max_time_to_first_token_micros: Option<Micros>,

@@ -617,6 +617,7 @@ fn occupant(
             let limits = facts.policy.class(gpu_occupant.class).latency_limits();
             OccupantLatencyPart {
                 time_per_token_micros: latency.time_per_token,
+                expected_time_per_token_micros: gpu_occupant.expected_time_per_token,
                 max_time_per_token_micros: limits.time_per_token,
                 time_to_first_token_micros: latency.time_to_first_token,
                 max_time_to_first_token_micros: limits.time_to_first_token,

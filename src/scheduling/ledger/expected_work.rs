@@ -3,8 +3,9 @@
 //! its weights take to read. Where nothing is known, nothing better is expected than work all the time.
 
 use super::Ledger;
+use super::node_state::NodeState;
 use crate::ids::{ModelId, NodeName, PodUid};
-use crate::units::{Millis, Moment, Percent};
+use crate::units::{Micros, Millis, Moment, Percent};
 use crate::vocabulary::demand::Demand;
 use crate::vocabulary::latency::ExpectedWork;
 use serde::{Deserialize, Serialize};
@@ -175,14 +176,51 @@ impl Ledger {
         }
     }
 
-    /// The demand by which the pod is placed: whether it may borrow, and what is expected of it.
-    pub(crate) fn for_placing(&self, uid: &PodUid, demand: Demand) -> Demand {
+    /// What is expected of a pod by others of its model.
+    fn expected_work(&self, demand: &Demand) -> ExpectedWork {
         let model = demand.model.as_ref().filter(|_| demand.terms.engine);
         let model = model.filter(|_| self.policy.has_latency_limits());
         let namespace = &demand.traits.namespace;
         let expected = model.map(|model| self.model_work.expected(namespace, model, self.now));
+        expected.unwrap_or_default()
+    }
+
+    /// What an engine is expected to take for a token beside those that have work now; `None` if that is unknown, or no class has limits.
+    pub(super) fn expected_time_per_token(
+        &self,
+        node_state: &NodeState,
+        uid: &PodUid,
+        demand: &Demand,
+    ) -> Option<Micros> {
+        let has_limits = self.policy.has_latency_limits() && demand.terms.engine;
+        let node_state = has_limits.then_some(node_state)?;
+        node_state.expected_time_per_token(uid, self.expected_work(demand))
+    }
+
+    /// Engines of a node that beside nobody take longer for a token than their class allows, by more than a tenth: what they take, and
+    /// the limit.
+    pub fn engines_beyond_limits_alone(
+        &self,
+        node: &NodeName,
+    ) -> impl Iterator<Item = (PodUid, Micros, Micros)> {
+        let has_limits = self.policy.has_latency_limits();
+        let node_state = self.node_states.get(node).filter(|_| has_limits);
+        node_state.into_iter().flat_map(|node_state| {
+            let reading = node_state.believed_reading();
+            let latencies = reading.into_iter().flat_map(|reading| &reading.latencies);
+            latencies.filter_map(|latency| {
+                let alone = node_state.time_per_token_alone(latency)?;
+                let class = self.pod_states.get(&latency.pod)?.demand.class;
+                let limit = self.policy.class(class).latency_limits().time_per_token?;
+                (alone.0 / 11 > limit.0 / 10).then(|| (latency.pod.clone(), alone, limit))
+            })
+        })
+    }
+
+    /// The demand by which the pod is placed: whether it may borrow, and what is expected of it.
+    pub(crate) fn for_placing(&self, uid: &PodUid, demand: Demand) -> Demand {
         Demand {
-            expected: expected.unwrap_or_default(),
+            expected: self.expected_work(&demand),
             ..self.as_borrower(uid, demand)
         }
     }

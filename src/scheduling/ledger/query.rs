@@ -11,7 +11,7 @@ use super::pod_state::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::placing::fit::fit;
 use crate::policy::{Policy, Pool};
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Bytes, Micros, Millis, Moment};
 use crate::vocabulary::classification::ClassId;
 use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::gpu::{ClassExclusion, Gpu, GpuSet};
@@ -298,6 +298,8 @@ pub struct Occupant {
     pub loan: Option<LoanStage>,
     /// How long the requests of its engines take, as its agent last said; `None` if it does not.
     pub latency: Option<EngineLatency>,
+    /// What a token is expected to take beside those that have work now.
+    pub expected_time_per_token: Option<Micros>,
 }
 
 /// How an occupant occupies GPUs.
@@ -398,11 +400,14 @@ impl Ledger {
             let loan = self.loan_stage(node_state, pod_state, uid);
             let reading = node_state.believed_reading();
             let latency = reading.and_then(|reading| reading.latency_of(uid)).cloned();
+            let expected_time_per_token =
+                self.expected_time_per_token(node_state, uid, &pod_state.demand);
             presences(pod_state).map(move |presence| Occupant {
                 over_grant,
                 is_unread,
                 loan,
                 latency: latency.clone(),
+                expected_time_per_token,
                 ..occupant(uid, pod_state, presence)
             })
         })
@@ -442,6 +447,7 @@ fn occupant(
         is_unread: false,
         loan: None,
         latency: None,
+        expected_time_per_token: None,
     }
 }
 

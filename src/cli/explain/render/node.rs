@@ -487,7 +487,7 @@ fn occupant_text(occupant: &OccupantPart) -> String {
     )
 }
 
-/// `, 14.0 ms a token of 40.0 ms, first token after 310.0 ms, has requests 60 % of the time`.
+/// `, 14.0 ms of 40.0 ms a token (13.8 ms expected), first token after 310.0 ms, has requests 60 % of the time`.
 fn latency_text(latency: OccupantLatencyPart) -> String {
     let of = |value: Option<Micros>, limit: Option<Micros>| match (value, limit) {
         (Some(value), Some(limit)) => Some(format!("{value} of {limit}")),
@@ -503,8 +503,12 @@ fn latency_text(latency: OccupantLatencyPart) -> String {
         latency.time_to_first_token_micros,
         latency.max_time_to_first_token_micros,
     );
+    let expected = latency
+        .expected_time_per_token_micros
+        .map(|expected| format!(" ({expected} expected)"))
+        .unwrap_or_default();
     let parts = [
-        per_token.map(|text| format!(", {text} a token")),
+        per_token.map(|text| format!(", {text} a token{expected}")),
         first.map(|text| format!(", first token after {text}")),
         latency
             .busy_percent

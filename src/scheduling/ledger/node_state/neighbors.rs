@@ -99,21 +99,42 @@ impl NodeState {
     pub(crate) fn time_per_token_alone(&self, latency: &EngineLatency) -> Option<Micros> {
         let measured = latency.time_per_token?;
         let resident = self.resident_of(&latency.pod)?;
-        let index = resident.gpus.iter().next()?;
-        let others = || {
-            let here = self.residents().iter();
-            here.filter(|one| one.gpus.contains(index) && one.uid != resident.uid)
-        };
-        if !others().all(|other| self.is_measured(other)) {
+        if !self.beside(resident).all(|other| self.is_measured(other)) {
             return None;
         }
         let beside = NeighborRoom {
-            busy: self.busy(others()),
+            busy: self.busy(self.beside(resident)),
             ..NeighborRoom::EMPTY
         };
         // Of a second: the factor is the same for all.
         let factor = beside.beside_all(Micros(1_000_000)).0;
         Some(Micros(measured.0.saturating_mul(1_000_000) / factor))
+    }
+
+    /// What a token is expected to take beside those that have work now, by what engines of its model take; `None` for a GPU whose speed
+    /// is not known.
+    pub(in crate::ledger) fn expected_time_per_token(
+        &self,
+        pod: &PodUid,
+        expected: ExpectedWork,
+    ) -> Option<Micros> {
+        let resident = self.resident_of(pod)?;
+        let beside = NeighborRoom {
+            busy: self.busy(self.beside(resident)),
+            micros_per_gib: micros_per_gib(&self.devices[resident.gpus.iter().next()?]),
+            ..NeighborRoom::EMPTY
+        };
+        let alone = beside.step_alone(expected, resident.weights_per_gpu)?;
+        Some(beside.beside_all(alone))
+    }
+
+    /// The others on a pod's first GPU.
+    fn beside(&self, resident: &ResidentPod) -> impl Iterator<Item = &ResidentPod> {
+        let index = resident.gpus.iter().next();
+        let here = self.residents().iter();
+        here.filter(move |one| {
+            index.is_some_and(|index| one.gpus.contains(index)) && one.uid != resident.uid
+        })
     }
 
     /// How long the steps of a pod's engine take beside nobody, in per cent of what its weights take to read; `None` if that is not

@@ -272,6 +272,7 @@ fn apply(
         (before.filter(is_other), present, ended.unwrap_or_default())
     };
     pod_warnings::warn_of_loans_ended_unasked(extender, node, ended_unasked);
+    pod_warnings::warn_of_low_latency_limits(extender, node);
     if let Some(before) = before {
         pod_warnings::warn_of_lost_gpus(extender, &before, report, lost_after);
     }

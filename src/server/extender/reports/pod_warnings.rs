@@ -146,6 +146,33 @@ pub(crate) fn warn_of_loans_ended_unasked(
     }
 }
 
+/// Records Events on pods whose engines alone do not keep the time per token of their class.
+pub(crate) fn warn_of_low_latency_limits(extender: &Extender, node: &NodeName) {
+    if !extender.state.leadership.is_leading() {
+        return;
+    }
+    let beyond: Vec<_> = {
+        let cluster = extender.state.cluster();
+        cluster.ledger().engines_beyond_limits_alone(node).collect()
+    };
+    for (uid, alone, limit) in beyond {
+        let Some(entry) = bound_to(extender, node, &uid) else {
+            continue;
+        };
+        let text = format!(
+            "Beside no other pod its engine takes {alone} for a token on {node}, and its class allows {limit} (maxTimePerToken): no \
+             eviction helps. Raise the limit, or give the pod faster GPUs, or more of them."
+        );
+        record_event(
+            extender,
+            uid,
+            &entry,
+            PodEventReason::LatencyLimitTooLow,
+            text,
+        );
+    }
+}
+
 /// Reports in a row before this one that make it believed: a container may be read while its limits are being set.
 const UNKEPT_BEFORE: u32 = 2;
 

@@ -296,6 +296,51 @@ fn an_engine_goes_where_it_keeps_its_own_limit() {
     );
 }
 
+#[test]
+fn what_an_engine_takes_is_shown_beside_what_is_expected_and_a_limit_it_keeps_nowhere_is_told() {
+    let mut cluster = LedgerCluster::empty(limited());
+    let device = Device {
+        model: crate::ids::GpuModel::parse("NVIDIA-H100-80GB-HBM3").unwrap(),
+        ..crate::testkit::whole_gpu(gpu_at("n", 0), 0, Bytes::gib(80))
+    };
+    cluster.add_node("n", vec![device]);
+    cluster.add_running("engine", ("n", 0), engine(), None, Default::default());
+    let beyond = |cluster: &LedgerCluster| {
+        let name = node("n");
+        let beyond = cluster.ledger().engines_beyond_limits_alone(&name);
+        beyond
+            .map(|(_, alone, limit)| (alone.0, limit.0))
+            .collect::<Vec<_>>()
+    };
+    let expected = |cluster: &LedgerCluster| {
+        let occupants = cluster.ledger().occupants_of(&node("n"));
+        occupants[0].expected_time_per_token.unwrap().0
+    };
+    // A limit of 40 ms; a tenth more is no reason to speak.
+    for (takes, told) in [(40, vec![]), (44, vec![]), (46, vec![(46_000, 40_000)])] {
+        read(&mut cluster, vec![latency(Some(takes), 100)]);
+        assert_eq!(beyond(&cluster), told, "{takes} ms");
+    }
+    // 30 GiB at 377 us, and 1.5 ms; its model has been seen to take up to four times as long.
+    (0..40).for_each(|_| read(&mut cluster, vec![latency(Some(26), 100)]));
+    let alone = expected(&cluster);
+    assert!((24_000..28_000).contains(&alone), "{alone} us");
+    cluster.add_running(
+        "job",
+        ("n", 0),
+        Demand {
+            model: None,
+            ..engine()
+        },
+        None,
+        Default::default(),
+    );
+    // It is not known to be without work, so it counts as one that always works; what was measured was measured without it.
+    read(&mut cluster, vec![latency(Some(90), 100)]);
+    assert_eq!(expected(&cluster), alone * 2 * 1136 / 1000);
+    assert_eq!(beyond(&cluster), []);
+}
+
 /// Engines of three models, whose true steps are up to three times off what their weights take to read, join GPUs whose engines are
 /// busy for different shares of the time. Returns by how much each prediction was off, in per cent.
 fn errors_of_joins(seed: u64) -> Vec<u64> {
