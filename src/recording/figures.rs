@@ -16,17 +16,18 @@ impl Figures {
             + reading.engines.len()
             + reading.in_flight.len()
             + 3 * reading.latencies.len()
+            + 2 * reading.activities.len()
             + reading.gpus.iter().map(gpus).sum::<usize>();
         let mut figures = Vec::with_capacity(count);
+        let percent =
+            |percent: Option<Percent>| encode_optional(percent.map(|one| one.get().into()));
         figures.push(reading.sampled.0);
         figures.extend(reading.engines.iter().map(|engine| engine.observed_at.0));
         for gpu in &reading.gpus {
             let load = gpu.engine_load;
             figures.push(encode_optional(gpu.used.map(|used| used.0))?);
             figures.extend(gpu.attributed.iter().map(|(_, used)| used.0));
-            figures.push(encode_optional(
-                load.kv_cache.map(|percent| percent.get().into()),
-            )?);
+            figures.push(percent(load.kv_cache)?);
             figures.push(encode_optional(load.queue.map(u64::from))?);
             figures.push(u64::from(load.partial) | u64::from(load.preempting) << 1);
         }
@@ -36,11 +37,16 @@ impl Figures {
                 .iter()
                 .map(|(_, requests)| u64::from(*requests)),
         );
+        for (_, activity) in &reading.activities {
+            for one in activity.percents() {
+                figures.push(percent(one)?);
+            }
+        }
         for latency in &reading.latencies {
             let micros = |latency: Option<Micros>| encode_optional(latency.map(|one| one.0));
             figures.push(micros(latency.time_per_token)?);
             figures.push(micros(latency.time_to_first_token)?);
-            figures.push(encode_optional(latency.busy.map(|busy| busy.get().into()))?);
+            figures.push(percent(latency.busy)?);
         }
         Some(Self(figures))
     }
@@ -91,6 +97,10 @@ impl Figures {
         for (_, requests) in &mut reading.in_flight {
             *requests = u32::try_from(figures.next()?).ok()?;
         }
+        for (_, activity) in &mut reading.activities {
+            activity.sm_percent = decode_percent(figures.next()?)?;
+            activity.memory_bandwidth_percent = decode_percent(figures.next()?)?;
+        }
         for latency in &mut reading.latencies {
             latency.time_per_token = figures.next()?.checked_sub(1).map(Micros);
             latency.time_to_first_token = figures.next()?.checked_sub(1).map(Micros);
@@ -128,6 +138,12 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
             .in_flight
             .iter()
             .zip(&other.in_flight)
+            .all(|((one, _), (other, _))| one == other)
+        && one.activities.len() == other.activities.len()
+        && one
+            .activities
+            .iter()
+            .zip(&other.activities)
             .all(|((one, _), (other, _))| one == other)
         && one.latencies.len() == other.latencies.len()
         && one

@@ -20,7 +20,7 @@ use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::health::{AnswerAges, ComputeMode, Health};
 use stowage_scheduling::vocabulary::latency::Latency;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
-use stowage_scheduling::vocabulary::node_reading::NodeIsolation;
+use stowage_scheduling::vocabulary::node_reading::{GpuActivity, NodeIsolation};
 
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -83,6 +83,9 @@ pub struct GpuReport {
     /// Busy time in the last sample, in percent; 0 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization_percent: Option<u8>,
+    /// How busy it was since the report before; missing if the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<GpuActivity>,
     #[serde(default = "healthy")]
     pub health: Health,
     /// Why it is not healthy.

@@ -10,7 +10,7 @@ use stowage_scheduling::vocabulary::engine_model::{EngineModelState, EngineReadi
 use stowage_scheduling::vocabulary::latency::{EngineLatency, Latency};
 use stowage_scheduling::vocabulary::model_tier::{NodeModel, NodeModelSet};
 use stowage_scheduling::vocabulary::node_reading::{
-    EngineLoad, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod, VramLimit,
+    EngineLoad, GpuActivity, GpuReading, NodeReading, OverGrant, SleepState, UnreadPod, VramLimit,
 };
 
 impl NodeReport {
@@ -24,6 +24,7 @@ impl NodeReport {
             gpus: gpus
                 .map(|gpu| self.gpu_reading(gpu, &engine_loads))
                 .collect(),
+            activities: self.activities(),
             holdings: self.holdings(),
             engines: self.engine_readings(received),
             in_flight: self.in_flight(fresh),
@@ -36,6 +37,12 @@ impl NodeReport {
             unmeasured,
             limits: self.limits(),
         })
+    }
+
+    fn activities(&self) -> Vec<(GpuUuid, GpuActivity)> {
+        let gpus = self.gpus.iter().flatten();
+        gpus.filter_map(|gpu| Some((gpu.uuid.clone(), gpu.activity?)))
+            .collect()
     }
 
     fn over_grants(&self) -> Vec<OverGrant> {

@@ -196,7 +196,7 @@ impl Default for AgentMetrics {
 }
 
 /// The figures of each GPU.
-const FIGURES: [(&str, &str, Figure); 14] = [
+const FIGURES: [(&str, &str, Figure); 16] = [
     (
         "stowage_agent_gpu_vram_total_bytes",
         "VRAM of a GPU (DCGM_FI_DEV_FB_TOTAL).",
@@ -244,6 +244,18 @@ const FIGURES: [(&str, &str, Figure); 14] = [
         "Share of the last sample in which a kernel ran (DCGM_FI_DEV_GPU_UTIL). An engine is as busy with one request as with a \
          hundred: scale by KV cache and queue.",
         |one| Some(f64::from(one.gpu.utilization_percent?) / 100.0),
+    ),
+    (
+        "stowage_agent_gpu_sm_activity_ratio",
+        "Share of the time since the round before in which an SM of a GPU had work, on average over its SMs (DCGM_FI_PROF_SM_ACTIVE). \
+         Absent before Hopper and on MIG slices.",
+        |one| Some(f64::from(one.gpu.activity?.sm_percent?.get()) / 100.0),
+    ),
+    (
+        "stowage_agent_gpu_memory_bandwidth_ratio",
+        "Share of a GPU's memory bandwidth in use since the round before (DCGM_FI_PROF_DRAM_ACTIVE). Absent before Hopper and on MIG \
+         slices.",
+        |one| Some(f64::from(one.gpu.activity?.memory_bandwidth_percent?.get()) / 100.0),
     ),
     (
         "stowage_agent_gpu_temperature_celsius",

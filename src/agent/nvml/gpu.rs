@@ -210,6 +210,7 @@ impl GpuReader<'_> {
             reserved_bytes: memory.reserved,
             used_bytes: memory.used,
             utilization_percent: utilization.map(|rates| rates.gpu.min(100) as u8),
+            activity: None,
             health: Health::Healthy,
             health_reason: None,
             failing_millis: None,
@@ -328,7 +329,7 @@ pub fn numa_node(device: &Device<'_>, sys: &Path) -> Option<u32> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
+pub(crate) fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
     // A GPU with an invalid UUID cannot be reported, and cannot be distinguished from others.
     GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
 }

@@ -6,9 +6,11 @@
 //!
 //! - `session`: one opening of the library, and a sample through it. `gpu`: one GPU and its slices.
 //! - `compute_instance`: how those of one GPU instance share its memory.
+//! - `activity`: how busy a GPU's SMs and memory are, on a thread of its own.
 //! - `health`: what makes a GPU draining or lost. `xids`: the driver's error events, on a thread of their own.
 //! - `islands`: which GPUs reach each other over NVLink.
 
+mod activity;
 mod compute_instance;
 mod gpu;
 mod health;

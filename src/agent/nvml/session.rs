@@ -3,6 +3,7 @@
 //! Ends with the first error that concerns NVML as a whole. [`super::gpu`] reads one GPU; the parent decides when to open
 //! again.
 
+use super::activity::ActivityReader;
 use super::gpu::{self, GpuReader};
 use super::health::{GpuFault, GpuFaults};
 use super::xids::XidWatch;
@@ -13,6 +14,7 @@ use nvml_wrapper::{Device, Nvml as Library};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use stowage_report::{GpuReport, MissingPart, ReportPart};
 use stowage_scheduling::ids::GpuUuid;
 use stowage_scheduling::units::Moment;
@@ -24,6 +26,7 @@ pub(crate) struct Session {
     library: Arc<Library>,
     faults: GpuFaults,
     watch: Option<XidWatch>,
+    activity: Option<ActivityReader>,
     placements: BTreeMap<GpuUuid, GpuPlacement>,
 }
 
@@ -50,8 +53,10 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
             symbol: "nvmlShutdown".into(),
         });
     }
+    let library = Arc::new(library);
     Ok(Session {
-        library: Arc::new(library),
+        activity: ActivityReader::start(Arc::clone(&library)),
+        library,
         faults: GpuFaults::default(),
         watch: None,
         placements: BTreeMap::new(),
@@ -68,6 +73,10 @@ impl Session {
     ) -> Result<(Vec<GpuReport>, GpuSensors, Vec<MissingPart>), NvmlError> {
         let library = Arc::clone(&self.library);
         let count = library.device_count()?;
+        let asked_at = Instant::now();
+        self.activity
+            .iter()
+            .for_each(|activity| activity.ask(asked_at, count));
         let GpuHistory {
             last_reports: last, ..
         } = history;
@@ -108,6 +117,11 @@ impl Session {
         reports.sort_by_key(|gpu| gpu.index);
         last.retain(|index, _| *index < count);
         history.record_answers(&mut reports, &failures, now);
+        let activity = self.activity.as_ref();
+        let mut activities = activity.map_or(BTreeMap::new(), |reader| reader.answer(asked_at));
+        for report in &mut reports {
+            report.activity = activities.remove(&report.uuid);
+        }
         Ok((reports, sensors, missing))
     }
 

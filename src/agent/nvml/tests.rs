@@ -6,7 +6,9 @@ use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
 use stowage_report::{ProcessReport, ReportPart};
 use stowage_scheduling::ids::GpuUuid;
+use stowage_scheduling::units::Percent;
 use stowage_scheduling::vocabulary::health::{ComputeMode, Health};
+use stowage_scheduling::vocabulary::node_reading::GpuActivity;
 use tempfile::TempDir;
 
 struct NvmlFixture {
@@ -42,7 +44,7 @@ impl NvmlFixture {
     }
 
     /// Samples until the events that were played have been read.
-    fn until(&mut self, is_seen: impl Fn(&GpuSample) -> bool) -> GpuSample {
+    fn until(&mut self, mut is_seen: impl FnMut(&GpuSample) -> bool) -> GpuSample {
         let given_up = Instant::now() + Duration::from_secs(60);
         loop {
             let sample = self.sample();
@@ -387,6 +389,8 @@ fn an_optional_figure_is_left_out_on_any_error() {
         "nvmlDeviceGetRetiredPagesPendingStatus",
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetPciInfo_v3",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlGpmSampleGet",
     ];
     for function in optional {
         for code in [codes::NOT_SUPPORTED, codes::UNKNOWN, 4242] {
@@ -400,6 +404,96 @@ fn an_optional_figure_is_left_out_on_any_error() {
                 "{function} {code}"
             );
         }
+    }
+}
+
+/// With GPM, and these figures.
+fn measured(letter: &str, sm: &str, bandwidth: &str) -> ScriptedGpu {
+    ScriptedGpu {
+        gpm: Some([sm.into(), bandwidth.into()]),
+        ..gpu(letter)
+    }
+}
+
+fn activities(sample: &GpuSample) -> Vec<Option<[Option<u8>; 2]>> {
+    let percents = |activity: GpuActivity| activity.percents().map(|one| one.map(Percent::get));
+    let gpus = sample.gpus.iter();
+    gpus.map(|gpu| gpu.activity.map(percents)).collect()
+}
+
+#[test]
+fn how_busy_a_gpu_is_is_read_where_the_driver_says_it() {
+    let mut node = NvmlFixture::new(&script([
+        measured("a", "41.5", "70"),
+        measured("b", "0", "NaN"),
+        measured("c", "150", "-3"),
+        measured("d", "12", "-"),
+        gpu("e"),
+    ]));
+    let first = node.sample();
+    assert_eq!(activities(&first), [None; 5], "one sample says nothing");
+    let sample = node.until(|sample| sample.gpus[0].activity.is_some());
+    let expected = [
+        Some([Some(42), Some(70)]),
+        Some([Some(0), None]),
+        None,
+        Some([Some(12), None]),
+        None,
+    ];
+    assert_eq!(activities(&sample), expected);
+    assert_eq!(sample.missing, []);
+}
+
+#[test]
+fn how_busy_a_gpu_was_is_unknown_once_it_does_not_say_it() {
+    for function in [
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlGpmSampleGet",
+        "nvmlGpmMetricsGet",
+        "lost",
+    ] {
+        let mut node = NvmlFixture::new(&script([
+            measured("a", "40", "70"),
+            measured("b", "5", "6"),
+        ]));
+        node.until(|sample| sample.gpus.iter().all(|gpu| gpu.activity.is_some()));
+        let silent = ScriptedGpu {
+            lost: function == "lost",
+            refuse: [(function.to_string(), codes::UNKNOWN)].into(),
+            ..measured("a", "40", "70")
+        };
+        node.mock
+            .play(&script([silent, measured("b", "7", "8")]))
+            .unwrap();
+        let sample = node.until(|sample| {
+            sample.gpus[1].activity == GpuActivity::new(Percent::new(7), Percent::new(8))
+        });
+        assert_eq!(sample.gpus[0].activity, None, "{function}");
+        if function != "lost" {
+            assert_eq!(sample.gpus[0].health, Health::Healthy, "{function}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_without_gpm_says_all_else() {
+    for function in [
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlGpmSampleAlloc",
+        "nvmlGpmSampleFree",
+        "nvmlGpmSampleGet",
+        "nvmlGpmMetricsGet",
+    ] {
+        let gpus = script([measured("a", "40", "70")]);
+        let (mut old, mut new) = (NvmlFixture::new(&gpus), NvmlFixture::new(&gpus));
+        old.mock.remove_function(function).unwrap();
+        let sample = new.until(|sample| {
+            let of_old = old.sample();
+            assert_eq!(activities(&of_old), [None], "{function}");
+            assert_eq!(of_old.gpus[0].health, Health::Healthy, "{function}");
+            sample.gpus[0].activity.is_some()
+        });
+        assert_eq!(activities(&sample), [Some([Some(40), Some(70)])]);
     }
 }
 

@@ -44,7 +44,7 @@ const LINES_BELOW: u16 = 1;
 /// Answers that are older are marked: three intervals were missed.
 const OLD_AFTER_SECONDS: u64 = 4;
 
-const HELP: [&str; 15] = [
+const HELP: [&str; 16] = [
     "1 … 5, Tab      the views: nodes, GPUs, pods, pending, models",
     "↑ ↓ j k         one row",
     "PgUp PgDn       one page",
@@ -58,6 +58,7 @@ const HELP: [&str; 15] = [
     "ALLOCATED is what pods and reservations have of what pods may have.",
     "KV CACHE is that of the fullest engine, A TOKEN what the slowest one takes.",
     "QUEUE counts requests that wait.",
+    "SMS is the share of time in which SMs have work, MEM BW that of the memory's bandwidth.",
     "? is unknown: no agent reports it.",
     "Any key closes this.",
 ];

@@ -19,7 +19,7 @@ use stowage_scheduling::ledger::{OccupantPhase, SchedulingGate};
 use stowage_scheduling::units::{Bytes, Micros, Millis, Moment, Percent};
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::node::NodeKind;
-use stowage_scheduling::vocabulary::node_reading::Freshness;
+use stowage_scheduling::vocabulary::node_reading::{Freshness, GpuActivity};
 
 const NOW: Moment = Moment(100_000_000);
 
@@ -41,6 +41,10 @@ fn gpu(node: &str, index: u32, allocated: u64, kv: Option<u8>) -> FleetGpu {
         time_per_token_micros: kv
             .filter(|kv| *kv > 0)
             .map(|kv| Micros(u64::from(kv) * 200)),
+        activity: GpuActivity {
+            sm_percent: kv.and_then(Percent::new),
+            memory_bandwidth_percent: kv.and_then(|kv| Percent::new(kv / 2)),
+        },
         exclusive: false,
         starting: false,
     }

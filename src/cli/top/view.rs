@@ -114,12 +114,14 @@ const NODES: [Column; 8] = [
     right("PODS", 4),
     left("REPORT", 8, 7),
 ];
-const GPUS: [Column; 9] = [
+const GPUS: [Column; 11] = [
     left("NODE", 16, 10),
     right("GPU", 3),
     optional(left("MODEL", 21, 8)),
     left("HEALTH", 8, 8),
     optional(right("A TOKEN", 8)),
+    optional(right("SMS", 5)),
+    optional(right("MEM BW", 6)),
     left("ALLOCATED", 24, 13),
     left("KV CACHE", 12, 8),
     right("QUEUE", 5),
@@ -251,6 +253,7 @@ fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
     }
     node.gpus.iter().zip(pods).map(|(gpu, (pods, has_engine))| {
         let [kv_cache, queue] = engine_cells(std::iter::once(gpu), has_engine);
+        let [sms, bandwidth] = gpu.activity.percents().map(Cell::Percent);
         let health = match gpu.health {
             Health::Healthy if gpu.starting => "starting",
             Health::Healthy => "ok",
@@ -266,6 +269,8 @@ fn gpu_rows(node: &FleetNode) -> impl Iterator<Item = Vec<Cell>> {
                 true => Cell::Latency(gpu.time_per_token_micros),
                 false => Cell::Text("-".into()),
             },
+            sms,
+            bandwidth,
             Cell::Share {
                 part: gpu.allocated_bytes,
                 of: gpu.allocatable_bytes,

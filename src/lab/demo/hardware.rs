@@ -253,6 +253,7 @@ fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuRepo
         reserved_bytes: Bytes::ZERO,
         used_bytes: Some(used),
         utilization_percent: Some(utilization_percent(used, machine.gib_per_gpu)),
+        activity: None,
         health: Health::Healthy,
         health_reason: None,
         failing_millis: None,

@@ -1,7 +1,8 @@
 //! What an agent would have reported of a node whose pods are others than the recorded ones.
 //!
 //! VRAM that no pod has stays where it was. What a pod's processes use, and how busy its engine is, goes with the pod; the load of
-//! a GPU that several pods share cannot be told apart, and is unknown as soon as one of them is elsewhere.
+//! a GPU that several pods share cannot be told apart, and is unknown as soon as one of them is elsewhere. How busy its SMs and memory
+//! are, no decision asks: that is left out.
 
 use super::demand::RecordedDemand;
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,6 +126,7 @@ impl<'d> RecordedLoads<'d> {
         NodeReading {
             sampled: recorded.sampled,
             gpus,
+            activities: Vec::new(),
             holdings: recorded.holdings.clone(),
             engines: recorded
                 .engines

@@ -15,7 +15,7 @@ use crate::vocabulary::cluster_share::{TenantLimit, TenantUsage};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::Health;
 use crate::vocabulary::model_tier::ModelTier;
-use crate::vocabulary::node_reading::{Freshness, NodeIsolation};
+use crate::vocabulary::node_reading::{Freshness, GpuActivity, NodeIsolation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -488,6 +488,9 @@ pub struct GpuPart {
     /// What decisions count of that; `None` without a fresh report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_load: Option<EngineLoadPart>,
+    /// How busy it is, by a fresh report; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<GpuActivity>,
     /// How much of the time one more pod may have work, so that the engines here keep the limits of their classes; negative if as much
     /// has to leave before, and -32768 if that helps as little. `None` if any pod may come.
     #[serde(default, skip_serializing_if = "Option::is_none")]

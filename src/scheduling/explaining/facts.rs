@@ -20,7 +20,9 @@ use crate::vocabulary::demand::{Demand, Sharing};
 use crate::vocabulary::disruption_info::PodHealth;
 use crate::vocabulary::gpu::{Device, GpuSet, Health};
 use crate::vocabulary::node::Node;
-use crate::vocabulary::node_reading::{EngineLoad, Freshness, NodeIsolation};
+use crate::vocabulary::node_reading::{
+    EngineLoad, Freshness, GpuActivity, NodeIsolation, NodeReading,
+};
 use crate::vocabulary::smoothed_load::SmoothedLoad;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -254,6 +256,7 @@ pub struct NodeDetails {
     pub occupants: Vec<Occupant>,
     /// What was last read of the engines on each GPU, and what counts of it.
     engine_loads: Vec<(GpuUuid, EngineLoad, SmoothedLoad)>,
+    activities: Vec<(GpuUuid, GpuActivity)>,
     /// Why pods may not be evicted for the pod; a pod that is not listed may.
     keep_reasons: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
@@ -271,6 +274,9 @@ impl NodeDetails {
                 .and_then(|node_state| node_state.believed_reading()?.isolation),
             occupants: ledger.occupants_of(node),
             engine_loads: engine_loads(ledger, node),
+            activities: fresh_reading(ledger, node)
+                .map(|reading| reading.activities.clone())
+                .unwrap_or_default(),
             keep_reasons: BTreeMap::new(),
             devices: ledger
                 .node(node)
@@ -318,6 +324,12 @@ impl NodeDetails {
         found.map(|(_, reading, smoothed)| (*reading, *smoothed))
     }
 
+    /// How busy a GPU is; `None` if that is unknown, or without a fresh report.
+    pub fn activity(&self, gpu: &GpuUuid) -> Option<GpuActivity> {
+        let found = self.activities.iter().find(|(uuid, _)| uuid == gpu);
+        found.map(|(_, activity)| *activity)
+    }
+
     /// The pods on these `gpus` of `devices`; none, if the node has other devices by now.
     pub fn occupants_of<'a>(
         &'a self,
@@ -339,13 +351,13 @@ impl NodeDetails {
     }
 }
 
+fn fresh_reading<'l>(ledger: &'l Ledger, node: &NodeName) -> Option<&'l NodeReading> {
+    let is_fresh = ledger.node(node)?.freshness == Freshness::Fresh;
+    ledger.reading(node).filter(|_| is_fresh)
+}
+
 fn engine_loads(ledger: &Ledger, node: &NodeName) -> Vec<(GpuUuid, EngineLoad, SmoothedLoad)> {
-    let is_fresh = ledger
-        .node(node)
-        .is_some_and(|node| node.freshness == Freshness::Fresh);
-    let gpus = ledger
-        .reading(node)
-        .filter(|_| is_fresh)
+    let gpus = fresh_reading(ledger, node)
         .into_iter()
         .flat_map(|reading| &reading.gpus);
     gpus.filter_map(|gpu| {

@@ -22,7 +22,7 @@ use crate::vocabulary::classification::{ClassId, TenantId};
 use crate::vocabulary::demand::Sharing;
 use crate::vocabulary::gpu::{Device, Gpu, Health};
 use crate::vocabulary::node::{Node, NodeKind};
-use crate::vocabulary::node_reading::{Freshness, GpuReading};
+use crate::vocabulary::node_reading::{Freshness, GpuActivity, GpuReading};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -122,6 +122,9 @@ pub struct FleetGpu {
     /// From one output token of a request to the next on the slowest of its engines, over half a minute; `None` if it is unknown.
     #[serde(default)]
     pub time_per_token_micros: Option<Micros>,
+    /// How busy it is, by a fresh report.
+    #[serde(default)]
+    pub activity: GpuActivity,
     /// A pod has it for itself.
     pub exclusive: bool,
     /// An engine starts on it.
@@ -290,6 +293,10 @@ fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = Fl
             let latencies = on_it.filter_map(|resident| reading?.latency_of(&resident.uid));
             FleetGpu {
                 time_per_token_micros: latencies.filter_map(|one| one.time_per_token).max(),
+                activity: reading
+                    .filter(|_| node.freshness == Freshness::Fresh)
+                    .and_then(|reading| reading.activity_of(&device.uuid))
+                    .unwrap_or_default(),
                 ..fleet_gpu(gpu, device, measured(device), allocated)
             }
         })
@@ -326,6 +333,7 @@ fn fleet_gpu(
         kv_cache_percent: measured.and_then(|gpu| gpu.engine_load.occupancy()),
         queue: measured.and_then(|gpu| gpu.engine_load.queue),
         time_per_token_micros: None,
+        activity: GpuActivity::default(),
         exclusive: gpu.exclusive,
         starting: gpu.starting,
     }

@@ -485,6 +485,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, details: &NodeDetails) -> Ve
             queue: engine_reading.map_or(part.queue, |(reading, _)| reading.queue),
             engine_load: engine_reading
                 .map(|(_, smoothed)| engine_load(gpu, smoothed, facts, details)),
+            activity: details.activity(&device.uuid),
             wake: wake.filter(|_| part.chosen),
             gone: details.is_gone(device),
             ..part
@@ -554,6 +555,7 @@ fn gpu_part(
         kv_cache_percent: gpu.engine_load.kv_cache,
         queue: gpu.engine_load.queue,
         engine_load: None,
+        activity: None,
         room_percent: (gpu.neighbors.room < NeighborRoom::ALL).then_some(gpu.neighbors.room),
         expected_time_per_token_micros: expected_time_per_token(gpu, facts),
         starting: gpu.starting,

@@ -18,6 +18,9 @@ pub struct NodeReading {
     /// On the receiver's clock: when the report came, less the age its sender measured.
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
+    /// How busy GPUs are; only those of which the driver says it. No decision depends on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub activities: Vec<(GpuUuid, GpuActivity)>,
     pub holdings: NodeModelSet,
     /// Engines and their models, in order of their pods' UIDs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -113,6 +116,34 @@ pub struct GpuReading {
     /// What the processes of each pod have, in order of UID.
     pub attributed: Vec<(PodUid, Bytes)>,
     pub engine_load: EngineLoad,
+}
+
+/// How busy a GPU was, over the time between its last two samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuActivity {
+    /// The share of time in which an SM had work, on average over its SMs; `null` or missing if unknown.
+    pub sm_percent: Option<Percent>,
+    /// The share of its memory bandwidth; likewise.
+    pub memory_bandwidth_percent: Option<Percent>,
+}
+
+impl GpuActivity {
+    /// `None` if both are unknown.
+    pub fn new(
+        sm_percent: Option<Percent>,
+        memory_bandwidth_percent: Option<Percent>,
+    ) -> Option<Self> {
+        sm_percent.or(memory_bandwidth_percent)?;
+        Some(Self {
+            sm_percent,
+            memory_bandwidth_percent,
+        })
+    }
+
+    pub fn percents(self) -> [Option<Percent>; 2] {
+        [self.sm_percent, self.memory_bandwidth_percent]
+    }
 }
 
 /// How busy the engines on a GPU are.
@@ -224,6 +255,7 @@ impl NodeReading {
             + 2 * self.limits.len();
         size_of::<Self>()
             + self.gpus.len() * size_of::<GpuReading>()
+            + self.activities.len() * size_of::<(GpuUuid, GpuActivity)>()
             + self.engines.len() * (size_of::<EngineReading>() + 2 * TEXT)
             + self.holdings.approximate_bytes()
             + per_pod * (size_of::<OverGrant>() + TEXT)
@@ -238,6 +270,12 @@ impl NodeReading {
 
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// How busy the GPU is; `None` if the driver does not say.
+    pub fn activity_of(&self, gpu: &GpuUuid) -> Option<GpuActivity> {
+        let found = self.activities.iter().find(|(uuid, _)| uuid == gpu);
+        found.map(|(_, activity)| *activity)
     }
 
     /// Requests that the pod's engines work on; `None` if they do not say.

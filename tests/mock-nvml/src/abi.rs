@@ -36,7 +36,13 @@ pub const FIELD_REMAP_FAILURE: c_uint = 145;
 /// `NVML_VALUE_TYPE_UNSIGNED_INT`.
 pub const VALUE_UNSIGNED_INT: c_uint = 1;
 
-/// A device or event set: opaque to callers, and here never a pointer to anything.
+/// `NVML_GPM_METRIC_SM_UTIL` and `_DRAM_BW_UTIL`.
+pub const GPM_SM: c_uint = 2;
+pub const GPM_DRAM_BANDWIDTH: c_uint = 10;
+/// `NVML_GPM_SUPPORT_VERSION` and `NVML_GPM_METRICS_GET_VERSION`.
+pub const GPM_VERSION: c_uint = 1;
+
+/// A device, event set or sample: opaque to callers, and here never a pointer to anything.
 pub type Handle = usize;
 
 #[repr(C)]
@@ -95,6 +101,31 @@ pub struct NvmlEvent {
     pub data: c_ulonglong,
     pub gpu_instance: c_uint,
     pub compute_instance: c_uint,
+}
+
+#[repr(C)]
+pub struct GpmSupport {
+    pub version: c_uint,
+    pub is_supported: c_uint,
+}
+
+/// What is asked of two samples; `count` metrics follow it.
+#[repr(C)]
+pub struct GpmMetricsHeader {
+    pub version: c_uint,
+    pub count: c_uint,
+    pub before: Handle,
+    pub after: Handle,
+}
+
+#[repr(C)]
+pub struct GpmMetric {
+    pub metric: c_uint,
+    pub answer: c_uint,
+    /// In percent, of those that are shares.
+    pub value: f64,
+    /// Two names and a unit; null here.
+    pub names: [*const c_char; 3],
 }
 
 /// Writes `value` where a caller asked for it.

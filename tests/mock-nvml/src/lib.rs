@@ -10,6 +10,7 @@
 
 mod abi;
 mod devices;
+mod gpm;
 mod script;
 mod system;
 mod world;
@@ -48,6 +49,18 @@ impl Mock {
     /// What to give to `--nvml-lib`.
     pub fn library(&self) -> &Path {
         &self.library
+    }
+
+    /// Takes a function out of the library, as one of an older driver; before it is opened.
+    pub fn remove_function(&self, name: &str) -> io::Result<()> {
+        let mut library = std::fs::read(&self.library)?;
+        let places: Vec<usize> = (0..library.len() - name.len())
+            .filter(|place| library[*place..].starts_with(name.as_bytes()))
+            .collect();
+        assert!(!places.is_empty(), "the library has no {name}");
+        // The loader finds no symbol of the right name any more.
+        places.into_iter().for_each(|place| library[place] = b'_');
+        std::fs::write(&self.library, library)
     }
 
     /// Replaces the script, at once and as a whole.

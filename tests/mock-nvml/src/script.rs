@@ -34,6 +34,8 @@ pub struct ScriptedGpu {
     pub used: u64,
     /// 0 to 100.
     pub utilization: u32,
+    /// What GPM says of its SMs and of its memory bandwidth, in percent, as text: JSON has no `NaN`. `None` without GPM.
+    pub gpm: Option<[String; 2]>,
     /// In degrees Celsius.
     pub temperature: u32,
     pub power_milliwatts: u32,
@@ -118,6 +120,7 @@ impl Default for ScriptedGpu {
             reserved: 600 << 20,
             used: 0,
             utilization: 0,
+            gpm: None,
             temperature: 30,
             power_milliwatts: 70_000,
             processes: Vec::new(),

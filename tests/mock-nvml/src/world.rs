@@ -21,7 +21,9 @@ pub struct NvmlState {
     delivered: usize,
     /// Event sets, with the GPUs registered in each.
     sets: BTreeMap<Handle, Vec<Handle>>,
-    next_set: Handle,
+    /// Samples, with the GPU that each was taken of.
+    samples: BTreeMap<Handle, Option<Handle>>,
+    next_handle: Handle,
 }
 
 /// What a handle stands for.
@@ -54,7 +56,8 @@ impl NvmlState {
             users: 0,
             delivered: 0,
             sets: BTreeMap::new(),
-            next_set: 1,
+            samples: BTreeMap::new(),
+            next_handle: 1,
         }
     }
 
@@ -135,10 +138,38 @@ impl NvmlState {
     }
 
     pub fn new_set(&mut self) -> Handle {
-        let set = self.next_set;
-        self.next_set += 1;
+        let set = self.new_handle();
         self.sets.insert(set, Vec::new());
         set
+    }
+
+    fn new_handle(&mut self) -> Handle {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        handle
+    }
+
+    pub fn new_sample(&mut self) -> Handle {
+        let sample = self.new_handle();
+        self.samples.insert(sample, None);
+        sample
+    }
+
+    pub fn free_sample(&mut self, sample: Handle) -> Result<(), u32> {
+        let freed = self.samples.remove(&sample).map(drop);
+        freed.ok_or(INVALID_ARGUMENT)
+    }
+
+    pub fn fill_sample(&mut self, sample: Handle, device: Handle) -> Result<(), u32> {
+        let place = self.samples.get_mut(&sample).ok_or(INVALID_ARGUMENT)?;
+        *place = Some(device);
+        Ok(())
+    }
+
+    /// The GPU that a sample was taken of.
+    pub fn sampled(&self, sample: Handle) -> Result<Handle, u32> {
+        let device = self.samples.get(&sample).copied().flatten();
+        device.ok_or(INVALID_ARGUMENT)
     }
 
     pub fn free_set(&mut self, set: Handle) -> Result<(), u32> {

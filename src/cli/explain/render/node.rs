@@ -15,7 +15,7 @@ use stowage_scheduling::reasons::room_text;
 use stowage_scheduling::units::{Bytes, Micros, Millis, Percent, plural};
 use stowage_scheduling::vocabulary::gpu::Health;
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
-use stowage_scheduling::vocabulary::node_reading::{Freshness, NodeIsolation};
+use stowage_scheduling::vocabulary::node_reading::{Freshness, GpuActivity, NodeIsolation};
 
 const INDENT: usize = 3;
 
@@ -352,6 +352,7 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
         let wake_sentence = gpu.wake.map(wake_text);
         let lent = gpu.loans.as_ref().map(loans::gpu_loans_text);
         let load = gpu.engine_load.and_then(|load| engine_load(gpu, &load));
+        let activity = gpu.activity.map(activity_text);
         let room = gpu
             .room_percent
             .filter(|_| gpu.obstacles.is_empty())
@@ -384,6 +385,7 @@ fn gpu_remarks(gpus: &[GpuPart], columns: Columns) -> String {
             .chain(wake_sentence)
             .chain(lent)
             .chain(load)
+            .chain(activity)
             .chain(room)
             .chain(expected)
             .chain(against)
@@ -447,6 +449,13 @@ fn engine_load(gpu: &GpuPart, load: &EngineLoadPart) -> Option<String> {
         "{read}{waiting}{preempting}: costs {} of 1000",
         load.part
     ))
+}
+
+/// `SM activity 42 %, memory bandwidth in use 71 %`; the node says how old that is.
+fn activity_text(activity: GpuActivity) -> String {
+    let text = |percent: Option<Percent>| percent.map_or("unknown".into(), |one| one.to_string());
+    let [sms, bandwidth] = activity.percents().map(text);
+    format!("SM activity {sms}, memory bandwidth in use {bandwidth}")
 }
 
 fn occupant_text(occupant: &OccupantPart) -> String {

@@ -45,8 +45,9 @@ const page = {
     const rows = [["Node", name], ["GPU", `${gpu.index} · ${gpu.uuid}`], ["Model", gpu.model], ["Health", gpu.health],
       ["Allocated", `${bytes(gpu.allocatedBytes)} of ${bytes(gpu.allocatableBytes)}`], ["Total", bytes(gpu.totalBytes)], ["Used, as measured", bytes(gpu.usedBytes)],
       ["Unaccounted", bytes(gpu.unaccountedBytes)], ["Lent by engines", bytes(gpu.lendableBytes)],
-      ["KV cache", gpu.kvCachePercent === null ? "unknown" : `${gpu.kvCachePercent} %`], ["Requests waiting", gpu.queue === null ? "unknown" : String(gpu.queue)],
-      ["Time per token", gpu.timePerTokenMicros === null ? "unknown" : `${(gpu.timePerTokenMicros / 1000).toFixed(1)} ms`]];
+      ["KV cache", share(gpu.kvCachePercent)], ["Requests waiting", gpu.queue === null ? "unknown" : String(gpu.queue)],
+      ["Time per token", gpu.timePerTokenMicros === null ? "unknown" : `${(gpu.timePerTokenMicros / 1000).toFixed(1)} ms`],
+      ["SM activity", share(gpu.activity.smPercent)], ["Memory bandwidth in use", share(gpu.activity.memoryBandwidthPercent)]];
     show(`GPU ${gpu.index} of ${name}`,
       el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       el("h3", {}, "Pods"),
@@ -67,6 +68,8 @@ const page = {
     body.removeAttribute("aria-busy");
   },
 };
+
+function share(percent) { return percent === null ? "unknown" : `${percent} %`; }
 
 function text(pod) { return `${podName(pod.pod)} ${pod.class} ${pod.model ?? ""} ${pod.tenant ?? ""}`.toLowerCase(); }
 

@@ -56,7 +56,7 @@ coded! {
         "no-memory" NoMemory { place: usize, uuid: GpuUuid },
             "gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand";
         "bad-utilization" Utilization { place: usize, uuid: GpuUuid, percent: u8 },
-            "gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant";
+            "gpus[{place}]: GPU {uuid} is busy to {percent} %; 0 to 100 is meant";
         "too-many-gpus" TooManyGpus(count: usize),
             "the report lists {count} GPUs and slices; at most {MAX_GPUS} are supported on a node";
         "no-reason" NoReason,
@@ -229,7 +229,10 @@ fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
             total,
         });
     }
-    if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent > 100) {
+    let activity = gpu.activity.unwrap_or_default().percents();
+    let mut percents = activity.iter().flatten().map(|percent| percent.get());
+    let too_high = percents.chain(gpu.utilization_percent);
+    if let Some(percent) = too_high.find(|percent| *percent > 100) {
         return Err(Flaw::Utilization {
             place,
             uuid,
