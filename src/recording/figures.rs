@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use stowage_scheduling::ids::{GpuUuid, PodUid};
-    use stowage_scheduling::vocabulary::node_reading::EngineLoad;
+    use stowage_scheduling::vocabulary::node_reading::{EngineLoad, GpuActivity};
 
     /// Two pods on one GPU, one of them with requests in flight.
     fn reading(
@@ -216,10 +216,14 @@ mod tests {
         fn any_reading()(
             used in proptest::option::of(any::<u64>()), attributed in any::<[u64; 2]>(), kv in proptest::option::of(0u8..=100),
             queue in proptest::option::of(any::<u32>()), flags in any::<[bool; 2]>(), in_flight in any::<u32>(),
+            busy in any::<[Option<u8>; 2]>(),
         ) -> NodeReading {
             let kv_cache = kv.and_then(Percent::new);
             let load = EngineLoad { kv_cache, queue, partial: flags[0], preempting: flags[1] };
-            reading(used, attributed, load, in_flight)
+            let [sm_percent, memory_bandwidth_percent] = busy.map(|one| Percent::new(one? % 101));
+            let activity = GpuActivity { sm_percent, memory_bandwidth_percent };
+            let reading = reading(used, attributed, load, in_flight);
+            NodeReading { activities: vec![(reading.gpus[0].uuid.clone(), activity)], ..reading }
         }
     }
 
@@ -257,6 +261,10 @@ mod tests {
         assert!(!have_same_shape(&one, &other));
         let mut other = one.clone();
         other.gpus[0].attributed.pop();
+        assert!(!have_same_shape(&one, &other));
+        let mut other = one.clone();
+        let gpu = other.gpus[0].uuid.clone();
+        other.activities = vec![(gpu, GpuActivity::default())];
         assert!(!have_same_shape(&one, &other));
     }
 }

@@ -635,6 +635,24 @@ mod tests {
     }
 
     #[test]
+    fn how_busy_a_gpu_is_is_known_only_where_its_agent_says_it() {
+        let gpu = |uuid: &str, activity: serde_json::Value| json!({ "uuid": uuid, "index": 0, "model": "m", "totalBytes": 1, "activity": activity });
+        let report: NodeReport = serde_json::from_value(json!({
+            "node": "n", "bootId": "b", "sequence": 1, "gpus": [
+                { "uuid": "GPU-old", "index": 0, "model": "m", "totalBytes": 1 },
+                gpu("GPU-unknown", serde_json::Value::Null),
+                gpu("GPU-known", json!({ "smPercent": 0, "memoryBandwidthPercent": null, "ofLater": 3 })),
+            ],
+        }))
+        .unwrap();
+        let reading = report.reading(Moment(0), FRESH).unwrap();
+        let known = GpuActivity::new(Percent::new(0), None).unwrap();
+        let gpu = GpuUuid::parse("GPU-known").unwrap();
+        assert_eq!(reading.activities, [(gpu.clone(), known)]);
+        assert_eq!(reading.activity_of(&gpu), Some(known));
+    }
+
+    #[test]
     fn a_report_whose_gpus_could_not_be_read_measures_nothing() {
         let report = NodeReport {
             gpus: None,

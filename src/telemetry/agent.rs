@@ -346,7 +346,7 @@ mod tests {
             "node": "n", "bootId": "b", "sequence": 1,
             "gpus": [
                 { "uuid": "GPU-a", "index": 0, "model": "H100", "totalBytes": 100, "reservedBytes": 10, "usedBytes": 30,
-                  "utilizationPercent": 25, "cgroups": [{ "pod": "p", "limitBytes": 20 }, { "pod": "q" }, { "pod": "r", "limitBytes": 25 }] },
+                  "utilizationPercent": 25, "activity": { "smPercent": 40 }, "cgroups": [{ "pod": "p", "limitBytes": 20 }, { "pod": "q" }, { "pod": "r", "limitBytes": 25 }] },
                 { "uuid": "GPU-b", "index": 1, "model": "H100", "totalBytes": 100, "health": "lost" },
             ],
             "engines": [
@@ -375,6 +375,7 @@ mod tests {
             "stowage_agent_gpu_vram_free_bytes{gpu=\"GPU-a\"} 60\n",
             "stowage_agent_gpu_vram_limited_bytes{gpu=\"GPU-a\"} 45\n",
             "stowage_agent_gpu_utilization_ratio{gpu=\"GPU-a\"} 0.25\n",
+            "stowage_agent_gpu_sm_activity_ratio{gpu=\"GPU-a\"} 0.4\n",
             "stowage_agent_gpu_temperature_celsius{gpu=\"GPU-a\"} 41\n",
             "stowage_agent_gpu_healthy{gpu=\"GPU-b\"} 0\n",
             "stowage_agent_gpu_kv_cache_usage_ratio{gpu=\"GPU-a\"} 0.5\n",
@@ -392,6 +393,8 @@ mod tests {
         }
         for absent in [
             "stowage_agent_gpu_power_watts{",
+            "stowage_agent_gpu_sm_activity_ratio{gpu=\"GPU-b\"}",
+            "stowage_agent_gpu_memory_bandwidth_ratio{",
             "stowage_agent_gpu_temperature_celsius{gpu=\"GPU-b\"}",
             "stowage_agent_gpu_vram_used_bytes{gpu=\"GPU-b\"}",
             "stowage_agent_gpu_vram_limited_bytes{gpu=\"GPU-b\"}",

@@ -372,6 +372,7 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
         temperature: 63,
         power_milliwatts: 412_500,
         utilization: 80,
+        gpm: Some(["61".to_owned(), "NaN".to_owned()]),
         ..gpu("a")
     };
     let (zero, one) = (seeing.uuid.clone(), blind.uuid.clone());
@@ -405,7 +406,7 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
             text.lines().any(|line| {
                 line.strip_prefix(accepted)
                     .is_some_and(|count| count != "0")
-            }) && text.contains("\nstowage_agent_gpu_temperature_celsius{")
+            }) && text.contains("\nstowage_agent_gpu_sm_activity_ratio{")
         },
     );
     assert_clean(&text);
@@ -413,12 +414,16 @@ fn agents_page_shows_what_the_driver_knows_and_promtool_finds_nothing_wrong() {
         format!("stowage_agent_gpu_temperature_celsius{{gpu=\"{zero}\"}} 63\n"),
         format!("stowage_agent_gpu_power_watts{{gpu=\"{zero}\"}} 412.5\n"),
         format!("stowage_agent_gpu_utilization_ratio{{gpu=\"{zero}\"}} 0.8\n"),
+        format!("stowage_agent_gpu_sm_activity_ratio{{gpu=\"{zero}\"}} 0.61\n"),
         format!("stowage_agent_gpu_temperature_celsius{{gpu=\"{one}\"}} 30\n"),
     ] {
         assert!(text.contains(&line), "{line}\n{text}");
     }
-    assert!(
-        !text.contains(&format!("stowage_agent_gpu_power_watts{{gpu=\"{one}\"}}")),
-        "unknown is not zero"
-    );
+    for unknown in [
+        format!("stowage_agent_gpu_power_watts{{gpu=\"{one}\"}}"),
+        format!("stowage_agent_gpu_sm_activity_ratio{{gpu=\"{one}\"}}"),
+        "stowage_agent_gpu_memory_bandwidth_ratio{".to_owned(),
+    ] {
+        assert!(!text.contains(&unknown), "{unknown} is not zero");
+    }
 }

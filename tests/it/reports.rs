@@ -129,8 +129,15 @@ fn impossible_figures_are_refused_with_their_place() {
         ),
         (
             "bad-utilization",
-            "gpus[0]: GPU GPU-node-a-0 is busy for 101 %",
+            "gpus[0]: GPU GPU-node-a-0 is busy to 101 %",
             edited(good(), |r| r["gpus"][0]["utilizationPercent"] = json!(101)),
+        ),
+        (
+            "bad-utilization",
+            "gpus[1]: GPU GPU-node-a-1 is busy to 120 %",
+            edited(good(), |r| {
+                r["gpus"][1]["activity"] = json!({ "smPercent": 3, "memoryBandwidthPercent": 120 })
+            }),
         ),
         (
             "bad-uuid",
@@ -259,6 +266,7 @@ fn impossible_figures_are_refused_with_their_place() {
     let at_the_edge = edited(engine(&|engine| engine["kvCacheUsage"] = json!(1.0)), |r| {
         r["gpus"][0]["usedBytes"] = json!(GPU_BYTES);
         r["gpus"][0]["utilizationPercent"] = json!(100);
+        r["gpus"][0]["activity"] = json!({ "smPercent": 100, "tensorPercent": 7 });
         r["ageMillis"] = json!(3_600_000);
     });
     assert_eq!(

@@ -14,7 +14,7 @@ use stowage_scheduling::policy::{
     Class, Match, Policy, Pool, Preemptibility, SpareRule, Tenant, UnusedRule, Window,
 };
 use stowage_scheduling::testkit::lending_policy;
-use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::units::{Bytes, Millis, Percent};
 use stowage_scheduling::verbs::bind::BindAsked;
 use stowage_scheduling::verbs::binding::BindingWritten;
 use stowage_scheduling::verbs::filter::{FilterAnswer, FilterDecided};
@@ -27,7 +27,7 @@ use stowage_scheduling::vocabulary::disruption_info::{
 };
 use stowage_scheduling::vocabulary::model_tier::ModelTier;
 use stowage_scheduling::vocabulary::node::NodeKind;
-use stowage_scheduling::vocabulary::node_reading::SleepState;
+use stowage_scheduling::vocabulary::node_reading::{GpuActivity, SleepState};
 use stowage_scheduling::vocabulary::placement::Reservation;
 
 /// Two nodes of two GPUs on which a job and some services run.
@@ -78,6 +78,8 @@ fn an_engine_near_its_limit_on_latency_says_what_it_leaves_to_others() {
         .with_running(&engine, "node-a", &[0]);
     world.report("node-a", &[], &[]);
     world.report_latency("node-a", &engine, 40, 60);
+    let activity = GpuActivity::new(Percent::new(38), None);
+    world.report_activity("node-a", activity.unwrap());
     world.add_waiting(&new);
     check("latency-limit", &mut world, &new);
 }

@@ -58,7 +58,7 @@ const HELP: [&str; 16] = [
     "ALLOCATED is what pods and reservations have of what pods may have.",
     "KV CACHE is that of the fullest engine, A TOKEN what the slowest one takes.",
     "QUEUE counts requests that wait.",
-    "SMS is the share of time in which SMs have work, MEM BW that of the memory's bandwidth.",
+    "SMS is how much of the time SMs have work, MEM BW the bandwidth in use.",
     "? is unknown: no agent reports it.",
     "Any key closes this.",
 ];

@@ -121,7 +121,7 @@ const GPUS: [Column; 11] = [
     left("HEALTH", 8, 8),
     optional(right("A TOKEN", 8)),
     optional(right("SMS", 5)),
-    optional(right("MEM BW", 6)),
+    optional(right("MEM BW", 7)),
     left("ALLOCATED", 24, 13),
     left("KV CACHE", 12, 8),
     right("QUEUE", 5),

@@ -14,7 +14,7 @@ use crate::vocabulary::latency::EngineLatency;
 use crate::vocabulary::model_tier::{ModelTier, NodeModel};
 use crate::vocabulary::node::NodeKind;
 use crate::vocabulary::node_reading::{
-    EngineLoad, GpuReading, NodeIsolation, NodeReading, SleepState, VramLimit,
+    EngineLoad, GpuActivity, GpuReading, NodeIsolation, NodeReading, SleepState, VramLimit,
 };
 use crate::vocabulary::node_signs::NodeSigns;
 use std::collections::{BTreeMap, BTreeSet};
@@ -243,6 +243,15 @@ impl ExplainedCluster {
             time_to_first_token: None,
             busy: Percent::new(busy),
         }];
+        self.cluster
+            .ledger_mut()
+            .take_reading(&name(node), reading.into());
+    }
+
+    /// The node's agent reports the same once more, and how busy its first GPU is.
+    pub fn report_activity(&mut self, node: &str, activity: GpuActivity) {
+        let mut reading = self.cluster.ledger().reading(&name(node)).unwrap().clone();
+        reading.activities = vec![(reading.gpus[0].uuid.clone(), activity)];
         self.cluster
             .ledger_mut()
             .take_reading(&name(node), reading.into());

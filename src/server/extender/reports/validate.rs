@@ -12,7 +12,7 @@ use stowage_report::limits::{
 use stowage_report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use stowage_scheduling::coded::coded;
 use stowage_scheduling::ids::{GpuUuid, NodeName, PodUid};
-use stowage_scheduling::units::{Bytes, Millis};
+use stowage_scheduling::units::{Bytes, Millis, Percent};
 use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 use stowage_scheduling::vocabulary::gpu::Device;
 use stowage_scheduling::vocabulary::health::ComputeMode;
@@ -230,9 +230,9 @@ fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
         });
     }
     let activity = gpu.activity.unwrap_or_default().percents();
-    let mut percents = activity.iter().flatten().map(|percent| percent.get());
-    let too_high = percents.chain(gpu.utilization_percent);
-    if let Some(percent) = too_high.find(|percent| *percent > 100) {
+    let percents = activity.into_iter().flatten().map(Percent::get);
+    let mut percents = percents.chain(gpu.utilization_percent);
+    if let Some(percent) = percents.find(|percent| *percent > 100) {
         return Err(Flaw::Utilization {
             place,
             uuid,
