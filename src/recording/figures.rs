@@ -37,7 +37,7 @@ impl Figures {
                 .iter()
                 .map(|(_, requests)| u64::from(*requests)),
         );
-        for (_, activity) in &reading.activities {
+        for activity in reading.activities.values() {
             for one in activity.percents() {
                 figures.push(percent(one)?);
             }
@@ -97,7 +97,7 @@ impl Figures {
         for (_, requests) in &mut reading.in_flight {
             *requests = u32::try_from(figures.next()?).ok()?;
         }
-        for (_, activity) in &mut reading.activities {
+        for activity in reading.activities.values_mut() {
             activity.sm_percent = decode_percent(figures.next()?)?;
             activity.memory_bandwidth_percent = decode_percent(figures.next()?)?;
         }
@@ -139,12 +139,7 @@ pub(crate) fn have_same_shape(one: &NodeReading, other: &NodeReading) -> bool {
             .iter()
             .zip(&other.in_flight)
             .all(|((one, _), (other, _))| one == other)
-        && one.activities.len() == other.activities.len()
-        && one
-            .activities
-            .iter()
-            .zip(&other.activities)
-            .all(|((one, _), (other, _))| one == other)
+        && one.activities.keys().eq(other.activities.keys())
         && one.latencies.len() == other.latencies.len()
         && one
             .latencies
@@ -223,7 +218,7 @@ mod tests {
             let [sm_percent, memory_bandwidth_percent] = busy.map(|one| Percent::new(one? % 101));
             let activity = GpuActivity { sm_percent, memory_bandwidth_percent };
             let reading = reading(used, attributed, load, in_flight);
-            NodeReading { activities: vec![(reading.gpus[0].uuid.clone(), activity)], ..reading }
+            NodeReading { activities: [(reading.gpus[0].uuid.clone(), activity)].into(), ..reading }
         }
     }
 
@@ -264,7 +259,7 @@ mod tests {
         assert!(!have_same_shape(&one, &other));
         let mut other = one.clone();
         let gpu = other.gpus[0].uuid.clone();
-        other.activities = vec![(gpu, GpuActivity::default())];
+        other.activities = [(gpu, GpuActivity::default())].into();
         assert!(!have_same_shape(&one, &other));
     }
 }

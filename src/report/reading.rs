@@ -39,7 +39,7 @@ impl NodeReport {
         })
     }
 
-    fn activities(&self) -> Vec<(GpuUuid, GpuActivity)> {
+    fn activities(&self) -> BTreeMap<GpuUuid, GpuActivity> {
         let gpus = self.gpus.iter().flatten();
         gpus.filter_map(|gpu| Some((gpu.uuid.clone(), gpu.activity?)))
             .collect()
@@ -648,8 +648,7 @@ mod tests {
         let reading = report.reading(Moment(0), FRESH).unwrap();
         let known = GpuActivity::new(Percent::new(0), None).unwrap();
         let gpu = GpuUuid::parse("GPU-known").unwrap();
-        assert_eq!(reading.activities, [(gpu.clone(), known)]);
-        assert_eq!(reading.activity_of(&gpu), Some(known));
+        assert_eq!(reading.activities, [(gpu, known)].into());
     }
 
     #[test]

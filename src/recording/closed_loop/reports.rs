@@ -126,7 +126,7 @@ impl<'d> RecordedLoads<'d> {
         NodeReading {
             sampled: recorded.sampled,
             gpus,
-            activities: Vec::new(),
+            activities: BTreeMap::new(),
             holdings: recorded.holdings.clone(),
             engines: recorded
                 .engines

@@ -256,7 +256,8 @@ pub struct NodeDetails {
     pub occupants: Vec<Occupant>,
     /// What was last read of the engines on each GPU, and what counts of it.
     engine_loads: Vec<(GpuUuid, EngineLoad, SmoothedLoad)>,
-    activities: Vec<(GpuUuid, GpuActivity)>,
+    /// How busy GPUs are; none without a fresh report.
+    pub activities: BTreeMap<GpuUuid, GpuActivity>,
     /// Why pods may not be evicted for the pod; a pod that is not listed may.
     keep_reasons: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
@@ -322,12 +323,6 @@ impl NodeDetails {
     pub fn engine_load(&self, gpu: &GpuUuid) -> Option<(EngineLoad, SmoothedLoad)> {
         let found = self.engine_loads.iter().find(|(uuid, ..)| uuid == gpu);
         found.map(|(_, reading, smoothed)| (*reading, *smoothed))
-    }
-
-    /// How busy a GPU is; `None` if that is unknown, or without a fresh report.
-    pub fn activity(&self, gpu: &GpuUuid) -> Option<GpuActivity> {
-        let found = self.activities.iter().find(|(uuid, _)| uuid == gpu);
-        found.map(|(_, activity)| *activity)
     }
 
     /// The pods on these `gpus` of `devices`; none, if the node has other devices by now.

@@ -295,7 +295,7 @@ fn fleet_gpus<'l>(ledger: &'l Ledger, node: &'l Node) -> impl Iterator<Item = Fl
                 time_per_token_micros: latencies.filter_map(|one| one.time_per_token).max(),
                 activity: reading
                     .filter(|_| node.freshness == Freshness::Fresh)
-                    .and_then(|reading| reading.activity_of(&device.uuid))
+                    .and_then(|reading| reading.activities.get(&device.uuid).copied())
                     .unwrap_or_default(),
                 ..fleet_gpu(gpu, device, measured(device), allocated)
             }

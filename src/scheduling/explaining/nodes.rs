@@ -485,7 +485,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, details: &NodeDetails) -> Ve
             queue: engine_reading.map_or(part.queue, |(reading, _)| reading.queue),
             engine_load: engine_reading
                 .map(|(_, smoothed)| engine_load(gpu, smoothed, facts, details)),
-            activity: details.activity(&device.uuid),
+            activity: details.activities.get(&device.uuid).copied(),
             wake: wake.filter(|_| part.chosen),
             gone: details.is_gone(device),
             ..part

@@ -251,7 +251,7 @@ impl ExplainedCluster {
     /// The node's agent reports the same once more, and how busy its first GPU is.
     pub fn report_activity(&mut self, node: &str, activity: GpuActivity) {
         let mut reading = self.cluster.ledger().reading(&name(node)).unwrap().clone();
-        reading.activities = vec![(reading.gpus[0].uuid.clone(), activity)];
+        reading.activities = [(reading.gpus[0].uuid.clone(), activity)].into();
         self.cluster
             .ledger_mut()
             .take_reading(&name(node), reading.into());

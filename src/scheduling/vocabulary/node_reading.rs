@@ -10,6 +10,7 @@ use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::units::{Bytes, Moment, Percent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One node, measured once.
@@ -19,8 +20,8 @@ pub struct NodeReading {
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
     /// How busy GPUs are; only those of which the driver says it. No decision depends on it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub activities: Vec<(GpuUuid, GpuActivity)>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub activities: BTreeMap<GpuUuid, GpuActivity>,
     pub holdings: NodeModelSet,
     /// Engines and their models, in order of their pods' UIDs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -270,12 +271,6 @@ impl NodeReading {
 
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
-    }
-
-    /// How busy the GPU is; `None` if the driver does not say.
-    pub fn activity_of(&self, gpu: &GpuUuid) -> Option<GpuActivity> {
-        let found = self.activities.iter().find(|(uuid, _)| uuid == gpu);
-        found.map(|(_, activity)| *activity)
     }
 
     /// Requests that the pod's engines work on; `None` if they do not say.
