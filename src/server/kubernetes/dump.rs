@@ -13,9 +13,10 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::StorageClass;
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ pub enum DumpError {
     NoNodes { path: PathBuf },
 }
 
-fn named(path: &Path) -> std::borrow::Cow<'_, str> {
+fn named(path: &Path) -> Cow<'_, str> {
     if path == Path::new("-") {
         "standard input".into()
     } else {
@@ -175,38 +176,65 @@ impl Dump {
         Ok(found)
     }
 
-    fn for_each_object(&self, visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
+    /// Every object as it stands in the dump, in its order and one at a time, for readers of kinds or fields that nothing else
+    /// reads. What `visit` cannot parse is the dump's error.
+    pub fn for_each_raw(
+        &self,
+        mut visit: impl FnMut(&str, DumpItem<'_>) -> Result<(), serde_json::Error>,
+    ) -> Result<(), DumpError> {
+        let mut item = 0;
+        let mut visit = |kind: Option<&str>, source: DumpItem<'_>| {
+            let kind = kind.ok_or_else(|| DumpError::NoKind {
+                path: self.path.clone(),
+                item,
+            })?;
+            visit(kind, source).map_err(|error| DumpError::Item {
+                path: self.path.clone(),
+                item,
+                kind: kind.into(),
+                error,
+            })?;
+            item += 1;
+            Ok(())
+        };
         match self.text.trim_start().starts_with('{') {
-            true => self.for_each_json_object(visit),
-            false => self.for_each_yaml_object(visit),
+            true => self.for_each_json_item(&mut visit),
+            false => self.for_each_yaml_item(&mut visit),
         }
     }
 
-    fn for_each_json_object(&self, mut visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
+    fn for_each_object(&self, mut visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
+        self.for_each_raw(|kind, source| {
+            DumpObject::parse(kind, source)?.map(&mut visit);
+            Ok(())
+        })
+    }
+
+    /// A `List`, or several documents.
+    fn for_each_json_item(&self, visit: &mut VisitItem<'_>) -> Result<(), DumpError> {
         #[derive(serde::Deserialize)]
-        struct List<'a> {
+        struct Document<'a> {
+            kind: Option<Cow<'a, str>>,
             #[serde(borrow)]
-            items: Vec<&'a RawValue>,
-        }
-        #[derive(serde::Deserialize)]
-        struct Kind {
-            kind: Option<String>,
+            items: Option<Vec<&'a RawValue>>,
         }
         let json = |error| DumpError::Json {
             path: self.path.clone(),
             error,
         };
-        let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
-        for (item, raw) in list.items.into_iter().enumerate() {
-            let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
-            self.parse_object(item, kind.as_deref(), DumpItem::Text(raw.get()))?
-                .map(&mut visit);
+        for raw in serde_json::Deserializer::from_str(&self.text).into_iter::<&RawValue>() {
+            let raw = raw.map_err(json)?;
+            let document: Document<'_> = serde_json::from_str(raw.get()).map_err(json)?;
+            for raw in document.items.unwrap_or_else(|| vec![raw]) {
+                let Document { kind, .. } = serde_json::from_str(raw.get()).map_err(json)?;
+                visit(kind.as_deref(), DumpItem::Text(raw.get()))?;
+            }
         }
         Ok(())
     }
 
     /// A `List`, or several documents.
-    fn for_each_yaml_object(&self, mut visit: impl FnMut(DumpObject)) -> Result<(), DumpError> {
+    fn for_each_yaml_item(&self, visit: &mut VisitItem<'_>) -> Result<(), DumpError> {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
         };
@@ -221,55 +249,46 @@ impl Dump {
                 _ => vec![document],
             }
         });
-        for (item, value) in items.enumerate() {
-            let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            self.parse_object(item, kind.as_deref(), DumpItem::Value(value))?
-                .map(&mut visit);
+        for value in items {
+            let kind = value.get("kind").and_then(Value::as_str);
+            visit(kind, DumpItem::Value(&value))?;
         }
         Ok(())
     }
+}
 
-    /// Parses one item; `None` for kinds that are not needed.
-    fn parse_object(
-        &self,
-        item: usize,
-        kind: Option<&str>,
-        source: DumpItem<'_>,
-    ) -> Result<Option<DumpObject>, DumpError> {
-        let kind = kind.ok_or_else(|| DumpError::NoKind {
-            path: self.path.clone(),
-            item,
-        })?;
-        let object = match kind {
-            "Node" => source.parse().map(DumpObject::Node).map(Some),
-            "Pod" => source.parse().map(DumpObject::Pod).map(Some),
-            "PodDisruptionBudget" => source.parse().map(DumpObject::Budget).map(Some),
-            "Namespace" => source.parse().map(DumpObject::Namespace).map(Some),
-            "PersistentVolumeClaim" => source.parse().map(DumpObject::Claim).map(Some),
-            "PersistentVolume" => source.parse().map(DumpObject::Volume).map(Some),
-            "StorageClass" => source.parse().map(DumpObject::StorageClass).map(Some),
-            "ResourceSlice" => source.parse().map(DumpObject::Slice).map(Some),
-            _ => Ok(None),
-        };
-        object.map_err(|error| DumpError::Item {
-            path: self.path.clone(),
-            item,
-            kind: kind.into(),
-            error,
-        })
+type VisitItem<'a> = dyn FnMut(Option<&str>, DumpItem<'_>) -> Result<(), DumpError> + 'a;
+
+impl DumpObject {
+    /// `None` for kinds that are not needed.
+    fn parse(kind: &str, source: DumpItem<'_>) -> Result<Option<Self>, serde_json::Error> {
+        Ok(Some(match kind {
+            "Node" => Self::Node(source.parse()?),
+            "Pod" => Self::Pod(source.parse()?),
+            "PodDisruptionBudget" => Self::Budget(source.parse()?),
+            "Namespace" => Self::Namespace(source.parse()?),
+            "PersistentVolumeClaim" => Self::Claim(source.parse()?),
+            "PersistentVolume" => Self::Volume(source.parse()?),
+            "StorageClass" => Self::StorageClass(source.parse()?),
+            "ResourceSlice" => Self::Slice(source.parse()?),
+            _ => return Ok(None),
+        }))
     }
 }
 
-enum DumpItem<'a> {
+/// One object of a dump, not parsed yet.
+#[derive(Debug, Clone, Copy)]
+pub enum DumpItem<'a> {
     Text(&'a str),
-    Value(Value),
+    Value(&'a Value),
 }
 
-impl DumpItem<'_> {
-    fn parse<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
+impl<'a> DumpItem<'a> {
+    /// Strings of the type may be borrowed (`Cow`).
+    pub fn parse<T: Deserialize<'a>>(self) -> Result<T, serde_json::Error> {
         match self {
             Self::Text(text) => serde_json::from_str(text),
-            Self::Value(value) => serde_json::from_value(value),
+            Self::Value(value) => T::deserialize(value),
         }
     }
 }
@@ -557,6 +576,45 @@ mod tests {
             12
         ];
         assert!(left_out_text(&many).unwrap().ends_with("\n  and 2 more"));
+    }
+
+    #[test]
+    fn objects_of_any_kind_are_read_as_they_stand_from_lists_and_from_documents() {
+        #[derive(Deserialize)]
+        struct Named<'a> {
+            #[serde(borrow)]
+            name: Cow<'a, str>,
+        }
+        let read = |text: &str| {
+            let mut found = Vec::new();
+            let dump = Dump::from_text(text.to_owned(), Path::new("dump"));
+            dump.for_each_raw(|kind, item| {
+                let named: Named<'_> = item.parse()?;
+                found.push(format!("{kind} {}", named.name));
+                Ok(())
+            })
+            .map(|()| found)
+            .map_err(|error| error.to_string())
+        };
+        let both = ["A a", "B \"b\""].map(str::to_owned);
+        for text in [
+            r#"{"kind": "List", "items": [{"kind": "A", "name": "a"}, {"name": "\"b\"", "kind": "B"}]}"#,
+            r#"{"items": [{"kind": "A", "name": "a"}]} {"kind": "B", "name": "\"b\""}"#,
+            "kind: List\nitems: [{kind: A, name: a}, {kind: B, name: '\"b\"'}]\n",
+            "kind: A\nname: a\n---\nkind: BList\nitems: [{kind: B, name: '\"b\"'}]\n",
+        ] {
+            assert_eq!(read(text).as_deref(), Ok(&both[..]), "{text}");
+        }
+        let wrong = |text, said: &str| {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        };
+        wrong(r#"{"items": [{"kind": "A", "name"#, "EOF while parsing");
+        wrong(
+            r#"{"items": [{"kind": "A", "name": "a"}, {"kind": "B"}]}"#,
+            "dump: item 1 (B): missing field `name`",
+        );
+        wrong("- a\n", "item 0 has no `kind`");
     }
 
     #[test]
