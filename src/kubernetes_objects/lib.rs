@@ -3,6 +3,7 @@
 //!
 //! The only place that knows both sides. It decides nothing and sends no request.
 
+pub mod admission;
 mod audited_pod;
 mod binding;
 mod conditions;
