@@ -11,7 +11,7 @@ use stowage_server::kubernetes::AgentAccount;
 use stowage_server::kubernetes::certificates::{
     self, CertificateOptions, CertificateSettings, ObjectName,
 };
-use stowage_server::serve::{AgentsOptions, AgentsTls};
+use stowage_server::serve::{AgentsOptions, AgentsTls, WebhookOptions};
 
 #[derive(Debug, Args)]
 pub struct AgentsArgs {
@@ -34,6 +34,14 @@ pub struct AgentsArgs {
     /// [default: token, or none with --cluster]
     #[arg(long, value_enum, value_name = "HOW")]
     agents_auth: Option<Auth>,
+
+    /// The address to which the API server posts new pods to be completed, before Kubernetes 1.36; with the certificate of --agents
+    #[arg(long, value_name = "ADDRESS", value_parser = super::address::address, conflicts_with = "cluster")]
+    webhook: Option<SocketAddr>,
+
+    /// The runtime class that the webhook names in pods that name none, if the cluster has it
+    #[arg(long, value_name = "NAME", requires = "webhook")]
+    webhook_runtime_class: Option<String>,
 
     /// Audience of the agents' tokens
     #[arg(long, value_name = "NAME", default_value = "stowage.dev/reports")]
@@ -72,6 +80,24 @@ struct KeptCertificateArgs {
     )]
     agents_service: String,
 
+    /// The Service by which the API server reaches --webhook, in the Secret's namespace: the certificate has its DNS names
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stowage-webhook",
+        requires = "webhook"
+    )]
+    webhook_service: String,
+
+    /// The MutatingWebhookConfiguration in which Stowage keeps the CA of that certificate
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stowage-pod-defaults",
+        requires = "webhook"
+    )]
+    webhook_configuration: String,
+
     /// How long that certificate lasts; it is renewed after two thirds
     #[arg(
         long, value_name = "DURATION", default_value = certificates::DEFAULT_LIFETIME, value_parser = lifetime,
@@ -101,7 +127,11 @@ enum Auth {
 }
 
 impl AgentsArgs {
-    pub fn validate(self, from_dump: bool, insecure: bool) -> Result<AgentsOptions> {
+    pub fn validate(
+        self,
+        from_dump: bool,
+        insecure: bool,
+    ) -> Result<(AgentsOptions, Option<WebhookOptions>)> {
         let (listen, loopback) = (self.agents, self.agents.ip().is_loopback());
         let auth = self
             .agents_auth
@@ -120,7 +150,10 @@ impl AgentsArgs {
         let files = self.agents_tls_cert.zip(self.agents_tls_key);
         let tls = match files.map(|(cert, key)| ServerFiles { cert, key }) {
             Some(files) => Some(AgentsTls::Files(files)),
-            None => self.kept.validate()?.map(AgentsTls::Secret),
+            None => self
+                .kept
+                .validate(self.webhook.is_some())?
+                .map(AgentsTls::Secret),
         };
         if tls.is_none() && !loopback && !insecure {
             bail!(
@@ -128,6 +161,17 @@ impl AgentsArgs {
                  --agents-tls-secret and --agents-ca-config-map, or --agents-tls-cert and --agents-tls-key, or listen on 127.0.0.1, or say --insecure"
             );
         }
+        if let Some(webhook) = self.webhook.filter(|_| tls.is_none()) {
+            bail!(
+                "--webhook {webhook} needs a certificate, because the API server posts over TLS only: give --agents-tls-secret and \
+                 --agents-ca-config-map, or --agents-tls-cert and --agents-tls-key"
+            );
+        }
+        let runtime_class = self.webhook_runtime_class;
+        let webhook = self.webhook.map(|listen| WebhookOptions {
+            listen,
+            runtime_class,
+        });
         let account = match auth {
             Auth::None => None,
             Auth::Token => Some(account(
@@ -135,16 +179,17 @@ impl AgentsArgs {
                 &self.agents_service_account,
             )?),
         };
-        Ok(AgentsOptions {
+        let agents = AgentsOptions {
             listen,
             tls,
             account,
-        })
+        };
+        Ok((agents, webhook))
     }
 }
 
 impl KeptCertificateArgs {
-    fn validate(self) -> Result<Option<CertificateOptions>> {
+    fn validate(self, has_webhook: bool) -> Result<Option<CertificateOptions>> {
         let (Some(secret), Some(config_map)) = (self.agents_tls_secret, self.agents_ca_config_map)
         else {
             return Ok(None);
@@ -164,7 +209,10 @@ impl KeptCertificateArgs {
                  expire before the next one may sign; write a longer lifetime or a shorter delay"
             );
         }
-        let names = certificates::service_names(&self.agents_service, &secret.namespace);
+        let mut names = certificates::service_names(&self.agents_service, &secret.namespace);
+        if has_webhook {
+            names.push(format!("{}.{}.svc", self.webhook_service, secret.namespace));
+        }
         let settings = CertificateSettings {
             dns_names: names,
             lifetime,
@@ -177,6 +225,7 @@ impl KeptCertificateArgs {
             config_map,
             settings,
             read_interval: look_every,
+            webhook_configuration: has_webhook.then_some(self.webhook_configuration),
         }))
     }
 }

@@ -441,7 +441,7 @@ impl ServeArgs {
                 self.listen
             );
         }
-        let agents = self
+        let (agents, webhook) = self
             .agents
             .validate(self.cluster.is_some(), self.insecure)?;
         let has_kept_certificate = matches!(agents.tls, Some(AgentsTls::Secret(_)));
@@ -480,6 +480,7 @@ impl ServeArgs {
             admin,
             tls,
             agents,
+            webhook,
             limits,
             policy,
             traces,

@@ -15,10 +15,10 @@ use crate::kubernetes::dump::{Dump, DumpControlPlane, left_out_text};
 use crate::kubernetes::index::ClusterIndex;
 use crate::kubernetes::observed::ActivityRecordingControlPlane;
 use crate::kubernetes::{
-    AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, tick,
+    AccessReviews, AgentAccount, LeadWith, TokenReviews, conflict_audit, runtime_class, tick,
 };
 use crate::policy_watch::{self, LastGoodStore, OwnPod, PolicyWatch};
-use crate::service::{BundleSource, ServerState};
+use crate::service::{BundleSource, DefaultRuntimeClass, ServerState};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use http::Uri;
@@ -49,6 +49,7 @@ pub struct ServeOptions {
     pub admin: AdminOptions,
     pub tls: Option<TlsFiles>,
     pub agents: AgentsOptions,
+    pub webhook: Option<WebhookOptions>,
     pub limits: RequestLimits,
     pub policy: PolicyOptions,
     /// Where spans go; nowhere without it.
@@ -85,6 +86,14 @@ pub struct AgentsOptions {
     pub tls: Option<AgentsTls>,
     /// The service account whose tokens are admitted; without one, every client is admitted.
     pub account: Option<AgentAccount>,
+}
+
+/// The webhook's address; its certificate is the agents'.
+#[derive(Debug)]
+pub struct WebhookOptions {
+    pub listen: SocketAddr,
+    /// The runtime class of pods that name none, if the cluster has it.
+    pub runtime_class: Option<String>,
 }
 
 /// Where the certificate of the agents' address is.
@@ -229,6 +238,9 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     log_address("the scheduler", &endpoints.scheduler)?;
     log_address("agents", &endpoints.agents)?;
     log_address("operators", &endpoints.operators)?;
+    if let Some(webhook) = &endpoints.webhook {
+        log_address("the webhook", webhook)?;
+    }
     let mut renewing = JoinSet::new();
     for renewal in renewals {
         renewing.spawn(renewal.run(state.metrics.edge.clone()));
@@ -374,7 +386,18 @@ fn open_endpoints(
             agents_tls.clone()
         }
     };
+    let webhook = options.webhook.as_ref().map(|webhook| {
+        secret_certificate
+            .iter_mut()
+            .for_each(|secret_certificate| secret_certificate.addresses.push("webhook"));
+        let listener = listen("--webhook", webhook.listen)?;
+        anyhow::Ok(Endpoint {
+            listener,
+            tls: agents_tls.clone(),
+        })
+    });
     let endpoints = Endpoints {
+        webhook: webhook.transpose()?,
         scheduler: Endpoint {
             listener: scheduler,
             tls: scheduler_tls,
@@ -448,6 +471,8 @@ async fn connect(
                 true => PageAuth::new(Arc::new(AccessReviews::new(reviews)), state.clone()),
                 false => PageAuth::Anyone,
             };
+            let runtime_class = options.webhook.as_ref();
+            let runtime_class = runtime_class.and_then(|webhook| webhook.runtime_class.clone());
             let mut options = kubernetes::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
@@ -455,6 +480,21 @@ async fn connect(
                 let _inside = background.handle().enter();
                 kubernetes::start(client.clone(), state.clone(), options, shutdown.clone())
             };
+            match runtime_class {
+                None => drop(
+                    state
+                        .default_runtime_class
+                        .send_replace(DefaultRuntimeClass::None),
+                ),
+                Some(name) => {
+                    let reading = runtime_class::run(client.clone(), state.clone(), name);
+                    let reading = shutdown
+                        .clone()
+                        .run_until_cancelled_owned(reading)
+                        .map(drop);
+                    tasks.spawn_on(reading, background.handle());
+                }
+            }
             if let Some(secret_certificate) = secret_certificate {
                 // Until then there is none, whoever asks first.
                 state

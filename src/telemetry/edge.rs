@@ -21,7 +21,7 @@ pub struct EdgeMetrics {
 }
 
 /// The labels of the three addresses.
-pub(crate) const ADDRESSES: [&str; 3] = ["scheduler", "agents", "operators"];
+pub(crate) const ADDRESSES: [&str; 4] = ["scheduler", "agents", "operators", "webhook"];
 
 impl EdgeMetrics {
     pub(super) fn new(families: &mut Families) -> Self {

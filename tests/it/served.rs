@@ -290,6 +290,7 @@ pub fn endpoints() -> (Endpoints, [SocketAddr; 3]) {
     let [scheduler, agents, operators] = listeners.map(Endpoint::plain);
     (
         Endpoints {
+            webhook: None,
             scheduler,
             agents,
             operators,

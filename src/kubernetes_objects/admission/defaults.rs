@@ -1,5 +1,5 @@
 //! What a pod that asks for VRAM needs beside and did not say: the operations of the policies `stowage-pod-defaults` and
-//! `stowage-pod-runtime-class` (manifests/components/pod-defaults), in their order.
+//! `stowage-pod-runtime-class` (manifests/components/pod-defaults), in their order; and those of `stowage-debug-defaults`.
 
 use super::{AdmittedContainer, AdmittedPod};
 use serde::Serialize;
@@ -9,7 +9,6 @@ use stowage_scheduling::engines::{DECLARATIONS, Engine};
 const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const FRACTION: &str = "GPU_MEMORY_FRACTION";
 const ENGINE_TYPE: &str = "llm-d.ai/engine-type";
-const OPT_OUT: &str = "stowage.dev/pod-defaults";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// One operation of a JSON patch (RFC 6902); all of them add.
@@ -35,10 +34,7 @@ pub fn defaults(pod: &AdmittedPod<'_>, runtime_class: Option<&str>) -> Vec<Patch
         all.as_ref().is_some_and(|all| all.contains_key(key))
     };
     let labels = pod.metadata.labels.as_ref();
-    let has_opted_out = labels
-        .and_then(|all| all.get(OPT_OUT))
-        .is_some_and(|value| &**value == "false");
-    if !pod.asks_for_vram() || has_opted_out || has(&pod.metadata.annotations, MIRROR) {
+    if !pod.asks_for_vram() || pod.has_opted_out() || has(&pod.metadata.annotations, MIRROR) {
         return Vec::new();
     }
     let mut ops = Vec::new();
@@ -63,6 +59,35 @@ pub fn defaults(pod: &AdmittedPod<'_>, runtime_class: Option<&str>) -> Vec<Patch
     let class = runtime_class.filter(|_| says_none);
     ops.extend(class.map(|name| add("/spec/runtimeClassName", json!(name))));
     ops
+}
+
+/// What is added to the containers that `kubectl debug` brings into a pod that asks for VRAM, which was `before`: one that does not say
+/// which GPUs it sees, sees none.
+pub fn debug_defaults(pod: &AdmittedPod<'_>, before: &AdmittedPod<'_>) -> Vec<PatchOp> {
+    if !pod.asks_for_vram() || pod.has_opted_out() {
+        return Vec::new();
+    }
+    let is_new = |one: &AdmittedContainer<'_>| {
+        let mut debug = before.spec.ephemeral_containers.iter().flatten();
+        !debug.any(|old| *old.name == *one.name)
+    };
+    let debug = pod.spec.ephemeral_containers.iter().flatten();
+    let lacking = debug.enumerate();
+    let lacking =
+        lacking.filter(|(_, container)| is_new(container) && !container.has_variable(DEVICES));
+    let lacking: Vec<(String, bool)> = lacking
+        .map(|(index, container)| {
+            let env = format!("/spec/ephemeralContainers/{index}/env");
+            (env, container.env.as_ref().is_none_or(Vec::is_empty))
+        })
+        .collect();
+    let none = lacking.iter().filter(|(_, has_none)| *has_none);
+    let none = none.map(|(env, _)| add(env.as_str(), json!([])));
+    let void = json!({ "name": DEVICES, "value": "void" });
+    let devices = lacking
+        .iter()
+        .map(|(env, _)| add(format!("{env}/0"), void.clone()));
+    none.chain(devices).collect()
 }
 
 /// In front of each container's own variables, so that these may refer to it.

@@ -6,5 +6,5 @@
 mod defaults;
 mod pod;
 
-pub use defaults::{PatchOp, defaults, patched};
+pub use defaults::{PatchOp, debug_defaults, defaults, patched};
 pub use pod::{AdmittedContainer, AdmittedMetadata, AdmittedPod, AdmittedSpec, Text};

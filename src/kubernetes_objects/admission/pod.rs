@@ -57,6 +57,8 @@ pub struct AdmittedSpec<'a> {
     pub containers: Vec<AdmittedContainer<'a>>,
     #[serde(borrow, skip_serializing_if = "Option::is_none")]
     pub init_containers: Option<Vec<AdmittedContainer<'a>>>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    pub ephemeral_containers: Option<Vec<AdmittedContainer<'a>>>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -121,7 +123,19 @@ pub struct AdmittedMount<'a> {
     pub mount_path: Text<'a>,
 }
 
+/// The label by which a pod or a namespace wants no defaults.
+const OPT_OUT: &str = "stowage.dev/pod-defaults";
+
 impl AdmittedPod<'_> {
+    pub(super) fn has_opted_out(&self) -> bool {
+        let label = self
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|all| all.get(OPT_OUT));
+        label.is_some_and(|value| &**value == "false")
+    }
+
     /// Whether it asks for VRAM; zero is no request.
     pub fn asks_for_vram(&self) -> bool {
         let init = self.spec.init_containers.iter().flatten();

@@ -64,6 +64,7 @@ impl Stowage {
             scheduler: Endpoint::plain(scheduler_listener),
             agents: Endpoint::plain(agents_listener),
             operators: Endpoint::plain(operators_listener),
+            webhook: None,
         };
         let extender = Extender::new(state.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();

@@ -23,6 +23,7 @@ pub mod server;
 pub mod shadow;
 pub mod tls;
 pub mod token_reviews;
+mod webhook;
 pub mod wire;
 
 use crate::service::{BundleSource, ServerState};

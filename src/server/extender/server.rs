@@ -17,7 +17,7 @@ use super::request::{
 };
 use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs, RequestNodes};
-use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
+use super::{Extender, bind, filter, operators, preempt, prioritize, reports, webhook};
 use crate::service::WorkKind;
 use accept::ServedAddress;
 use axum::Router;
@@ -27,6 +27,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::OptionFuture;
 use k8s_openapi::api::core::v1::Pod;
 use std::any::Any;
 use std::future::Future;
@@ -35,6 +37,7 @@ use std::time::{Duration, SystemTime};
 use stowage_kubernetes_objects as objects;
 use stowage_telemetry::traces::PodSpan;
 use tokio_util::sync::CancellationToken;
+use tower::limit::ConcurrencyLimitLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// How long connections and writes in progress may take to end after shutdown begins.
@@ -81,6 +84,8 @@ pub struct Endpoints {
     pub scheduler: Endpoint,
     pub agents: Endpoint,
     pub operators: Endpoint,
+    /// Where the API server has pods completed.
+    pub webhook: Option<Endpoint>,
 }
 
 /// The router of the scheduler's address: kube-scheduler's verbs.
@@ -113,6 +118,16 @@ pub fn agents_router(extender: Extender) -> Router {
             wrong_address("agents post to /v1/reports; the scheduler's verbs are on --listen")
         })
         .layer(CatchPanicLayer::custom(on_panic(&extender, "reports")))
+        .with_state(extender)
+}
+
+/// The router of the webhook's address.
+pub fn webhook_router(extender: Extender) -> Router {
+    Router::new()
+        .route("/admission/pods", post(webhook::complete_pod))
+        .fallback(|| wrong_address("the API server posts reviews of pods to /admission/pods"))
+        .layer(ConcurrencyLimitLayer::new(webhook::CONCURRENT_REVIEWS))
+        .layer(CatchPanicLayer::custom(on_panic(&extender, "webhook")))
         .with_state(extender)
 }
 
@@ -165,6 +180,7 @@ pub async fn serve(
         scheduler,
         agents,
         operators,
+        webhook,
     } = endpoints;
     let for_scheduler = ServedAddress {
         read_buffer: SCHEDULER_READ_BUFFER,
@@ -173,6 +189,13 @@ pub async fn serve(
     };
     let for_agents = small_address("agents", agents.tls, limits.agents);
     let for_operators = small_address("operators", operators.tls, limits.operators);
+    let webhook = webhook.map(|webhook| {
+        let served = small_address("webhook", webhook.tls, limits.operators);
+        let router = webhook_router(extender.clone());
+        background_thread::serve_on_background_thread("webhook", stop.child_token(), |stop| {
+            accept::serve(webhook.listener, served, router, stop)
+        })
+    });
     let reports = agents_router(extender.clone());
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::custom(on_panic(
         &extender,
@@ -196,6 +219,7 @@ pub async fn serve(
             let serving = accept::serve(operators.listener, for_operators, pages, stop);
             async { futures::join!(serving, live).0 }
         }),
+        OptionFuture::from(webhook).map(|served| served.unwrap_or(Ok(()))),
         async {
             stop.cancelled().await;
             state.leadership.set_stopping();

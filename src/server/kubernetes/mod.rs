@@ -39,6 +39,7 @@ pub mod observed;
 mod packing_learner;
 mod page_retry;
 mod request;
+pub mod runtime_class;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tick;

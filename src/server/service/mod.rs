@@ -60,6 +60,17 @@ use stowage_telemetry::Metrics;
 use stowage_telemetry::traces::Traces;
 use tokio::sync::watch;
 
+/// The runtime class of pods that name none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DefaultRuntimeClass {
+    /// Whether the cluster has it is not known yet.
+    #[default]
+    Unknown,
+    /// The cluster has none, or none is to be named.
+    None,
+    Named(String),
+}
+
 pub struct ServerState {
     cluster: Mutex<Cluster>,
     score_cache: Mutex<ScoreCache>,
@@ -73,6 +84,8 @@ pub struct ServerState {
     pub activity: RecentActivity,
     /// The reason why the agents' address has no certificate yet; `None` if it has one, or needs none.
     pub missing_certificate_reason: watch::Sender<Option<String>>,
+    /// What the webhook adds to pods that name no runtime class.
+    pub default_runtime_class: watch::Sender<DefaultRuntimeClass>,
     /// Whether a policy selects by the labels of namespaces, so that these are watched.
     namespaces_wanted: watch::Sender<bool>,
     /// Whether namespaces have been listed, and are watched since.
@@ -134,6 +147,7 @@ impl ServerState {
             refused_reads: RefusedReads::default(),
             activity: RecentActivity::default(),
             missing_certificate_reason: watch::Sender::default(),
+            default_runtime_class: watch::Sender::default(),
             namespaces_wanted,
             namespaces_listed: AtomicBool::default(),
             pod_relists: ChangeCount::default(),

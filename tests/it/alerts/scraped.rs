@@ -150,6 +150,7 @@ fn keeps_a_certificate(setup: &Setup, runtime: &Runtime) {
     create_empty(&setup.api);
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let options = CertificateOptions {
+        webhook_configuration: None,
         secret: "kube-system/stowage-agents-tls".parse().unwrap(),
         config_map: "kube-system/stowage-agents-ca".parse().unwrap(),
         settings: CertificateSettings {

@@ -138,6 +138,7 @@ impl RotatingReplica {
             publication_delay: rotation.publication_delay,
         };
         let options = CertificateOptions {
+            webhook_configuration: None,
             secret: "kube-system/stowage-agents-tls".parse().unwrap(),
             config_map: "kube-system/stowage-agents-ca".parse().unwrap(),
             settings,

@@ -2,7 +2,7 @@
 //! nothing a user wrote is changed, and that a pod of two lines ends on a GPU with its environment.
 
 use super::fleet::node;
-use super::processes::eventually;
+use super::processes::{eventually, free_ports};
 use super::world::{RealControlPlane, manifest};
 use super::{ALWAYS, annotation, wait_until_all_bound};
 use k8s_openapi::api::core::v1::Pod;
@@ -85,9 +85,12 @@ fn pod_of(example: &str, template: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_every_kind_of_workload_are_completed_as_committed() {
-    let Some(world) = installed(true).await else {
-        return;
-    };
+    if let Some(world) = installed(true).await {
+        are_completed_as_committed(&world).await;
+    }
+}
+
+async fn are_completed_as_committed(world: &RealControlPlane) {
     for (name, example, template) in [
         ("pod", "pod.yaml", ""),
         ("deployment", "deployment.yaml", "/spec/template"),
@@ -108,7 +111,7 @@ async fn pods_of_every_kind_of_workload_are_completed_as_committed() {
         ),
     ] {
         let pod = pod_of(example, template);
-        let made = made_of(&world, "default", pod)
+        let made = made_of(world, "default", pod)
             .await
             .unwrap_or_else(|said| panic!("{name}: {said}"));
         let kept = json!({
@@ -123,8 +126,8 @@ async fn pods_of_every_kind_of_workload_are_completed_as_committed() {
     }
     // The example that says all of it itself is left as it is, and is what the short one becomes.
     let full = pod_of("pod-in-full.yaml", "");
-    let made = made_of(&world, "default", full.clone()).await.unwrap();
-    let short = made_of(&world, "default", pod_of("pod.yaml", ""))
+    let made = made_of(world, "default", full.clone()).await.unwrap();
+    let short = made_of(world, "default", pod_of("pod.yaml", ""))
         .await
         .unwrap();
     for field in [
@@ -145,6 +148,57 @@ async fn pods_of_every_kind_of_workload_are_completed_as_committed() {
         names
     };
     assert_eq!(names(&made), names(&short));
+}
+
+/// Before Kubernetes 1.36 there are no such policies, and here none is installed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_of_stowage_completes_pods_as_the_policies_do() {
+    let Some(mut world) = RealControlPlane::start().await else {
+        return;
+    };
+    world.install();
+    let [port] = free_ports();
+    let component = manifest("components/pod-defaults-webhook/webhook.yaml");
+    let service =
+        "service: { name: stowage-webhook, namespace: kube-system, path: /admission/pods }";
+    let url = format!("url: \"https://localhost:{port}/admission/pods\"");
+    let text = std::fs::read_to_string(component).unwrap();
+    assert_eq!(text.matches(service).count(), 2);
+    let applied = world.apply(&text.replace(service, &url), &[]);
+    assert!(applied.is_success, "{}", applied.output);
+    let address = format!("--webhook=127.0.0.1:{port}");
+    let serve = [
+        &ALWAYS[..],
+        &[
+            "--agents-tls-secret=kube-system/stowage-agents-tls",
+            "--agents-ca-config-map=kube-system/stowage-agents-ca",
+            "--ca-publication-delay=1s",
+            &address,
+            "--webhook-runtime-class=nvidia",
+        ],
+    ]
+    .concat();
+    world.stowage = Some(world.serve("stowage", world.ports, &serve));
+    eventually("the webhook completes pods", async || {
+        world.check();
+        let made = made_of(&world, "default", asking()).await.ok()?;
+        (made["spec"]["runtimeClassName"] == "nvidia").then_some(())
+    })
+    .await;
+    are_completed_as_committed(&world).await;
+    what_a_user_wrote_stays(&world).await;
+    labels_opt_out_and_other_containers_get_no_gpu(&world).await;
+
+    // With none that answers, pods are admitted; one that would go past Stowage is told what to write.
+    world.stowage.take().expect("it runs").kill();
+    let mut other = asking();
+    other["spec"]["containers"][0]["resources"] = json!({});
+    assert!(made_of(&world, "default", other).await.is_ok());
+    let told = made_of(&world, "default", asking()).await.unwrap_err();
+    assert!(told.contains("needs spec.schedulerName stowage"), "{told}");
+    let full = pod_of("pod-in-full.yaml", "");
+    let made = made_of(&world, "default", full.clone()).await.unwrap();
+    assert_eq!(made["spec"]["schedulerName"], full["spec"]["schedulerName"]);
 }
 
 fn is_committed(name: &str, actual: &str) {
@@ -262,10 +316,13 @@ async fn an_init_container_asks_for_the_turn_of_a_pod() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_wrote_is_never_changed() {
-    let Some(world) = installed(true).await else {
-        return;
-    };
-    let made = async |pod: Value| made_of(&world, "default", pod).await.unwrap();
+    if let Some(world) = installed(true).await {
+        what_a_user_wrote_stays(&world).await;
+    }
+}
+
+async fn what_a_user_wrote_stays(world: &RealControlPlane) {
+    let made = async |pod: Value| made_of(world, "default", pod).await.unwrap();
     let mut said = asking();
     said["metadata"]["labels"] = json!({ "llm-d.ai/engine-type": "own", "app": "a" });
     said["spec"]["runtimeClassName"] = json!("nvidia-cdi");
@@ -278,7 +335,7 @@ async fn what_a_user_wrote_is_never_changed() {
     said["spec"]["containers"][0]["env"] = own.clone();
     world.create_runtime_class("nvidia-cdi");
     let kept = eventually("the other runtime class is known", async || {
-        made_of(&world, "default", said.clone()).await.ok()
+        made_of(world, "default", said.clone()).await.ok()
     });
     let kept = kept.await;
     assert_eq!(kept["metadata"]["labels"], said["metadata"]["labels"]);
@@ -311,7 +368,7 @@ async fn what_a_user_wrote_is_never_changed() {
         "stowage"
     );
     other["spec"]["schedulerName"] = json!("volcano");
-    let said = made_of(&world, "default", other).await.unwrap_err();
+    let said = made_of(world, "default", other).await.unwrap_err();
     assert!(said.contains("needs spec.schedulerName stowage"), "{said}");
 
     // Pods that ask for none are not touched, whatever else they ask for.
@@ -330,18 +387,21 @@ async fn what_a_user_wrote_is_never_changed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
-    let Some(world) = installed(true).await else {
-        return;
-    };
+    if let Some(world) = installed(true).await {
+        labels_opt_out_and_other_containers_get_no_gpu(&world).await;
+    }
+}
+
+async fn labels_opt_out_and_other_containers_get_no_gpu(world: &RealControlPlane) {
     let mut out = asking();
     out["metadata"]["labels"] = json!({ "stowage.dev/pod-defaults": "false" });
-    let said = made_of(&world, "default", out.clone()).await.unwrap_err();
+    let said = made_of(world, "default", out.clone()).await.unwrap_err();
     assert!(
         said.contains("needs spec.schedulerName stowage"),
         "nothing was added: {said}"
     );
     out["spec"]["schedulerName"] = json!("stowage");
-    let made = made_of(&world, "default", out).await.unwrap();
+    let made = made_of(world, "default", out).await.unwrap();
     assert_eq!(made["spec"]["runtimeClassName"], Value::Null);
     assert_eq!(made["spec"]["containers"][0]["env"], Value::Null);
     assert!(
@@ -360,7 +420,7 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
             .is_success
     );
     eventually("the namespace's label counts", async || {
-        made_of(&world, "by-hand", asking())
+        made_of(world, "by-hand", asking())
             .await
             .is_err()
             .then_some(())
@@ -374,7 +434,7 @@ async fn one_label_opts_out_and_containers_that_need_no_gpu_get_none() {
     ]);
     let containers = several["spec"]["containers"].as_array_mut().unwrap();
     containers.push(json!({ "name": "logs", "image": "logs" }));
-    let made = made_of(&world, "default", several).await.unwrap();
+    let made = made_of(world, "default", several).await.unwrap();
     let void = json!({ "name": "NVIDIA_VISIBLE_DEVICES", "value": "void" });
     let spec = &made["spec"];
     let given = json!([

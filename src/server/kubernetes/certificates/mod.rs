@@ -78,6 +78,8 @@ pub struct CertificateOptions {
     pub settings: CertificateSettings,
     /// How often the two objects are read.
     pub read_interval: Duration,
+    /// The MutatingWebhookConfiguration that gets the CAs.
+    pub webhook_configuration: Option<String>,
 }
 
 /// What certificates are for, and how long they last.

@@ -10,9 +10,12 @@ use super::stored::{SecretContents, read_bundle, write_bundle};
 use super::{CertificateOptions, ObjectName};
 use crate::kubernetes::request::{ApiRequestError, within};
 use crate::service::{FailureStreak, ServerState};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
 use kube::{Api, Client};
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_scheduling::units::{Moment, is_or_are, plural};
@@ -36,6 +39,7 @@ pub async fn run(
 ) {
     let mut keeper = CertificateKeeper {
         secrets: Api::namespaced(client.clone(), &options.secret.namespace),
+        webhooks: Api::all(client.clone()),
         config_maps: Api::namespaced(client, &options.config_map.namespace),
         served: ServedCertificate::new(state.clone(), &options.secret, addresses, Box::new(serve)),
         state,
@@ -59,6 +63,7 @@ pub async fn run(
 struct CertificateKeeper {
     secrets: Api<Secret>,
     config_maps: Api<ConfigMap>,
+    webhooks: Api<MutatingWebhookConfiguration>,
     state: Arc<ServerState>,
     served: ServedCertificate,
     /// The latest resourceVersions of the two objects, and since when they have not changed.
@@ -87,6 +92,12 @@ impl CertificateKeeper {
         let published = config_map.as_ref().map(read_bundle);
         self.served
             .update(&state, published.as_deref(), &self.options);
+        if let SecretContents::Managed(managed) = &state
+            && self.state.leadership.is_leading()
+        {
+            // Before the ConfigMap: a CA that the API server does not have is published nowhere, and signs nothing.
+            self.keep_webhook(&managed.bundle()).await?;
+        }
         let inputs = CertificateInputs {
             secret: &state,
             published: published.as_deref(),
@@ -197,12 +208,45 @@ impl CertificateKeeper {
         Ok(true)
     }
 
+    /// Gives the webhook configuration the CAs, if it has others or none.
+    async fn keep_webhook(&self, bundle: &[&CaCertificate]) -> Result<(), ApiRequestError> {
+        let Some(name) = &self.options.webhook_configuration else {
+            return Ok(());
+        };
+        let read = self.webhooks.get_opt(name);
+        let Some(mut configuration) = within(CERTIFICATE_REQUEST_TIMEOUT, read).await? else {
+            return Ok(());
+        };
+        let pem: String = bundle.iter().map(|ca| &*ca.pem).collect();
+        let bundle = Some(ByteString(pem.into_bytes()));
+        let webhooks = configuration.webhooks.iter_mut().flatten();
+        let others = webhooks.filter(|webhook| webhook.client_config.ca_bundle != bundle);
+        let mut others: Vec<_> = others.collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        for webhook in &mut others {
+            webhook.client_config.ca_bundle.clone_from(&bundle);
+        }
+        let params = PostParams::default();
+        let writing = self.webhooks.replace(name, &params, &configuration);
+        let written = within(CERTIFICATE_REQUEST_TIMEOUT, writing).await;
+        let kind = "MutatingWebhookConfiguration";
+        if self.record_write(written, kind, name)? {
+            info!(
+                webhook = name,
+                "the API server trusts the certificate of the webhook"
+            );
+        }
+        Ok(())
+    }
+
     /// Counts a write's outcome. Returns whether it was written; `false` if another replica has written the object meanwhile.
     fn record_write<T>(
         &self,
         written: Result<T, ApiRequestError>,
         kind: &str,
-        name: &ObjectName,
+        name: impl Display,
     ) -> Result<bool, ApiRequestError> {
         let is_conflict = |error: &ApiRequestError| {
             matches!(error, ApiRequestError::Failed(error)
