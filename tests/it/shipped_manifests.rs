@@ -127,31 +127,34 @@ fn network_policies_guard_every_port(applied: &[Value]) {
         let of_it = policies
             .iter()
             .filter(|policy| is_selected(&policy["spec"]["podSelector"], workload));
-        let of_it: Vec<_> = of_it.collect();
-        assert_eq!(of_it.len(), 1, "{name}");
-        let spec = &of_it[0]["spec"];
-        assert_eq!(
-            spec["policyTypes"],
-            serde_json::json!(["Ingress"]),
-            "{name}"
-        );
         let mut open: Vec<&str> = Vec::new();
-        for rule in items(spec, "ingress") {
-            let ports = items(rule, "ports")
-                .iter()
-                .map(|port| port["port"].as_str().unwrap());
-            open.extend(ports);
+        let mut rules = Vec::new();
+        for policy in of_it {
+            let spec = &policy["spec"];
+            assert_eq!(
+                spec["policyTypes"],
+                serde_json::json!(["Ingress"]),
+                "{name}"
+            );
+            rules.extend(items(spec, "ingress"));
+        }
+        for rule in rules {
+            let ports = items(rule, "ports").iter();
+            let ports: Vec<&str> = ports.map(|port| port["port"].as_str().unwrap()).collect();
             // A rule without peers would admit every client.
             assert!(!items(rule, "from").is_empty(), "{name}: {rule}");
             for peer in items(rule, "from")
                 .iter()
                 .filter(|peer| peer["namespaceSelector"].is_null())
             {
+                // Where the API server is, a policy cannot know.
+                let is_api_server = ports == ["webhook"] && peer["ipBlock"].is_object();
                 let reaches = workloads
                     .iter()
                     .any(|workload| is_selected(&peer["podSelector"], workload));
-                assert!(reaches, "{name}: nobody is {peer}");
+                assert!(is_api_server || reaches, "{name}: nobody is {peer}");
             }
+            open.extend(ports);
         }
         open.sort_unstable();
         let mut ports = port_names(workload);

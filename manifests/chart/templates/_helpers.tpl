@@ -7,6 +7,11 @@ app.kubernetes.io/part-of: stowage
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- /* Whether a webhook completes pods. In shadow mode no pod asks for VRAM. */ -}}
+{{- define "stowage.webhook" -}}
+{{- if and .Values.podDefaults.enabled .Values.podDefaults.webhook (ne .Values.kubeScheduler.mode "shadow") }}true{{ end -}}
+{{- end }}
+
 {{- /* The scheduler's configuration of the mode. */ -}}
 {{- define "stowage.schedulerConfig" -}}
 {{- if eq .Values.kubeScheduler.mode "allocate" -}}

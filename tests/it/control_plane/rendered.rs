@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Every folder that `kubectl apply -k` takes.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 7] = [
     "",
     "base",
     "overlays/cert-manager",
     "overlays/device-plugin-nodes",
     "overlays/shadow",
     "overlays/single-replica",
+    "overlays/webhook",
 ];
 
 /// Kinds of the overlays and examples that others define: group, version, kind, plural.
@@ -229,6 +230,7 @@ fn the_charts_defaults_are_what_kustomize_applies() {
             "kubeScheduler.mode=device-plugin-nodes",
         ),
         ("overlays/cert-manager", "certificates.mode=cert-manager"),
+        ("overlays/webhook", "podDefaults.webhook=true"),
     ] {
         assert_same(
             folder,
