@@ -5,6 +5,8 @@
 
 mod defaults;
 mod pod;
+mod rules;
 
 pub use defaults::{PatchOp, debug_defaults, defaults, patched};
 pub use pod::{AdmittedContainer, AdmittedMetadata, AdmittedPod, AdmittedSpec, Text};
+pub use rules::{Creator, NamespaceFacts, Refusal, refusals};
