@@ -1,7 +1,8 @@
 //! What a pod that asks for VRAM needs beside and did not say: the operations of the policies `stowage-pod-defaults` and
 //! `stowage-pod-runtime-class` (manifests/components/pod-defaults), in their order; and those of `stowage-debug-defaults`.
 
-use super::{AdmittedContainer, AdmittedPod};
+use super::pod::Texts;
+use super::{AdmittedContainer, AdmittedMetadata, AdmittedPod, Text};
 use serde::Serialize;
 use serde_json::{Value, json};
 use stowage_scheduling::engines::{DECLARATIONS, Engine};
@@ -19,10 +20,10 @@ pub struct PatchOp {
     pub value: Value,
 }
 
-fn add(path: impl Into<String>, value: Value) -> PatchOp {
+fn add(path: impl ToString, value: Value) -> PatchOp {
     PatchOp {
         op: "add",
-        path: path.into(),
+        path: path.to_string(),
         value,
     }
 }
@@ -30,33 +31,29 @@ fn add(path: impl Into<String>, value: Value) -> PatchOp {
 /// What is added to a new pod; nothing to one that asks for no VRAM, is a static pod's mirror or has opted out by its label. That a
 /// namespace has opted out is for the caller to know. `runtime_class` is the class for pods that name none, if the cluster has it.
 pub fn defaults(pod: &AdmittedPod<'_>, runtime_class: Option<&str>) -> Vec<PatchOp> {
-    let has = |all: &Option<super::pod::Texts<'_>>, key| {
-        all.as_ref().is_some_and(|all| all.contains_key(key))
-    };
-    let labels = pod.metadata.labels.as_ref();
-    if !pod.asks_for_vram() || pod.has_opted_out() || has(&pod.metadata.annotations, MIRROR) {
+    let value = |all: &'_ Option<Texts<'_>>, key| all.as_ref()?.get(key).map(|one| one.to_string());
+    let AdmittedMetadata {
+        labels,
+        annotations,
+    } = &pod.metadata;
+    if !pod.asks_for_vram() || pod.has_opted_out() || value(annotations, MIRROR).is_some() {
         return Vec::new();
     }
+    let is_unsaid = |field: &Option<Text<'_>>, default| match field.as_deref() {
+        None | Some("") => true,
+        Some(said) => said == default,
+    };
     let mut ops = Vec::new();
-    if matches!(
-        pod.spec.scheduler_name.as_deref(),
-        None | Some("" | "default-scheduler")
-    ) {
+    if is_unsaid(&pod.spec.scheduler_name, "default-scheduler") {
         ops.push(add("/spec/schedulerName", json!("stowage")));
     }
     ops.extend(variables(pod));
-    if let Some(engine) = engine(pod).filter(|_| !has(&pod.metadata.labels, ENGINE_TYPE)) {
+    if let Some(engine) = engine(pod).filter(|_| value(labels, ENGINE_TYPE).is_none()) {
         ops.extend(labels.is_none().then(|| add("/metadata/labels", json!({}))));
-        let escaped = ENGINE_TYPE.replace('/', "~1");
-        ops.push(add(format!("/metadata/labels/{escaped}"), json!(engine)));
+        let path = format!("/metadata/labels/{}", ENGINE_TYPE.replace('/', "~1"));
+        ops.push(add(path, json!(engine)));
     }
-    let says_none = pod
-        .spec
-        .runtime_class_name
-        .as_deref()
-        .unwrap_or_default()
-        .is_empty();
-    let class = runtime_class.filter(|_| says_none);
+    let class = runtime_class.filter(|_| is_unsaid(&pod.spec.runtime_class_name, ""));
     ops.extend(class.map(|name| add("/spec/runtimeClassName", json!(name))));
     ops
 }
@@ -67,120 +64,92 @@ pub fn debug_defaults(pod: &AdmittedPod<'_>, before: &AdmittedPod<'_>) -> Vec<Pa
     if !pod.asks_for_vram() || pod.has_opted_out() {
         return Vec::new();
     }
-    let is_new = |one: &AdmittedContainer<'_>| {
+    let was_there = |one: &AdmittedContainer<'_>| {
         let mut debug = before.spec.ephemeral_containers.iter().flatten();
-        !debug.any(|old| *old.name == *one.name)
+        debug.any(|old| *old.name == *one.name)
     };
+    let (mut none, mut devices) = (Vec::new(), Vec::new());
     let debug = pod.spec.ephemeral_containers.iter().flatten();
-    let lacking = debug.enumerate();
-    let lacking =
-        lacking.filter(|(_, container)| is_new(container) && !container.has_variable(DEVICES));
-    let lacking: Vec<(String, bool)> = lacking
-        .map(|(index, container)| {
-            let env = format!("/spec/ephemeralContainers/{index}/env");
-            (env, container.env.as_ref().is_none_or(Vec::is_empty))
-        })
-        .collect();
-    let none = lacking.iter().filter(|(_, has_none)| *has_none);
-    let none = none.map(|(env, _)| add(env.as_str(), json!([])));
-    let void = json!({ "name": DEVICES, "value": "void" });
-    let devices = lacking
-        .iter()
-        .map(|(env, _)| add(format!("{env}/0"), void.clone()));
-    none.chain(devices).collect()
+    for (n, one) in debug.enumerate() {
+        if was_there(one) || one.has_variable(DEVICES) {
+            continue;
+        }
+        let env = format!("/spec/ephemeralContainers/{n}/env");
+        devices.push(add(
+            format!("{env}/0"),
+            json!({ "name": DEVICES, "value": "void" }),
+        ));
+        if one.env.as_ref().is_none_or(Vec::is_empty) {
+            none.push(add(env, json!([])));
+        }
+    }
+    [none, devices].concat()
 }
 
 /// In front of each container's own variables, so that these may refer to it.
 fn variables(pod: &AdmittedPod<'_>) -> Vec<PatchOp> {
-    let at = |list: &'static str| {
-        move |(index, container)| (format!("/spec/{list}/{index}/env"), container)
-    };
-    let init = pod
-        .spec
-        .init_containers
-        .iter()
-        .flatten()
-        .enumerate()
-        .map(at("initContainers"));
-    let all: Vec<(String, &AdmittedContainer<'_>)> = pod
-        .spec
-        .containers
-        .iter()
-        .enumerate()
-        .map(at("containers"))
-        .chain(init)
-        .collect();
-    let from = |path: String| json!({ "fieldRef": { "fieldPath": format!("metadata.annotations['{path}']") } });
-    let asking = all
-        .iter()
-        .filter(|(_, container)| container.asks_for_vram())
+    let (mut none, mut devices, mut fractions) = (Vec::new(), Vec::new(), Vec::new());
+    let from = |key: &str| json!({ "fieldRef": { "fieldPath": format!("metadata.annotations['{key}']") } });
+    let asking = pod
+        .containers()
+        .filter(|(_, one)| one.asks_for_vram())
         .count();
-    let none = all
-        .iter()
-        .filter(|(_, container)| container.env.as_ref().is_none_or(Vec::is_empty));
-    let none = none.map(|(env, _)| add(env, json!([])));
-    let devices = all
-        .iter()
-        .filter(|(_, container)| !container.has_variable(DEVICES));
-    let devices = devices.map(|(env, container)| {
-        let variable = match container.asks_for_vram() {
-            true => {
-                json!({ "name": DEVICES, "valueFrom": from("stowage.dev/visible-devices".into()) })
-            }
-            false => json!({ "name": DEVICES, "value": "void" }),
-        };
-        add(format!("{env}/0"), variable)
-    });
-    let fractions = all
-        .iter()
-        .filter(|(_, one)| one.asks_for_vram() && !one.has_variable(FRACTION));
-    let fractions = fractions.map(|(env, container)| {
-        // Where several containers ask, each has a fraction of its own: told the pod's, each would use all of it.
-        let prefix = match asking {
-            1 => "stowage.dev".to_owned(),
-            _ => format!("{}.container.stowage.dev", &*container.name),
-        };
-        let variable =
-            json!({ "name": FRACTION, "valueFrom": from(format!("{prefix}/gpu-memory-fraction")) });
-        add(format!("{env}/0"), variable)
-    });
-    none.chain(devices).chain(fractions).collect()
+    for (path, one) in pod.containers() {
+        let (env, first) = (format!("{path}/env"), format!("{path}/env/0"));
+        if one.env.as_ref().is_none_or(Vec::is_empty) {
+            none.push(add(env, json!([])));
+        }
+        if !one.has_variable(DEVICES) {
+            let variable = match one.asks_for_vram() {
+                true => {
+                    json!({ "name": DEVICES, "valueFrom": from("stowage.dev/visible-devices") })
+                }
+                false => json!({ "name": DEVICES, "value": "void" }),
+            };
+            devices.push(add(&first, variable));
+        }
+        if one.asks_for_vram() && !one.has_variable(FRACTION) {
+            // Where several containers ask, each has a fraction of its own: told the pod's, each would use all of it.
+            let key = match asking {
+                1 => "stowage.dev/gpu-memory-fraction".to_owned(),
+                _ => format!("{}.container.stowage.dev/gpu-memory-fraction", &*one.name),
+            };
+            fractions.push(add(
+                &first,
+                json!({ "name": FRACTION, "valueFrom": from(&key) }),
+            ));
+        }
+    }
+    [none, devices, fractions].concat()
 }
 
 /// By the image of the first container that asks for VRAM and has a port: one without may be a batch job that only uses the
 /// engine's library.
 fn engine(pod: &AdmittedPod<'_>) -> Option<&'static str> {
-    let init = pod.spec.init_containers.iter().flatten();
-    let mut all = pod.spec.containers.iter().chain(init);
     let serves =
-        |one: &&AdmittedContainer<'_>| one.ports.as_ref().is_some_and(|ports| !ports.is_empty());
-    let image = all
-        .find(|one| one.asks_for_vram() && serves(one))?
-        .image
-        .as_ref()?;
-    let is_its = |part: &&str| image.contains(*part);
-    let named = DECLARATIONS
+        |one: &AdmittedContainer<'_>| one.ports.as_ref().is_some_and(|ports| !ports.is_empty());
+    let (_, one) = pod
+        .containers()
+        .find(|(_, one)| one.asks_for_vram() && serves(one))?;
+    let image = one.image.as_deref()?;
+    let mut engines = DECLARATIONS
         .iter()
         .rev()
         .filter(|one| one.engine != Engine::Other);
-    named
-        .into_iter()
-        .find(|one| one.images.iter().any(|part| is_its(&part)))
-        .map(|one| one.name)
+    let named = engines.find(|one| one.images.iter().any(|part| image.contains(part)))?;
+    Some(named.name)
 }
 
-/// The pod with the operations carried out, as JSON of what [`AdmittedPod`] reads.
-pub fn patched(pod: &AdmittedPod<'_>, ops: &[PatchOp]) -> Value {
-    let mut patched = serde_json::to_value(pod).expect("names and texts only");
+/// Carries the operations out on the pod's JSON.
+pub fn patch(pod: &mut Value, ops: &[PatchOp]) {
     for PatchOp { path, value, .. } in ops {
         let (parent, key) = path.rsplit_once('/').unwrap_or_default();
-        match patched.pointer_mut(parent) {
-            Some(Value::Array(list)) => list.insert(key.parse().unwrap_or(0), value.clone()),
+        match pod.pointer_mut(parent) {
+            Some(Value::Array(list)) => list.insert(0, value.clone()),
             Some(parent) => parent[key.replace("~1", "/")] = value.clone(),
             None => {}
         }
     }
-    patched
 }
 
 #[cfg(test)]
@@ -218,7 +187,7 @@ mod tests {
     fn a_pod_gets_what_it_did_not_say_in_the_policies_order() {
         let asks = r#""resources": {"limits": {"stowage.dev/vram": "40Gi"}}"#;
         let pod = format!(
-            r#"{{"spec": {{"schedulerName": "default-scheduler",
+            r#"{{"metadata": {{}}, "spec": {{"schedulerName": "default-scheduler",
             "initContainers": [{{"name": "fetch"}}, {{"name": "proxy", "env": [{{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}}]}}],
             "containers": [{{"name": "engine", "image": "vllm/vllm-openai:v0.20.0", "ports": [{{"containerPort": 8000}}], {asks}}},
                 {{"name": "side", "env": [{{"name": "A", "value": "\"b\""}}]}}]}}}}"#
@@ -238,8 +207,8 @@ mod tests {
                 r#"add /spec/runtimeClassName = "nvidia""#,
             ]
         );
-        let parsed: AdmittedPod<'_> = serde_json::from_str(&pod).unwrap();
-        let patched = patched(&parsed, &ops(&pod, None));
+        let mut patched = serde_json::from_str(&pod).unwrap();
+        patch(&mut patched, &ops(&pod, None));
         let names = |at: &str| -> Vec<String> {
             let env = patched
                 .pointer(at)
@@ -339,9 +308,9 @@ mod tests {
             let object = serde_saphyr::from_multiple::<Value>(&text)
                 .unwrap()
                 .swap_remove(0);
-            let pod: AdmittedPod<'_> =
-                Deserialize::deserialize(object.pointer(template).unwrap()).unwrap();
-            let made = patched(&pod, &defaults(&pod, Some("nvidia")));
+            let mut made = object.pointer(template).unwrap().clone();
+            let ops = defaults(&AdmittedPod::deserialize(&made).unwrap(), Some("nvidia"));
+            patch(&mut made, &ops);
             let golden = std::fs::read_to_string(
                 root.join(format!("tests/golden/pod-defaults/{name}.json")),
             )

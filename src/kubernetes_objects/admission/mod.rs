@@ -7,6 +7,6 @@ mod defaults;
 mod pod;
 mod rules;
 
-pub use defaults::{PatchOp, debug_defaults, defaults, patched};
+pub use defaults::{PatchOp, debug_defaults, defaults, patch};
 pub use pod::{AdmittedContainer, AdmittedMetadata, AdmittedPod, AdmittedSpec, Text};
 pub use rules::{Creator, NamespaceFacts, Refusal, refusals};

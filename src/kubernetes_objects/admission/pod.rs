@@ -1,14 +1,13 @@
-//! The part of a pod that admission reads, borrowed from its text. What is not said stays not said, so that a rule's `has()` finds
-//! what it would find on an API server.
+//! The part of a pod that its defaults depend on, borrowed from its text.
 
 use crate::VRAM;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::borrow::{Borrow, Cow};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
 /// A string, borrowed where the text has it without escapes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(transparent)]
 pub struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -28,7 +27,7 @@ impl Borrow<str> for Text<'_> {
 
 pub type Texts<'a> = BTreeMap<Text<'a>, Text<'a>>;
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct AdmittedPod<'a> {
     #[serde(borrow, default)]
     pub metadata: AdmittedMetadata<'a>,
@@ -36,122 +35,89 @@ pub struct AdmittedPod<'a> {
     pub spec: AdmittedSpec<'a>,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct AdmittedMetadata<'a> {
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub labels: Option<Texts<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub annotations: Option<Texts<'a>>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmittedSpec<'a> {
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub scheduler_name: Option<Text<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub runtime_class_name: Option<Text<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub node_name: Option<Text<'a>>,
     #[serde(borrow)]
     pub containers: Vec<AdmittedContainer<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub init_containers: Option<Vec<AdmittedContainer<'a>>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub ephemeral_containers: Option<Vec<AdmittedContainer<'a>>>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Deserialize)]
 pub struct AdmittedContainer<'a> {
     #[serde(borrow)]
     pub name: Text<'a>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub image: Option<Text<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub env: Option<Vec<AdmittedVariable<'a>>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<AdmittedResources<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(borrow, default)]
+    pub resources: AdmittedResources<'a>,
     pub ports: Option<Vec<AdmittedPort>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub volume_mounts: Option<Vec<AdmittedMount<'a>>>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Deserialize)]
 pub struct AdmittedVariable<'a> {
     #[serde(borrow)]
     pub name: Text<'a>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub value: Option<Text<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub value_from: Option<AdmittedSource<'a>>,
 }
 
-/// Where a variable's value comes from; sources other than fields are not told apart.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AdmittedSource<'a> {
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
-    pub field_ref: Option<AdmittedField<'a>>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AdmittedField<'a> {
-    #[serde(borrow)]
-    pub field_path: Text<'a>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct AdmittedResources<'a> {
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub limits: Option<Texts<'a>>,
-    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    #[serde(borrow)]
     pub requests: Option<Texts<'a>>,
 }
 
 /// That there is a port is all that counts.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct AdmittedPort {}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AdmittedMount<'a> {
-    #[serde(borrow)]
-    pub mount_path: Text<'a>,
-}
 
 /// The label by which a pod or a namespace wants no defaults.
 const OPT_OUT: &str = "stowage.dev/pod-defaults";
 
-impl AdmittedPod<'_> {
+impl<'a> AdmittedPod<'a> {
     pub(super) fn has_opted_out(&self) -> bool {
-        let label = self
-            .metadata
-            .labels
-            .as_ref()
-            .and_then(|all| all.get(OPT_OUT));
-        label.is_some_and(|value| &**value == "false")
+        let label = self.metadata.labels.as_ref();
+        label.is_some_and(|all| all.get(OPT_OUT).is_some_and(|value| &**value == "false"))
+    }
+
+    /// Each container, and where it is.
+    pub(super) fn containers(&self) -> impl Iterator<Item = (String, &AdmittedContainer<'a>)> {
+        let at = |list| move |(n, one)| (format!("/spec/{list}/{n}"), one);
+        let init = self.spec.init_containers.iter().flatten().enumerate();
+        let all = self.spec.containers.iter().enumerate();
+        all.map(at("containers"))
+            .chain(init.map(at("initContainers")))
     }
 
     /// Whether it asks for VRAM; zero is no request.
     pub fn asks_for_vram(&self) -> bool {
-        let init = self.spec.init_containers.iter().flatten();
-        (self.spec.containers.iter().chain(init)).any(AdmittedContainer::asks_for_vram)
+        self.containers().any(|(_, one)| one.asks_for_vram())
     }
 }
 
 impl AdmittedContainer<'_> {
     pub(super) fn asks_for_vram(&self) -> bool {
-        let both = |resources: &AdmittedResources<'_>| {
-            let mut amounts = [&resources.limits, &resources.requests]
-                .into_iter()
-                .flatten();
-            amounts.any(|all| all.get(VRAM).is_some_and(|amount| is_positive(amount)))
-        };
-        self.resources.as_ref().is_some_and(both)
+        let AdmittedResources { limits, requests } = &self.resources;
+        let mut amounts = [limits, requests].into_iter().flatten();
+        amounts.any(|all| all.get(VRAM).is_some_and(|amount| is_positive(amount)))
     }
 
     pub(super) fn has_variable(&self, name: &str) -> bool {

@@ -1,14 +1,12 @@
 //! Which new pods the shipped admission policies refuse: their own text (manifests/base/admission-policy.yaml), evaluated here, so
 //! that there is no second account of what they say.
 
-use super::AdmittedPod;
 use cel::extractors::This;
 use cel::{Context, Env, ExecutionError, Program};
 use regex::Regex;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use stowage_scheduling::units::Bytes;
 
@@ -26,11 +24,11 @@ pub enum Creator {
 #[derive(Debug, Clone, Copy)]
 pub struct NamespaceFacts<'a> {
     pub name: &'a str,
-    pub labels: Option<&'a BTreeMap<String, String>>,
+    pub labels: Option<&'a Value>,
 }
 
 /// One rule that refuses a pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub policy: &'static str,
     pub message: &'static str,
@@ -38,133 +36,64 @@ pub struct Refusal {
     pub is_certain: bool,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Object {
-    kind: String,
-    metadata: Named,
-    spec: Spec,
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Spec {
-    match_constraints: Constraints,
-    match_conditions: Vec<Written>,
-    variables: Vec<Written>,
-    validations: Vec<Written>,
-    policy_name: String,
-    match_resources: Constraints,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Constraints {
-    resource_rules: Vec<ResourceRule>,
-    namespace_selector: Selector,
-}
-
-#[derive(Deserialize)]
-struct ResourceRule {
-    operations: Vec<String>,
-    resources: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Selector {
-    match_expressions: Vec<Requirement>,
-}
-
-#[derive(Deserialize)]
-struct Requirement {
-    key: String,
-    operator: String,
-    #[serde(default)]
-    values: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Written {
-    name: String,
-    expression: String,
-    message: String,
-}
+type Named = Vec<(&'static str, Program)>;
 
 /// A policy about new pods, compiled.
 struct Policy {
-    name: String,
-    conditions: Vec<Program>,
-    variables: Vec<(String, Program)>,
-    validations: Vec<(String, Program)>,
-    selector: Selector,
+    name: &'static str,
+    conditions: Named,
+    variables: Named,
+    /// By their messages.
+    validations: Named,
+    /// What the binding requires of a namespace.
+    selector: &'static [Value],
 }
 
+static OBJECTS: LazyLock<Vec<Value>> =
+    LazyLock::new(|| serde_saphyr::from_multiple(SHIPPED).expect("a test reads it"));
+static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
-    let objects: Vec<Object> = serde_saphyr::from_multiple(SHIPPED).expect("tests read it");
-    let (bindings, policies): (Vec<Object>, Vec<Object>) = objects
-        .into_iter()
-        .partition(|one| one.kind.ends_with("Binding"));
-    let mut selectors: BTreeMap<String, Selector> = bindings
-        .into_iter()
-        .map(|one| {
-            (
-                one.spec.policy_name,
-                one.spec.match_resources.namespace_selector,
-            )
-        })
-        .collect();
-    let is_about = |rule: &ResourceRule| {
-        rule.operations.iter().any(|one| one == "CREATE")
-            && rule.resources.iter().any(|one| one == "pods")
-    };
-    let about_pods = policies.into_iter().filter(|one| {
-        one.spec
-            .match_constraints
-            .resource_rules
+    let has = |list: &Value, what: &str| items(list).iter().any(|one| one == what);
+    let is_about_new_pods =
+        |rule: &Value| has(&rule["operations"], "CREATE") && has(&rule["resources"], "pods");
+    let policy = |object: &'static Value| {
+        let spec = &object["spec"];
+        let rules = items(&spec["matchConstraints"]["resourceRules"]);
+        rules.iter().find(|rule| is_about_new_pods(rule))?;
+        let name = &object["metadata"]["name"];
+        let binding = OBJECTS
             .iter()
-            .any(is_about)
-    });
-    about_pods
-        .map(
-            |Object {
-                 metadata: Named { name },
-                 spec,
-                 ..
-             }| Policy {
-                conditions: spec.match_conditions.iter().map(compile).collect(),
-                variables: spec
-                    .variables
-                    .iter()
-                    .map(|one| (one.name.clone(), compile(one)))
-                    .collect(),
-                validations: spec
-                    .validations
-                    .iter()
-                    .map(|one| (one.message.clone(), compile(one)))
-                    .collect(),
-                selector: selectors.remove(&name).unwrap_or_default(),
-                name,
-            },
-        )
-        .collect()
+            .find(|one| one["spec"]["policyName"] == *name)?;
+        let selector = &binding["spec"]["matchResources"]["namespaceSelector"];
+        Some(Policy {
+            name: text(name),
+            conditions: compiled(&spec["matchConditions"], "name"),
+            variables: compiled(&spec["variables"], "name"),
+            validations: compiled(&spec["validations"], "message"),
+            selector: items(&selector["matchExpressions"]),
+        })
+    };
+    OBJECTS.iter().filter_map(policy).collect()
 });
 
-static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+fn items(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
 
-fn compile(written: &Written) -> Program {
-    ENV.compile(&written.expression).expect("tests evaluate it")
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn compiled(list: &'static Value, key: &str) -> Named {
+    let compile = |text: &str| ENV.compile(text).expect("a test evaluates it");
+    let all = items(list).iter();
+    all.map(|one| (text(&one[key]), compile(text(&one["expression"]))))
+        .collect()
 }
 
 /// The rules that refuse the creation of a pod, none if it is taken. What the API server and its mutating policies add is there
-/// already.
-pub fn refusals(pod: &AdmittedPod<'_>, namespace: NamespaceFacts<'_>, by: Creator) -> Vec<Refusal> {
+/// already; of the pod, only `metadata` and `spec` count.
+pub fn refusals(pod: &Value, namespace: NamespaceFacts<'_>, by: Creator) -> Vec<Refusal> {
     let groups = match by {
         Creator::Anyone => json!([]),
         Creator::Kubelet => json!(["system:nodes"]),
@@ -173,24 +102,23 @@ pub fn refusals(pod: &AdmittedPod<'_>, namespace: NamespaceFacts<'_>, by: Creato
         "operation": "CREATE", "kind": { "kind": "Pod" }, "userInfo": { "username": "", "groups": groups },
     });
     let mut context = Context::with_env(ENV.clone());
-    let object = cel::to_value(pod).expect("names and texts only");
-    context.add_variable_from_value("object", object);
-    context.add_variable_from_value(
-        "request",
-        cel::to_value(request).expect("names and texts only"),
-    );
+    for (name, value) in [("object", pod), ("request", &request)] {
+        let value = cel::to_value(value).expect("JSON is a part of CEL");
+        context.add_variable_from_value(name, value);
+    }
     add_functions(&mut context).expect("none of them is CEL's own");
     let judge = |policy: &'static Policy| {
-        let selected = policy.selector.takes(namespace);
+        let selected = selects(policy.selector, namespace);
         let broken = match selected {
             Some(false) => Vec::new(),
             _ => policy.broken(&mut context),
         };
-        broken.into_iter().map(move |message| Refusal {
-            policy: &policy.name,
+        let refusal = move |message| Refusal {
+            policy: policy.name,
             message,
             is_certain: selected.is_some(),
-        })
+        };
+        broken.into_iter().map(refusal)
     };
     POLICIES.iter().flat_map(judge).collect()
 }
@@ -204,7 +132,7 @@ impl Policy {
         if self
             .conditions
             .iter()
-            .any(|condition| is(condition, context, false))
+            .any(|(_, one)| is(one, context, false))
         {
             return Vec::new();
         }
@@ -212,43 +140,39 @@ impl Policy {
         for (name, program) in &self.variables {
             context.add_variable_from_value("variables", variables.clone());
             // Only a rule that uses it fails with it.
-            if let Ok(value) = program.execute(context) {
-                variables.insert(name.clone(), value);
-            }
+            variables.extend(program.execute(context).ok().map(|value| (*name, value)));
         }
         context.add_variable_from_value("variables", variables);
         let broken = self
             .validations
             .iter()
             .filter(|(_, rule)| !is(rule, context, true));
-        broken.map(|(message, _)| message.as_str()).collect()
+        broken.map(|(message, _)| *message).collect()
     }
 }
 
-impl Selector {
-    /// `None` where that depends on labels that are not known.
-    fn takes(&self, namespace: NamespaceFacts<'_>) -> Option<bool> {
-        let met = self.match_expressions.iter().map(|one| {
-            let value = match (one.key.as_str(), namespace.labels) {
-                ("kubernetes.io/metadata.name", _) => Some(namespace.name),
-                (key, Some(labels)) => labels.get(key).map(String::as_str),
-                (_, None) => return None,
-            };
-            let is_listed =
-                value.is_some_and(|value| one.values.iter().any(|listed| listed == value));
-            Some(match one.operator.as_str() {
-                "In" => is_listed,
-                "NotIn" => !is_listed,
-                "Exists" => value.is_some(),
-                _ => value.is_none(),
-            })
-        });
-        let met: Vec<Option<bool>> = met.collect();
-        match met.contains(&Some(false)) {
-            true => Some(false),
-            false => met.into_iter().collect::<Option<Vec<bool>>>().map(|_| true),
+/// Whether a selector takes a namespace; `None` where that depends on labels that are not known.
+fn selects(requirements: &[Value], namespace: NamespaceFacts<'_>) -> Option<bool> {
+    let is_met = |one: &Value| {
+        let value = match text(&one["key"]) {
+            "kubernetes.io/metadata.name" => Some(namespace.name),
+            key => namespace.labels?[key].as_str(),
+        };
+        match text(&one["operator"]) {
+            "NotIn" => Some(
+                !items(&one["values"])
+                    .iter()
+                    .any(|listed| listed.as_str() == value),
+            ),
+            "DoesNotExist" => Some(value.is_none()),
+            _ => None,
         }
-    }
+    };
+    let met: Vec<Option<bool>> = requirements.iter().map(is_met).collect();
+    let first = |what| met.iter().find(|one| **one == what);
+    *first(Some(false))
+        .or_else(|| first(None))
+        .unwrap_or(&Some(true))
 }
 
 /// What Kubernetes adds to CEL, as far as the policies use it.
@@ -285,10 +209,11 @@ fn add_functions(context: &mut Context<'_, '_>) -> Result<(), cel::DeclarationEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use std::collections::BTreeMap;
 
     /// As an API server has it: amounts are texts, and names and a scheduler are there.
     fn stored(mut pod: Value) -> Value {
+        pod["metadata"]["name"] = "row".into();
         let spec = pod
             .as_object_mut()
             .unwrap()
@@ -331,32 +256,30 @@ mod tests {
             .filter(|row| row["pod"].is_object() && row["debug"].is_null() && row["bind"].is_null())
         {
             let pod = stored(row["pod"].clone());
-            let pod =
-                AdmittedPod::deserialize(&pod).unwrap_or_else(|error| panic!("{row}: {error}"));
             let name = row["in"].as_str().unwrap_or("team-a");
-            let exempt =
-                BTreeMap::from([("stowage.dev/all-gpus".to_owned(), "allowed".to_owned())]);
             let labels = match name {
-                "gpu-operator" | "monitoring" => exempt,
-                _ => BTreeMap::new(),
+                "gpu-operator" | "monitoring" => json!({ "stowage.dev/all-gpus": "allowed" }),
+                _ => json!({}),
             };
             let by = match row["by"].as_str() {
                 Some("kubelet") => Creator::Kubelet,
                 _ => Creator::Anyone,
             };
-            let said = refusals(
-                &pod,
-                NamespaceFacts {
-                    name,
-                    labels: Some(&labels),
-                },
-                by,
-            );
+            let judged = |labels| refusals(&pod, NamespaceFacts { name, labels }, by);
+            let said = judged(Some(&labels));
             let is_right = match row["refused"].as_str() {
                 Some(reason) => said.iter().any(|refusal| refusal.message.contains(reason)),
                 None => said.is_empty(),
             };
             assert!(is_right, "{row}: {said:?}");
+            assert!(said.iter().all(|one| one.is_certain), "{row}");
+            // What the labels decide is uncertain without them; what they do not, is certain.
+            let is_certain = |one: &Refusal| one.is_certain;
+            assert!(
+                judged(None).iter().all(|one| is_certain(one)
+                    == (name == "kube-system" || one.policy != "stowage-visible-devices")),
+                "{row}"
+            );
             seen += 1;
         }
         assert!(seen > 90, "{seen}");
