@@ -19,6 +19,7 @@ mod plan;
 mod plugin;
 mod pod_argument;
 mod policy;
+mod preflight;
 mod recording;
 mod reference;
 mod replay;
@@ -46,6 +47,7 @@ use models::ModelsArgs;
 use node_agent::AgentArgs;
 use output::OutputArgs;
 use plan::PlanArgs;
+use preflight::PreflightArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use recording::RecordArgs;
 use reference::{CompletionArgs, ManArgs};
@@ -87,7 +89,7 @@ pub struct Cli {
 
 /// Exit codes of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if standard output \
-                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy`, `replay` and `top`, 1 is a \
+                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy`, `preflight`, `replay` and `top`, 1 is a \
                           negative answer and 2 means that there is no answer.";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
@@ -113,6 +115,8 @@ enum Command {
     Estimate(Box<EstimateArgs>),
     /// Plan clusters that do not exist yet: how many GPUs some pods need
     Plan(PlanArgs),
+    /// Show what an installation would do to a cluster: its pods, whose nodes would be whose, and what is missing
+    Preflight(PreflightArgs),
     /// Show where models are loaded, asleep or on disk, and how soon a pod of each answers
     Models(ModelsArgs),
     /// Show the fleet live: nodes, GPUs, pods, what waits, and models
@@ -320,6 +324,7 @@ impl Cli {
             }
             Command::Policy(args) => args.run(),
             Command::Plan(args) => args.run(),
+            Command::Preflight(args) => args.run(),
             Command::Bundle(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())

@@ -9,8 +9,18 @@ use std::path::Path;
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
 const PROGRAM_NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
 /// The commands that the plugin has.
-const COMMANDS: [&str; 10] = [
-    "bundle", "estimate", "explain", "models", "plan", "policy", "replay", "top", "ui", "version",
+const COMMANDS: [&str; 11] = [
+    "bundle",
+    "estimate",
+    "explain",
+    "models",
+    "plan",
+    "policy",
+    "preflight",
+    "replay",
+    "top",
+    "ui",
+    "version",
 ];
 
 /// Whether the process was started under the plugin's name.

@@ -360,6 +360,7 @@ fn every_command_that_checks_documents_its_exit_codes() {
         &["estimate"],
         &["explain"],
         &["models"],
+        &["preflight"],
         &["uninstall"],
         &["demo"],
         &["policy", "check"],

@@ -41,6 +41,7 @@ mod plan_capacity;
 mod planner;
 mod policy_check;
 mod policy_diff;
+mod preflight;
 mod printed;
 mod process;
 mod publish;

@@ -58,6 +58,7 @@ impl World {
                 "--pods=manifests/examples/three-models.yaml",
                 "--nodes=gpus=4,gpu=A100-80GB",
             ],
+            "preflight" => &[&dump],
             "models" => &[&server],
             "top" => &["--once", &server],
             "replay" => &["tests/fixtures/recordings/control-plane.stowrec"],

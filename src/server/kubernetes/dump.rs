@@ -65,6 +65,8 @@ pub enum DumpError {
         named(.path)
     )]
     NoKind { path: PathBuf, item: usize },
+    #[error("{}: the list has no `kind`, which is its last line: the file is cut off; save what `kubectl get nodes,pods -A -o yaml` prints, whole", named(.path))]
+    CutOff { path: PathBuf },
     #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", named(.path))]
     NoNodes { path: PathBuf },
 }
@@ -243,6 +245,11 @@ impl Dump {
             path: self.path.clone(),
             error: Box::new(error),
         })?;
+        let is_cut_off = |one: &Value| one.get("items").is_some() && one.get("kind").is_none();
+        if documents.iter().any(is_cut_off) {
+            let path = self.path.clone();
+            return Err(DumpError::CutOff { path });
+        }
         let items = documents.into_iter().flat_map(|mut document| {
             match document.get_mut("items").map(Value::take) {
                 Some(Value::Array(items)) => items,
@@ -291,6 +298,19 @@ impl<'a> DumpItem<'a> {
             Self::Value(value) => T::deserialize(value),
         }
     }
+}
+
+/// Adds nodes, and the devices that DRA drivers publish for them, to the ledger, and nothing else.
+pub fn load_nodes(nodes: &[Node], slices: &[ResourceSlice], state: &ServerState) {
+    let mut index = ClusterIndex::default();
+    index.begin_node_list();
+    index.begin_slice_list(state);
+    nodes.iter().for_each(|node| index.apply_node(state, node));
+    for slice in slices {
+        index.apply_slice(state, slice);
+    }
+    index.end_node_list(state);
+    index.end_slice_list(state);
 }
 
 /// In-memory control plane of a dump: which pod is on which node.
@@ -615,6 +635,7 @@ mod tests {
             "dump: item 1 (B): missing field `name`",
         );
         wrong("- a\n", "item 0 has no `kind`");
+        wrong("apiVersion: v1\nitems:\n- kind: A\n  name: a\n", "cut off");
     }
 
     #[test]
