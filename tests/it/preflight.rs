@@ -383,30 +383,6 @@ fn each_node_is_stowages_anothers_or_unclear_with_the_reason() {
     );
 }
 
-/// The labels that the agents' manifest names.
-#[test]
-fn the_advised_label_and_its_like_are_those_of_the_agents_manifest() {
-    let manifest = std::fs::read_to_string("manifests/base/agent.yaml").unwrap();
-    let keys = manifest
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- matchExpressions: [{ key: "));
-    let mut seen = 0;
-    for key in keys.map(|line| line.split(',').next().unwrap()) {
-        let items = json!([node("a", json!({ key: "true" }), json!({}))]);
-        assert_eq!(
-            named(
-                &read(&preflight(&[items], &["-o", "json"])),
-                "nodes",
-                "unclear"
-            ),
-            ["a"],
-            "{key}"
-        );
-        seen += 1;
-    }
-    assert_eq!(seen, 5);
-}
-
 #[test]
 fn a_dump_that_is_cut_off_is_no_answer() {
     let whole = list(&json!([exporter("a"), namespace("monitoring", json!({}))]));

@@ -7,19 +7,12 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use stowage_scheduling::ledger::GPU_LABELS;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::{Dump, DumpError};
 
 /// The runtime class of the shipped manifests.
 pub const RUNTIME_CLASS: &str = "nvidia";
-/// Labels of which each has the agent run on a node (manifests/base/agent.yaml).
-const AGENT_LABELS: [&str; 5] = [
-    "nvidia.com/gpu.present",
-    "feature.node.kubernetes.io/pci-10de.present",
-    "feature.node.kubernetes.io/pci-0302_10de.present",
-    "feature.node.kubernetes.io/pci-0300_10de.present",
-    "nvidia.com/gpu.deploy.dra-driver",
-];
 const DRIVER_LABEL: &str = "nvidia.com/cuda.driver-version.full";
 /// The first minor version whose API server completes pods.
 const COMPLETING: u32 = 36;
@@ -32,13 +25,13 @@ const GPU_IMAGES: [&str; 5] = [
     "hami",
 ];
 /// Switches of a ClusterPolicy, and what one that is not there means.
-const SWITCHES: [(&str, &str, bool); 6] = [
-    ("driver", "enabled", true),
-    ("toolkit", "enabled", true),
-    ("devicePlugin", "enabled", true),
-    ("dcgmExporter", "enabled", true),
-    ("cdi", "enabled", true),
-    ("cdi", "nriPluginEnabled", false),
+const SWITCHES: [(&str, bool); 6] = [
+    ("driver.enabled", true),
+    ("toolkit.enabled", true),
+    ("devicePlugin.enabled", true),
+    ("dcgmExporter.enabled", true),
+    ("cdi.enabled", true),
+    ("cdi.nriPluginEnabled", false),
 ];
 /// A dump without one of these kinds does not say whether there is none.
 const KINDS: [(&str, &str); 7] = [
@@ -95,7 +88,7 @@ pub struct Facts {
 
 pub fn has_agent_label(node: &Node) -> bool {
     let mut labels = node.metadata.labels.iter().flatten();
-    labels.any(|(key, value)| AGENT_LABELS.contains(&key.as_str()) && value == "true")
+    labels.any(|(key, value)| GPU_LABELS.contains(&key.as_str()) && value == "true")
 }
 
 impl Facts {
@@ -108,6 +101,10 @@ impl Facts {
                     "ResourceSlice" => facts.slices.push(item.parse()?),
                     "Namespace" | "DaemonSet" | "RuntimeClass" | "ClusterPolicy" => {
                         let object: Value = item.parse()?;
+                        // Others have a kind of that name, too.
+                        if kind == "ClusterPolicy" && object["apiVersion"] != "nvidia.com/v1" {
+                            return Ok(());
+                        }
                         let [namespace, name] = ["namespace", "name"]
                             .map(|key| object["metadata"][key].as_str().unwrap_or_default());
                         let name = [namespace, name].join("/");
@@ -177,11 +174,10 @@ impl Facts {
                 .map(|(name, class)| format!("RuntimeClass {name}: handler {}", class["handler"])),
         );
         found.extend(self.of_kind("ClusterPolicy").map(|(name, object)| {
-            let switch = |(part, key, default): (&str, &str, bool)| {
-                format!(
-                    "{part}.{key} {}",
-                    object["spec"][part][key].as_bool().unwrap_or(default)
-                )
+            let switch = |(name, default): (&str, bool)| {
+                let said = object.pointer(&format!("/spec/{}", name.replace('.', "/")));
+                let value = said.and_then(Value::as_bool).unwrap_or(default);
+                format!("{name} {value}")
             };
             format!("ClusterPolicy {name}: {}", SWITCHES.map(switch).join(", "))
         }));

@@ -56,30 +56,26 @@ fn owner(object: &Node, state: &ServerState) -> (Owner, String) {
         .first()
         .cloned()
         .or_else(|| rules.other_allocator(&signs));
-    match (warning, node.kind, node.devices.first()) {
-        (Some(warning @ NodeWarning::OtherAllocator { .. }), ..) => {
-            (Owner::Other, warning.to_string())
-        }
-        (Some(warning), ..) => (Owner::Unclear, warning.to_string()),
-        (None, NodeKind::DevicePlugin, _) => {
-            let resource = resources(object).find(|name| PluginResource::is_plugin_resource(name));
-            (
-                Owner::Other,
-                format!("a device plugin hands out {}", resource.unwrap_or_default()),
-            )
-        }
-        (None, NodeKind::Dra, _) => (Owner::Other, "a DRA driver publishes its GPUs".into()),
-        (None, NodeKind::Stowage, Some(gpu)) => {
+    let plugin = resources(object).find(|name| PluginResource::is_plugin_resource(name));
+    match (plugin, node.kind, warning, node.devices.first()) {
+        (Some(resource), ..) => (
+            Owner::Other,
+            format!("a device plugin hands out {resource}"),
+        ),
+        (_, NodeKind::Dra, ..) => (Owner::Other, "a DRA driver publishes its GPUs".into()),
+        (_, _, Some(warning), _) => match warning {
+            NodeWarning::OtherAllocator { .. } => (Owner::Other, warning.to_string()),
+            _ => (Owner::Unclear, warning.to_string()),
+        },
+        (.., Some(gpu)) => {
             let gpus = plural(node.devices.len(), "GPU");
-            (
-                Owner::Stowage,
-                format!("{gpus} {}, which nothing else hands out", gpu.model),
-            )
+            let why = format!("{gpus} {}, which nothing else hands out", gpu.model);
+            (Owner::Stowage, why)
         }
-        (None, NodeKind::Stowage, None) if has_agent_label(object) => (
+        _ if has_agent_label(object) => (
             Owner::Unclear,
             "no label says which GPUs it has; an agent will".into(),
         ),
-        (None, NodeKind::Stowage, None) => (Owner::NoGpus, "no label says that it has GPUs".into()),
+        _ => (Owner::NoGpus, "no label says that it has GPUs".into()),
     }
 }
