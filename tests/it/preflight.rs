@@ -274,6 +274,15 @@ fn a_pod_that_asks_for_vram_is_completed_before_it_is_judged() {
         "{added}"
     );
     assert_eq!(named(&answer, "workloads", "refused"), ["Pod team-b/asks"]);
+    // Its namespace's label would not help.
+    let refused = answer["workloads"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|one| one["verdict"] == "refused");
+    let remedies = refused.unwrap()["remedies"].as_array().unwrap();
+    assert_eq!(remedies.len(), 1);
+    assert_eq!(remedies[0]["command"], "kubectl -n team-b edit Pod asks");
 }
 
 fn node(name: &str, labels: Value, resources: Value) -> Value {

@@ -6,7 +6,7 @@ use super::{Gap, Group, gap};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use stowage_scheduling::ledger::GPU_LABELS;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::{Dump, DumpError};
@@ -218,19 +218,13 @@ impl Facts {
                 format!("kubectl apply -f - <<< '{class}'"),
             ));
         }
-        let exempt = workloads
+        let sets = workloads
             .iter()
-            .filter(|one| one.verdict != Verdict::Completed);
-        let mut namespaces: Vec<&str> = exempt
-            .filter_map(|one| Some(one.names[0].strip_prefix("DaemonSet ")?.split_once('/')?.0))
-            .collect();
-        namespaces.dedup();
-        missing.extend(namespaces.into_iter().map(|name| {
-            gap(
-                format!("the label of {name}, whose DaemonSets see all GPUs"),
-                label_command(name),
-            )
-        }));
+            .filter(|one| one.names[0].starts_with("DaemonSet "));
+        let remedies = sets.flat_map(|one| one.remedies.iter().map(|remedy| &remedy.command));
+        let labels: BTreeSet<&String> = remedies.filter(|one| one.contains(" label ")).collect();
+        let exempt = |command| gap("the exemption of DaemonSets that see all GPUs", command);
+        missing.extend(labels.into_iter().map(exempt));
         let minor = |node: &Node| {
             let version = &node.status.as_ref()?.node_info.as_ref()?.kubelet_version;
             version.split('.').nth(1)?.parse::<u32>().ok()

@@ -111,25 +111,13 @@ impl PreflightArgs {
 }
 
 fn text(answer: &Preflight, columns: Columns) -> String {
-    let mut text = format!("{}\n", plural(answer.pods, "pod"));
-    for verdict in pods::Verdict::ALL {
-        let of = answer.workloads.iter().filter(|one| one.verdict == verdict);
-        let pods = of.map(|one| one.count).sum::<usize>();
-        if pods > 0 {
-            text += &format!("  - {pods} {}\n", verdict.sentence());
-        }
-    }
+    let changed = answer.workloads.iter().map(|one| one.count).sum::<usize>();
+    let pods = plural(answer.pods, "pod");
+    let mut text = format!("{pods}, of which {changed} would not be created as they are\n");
     for one in &answer.workloads {
-        text += &format!(
-            "\n{:?}: {}, {}\n",
-            one.verdict,
-            one.names.join(", "),
-            plural(one.count, "pod")
-        );
-        one.why
-            .iter()
-            .for_each(|why| text += &format!("  - {why}\n"));
-        text += &gaps(&one.remedies);
+        let (name, pods) = (&one.names[0], plural(one.count, "pod"));
+        text += &format!("\n{name}, {pods}: {}\n", one.verdict.sentence());
+        text += &(list(&one.why) + &gaps(&one.remedies));
     }
     text += "\nNodes\n";
     for one in &answer.nodes {
@@ -137,22 +125,18 @@ fn text(answer: &Preflight, columns: Columns) -> String {
         if let Some(more @ 1..) = one.count.checked_sub(MAX_NAMES) {
             names += &format!(" and {more} more");
         }
-        text += &format!(
-            "  - {:?}, {}: {} ({names})\n",
-            one.verdict,
-            one.count,
-            one.why.join("; ")
-        );
+        let (count, why) = (one.count, one.why.join("; "));
+        text += &format!("  - {:?}, {count}: {why} ({names})\n", one.verdict);
     }
-    text += "\nFound\n";
-    answer
-        .found
-        .iter()
-        .for_each(|what| text += &format!("  - {what}\n"));
+    text += &format!("\nFound\n{}", list(&answer.found));
     for (title, all) in [("Unknown", &answer.unknown), ("Missing", &answer.missing)] {
         text += &format!("\n{title}\n{}", gaps(all));
     }
     columns.wrap(&text)
+}
+
+fn list(all: &[String]) -> String {
+    all.iter().map(|one| format!("  - {one}\n")).collect()
 }
 
 fn gaps(all: &[Gap]) -> String {

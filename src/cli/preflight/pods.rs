@@ -27,16 +27,14 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    pub const ALL: [Self; 4] = [Self::Refused, Self::Warned, Self::Unknown, Self::Completed];
-
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::Refused => "would be refused when created again",
-            Self::Warned => "would bring a warning, as the policy's mode is shadow",
+            Self::Refused => "refused, when created again",
+            Self::Warned => "created with a warning, in shadow mode",
             Self::Unknown => {
-                "would be refused, unless their namespace has the label stowage.dev/all-gpus: the dump does not say"
+                "refused, unless the namespace is exempt, which the dump does not show"
             }
-            Self::Completed => "would be completed",
+            Self::Completed => "completed",
         }
     }
 }
@@ -60,7 +58,10 @@ pub fn judge(
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 let own_name = || ("Pod", pod.metadata.name.as_deref().unwrap_or_default());
                 let (kind, name) = objects::workload(&pod).unwrap_or_else(own_name);
-                let remedies = remedies(verdict, namespace, kind, name);
+                let remedies = match verdict {
+                    Verdict::Completed => Vec::new(),
+                    _ => remedies(&why, namespace, kind, name),
+                };
                 let key = (
                     verdict,
                     printable(&format!("{kind} {namespace}/{name}")),
@@ -135,24 +136,32 @@ fn verdict(
     })
 }
 
-/// What can be done, each under its condition.
-fn remedies(verdict: Verdict, namespace: &str, kind: &str, name: &str) -> Vec<Gap> {
-    let all = gap("if its pods may see all GPUs", label_command(namespace));
-    let none = |command| {
-        gap(
-            "if it needs no GPU, or has it by a claim: void",
-            format!("kubectl -n {namespace} {command}"),
-        )
+/// What can be done about these messages, each under its condition.
+fn remedies(why: &[String], namespace: &str, kind: &str, name: &str) -> Vec<Gap> {
+    let has = |parts: [&str; 2]| {
+        why.iter()
+            .any(|one| parts.iter().all(|part| one.contains(part)))
     };
-    match kind {
-        _ if verdict == Verdict::Completed => Vec::new(),
-        "DaemonSet" => vec![all],
-        "Deployment" | "StatefulSet" | "ReplicaSet" | "CronJob" => {
-            vec![
-                none(format!("set env {kind}/{name} NVIDIA_VISIBLE_DEVICES=void")),
-                all,
-            ]
-        }
-        _ => vec![none(format!("edit {kind} {name}")), all],
-    }
+    let wants_variable = has(["NVIDIA_VISIBLE_DEVICES", "must "]);
+    let all = has([VISIBLE_DEVICES, ""])
+        .then(|| gap("if its pods may see all GPUs", label_command(namespace)));
+    let (when, command) = match kind {
+        "DaemonSet" if wants_variable => return Vec::from_iter(all),
+        "Deployment" | "StatefulSet" | "ReplicaSet" | "CronJob" if wants_variable => (
+            "",
+            format!("set env {kind}/{name} NVIDIA_VISIBLE_DEVICES=void"),
+        ),
+        _ => ("as the message says; ", format!("edit {kind} {name}")),
+    };
+    let none = if wants_variable {
+        "void, if it needs no GPU or has it by a claim"
+    } else {
+        ""
+    };
+    let when = [when, none].concat();
+    let own = gap(
+        when.trim_end_matches("; "),
+        format!("kubectl -n {namespace} {command}"),
+    );
+    [own].into_iter().chain(all).collect()
 }
