@@ -2,5 +2,6 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod assess;
 pub mod capacity_plan;
 pub mod estimate;

@@ -36,6 +36,9 @@ use stowage_scheduling::vocabulary::device_plugin::GpuRequest;
 use stowage_scheduling::vocabulary::node::NodeKind;
 use trial::{CandidateNodes, Obstacle, Obstacles, Trial, TrialSetting};
 
+/// The most copies that are tried.
+const MAX_COPIES: u64 = 100_000;
+
 /// The fewest GPUs that hold the pods, as far as they can be held.
 pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
     let setting = TrialSetting::new(question);
@@ -73,6 +76,32 @@ pub fn plan(question: &CapacityQuestion) -> CapacityPlan {
         plan.fewer_alone = fewer_alone(&setting, &search, &found.fleet, &possible);
     }
     plan
+}
+
+/// How many copies of a pod fit on so many GPUs of each kind, beside the question's pods that Stowage places.
+pub fn copies_beside(question: &CapacityQuestion, fleet: &[u32], copy: &PodToPlace) -> u32 {
+    let kinds = question.node_kinds.iter().zip(fleet);
+    let most = kinds.map(|(kind, gpus)| {
+        let each = kind.gpu.total.0 / copy.demand.per_gpu.0.max(1 << 20);
+        each.saturating_mul(u64::from(*gpus))
+    });
+    let most = most.sum::<u64>().min(MAX_COPIES) as usize;
+    let own = question.pods.len();
+    let mut question = question.clone();
+    question.pods.extend(std::iter::repeat_n(copy, most).cloned());
+    let setting = TrialSetting::new(&question);
+    let mut trial = Trial::new(&setting);
+    for (kind, gpus) in fleet.iter().enumerate() {
+        trial.add_nodes(kind, *gpus);
+    }
+    let by_vram = (0..own).filter(|index| !setting.pod(*index).demand.is_allocated_externally());
+    let indices: Vec<usize> = by_vram.collect();
+    for index in PlacingOrder::ExclusiveFirst.arrange(&question.pods, &indices) {
+        // One without a place takes none from the copies.
+        let _ = trial.place(index, CandidateNodes::Any);
+    }
+    let fits = |index: &usize| trial.place(*index, CandidateNodes::Any).is_ok();
+    (own..own + most).take_while(fits).count() as u32
 }
 
 fn build_plan(

@@ -24,7 +24,7 @@ pub struct PodLines {
 const GIB: u64 = 1 << 30;
 
 /// Rounds up to a whole GiB, saturated at 64 bits.
-pub(super) fn round_up_to_gib(bytes: Bytes) -> Bytes {
+pub(crate) fn round_up_to_gib(bytes: Bytes) -> Bytes {
     Bytes(bytes.0.checked_next_multiple_of(GIB).unwrap_or(u64::MAX))
 }
 
