@@ -200,7 +200,7 @@ impl Access {
     }
 }
 
-fn connector(
+pub fn connector(
     tls: &ClientConfig,
     server_name: Option<ServerName<'static>>,
 ) -> HttpsConnector<HttpConnector> {

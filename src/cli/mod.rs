@@ -4,6 +4,7 @@ mod access;
 mod address;
 mod admin;
 mod agents;
+mod assess;
 mod bundle;
 mod cluster_credentials;
 mod connections;
@@ -36,6 +37,7 @@ mod wait_turn;
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
+use assess::AssessArgs;
 use bundle::BundleArgs;
 use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -89,8 +91,8 @@ pub struct Cli {
 
 /// Exit codes of every command; what a command adds is in its own help.
 const EXIT_CODES: &str = "Exit codes: 0 for success, 1 for a failure, 2 for invalid arguments, and 141 if standard output \
-                          is closed early (a broken pipe). For `estimate`, `explain`, `models`, `plan`, `policy`, `preflight`, `replay` and `top`, 1 is a \
-                          negative answer and 2 means that there is no answer.";
+                          is closed early (a broken pipe). For `assess`, `estimate`, `explain`, `models`, `plan`, `policy`, `preflight`, \
+                          `replay` and `top`, 1 is a negative answer and 2 means that there is no answer.";
 const EXIT_CODES_OF_SERVE: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid \
                                    arguments, 130 after a second signal.";
 const EXIT_CODES_OF_AGENT: &str = "Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start or cannot go on, 2 for invalid arguments.";
@@ -113,6 +115,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Estimate the VRAM of a model from its config.json, and print the lines of a pod that asks for it
     Estimate(Box<EstimateArgs>),
+    /// Assess what sharing GPUs would save in a cluster as it is
+    Assess(Box<AssessArgs>),
     /// Plan clusters that do not exist yet: how many GPUs some pods need
     Plan(PlanArgs),
     /// Show what an installation would do to a cluster: its pods, whose nodes would be whose, and what is missing
@@ -337,6 +341,10 @@ impl Cli {
                 runtime.block_on(args.run())
             }
             Command::Estimate(args) => {
+                LogArgs::default().to_stderr("error");
+                runtime.block_on(args.run())
+            }
+            Command::Assess(args) => {
                 LogArgs::default().to_stderr("error");
                 runtime.block_on(args.run())
             }

@@ -9,7 +9,8 @@ use std::path::Path;
 /// A hyphen of a plugin's name is an underscore in its file's, where the name shall have one.
 const PROGRAM_NAMES: [&str; 2] = ["kubectl-stowage", "kubectl_stowage"];
 /// The commands that the plugin has.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
+    "assess",
     "bundle",
     "estimate",
     "explain",

@@ -33,7 +33,7 @@ pub(crate) use disruption_info::is_mirror;
 pub use disruption_info::{
     member_without_placement, observed_disruption_info as disruption, workload,
 };
-pub use images::{node_images, start_progress};
+pub use images::{engine, node_images, start_progress};
 pub use node_signs::{
     devices_from_labels, node_signs, plugin_devices, resources, with_recorded_uuids,
 };

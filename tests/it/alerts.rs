@@ -3,7 +3,7 @@
 //! them.
 
 mod dashboard;
-mod prometheus;
+pub mod prometheus;
 mod rules;
 mod scraped;
 
@@ -18,7 +18,7 @@ const OBJECT: &str = "manifests/components/prometheus-rules/prometheus-rules.yam
 const RUNBOOKS: &str = "https://github.com/stowage-dev/stowage/blob/main/";
 
 /// What promtool prints on success; `None`, with a line that says so, where there is none.
-fn promtool(arguments: &[&str]) -> Option<String> {
+pub fn promtool(arguments: &[&str]) -> Option<String> {
     let Ok(ran) = Command::new("promtool")
         .args(arguments)
         .current_dir(root())

@@ -357,6 +357,7 @@ fn every_command_that_checks_documents_its_exit_codes() {
         &[][..],
         &["serve"],
         &["agent"],
+        &["assess"],
         &["estimate"],
         &["explain"],
         &["models"],

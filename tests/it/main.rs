@@ -4,6 +4,7 @@ mod acts;
 mod agent;
 mod agent_auth;
 mod alerts;
+mod assess;
 mod autoscaling;
 mod bind;
 mod bounds;

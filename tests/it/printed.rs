@@ -59,6 +59,10 @@ impl World {
                 "--nodes=gpus=4,gpu=A100-80GB",
             ],
             "preflight" => &[&dump],
+            "assess" => &[
+                "--cluster=tests/fixtures/assess/device-plugin.json",
+                "--metrics=tests/fixtures/assess/week.json",
+            ],
             "models" => &[&server],
             "top" => &["--once", &server],
             "replay" => &["tests/fixtures/recordings/control-plane.stowrec"],

@@ -3,7 +3,7 @@
 //!
 //! Exit codes: 0 if every pod has a place, 1 if one has none, 2 if something cannot be read.
 
-use super::gather::{Gathered, kinds_from_objects, pods, policy_for};
+use super::gather::{Gathered, kinds_from_objects, pods, policy_for, with_unique_names};
 use super::text;
 use crate::cli::output::{Columns, OutputArgs};
 use crate::cli::{NO_ANSWER, exit_without_answer, print_to_stderr, standard_input};
@@ -111,7 +111,8 @@ impl CapacityArgs {
             .as_deref()
             .map(|path| Dump::read(path)?.contents())
             .transpose()?;
-        let Some(policy) = policy_for(self.policy.as_deref(), self.at, dump.as_ref())? else {
+        let namespaces = dump.as_ref().map(|dump| &dump.namespaces);
+        let Some(policy) = policy_for(self.policy.as_deref(), self.at, namespaces)? else {
             // The problems are printed already.
             return Ok(NO_ANSWER.into());
         };
@@ -335,19 +336,4 @@ fn named_nodes(dump: &DumpContents) -> Vec<(String, k8s_openapi::api::core::v1::
         .iter()
         .map(|node| (format!("Node {}", name(node)), node.clone()))
         .collect()
-}
-
-/// Names of nodes begin with that of their kind.
-fn with_unique_names(mut kinds: Vec<NodeTemplate>) -> Vec<NodeTemplate> {
-    let mut taken: Vec<String> = Vec::new();
-    for kind in &mut kinds {
-        let plain = kind.name.clone();
-        let mut number = 2;
-        while taken.contains(&kind.name) {
-            kind.name = format!("{plain}-kind-{number}");
-            number += 1;
-        }
-        taken.push(kind.name.clone());
-    }
-    kinds
 }

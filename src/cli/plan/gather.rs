@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use stowage_scheduling::ids::PodKey;
 use stowage_scheduling::kube_filters::ResourceList;
-use stowage_scheduling::policy::{Mode, Policy};
+use stowage_scheduling::policy::{Mode, NamespaceLabels, Policy};
 use stowage_scheduling::units::{Bytes, MilliCpu, plural};
 use stowage_server::kubernetes::dump::DumpContents;
 use stowage_server::kubernetes::manifests::Manifests;
@@ -40,11 +40,11 @@ struct PodCounts {
     dropped: BTreeMap<DroppedRule, usize>,
 }
 
-/// The policy in force, with what its selectors say of the dump's namespaces; `None` for one with problems, which are printed.
+/// The policy in force, with what its selectors say of these namespaces; `None` for one with problems, which are printed.
 pub fn policy_for(
     path: Option<&Path>,
     at: Option<jiff::Timestamp>,
-    dump: Option<&DumpContents>,
+    namespaces: Option<&NamespaceLabels>,
 ) -> Result<Option<Policy>> {
     let policy = match path {
         None => policy_watch::built_in(),
@@ -53,8 +53,8 @@ pub fn policy_for(
             Err(_) => return Ok(None),
         },
     };
-    let mut policy = match dump {
-        Some(dump) => policy.with_namespace_labels(&dump.namespaces),
+    let mut policy = match namespaces {
+        Some(namespaces) => policy.with_namespace_labels(namespaces),
         None => policy,
     };
     // A plan is of what the policy says, whether or not it is enforced yet.
@@ -108,6 +108,17 @@ pub fn kinds_from_objects(
     pods: &[PodToPlace],
     policy: &Policy,
 ) -> Result<Vec<NodeTemplate>> {
+    let mut kinds = fleet_from_objects(nodes, pods, policy)?;
+    kinds.iter_mut().for_each(|kind| kind.max_nodes = None);
+    Ok(kinds)
+}
+
+/// The same kinds, with as many nodes at most as there are, under names that differ.
+pub fn fleet_from_objects(
+    nodes: &[(String, Node)],
+    pods: &[PodToPlace],
+    policy: &Policy,
+) -> Result<Vec<NodeTemplate>> {
     let labels = selected_labels(pods, policy);
     let mut kinds: Vec<AlikeNodes> = Vec::new();
     let mut refused: Option<(&str, NodeTemplateError)> = None;
@@ -131,8 +142,29 @@ pub fn kinds_from_objects(
             "these are {count} kinds of GPU nodes, and {MAX_KINDS} are the most: nodes differ by their GPUs, CPU and memory of more than {ALIKE_PERCENT} %, taints, and the labels \
              that pods or the policy select by; name one node of each kind that you want"
         ),
-        _ => Ok(kinds.into_iter().map(|kind| kind.least).collect()),
+        _ => {
+            let kinds = kinds.into_iter().map(|kind| NodeTemplate {
+                max_nodes: Some(kind.count),
+                ..kind.least
+            });
+            Ok(with_unique_names(kinds.collect()))
+        }
     }
+}
+
+/// Names of nodes begin with that of their kind.
+pub fn with_unique_names(mut kinds: Vec<NodeTemplate>) -> Vec<NodeTemplate> {
+    let mut taken: Vec<String> = Vec::new();
+    for kind in &mut kinds {
+        let plain = kind.name.clone();
+        let mut number = 2;
+        while taken.contains(&kind.name) {
+            kind.name = format!("{plain}-kind-{number}");
+            number += 1;
+        }
+        taken.push(kind.name.clone());
+    }
+    kinds
 }
 
 /// Nodes of one kind: machines of one model differ by what their firmware and kernel keep for themselves.
@@ -141,6 +173,7 @@ struct AlikeNodes {
     least: NodeTemplate,
     /// The most CPU, memory and disk of all these nodes.
     most: ResourceList,
+    count: u32,
 }
 
 /// How much the CPU or memory of nodes of one kind may differ, in percent of the larger one.
@@ -149,14 +182,20 @@ const ALIKE_PERCENT: u64 = 2;
 impl AlikeNodes {
     fn new(kind: NodeTemplate) -> Self {
         let most = kind.host.allocatable().cloned().unwrap_or_default();
-        Self { least: kind, most }
+        Self {
+            least: kind,
+            most,
+            count: 1,
+        }
     }
 
     /// Takes another node in, if it is of the same kind.
     fn absorb(&mut self, other: &NodeTemplate) -> bool {
         let of = |kind: &NodeTemplate| Some(kind.host.allocatable()?.clone());
         let (Some(mine), Some(its)) = (of(&self.least), of(other)) else {
-            return self.least == *other;
+            let is_same = self.least == *other;
+            self.count += u32::from(is_same);
+            return is_same;
         };
         let least = combine_amounts(&mine, &its, Ord::min);
         let most = combine_amounts(&self.most, &its, Ord::max);
@@ -183,6 +222,7 @@ impl AlikeNodes {
             return false;
         }
         self.most = most;
+        self.count += 1;
         if let TemplateHost::Observed { allocatable, .. } = &mut self.least.host {
             *allocatable = least;
         }

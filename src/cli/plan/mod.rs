@@ -2,8 +2,8 @@
 //! this file has their list.
 
 mod capacity;
-mod gather;
-mod objects;
+pub(super) mod gather;
+pub(super) mod objects;
 mod text;
 
 use anyhow::Result;

@@ -1,6 +1,6 @@
 //! What a workload could request instead of whole GPUs, and why; or why it keeps GPUs of its own. Unknown is never nothing.
 
-use super::usage::{Quantity, Usage};
+use super::usage::{Quantity, Samples, Usage};
 use crate::capacity_plan::question::TemplateGpu;
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::pod::round_up_to_gib;
@@ -33,13 +33,13 @@ pub struct Workload {
     pub pods: Vec<usize>,
     /// GPUs, slices or shares of each pod.
     pub gpus: u32,
+    /// 1, or the slices or shares that one GPU is handed out as.
+    pub shares_per_gpu: u32,
     pub ask: Ask,
     /// The GPU that it has today, where that is known.
     pub gpu: Option<TemplateGpu>,
-    /// Whether it shows an engine, which takes its VRAM when it starts.
-    pub is_engine: bool,
-    /// The model that an engine serves, and with which arguments; or why that is not known.
-    pub model: Result<(ModelArchitecture, EngineArguments), String>,
+    /// The model that its engine serves, and with which arguments, or why that is not known; `None` if it shows no engine.
+    pub model: Option<Result<(ModelArchitecture, EngineArguments), String>>,
 }
 
 /// Why a workload keeps GPUs of its own.
@@ -67,168 +67,160 @@ pub struct Need {
 const MIN_COVERED_S: i64 = 86_400;
 /// Per cent of a GPU's VRAM from which on nothing fits beside, after the policy's headroom.
 const WHOLE_PERCENT: u64 = 85;
-/// Per cent of the time from which on a process that is no engine has no time to share: a neighbor would cost it half of its speed.
-const BUSY_PERCENT: f64 = 50.0;
+/// The share of the time from which on a process that is no engine has none to share: a neighbor would cost it half of its speed.
+const BUSY: f64 = 0.5;
 
 fn own(reason: OwnGpu, why: impl Into<String>) -> Need {
-    Need {
-        request: Err(reason),
-        why: why.into(),
-    }
-}
-
-fn unknown(why: impl Into<String>) -> Need {
-    own(OwnGpu::Unknown, why)
+    let (request, why) = (Err(reason), why.into());
+    Need { request, why }
 }
 
 impl Need {
     /// The need of the workload of this index; with an hour, of that hour of the day at so many per cent of its samples.
-    pub fn new(
-        workload: &Workload,
-        index: usize,
-        usage: &Usage,
-        at_hour: Option<(usize, f64)>,
-    ) -> Self {
-        let need = match workload.ask {
-            Ask::Mig => own(OwnGpu::Mig, "MIG slices stay as they are cut"),
-            Ask::Fixed { per_gpu, by } => Self {
-                request: Ok(per_gpu),
-                why: format!("{by} gives it {per_gpu} on each GPU today"),
-            },
-            _ if workload.is_engine => engine_need(workload, index, usage, at_hour),
-            Ask::TimeSliced => {
-                unknown("under time-slicing a GPU's figures belong to none of its pods")
+    pub fn new(one: &Workload, index: usize, usage: &Usage, hour: Option<(usize, f64)>) -> Self {
+        let need = match (one.ask, &one.model) {
+            (Ask::Mig, _) => Err((OwnGpu::Mig, "MIG slices stay as they are cut".into())),
+            (Ask::Fixed { per_gpu, by }, _) => Ok((
+                per_gpu,
+                format!("{by} gives it {per_gpu} on each GPU today"),
+            )),
+            (_, Some(Ok((model, arguments)))) => {
+                engine_need(one, (model, arguments), index, usage, hour)
             }
-            Ask::Whole => measured_need(index, usage),
+            (_, Some(Err(why))) => Err((OwnGpu::Unknown, why.clone())),
+            (Ask::TimeSliced, None) => {
+                let why = "under time-slicing a GPU's figures belong to none of its pods";
+                Err((OwnGpu::Unknown, why.into()))
+            }
+            (Ask::Whole, None) => measured_need(index, usage),
         };
-        match (&need.request, &workload.gpu) {
-            (Ok(request), Some(gpu)) if request.0 / WHOLE_PERCENT > gpu.total.0 / 100 => own(
-                OwnGpu::Size,
-                format!("it needs {request} of {}: {}", gpu.total, need.why),
-            ),
-            _ => need,
+        let total = one.gpu.as_ref().map(|gpu| gpu.total);
+        match (need, total) {
+            (Err((reason, why)), _) => own(reason, why),
+            (Ok((request, why)), Some(total))
+                if request.0 / WHOLE_PERCENT > total.0 / 100 && one.ask == Ask::Whole =>
+            {
+                own(
+                    OwnGpu::Size,
+                    format!("it needs {request} of {total}: {why}"),
+                )
+            }
+            (Ok((request, why)), _) => Self {
+                request: Ok(request),
+                why,
+            },
         }
     }
 }
 
-/// Why samples of this quantity say too little; `None` if they are enough.
-fn too_little(index: usize, usage: &Usage, quantity: Quantity, of: &str) -> Option<String> {
-    let Some(samples) = usage.of(index, quantity) else {
-        return Some(format!("{of} is not known"));
-    };
+type Found = Result<(Bytes, String), (OwnGpu, String)>;
+
+fn unknown(why: impl ToString) -> (OwnGpu, String) {
+    (OwnGpu::Unknown, why.to_string())
+}
+
+/// Refuses a quantity of which too little is known.
+fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64, (OwnGpu, String)> {
+    let samples = usage
+        .of(index, of)
+        .ok_or_else(|| unknown(format!("{what} is not known")))?;
     let covered = usage.covered_s(samples);
-    (covered < MIN_COVERED_S.min(usage.window_s() / 2))
-        .then(|| format!("{of} is known for {} hours only", covered / 3600))
+    if covered < MIN_COVERED_S.min(usage.window_s() / 2) {
+        return Err(unknown(format!(
+            "{what} is known for {} hours only",
+            covered / 3600
+        )));
+    }
+    Ok(samples.peak)
 }
 
 fn engine_need(
-    workload: &Workload,
+    one: &Workload,
+    (model, arguments): (&ModelArchitecture, &EngineArguments),
     index: usize,
     usage: &Usage,
-    at_hour: Option<(usize, f64)>,
-) -> Need {
-    let (model, arguments) = match &workload.model {
-        Ok(model) => model,
-        Err(why) => return unknown(why),
-    };
-    let gpus = u64::from(workload.gpus);
+    hour: Option<(usize, f64)>,
+) -> Found {
+    let gpus = u64::from(one.gpus);
     if arguments.tensor_parallel != gpus {
         let parallel = arguments.tensor_parallel;
-        return unknown(format!(
-            "it has {gpus} GPUs and --tensor-parallel-size {parallel}"
-        ));
+        return Err(unknown(format!(
+            "it has {gpus} GPUs, and its tensor parallelism is {parallel}"
+        )));
     }
-    if let Some(why) = too_little(index, usage, Quantity::KvUsage, "its KV cache's peak") {
-        return unknown(why);
-    }
-    let estimate = match Estimate::for_model(model, arguments) {
-        Ok(estimate) => estimate,
-        Err(why) => return unknown(why.to_string()),
-    };
-    let peak = |quantity| Some(usage.of(index, quantity)?.peak);
-    let kv_at = |(hour, percent)| {
-        let samples = usage.of(index, Quantity::KvUsage)?;
-        samples.quantile(Quantity::KvUsage, percent, Some(hour))
-    };
+    let peak = covered(index, usage, Quantity::KvUsage, "its KV cache's peak")?;
+    let estimate = Estimate::for_model(model, arguments).map_err(unknown)?;
+    let at_hour = hour.and_then(|(hour, percent)| {
+        let kv = usage.of(index, Quantity::KvUsage)?;
+        kv.quantile(Quantity::KvUsage, percent, Some(hour))
+    });
+    let count = |of| usage.peak(index, of).map(|count| count as u64);
     let observation = Observation {
         reserved: None,
-        // Of one GPU, and of a time-sliced one nobody's.
-        used: peak(Quantity::Vram).map(|mib| Bytes::mib(mib as u64).times(gpus)),
-        kv_cache_usage: at_hour.and_then(kv_at).or(peak(Quantity::KvUsage)),
-        kv_cache_tokens: peak(Quantity::KvTokens).map(|tokens| tokens as u64),
-        running: peak(Quantity::Running).map(|count| count as u64),
-        waiting: peak(Quantity::Waiting).map(|count| count as u64),
-        preempting: usage.preempts(index),
+        used: count(Quantity::Vram).map(|mib| Bytes::mib(mib).times(gpus)),
+        kv_cache_usage: at_hour.or(Some(peak)),
+        kv_cache_tokens: count(Quantity::KvTokens),
+        running: count(Quantity::Running),
+        waiting: count(Quantity::Waiting),
+        preempting: usage
+            .of(index, Quantity::Preemptions)
+            .is_some_and(|one| one.rises > 0),
     };
-    match RightSize::new(model, arguments, &estimate, &observation) {
-        Err(_) => unknown("the size of its KV cache is not known"),
-        Ok(size) => Need {
-            request: Ok(size.needed_with_margin_bytes.split(workload.gpus)),
-            why: format!(
-                "weights {}, of {} of KV cache {} at the peak: {}",
-                estimate.bytes_of(PartName::Weights).times(gpus),
-                size.kv_cache_bytes,
-                size.kv_cache_used_bytes,
-                size.reason
-            ),
-        },
-    }
+    let size = RightSize::new(model, arguments, &estimate, &observation);
+    let size = size.map_err(|_| unknown("the size of its KV cache is not known"))?;
+    let why = format!(
+        "weights {}; of {} of KV cache {} at the peak: {}",
+        estimate.bytes_of(PartName::Weights).times(gpus),
+        size.kv_cache_bytes,
+        size.kv_cache_used_bytes,
+        size.reason
+    );
+    Ok((size.needed_with_margin_bytes.split(one.gpus), why))
 }
 
 /// A process that is no engine: what it had at most, and a quarter more.
-fn measured_need(index: usize, usage: &Usage) -> Need {
-    let lacks = |quantity, of| too_little(index, usage, quantity, of);
-    if let Some(why) = lacks(Quantity::Vram, "its VRAM") {
-        return unknown(why);
-    }
-    let compute = usage.compute(index);
-    let median = compute.and_then(|(measure, samples)| {
-        let median = samples.quantile(measure, 50.0, None)?;
-        Some(if measure == Quantity::Active {
-            median * 100.0
-        } else {
-            median
-        })
-    });
-    let (Some(vram), Some(median)) = (usage.of(index, Quantity::Vram), median) else {
-        return unknown("what it computes is not known");
-    };
-    if median >= BUSY_PERCENT {
-        return own(
+fn measured_need(index: usize, usage: &Usage) -> Found {
+    let peak = covered(index, usage, Quantity::Vram, "its VRAM")?;
+    let computed = computed(index, usage, |samples, of| samples.quantile(of, 50.0, None));
+    let computed = computed.ok_or_else(|| unknown("what it computes is not known"))?;
+    if computed >= BUSY {
+        let percent = computed * 100.0;
+        return Err((
             OwnGpu::Busy,
-            format!("it computes {median:.0} % of the time"),
-        );
+            format!("it computes {percent:.0} % of the time"),
+        ));
     }
-    let peak = Bytes::mib(vram.peak as u64);
-    Need {
-        request: Ok(round_up_to_gib(Bytes(peak.0 / 4 * 5))),
-        why: format!("it had {peak} at most, and a quarter more is left to it"),
-    }
+    let peak = Bytes::mib(peak as u64);
+    let why = format!("it had {peak} at most, and a quarter more is left to it");
+    Ok((round_up_to_gib(Bytes(peak.0 / 4 * 5)), why))
+}
+
+/// A share of the time for which it computes, 0 to 1.
+fn computed(
+    index: usize,
+    usage: &Usage,
+    read: impl Fn(&Samples, Quantity) -> Option<f64>,
+) -> Option<f64> {
+    let measure = usage.compute(index)?;
+    let value = read(usage.of(index, measure)?, measure)?;
+    Some(if measure == Quantity::Active {
+        value
+    } else {
+        value / 100.0
+    })
 }
 
 /// A step of the workload alone on such a GPU, and for which share of the time it works in its busiest hour; unknown is always.
-pub fn work(
-    workload: &Workload,
-    index: usize,
-    usage: &Usage,
-    speed: Option<GpuSpeed>,
-) -> EngineWork {
-    let busiest = usage.compute(index).and_then(|(measure, samples)| {
-        let medians = (0..24).filter_map(|hour| samples.quantile(measure, 50.0, Some(hour)));
-        let most = medians.fold(None, |most: Option<f64>, one| {
-            Some(most.unwrap_or(0.0).max(one))
-        })?;
-        Some(if measure == Quantity::Active {
-            most
-        } else {
-            most / 100.0
-        })
+pub fn work(one: &Workload, index: usize, usage: &Usage, speed: Option<GpuSpeed>) -> EngineWork {
+    let busiest = computed(index, usage, |samples, of| {
+        let medians = (0..24).filter_map(|hour| samples.quantile(of, 50.0, Some(hour)));
+        medians.max_by(f64::total_cmp)
     });
     let job = EngineWork {
         busy: busiest.unwrap_or(1.0),
         ..EngineWork::job(1.0)
     };
-    let (Ok((model, arguments)), Some(speed)) = (&workload.model, speed) else {
+    let (Some(Ok((model, arguments))), Some(speed)) = (&one.model, speed) else {
         return job;
     };
     let Ok(estimate) = Estimate::for_model(model, arguments) else {

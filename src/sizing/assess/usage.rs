@@ -1,5 +1,5 @@
-//! What samples of a window say, folded while they are read: by hour of day a histogram of fixed steps, and the exact peak. A gap is
-//! a gap, and an impossible value is one.
+//! What samples of a window say, folded while they are read: by hour of day (UTC) a histogram of fixed steps, and the exact peak. A
+//! gap is a gap, and an impossible value is one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,11 +23,13 @@ pub enum Quantity {
     Preemptions,
 }
 
+/// Compute of a GPU, the better measure first.
+pub const COMPUTE: [Quantity; 2] = [Quantity::Active, Quantity::Utilization];
 /// More buckets than any distribution here has: 1 TiB of VRAM.
 const MAX_BUCKETS: f64 = 4096.0;
 
 impl Quantity {
-    /// The step of a histogram: values within one are not told apart, and count as the highest of them.
+    /// The step of a histogram: values within one count as the highest of them.
     fn step(self) -> f64 {
         match self {
             Self::Vram => 256.0,
@@ -40,14 +42,9 @@ impl Quantity {
         match self {
             Self::Active | Self::KvUsage => 1.0,
             Self::Utilization => 100.0,
-            Self::Vram => f64::from(1 << 23),
             // Blank values of DCGM are beyond.
             _ => (1u64 << 50) as f64,
         }
-    }
-
-    pub fn is_of_gpus(self) -> bool {
-        self <= Self::Active
     }
 }
 
@@ -57,50 +54,36 @@ pub struct Samples {
     hours: [BTreeMap<u16, u32>; 24],
     pub peak: f64,
     /// Number of steps of the window at which there was a value.
-    pub steps: u64,
+    pub steps: i64,
     /// How often a counter rose.
-    rises: u64,
+    pub rises: u64,
 }
 
 impl Samples {
-    fn add(&mut self, quantity: Quantity, hour: usize, value: f64) {
-        let bucket = (value / quantity.step()).ceil().min(MAX_BUCKETS) as u16;
-        *self.hours[hour].entry(bucket).or_default() += 1;
-        self.peak = self.peak.max(value);
-    }
-
     /// The value that so many per cent of the samples do not exceed; of one hour of the day, or of all.
     pub fn quantile(&self, quantity: Quantity, percent: f64, hour: Option<usize>) -> Option<f64> {
-        let hours = self.hours.iter().enumerate();
-        let mut all: BTreeMap<u16, u64> = BTreeMap::new();
-        for (_, buckets) in hours.filter(|(at, _)| hour.is_none_or(|hour| hour == *at)) {
-            for (bucket, count) in buckets {
-                *all.entry(*bucket).or_default() += u64::from(*count);
+        let mut all: BTreeMap<u16, u32> = BTreeMap::new();
+        for hour in hour.map_or(0..24, |hour| hour..hour + 1) {
+            for (bucket, count) in &self.hours[hour] {
+                *all.entry(*bucket).or_default() += count;
             }
         }
-        let total: u64 = all.values().sum();
-        let rank = (total as f64 * percent / 100.0).ceil().max(1.0);
-        let mut below = 0;
+        let rank = f64::from(all.values().sum::<u32>()) * percent / 100.0;
+        let mut below = 0.0;
         let bucket = all.into_iter().find_map(|(bucket, count)| {
-            below += count;
-            (below as f64 >= rank).then_some(bucket)
+            below += f64::from(count);
+            (below >= rank).then_some(bucket)
         })?;
         Some((f64::from(bucket) * quantity.step()).min(self.peak))
     }
 }
 
-/// One hour of the day, over all GPUs and days.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IdleSamples {
-    /// Samples at which a GPU computed nothing.
-    pub idle: u64,
-    pub all: u64,
-}
-
+/// What GPUs compute, whoever has them.
 #[derive(Debug, Clone, Default)]
 pub struct GpuSamples {
-    pub hours: [IdleSamples; 24],
-    /// UUIDs of GPUs with a figure.
+    /// By hour of day: samples at which a GPU computed nothing, and all.
+    pub hours: [(u64, u64); 24],
+    /// UUIDs of the GPUs.
     pub gpus: BTreeSet<Arc<str>>,
 }
 
@@ -109,11 +92,10 @@ pub struct GpuSamples {
 pub struct Usage {
     /// By the index of the workload.
     pub workloads: BTreeMap<(usize, Quantity), Samples>,
-    /// What GPUs compute, by how it is measured.
+    /// By how it is measured.
     pub gpus: BTreeMap<Quantity, GpuSamples>,
-    /// First and last second of the window, where it is not the samples' own.
+    /// First and last second of the window.
     pub window: Option<(i64, i64)>,
-    seen: Option<(i64, i64)>,
     /// Seconds from one sample to the next.
     pub step: Option<i64>,
     /// Samples that cannot be, and such that several series have.
@@ -144,9 +126,7 @@ pub struct Answer(BTreeMap<(Quantity, bool, Arc<str>), Merged>);
 
 impl Answer {
     pub fn add(&mut self, series: Series, usage: &mut Usage) {
-        let Series {
-            quantity, workload, ..
-        } = series;
+        let (quantity, own) = (series.quantity, series.workload);
         let key = (quantity, series.is_slice, series.device);
         let merged = self.0.entry(key).or_default();
         for (time, value) in series.samples {
@@ -154,46 +134,49 @@ impl Answer {
                 usage.impossible += 1;
                 continue;
             }
-            let owner = workload;
-            let entry = merged.entry(time).or_insert((value, Ok(None)));
-            usage.duplicates += u64::from(entry.1 != Ok(None));
-            entry.0 = entry.0.max(value);
-            entry.1 = match (entry.1, owner) {
+            let Some((most, owner)) = merged.get_mut(&time) else {
+                merged.insert(time, (value, Ok(own)));
+                continue;
+            };
+            usage.duplicates += 1;
+            *most = most.max(value);
+            *owner = match (*owner, own) {
                 (Ok(Some(one)), Some(other)) if one != other => Err(()),
-                (Ok(None), owner) => Ok(owner),
+                (Ok(None), own) => Ok(own),
                 (before, _) => before,
             };
         }
     }
 
-    /// Folds the answer in. `hour_of` is the hour of day of a second.
-    pub fn fold(self, usage: &mut Usage, hour_of: impl Fn(i64) -> usize) {
-        let mut steps: BTreeMap<(usize, Quantity), BTreeSet<i64>> = BTreeMap::new();
+    pub fn fold(self, usage: &mut Usage) {
+        let mut times: BTreeMap<(usize, Quantity), BTreeSet<i64>> = BTreeMap::new();
         for ((quantity, is_slice, device), merged) in self.0 {
             let mut before: Option<(i64, f64)> = None;
             for (time, (value, owner)) in merged {
-                let hour = hour_of(time) % 24;
-                let (first, last) = usage.seen.unwrap_or((time, time));
-                usage.seen = Some((first.min(time), last.max(time)));
+                let hour = (time.rem_euclid(86_400) / 3600) as usize;
+                let (first, last) = usage.window.unwrap_or((time, time));
+                usage.window = Some((first.min(time), last.max(time)));
                 let distance = before.map(|(before, _)| time - before);
                 usage.step = usage.step.into_iter().chain(distance).min();
                 if let Ok(Some(workload)) = owner {
                     let samples = usage.workloads.entry((workload, quantity)).or_default();
-                    samples.add(quantity, hour, value);
-                    samples.rises += u64::from(before.is_some_and(|(_, before)| value > before));
-                    steps.entry((workload, quantity)).or_default().insert(time);
+                    let bucket = (value / quantity.step()).ceil().min(MAX_BUCKETS);
+                    *samples.hours[hour].entry(bucket as u16).or_default() += 1;
+                    samples.peak = samples.peak.max(value);
+                    samples.rises += u64::from(before.is_some_and(|before| value > before.1));
+                    times.entry((workload, quantity)).or_default().insert(time);
                 }
-                if matches!(quantity, Quantity::Utilization | Quantity::Active) && !is_slice {
+                if COMPUTE.contains(&quantity) && !is_slice {
                     let gpus = usage.gpus.entry(quantity).or_default();
                     gpus.gpus.insert(device.clone());
-                    gpus.hours[hour].all += 1;
-                    gpus.hours[hour].idle += u64::from(value < quantity.step());
+                    gpus.hours[hour].0 += u64::from(value < quantity.step());
+                    gpus.hours[hour].1 += 1;
                 }
                 before = Some((time, value));
             }
         }
-        for (key, times) in steps {
-            usage.workloads.entry(key).or_default().steps += times.len() as u64;
+        for (key, times) in times {
+            usage.workloads.entry(key).or_default().steps += times.len() as i64;
         }
     }
 }
@@ -203,12 +186,15 @@ impl Usage {
         self.workloads.get(&(workload, quantity))
     }
 
-    /// What the workload computes, by the better of two measures.
-    pub fn compute(&self, workload: usize) -> Option<(Quantity, &Samples)> {
-        let measures = [Quantity::Active, Quantity::Utilization];
-        measures
-            .into_iter()
-            .find_map(|quantity| Some((quantity, self.of(workload, quantity)?)))
+    /// The exact peak.
+    pub fn peak(&self, workload: usize, quantity: Quantity) -> Option<f64> {
+        Some(self.of(workload, quantity)?.peak)
+    }
+
+    /// How the workload's compute is measured.
+    pub fn compute(&self, workload: usize) -> Option<Quantity> {
+        let is_known = |quantity: &Quantity| self.of(workload, *quantity).is_some();
+        COMPUTE.into_iter().find(is_known)
     }
 
     /// What GPUs compute, by the measure that more of them have.
@@ -216,22 +202,15 @@ impl Usage {
         self.gpus.values().max_by_key(|samples| samples.gpus.len())
     }
 
-    /// Whether the engine interrupted requests for lack of KV cache.
-    pub fn preempts(&self, workload: usize) -> bool {
-        self.of(workload, Quantity::Preemptions)
-            .is_some_and(|samples| samples.rises > 0)
-    }
-
     /// Seconds of the window.
     pub fn window_s(&self) -> i64 {
-        let step = self.step.unwrap_or(0);
-        let (first, last) = self.window.or(self.seen).unwrap_or((0, -step));
-        last - first + step
+        let length = self.window.map(|(first, last)| last - first);
+        length.map_or(0, |length| length + self.step.unwrap_or(0))
     }
 
     /// Seconds of the window for which there are samples.
     pub fn covered_s(&self, samples: &Samples) -> i64 {
-        (samples.steps as i64 * self.step.unwrap_or(0)).min(self.window_s())
+        (samples.steps * self.step.unwrap_or(0)).min(self.window_s())
     }
 }
 
@@ -253,7 +232,7 @@ mod tests {
     fn folded(all: impl IntoIterator<Item = Series>) -> Usage {
         let (mut usage, mut answer) = (Usage::default(), Answer::default());
         all.into_iter().for_each(|one| answer.add(one, &mut usage));
-        answer.fold(&mut usage, |second| (second / 3600) as usize);
+        answer.fold(&mut usage);
         usage
     }
 
@@ -278,10 +257,7 @@ mod tests {
             series(Quantity::Utilization, None, &[0.0, 40.0]),
         ]);
         let gpus = usage.gpu_samples().unwrap();
-        assert_eq!(
-            (gpus.gpus.len(), gpus.hours[0].all, gpus.hours[0].idle),
-            (1, 1, 1)
-        );
+        assert_eq!((gpus.gpus.len(), gpus.hours[0]), (1, (1, 1)));
         assert_eq!(usage.of(0, Quantity::Utilization).unwrap().steps, 2);
         assert!(usage.duplicates > 0);
     }
@@ -307,8 +283,13 @@ mod tests {
 
     #[test]
     fn a_counter_that_starts_again_has_not_risen() {
-        let preempts =
-            |values: &[f64]| folded([series(Quantity::Preemptions, Some(0), values)]).preempts(0);
+        let preempts = |values: &[f64]| {
+            folded([series(Quantity::Preemptions, Some(0), values)])
+                .of(0, Quantity::Preemptions)
+                .unwrap()
+                .rises
+                > 0
+        };
         assert!(!preempts(&[7.0, 7.0, 0.0, 0.0]) && preempts(&[7.0, 0.0, 1.0]));
     }
 }

@@ -28,7 +28,7 @@ pub struct Sample {
 /// A Prometheus that ends with the test.
 pub struct RunningPrometheus {
     child: Child,
-    address: SocketAddr,
+    pub address: SocketAddr,
     _log: Receiver<String>,
     _folder: TempDir,
 }
@@ -36,7 +36,11 @@ pub struct RunningPrometheus {
 impl RunningPrometheus {
     /// `None`, with a line that says so, where there is none.
     pub fn start(targets: &[ScrapeTarget<'_>]) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), targets)
+    }
+
+    /// One whose blocks are already in `data` of this folder, however old.
+    pub fn start_in(folder: TempDir, targets: &[ScrapeTarget<'_>]) -> Option<Self> {
         let jobs = targets.iter().map(|target| {
             let scraped =
                 json!({ "targets": [target.address.to_string()], "labels": target.labels });
@@ -56,6 +60,7 @@ impl RunningPrometheus {
                 "--storage.tsdb.path={}",
                 folder.path().join("data").display()
             ))
+            .arg("--storage.tsdb.retention.time=100y")
             .arg("--web.listen-address=127.0.0.1:0")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

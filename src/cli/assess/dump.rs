@@ -1,0 +1,361 @@
+//! A cluster as it is: how its nodes hand out GPUs and what pods have of them, as a dump shows it. And each pod once more, with
+//! another request.
+
+use crate::cli::plan::objects::{PlannedPod, pod_to_place};
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::{VRAM, user_annotations};
+use stowage_policy_file::format::mig::compute_slices;
+use stowage_scheduling::ids::GpuModel;
+use stowage_scheduling::policy::{NamespaceLabels, Policy};
+use stowage_scheduling::units::Bytes;
+use stowage_server::kubernetes::dump::Dump;
+use stowage_sizing::assess::need::{Ask, Workload};
+use stowage_sizing::capacity_plan::gpu_types::GpuType;
+use stowage_sizing::capacity_plan::question::{PodToPlace, TemplateGpu};
+
+const COUNT: &str = "nvidia.com/gpu.count";
+const MEMORY: &str = "nvidia.com/gpu.memory";
+const PRODUCT: &str = "nvidia.com/gpu.product";
+const MIG_PREFIX: &str = "nvidia.com/mig-";
+const DRA_DRIVER: &str = "gpu.nvidia.com";
+/// Compute slices of most GPUs.
+const COMPUTE_SLICES: u32 = 7;
+
+/// How a node hands out its GPUs.
+pub struct NodeGpus {
+    /// Physical GPUs, and how many of them are cut into slices.
+    pub gpus: u32,
+    mig_gpus: u32,
+    /// Slices or shares of time that one GPU is handed out as.
+    slices: u32,
+    shares: u32,
+    pub gpu: Option<TemplateGpu>,
+}
+
+#[derive(Default)]
+pub struct Cluster {
+    pub nodes: BTreeMap<String, (Node, NodeGpus)>,
+    /// Pods that have or request GPUs in any way.
+    pub pods: Vec<Pod>,
+    pub namespaces: NamespaceLabels,
+    /// By namespace and name of a claim: its devices, and the pods that have it.
+    claims: BTreeMap<(String, String), (Vec<String>, u32)>,
+}
+
+pub fn read(path: &Path) -> Result<Cluster> {
+    let mut cluster = Cluster::default();
+    let (mut nodes, mut dra) = (Vec::new(), BTreeMap::<String, Vec<Value>>::new());
+    Dump::read(path)?.for_each_raw(|kind, item| {
+        match kind {
+            "Node" => nodes.push(item.parse::<Node>()?),
+            "Pod" => cluster.pods.extend(Some(item.parse()?).filter(has_gpu)),
+            "Namespace" => {
+                let metadata = item.parse::<Namespace>()?.metadata;
+                let labels = Arc::new(metadata.labels.unwrap_or_default());
+                let named = metadata.name.map(|name| (name, labels));
+                cluster.namespaces.extend(named);
+            }
+            "ResourceClaim" => cluster.add_claim(&item.parse()?),
+            "ResourceSlice" => {
+                let spec = item.parse::<Value>()?["spec"].take();
+                let devices = spec["devices"].as_array().cloned().unwrap_or_default();
+                let node = spec["nodeName"].as_str().unwrap_or_default();
+                if spec["driver"] == DRA_DRIVER {
+                    dra.entry(node.into()).or_default().extend(devices);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    for mut node in nodes {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        add_labels(&mut node, dra.get(&name).map_or(&[], Vec::as_slice));
+        let gpus = node_gpus(&node);
+        if gpus.gpus > 0 {
+            cluster.nodes.insert(name, (node, gpus));
+        }
+    }
+    Ok(cluster)
+}
+
+fn has_gpu(pod: &Pod) -> bool {
+    let is_gone = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
+    let is_fraction = kai(pod, "gpu-fraction")
+        .or(kai(pod, "gpu-memory"))
+        .is_some();
+    // KAI's pod that holds a GPU for others asks for it, and has the label alone.
+    let labels = pod.metadata.labels.as_ref();
+    let is_group = labels.is_some_and(|labels| labels.contains_key("runai-gpu-group"));
+    let asks = objects::asks_for_gpu(pod) && !is_group || objects::uses_claims_only(pod);
+    !is_gone && (is_fraction || asks)
+}
+
+/// The number in an annotation of KAI.
+fn kai(pod: &Pod, key: &str) -> Option<f64> {
+    pod.metadata.annotations.as_ref()?.get(key)?.parse().ok()
+}
+
+/// Labels as GPU feature discovery writes them, where only the DRA driver shows the GPUs.
+fn add_labels(node: &mut Node, devices: &[Value]) {
+    let labels = node.metadata.labels.get_or_insert_default();
+    // v1beta1 has a level more.
+    let attributes = devices.iter().map(|device| match &device["basic"] {
+        Value::Object(basic) => &basic["attributes"],
+        _ => &device["attributes"],
+    });
+    let gpus = attributes.filter(|attributes| attributes["type"]["string"] == "gpu");
+    let products = gpus.filter_map(|gpu| gpu["productName"]["string"].as_str());
+    let products: Vec<String> = products.map(|name| name.replace(' ', "-")).collect();
+    let known = products
+        .first()
+        .and_then(|product| GpuType::find(product).ok());
+    if let Some(known) = known.filter(|_| !labels.contains_key(COUNT)) {
+        let mib = known.total().0 >> 20;
+        labels.insert(COUNT.into(), products.len().to_string());
+        labels.insert(PRODUCT.into(), products[0].clone());
+        labels.insert(MEMORY.into(), mib.to_string());
+    }
+}
+
+fn node_gpus(node: &Node) -> NodeGpus {
+    let labels = node.metadata.labels.iter().flatten();
+    let labels: BTreeMap<&str, &str> = labels.map(|(key, value)| (&**key, &**value)).collect();
+    let number = |key| labels.get(key).and_then(|text| text.parse::<u32>().ok());
+    let offered = objects::plugin_devices(node);
+    let sum = |is_slice: bool| {
+        let of = offered
+            .iter()
+            .filter(|(name, _)| name.as_str().starts_with(MIG_PREFIX) == is_slice);
+        of.map(|(_, count)| *count).sum::<u32>()
+    };
+    let (whole, slices) = (sum(false), sum(true));
+    let product = labels
+        .get(PRODUCT)
+        .unwrap_or(&"")
+        .trim_end_matches("-SHARED");
+    let (model, profile) = product.split_once("-MIG-").unwrap_or((product, ""));
+    let gpu_type = GpuType::find(model).ok();
+    let memory = number(MEMORY).map(|mib| Bytes::mib(mib.into()));
+    let gpu = GpuModel::parse(model).ok().map(|model| TemplateGpu {
+        name: model.to_string(),
+        total: gpu_type.map(GpuType::total).or(memory).unwrap_or_default(),
+        model,
+        gpu_type,
+    });
+    let shares = number("nvidia.com/gpu.replicas").unwrap_or(1).max(1);
+    let mut gpus = number(COUNT).unwrap_or(whole / shares);
+    if !profile.is_empty() {
+        let family = gpu_type.and_then(GpuType::family);
+        let all = family.map_or(COMPUTE_SLICES, |family| family.compute_slices());
+        let each = (all / compute_slices(profile).unwrap_or(1).max(1)).max(1);
+        gpus = gpus.div_ceil(each);
+        let (mig_gpus, slices) = (gpus, each * shares);
+        return NodeGpus {
+            gpus,
+            mig_gpus,
+            slices,
+            shares,
+            gpu,
+        };
+    }
+    let mig_gpus = if slices > 0 {
+        gpus.saturating_sub(whole / shares)
+    } else {
+        0
+    };
+    // HAMi offers each GPU several times, and no label says so.
+    let shares = shares.max(whole / (gpus - mig_gpus).max(1));
+    let slices = slices / mig_gpus.max(1);
+    NodeGpus {
+        gpus,
+        mig_gpus,
+        slices,
+        shares,
+        gpu,
+    }
+}
+
+impl Cluster {
+    fn add_claim(&mut self, claim: &Value) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let [namespace, name] = ["namespace", "name"].map(|key| text(&claim["metadata"][key]));
+        let results = claim["status"]["allocation"]["devices"]["results"].as_array();
+        let devices = results
+            .into_iter()
+            .flatten()
+            .filter(|one| one["driver"] == DRA_DRIVER);
+        let devices = devices.map(|one| text(&one["device"])).collect();
+        let pods = claim["status"]["reservedFor"]
+            .as_array()
+            .map_or(1, Vec::len);
+        self.claims
+            .insert((namespace, name), (devices, pods as u32));
+    }
+
+    pub fn node_of(&self, pod: &Pod) -> Option<&NodeGpus> {
+        let name = pod.spec.as_ref()?.node_name.as_ref()?;
+        Some(&self.nodes.get(name)?.1)
+    }
+
+    /// How the pod has GPUs, how many of them, and how many pods have one together; `None` if that cannot be told.
+    pub fn ask(&self, pod: &Pod, policy: &Policy) -> Option<(Ask, u32, u32)> {
+        let node = self.node_of(pod);
+        let (slices, shares) = node.map_or((COMPUTE_SLICES, 1), |node| {
+            (node.slices.max(1), node.shares)
+        });
+        let fixed = |per_gpu, by, gpus| Some((Ask::Fixed { per_gpu, by }, gpus, 1));
+        let mib = |mib: f64| Bytes::mib(mib as u64);
+        let total = node.and_then(|node| node.gpu.as_ref()).map(|gpu| gpu.total);
+        let fraction = kai(pod, "gpu-fraction").zip(total);
+        let fraction = fraction.map(|(share, total)| Bytes((total.0 as f64 * share) as u64));
+        if let Some(per_gpu) = kai(pod, "gpu-memory").map(mib).or(fraction) {
+            let gpus = kai(pod, "gpu-fraction-num-devices").unwrap_or(1.0);
+            return fixed(per_gpu, "KAI", gpus as u32);
+        }
+        if objects::uses_claims_only(pod) {
+            let claims = self.claims_of(pod);
+            let devices: Vec<&String> = claims.iter().flat_map(|claim| &claim.0).collect();
+            let pods = claims.iter().map(|claim| claim.1).max()?;
+            let (ask, shares) = match devices.iter().any(|name| name.contains("-mig-")) {
+                true => (Ask::Mig, slices),
+                false if pods > 1 => (Ask::TimeSliced, pods),
+                false => (Ask::Whole, 1),
+            };
+            return Some((ask, devices.len() as u32, shares)).filter(|(_, gpus, _)| *gpus > 0);
+        }
+        let demand = objects::demand(pod, policy).ok()?;
+        if objects::asks_for_vram(pod) {
+            return fixed(demand.per_gpu, "Stowage", demand.gpus);
+        }
+        if let Some(amount) =
+            limits(pod).find_map(|(name, amount)| (name == "nvidia.com/gpumem").then_some(amount))
+        {
+            return fixed(mib(amount.0.parse().ok()?), "HAMi", demand.gpus);
+        }
+        let is_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
+        let is_slice = is_slice || node.is_some_and(|node| node.mig_gpus == node.gpus);
+        let (ask, shares) = match (is_slice, shares) {
+            (true, _) => (Ask::Mig, slices),
+            (false, 1) => (Ask::Whole, 1),
+            (false, shares) => (Ask::TimeSliced, shares),
+        };
+        Some((ask, demand.gpus, shares))
+    }
+
+    fn claims_of(&self, pod: &Pod) -> Vec<&(Vec<String>, u32)> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        let named = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.resource_claims.iter().flatten());
+        let made = pod
+            .status
+            .iter()
+            .flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let names = named.filter_map(|one| one.resource_claim_name.clone());
+        let names = names.chain(made.filter_map(|one| one.resource_claim_name.clone()));
+        names
+            .filter_map(|name| self.claims.get(&(namespace.to_owned(), name)))
+            .collect()
+    }
+
+    /// Nodes as if anyone could hand out their GPUs, without those that are cut into slices.
+    pub fn whole_nodes(&self) -> Vec<(String, Node)> {
+        let whole = self
+            .nodes
+            .iter()
+            .filter(|(_, (_, gpus))| gpus.gpus > gpus.mig_gpus);
+        let whole = whole.map(|(name, (node, gpus))| {
+            let mut node = node.clone();
+            let labels = node.metadata.labels.get_or_insert_default();
+            labels.insert(COUNT.into(), (gpus.gpus - gpus.mig_gpus).to_string());
+            labels.extend(
+                gpus.gpu
+                    .as_ref()
+                    .map(|gpu| (PRODUCT.into(), gpu.model.to_string())),
+            );
+            (format!("Node {name}"), node)
+        });
+        whole.collect()
+    }
+
+    /// The pod with so much VRAM on each of its GPUs, or with GPUs of its own, on the GPU model that it has.
+    pub fn place(
+        &self,
+        pod: &Pod,
+        one: &Workload,
+        per_gpu: Option<Bytes>,
+        policy: &Policy,
+    ) -> Option<PodToPlace> {
+        let mut pod = pod.clone();
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(user_annotations::GPUS.into(), one.gpus.to_string());
+        annotations.insert(
+            user_annotations::EXCLUSIVE.into(),
+            per_gpu.is_none().to_string(),
+        );
+        let spec = pod.spec.as_mut()?;
+        spec.resource_claims = None;
+        let selector = spec.node_selector.get_or_insert_default();
+        selector.extend(
+            one.gpu
+                .as_ref()
+                .map(|gpu| (PRODUCT.into(), gpu.model.to_string())),
+        );
+        let inits = spec.init_containers.iter_mut().flatten();
+        for container in inits.chain(&mut spec.containers) {
+            let resources = container.resources.get_or_insert_default();
+            for amounts in [&mut resources.limits, &mut resources.requests] {
+                let amounts = amounts.get_or_insert_default();
+                amounts.retain(|name, _| name != VRAM && !name.starts_with("nvidia.com/"));
+            }
+        }
+        // How containers share the pod's GPUs makes no difference to a plan.
+        let resources = spec
+            .containers
+            .first_mut()?
+            .resources
+            .get_or_insert_default();
+        let vram = per_gpu.unwrap_or(Bytes::gib(1)).times(one.gpus.into());
+        let limits = resources.limits.get_or_insert_default();
+        limits.insert(VRAM.into(), Quantity(vram.0.to_string()));
+        to_place(&pod, policy)
+    }
+}
+
+fn to_place(pod: &Pod, policy: &Policy) -> Option<PodToPlace> {
+    match pod_to_place(pod, 0, "dump".into(), policy) {
+        PlannedPod::ToPlace { pod, .. } => Some(*pod),
+        _ => None,
+    }
+}
+
+/// An opportunistic job that requests so much VRAM.
+pub fn job(vram: Bytes, policy: &Policy) -> Result<PodToPlace> {
+    let container =
+        json!({ "name": "job", "resources": { "limits": { VRAM: vram.0.to_string() } } });
+    let pod = json!({ "metadata": { "name": "job" }, "spec": { "priority": -10, "containers": [container] } });
+    to_place(&serde_json::from_value(pod)?, policy).context("no pod can request that")
+}
+
+fn limits(pod: &Pod) -> impl Iterator<Item = (&String, &Quantity)> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let resources = containers.filter_map(|one| one.resources.as_ref());
+    resources.flat_map(|resources| resources.limits.iter().flatten())
+}
+
+/// Kind, namespace and name of what makes the pod again; the pod itself, if nothing does.
+pub fn workload(pod: &Pod) -> (String, String, String) {
+    let own = pod.metadata.name.clone().unwrap_or_default();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let (kind, name) = objects::workload(pod).unwrap_or(("Pod", &own));
+    (kind.to_owned(), namespace.to_owned(), name.to_owned())
+}

@@ -1,0 +1,239 @@
+//! `stowage assess`: what sharing GPUs would save in a cluster as it is. [`dump`] reads how its pods have GPUs today, [`prometheus`]
+//! what they use, [`model`] which models they serve; [`text`] and [`page`] print the answer. Nothing is decided here.
+
+mod dump;
+mod model;
+mod page;
+mod prometheus;
+mod text;
+
+use super::output::OutputArgs;
+use super::plan::gather::{fleet_from_objects, policy_for};
+use super::{NO_ANSWER, duration, exit_without_answer, print_to_stderr, standard_input};
+use anyhow::{Context, Result};
+use clap::Args;
+use dump::Cluster;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use prometheus::{Prometheus, Reader};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage_policy_file::format::parse_quantity;
+use stowage_scheduling::policy::Policy;
+use stowage_scheduling::units::{Bytes, plural};
+use stowage_sizing::assess::need::{Ask, Workload};
+use stowage_sizing::assess::{AssessQuestion, assess};
+
+const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
+
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub struct AssessArgs {
+    /// What `kubectl get nodes,pods,namespaces -A -o json` printed, with resourceclaims,resourceslices where DRA is used; `-` is
+    /// standard input
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+
+    /// A Prometheus with figures of the DCGM exporter and of engines, such as http://127.0.0.1:9090; it is only read
+    #[arg(long, value_name = "URL", conflicts_with = "metrics")]
+    prometheus: Option<String>,
+
+    /// CA certificates to trust for --prometheus, PEM
+    #[arg(long, value_name = "FILE", requires = "prometheus")]
+    prometheus_ca: Option<PathBuf>,
+
+    /// A token to present to --prometheus, over https:// only
+    #[arg(long, value_name = "FILE", requires = "prometheus")]
+    prometheus_token_file: Option<PathBuf>,
+
+    /// A file of what /api/v1/query_range answered, in place of --prometheus
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+
+    /// How much of the past to ask --prometheus for
+    #[arg(long, value_name = "DURATION", default_value = "7d", value_parser = duration)]
+    window: Duration,
+
+    /// The time from one sample of --prometheus to the next
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    step: Duration,
+
+    /// The quantile that is shown beside the median and the peak
+    #[arg(long, value_name = "PERCENT", default_value_t = 99, value_parser = clap::value_parser!(u8).range(1..=100))]
+    quantile: u8,
+
+    /// The policy, a file or a directory [default: the built-in policy]
+    #[arg(long, value_name = "PATH")]
+    policy: Option<PathBuf>,
+
+    /// The end of the window, and when the policy's windows are open, such as 2026-11-23T22:00:00+01:00 [default: now]
+    #[arg(long, value_name = "TIME")]
+    at: Option<Timestamp>,
+
+    /// What an opportunistic job requests, such as 20Gi [default: the most that a preemptible pod could request]
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
+    job: Option<Bytes>,
+
+    /// What a GPU costs for an hour
+    #[arg(long, value_name = "PRICE", value_parser = price)]
+    gpu_hour_price: Option<f64>,
+
+    /// Also write the answer as a page of HTML
+    #[arg(long, value_name = "FILE")]
+    page: Option<PathBuf>,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+fn quantity(text: &str) -> Result<Bytes, String> {
+    parse_quantity(text).map_err(|malformed| malformed.to_string())
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price = text.parse().ok().filter(|price| (0.0..1e6).contains(price));
+    price.ok_or_else(|| "write a number, such as 2.50".to_owned())
+}
+
+impl AssessArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        self.try_run().await.or_else(exit_without_answer)
+    }
+
+    async fn try_run(self) -> Result<ExitCode> {
+        let files = [
+            ("--cluster", Some(&self.cluster)),
+            ("--policy", self.policy.as_ref()),
+            ("--metrics", self.metrics.as_ref()),
+        ];
+        let named = files
+            .into_iter()
+            .filter_map(|(flag, path)| Some((flag, path?.as_path())));
+        standard_input::check_named_once(named)?;
+        let cluster = dump::read(&self.cluster)?;
+        let path = self.policy.as_deref();
+        let at = path.and(self.at);
+        let Some(policy) = policy_for(path, at, Some(&cluster.namespaces))? else {
+            return Ok(NO_ANSWER.into());
+        };
+        let (mut workloads, left_out) = workloads(&cluster, &policy);
+        let mut reader = Reader::new(pods_by_name(&cluster, &workloads), asks(&workloads));
+        if let Some(path) = &self.metrics {
+            let of = || format!("--metrics {}", path.display());
+            reader.read_file(path).with_context(of)?;
+        }
+        if let Some(url) = &self.prometheus {
+            let server = Prometheus {
+                url: url.clone(),
+                ca: self.prometheus_ca.clone(),
+                token_file: self.prometheus_token_file.clone(),
+            };
+            let end = self.at.unwrap_or_else(Timestamp::now).as_second();
+            let seconds = |length: Duration| length.as_secs().max(1) as i64;
+            let (window, step) = (seconds(self.window), seconds(self.step));
+            let asked = reader.query(&server, end, window, step).await;
+            asked.with_context(|| format!("--prometheus {url}"))?;
+        }
+        let (usage, models, mut warnings) = (reader.usage, reader.models, reader.warnings);
+        for (index, named) in &models {
+            let one = &mut workloads[*index];
+            let pod = &cluster.pods[one.pods[0]];
+            one.model = Some(model::find(pod, Some(named)));
+        }
+        if usage.workloads.is_empty() && (self.metrics.is_some() || self.prometheus.is_some()) {
+            warnings.insert("there are no figures of these pods".into());
+        }
+        warnings.extend((left_out > 0).then(|| {
+            format!(
+                "{} cannot be understood and left out",
+                plural(left_out, "pod")
+            )
+        }));
+        warnings
+            .iter()
+            .for_each(|what| print_to_stderr(format_args!("warning: {what}")));
+        let make = |pod: usize, one: &Workload, per_gpu: Option<Bytes>| {
+            cluster.place(&cluster.pods[pod], one, per_gpu, &policy)
+        };
+        let all = workloads
+            .iter()
+            .flat_map(|one| one.pods.iter().map(move |pod| (one, *pod)));
+        let placed: Vec<_> = all.filter_map(|(one, pod)| make(pod, one, None)).collect();
+        let job = self.job.map(|job| dump::job(job, &policy).context("--job"));
+        let question = AssessQuestion {
+            node_kinds: fleet_from_objects(&cluster.whole_nodes(), &placed, &policy)
+                .context("--cluster")?,
+            gpus: cluster.nodes.values().map(|(_, gpus)| gpus.gpus).sum(),
+            policy: Arc::new(policy.clone()),
+            workloads,
+            usage,
+            quantile: self.quantile.into(),
+            job: job.transpose()?,
+            gpu_hour_price: self.gpu_hour_price,
+            make: &make,
+        };
+        let answer = assess(&question);
+        if let Some(path) = &self.page {
+            std::fs::write(path, page::page(&answer))
+                .with_context(|| format!("--page {}", path.display()))?;
+        }
+        self.output.print(&answer, text::text)?;
+        Ok(u8::from(!answer.not_held.is_empty()).into())
+    }
+}
+
+/// The pods by what makes them, and how many cannot be understood.
+fn workloads(cluster: &Cluster, policy: &Policy) -> (Vec<Workload>, usize) {
+    let mut found: BTreeMap<(String, String), Workload> = BTreeMap::new();
+    let mut left_out = 0;
+    for (index, pod) in cluster.pods.iter().enumerate() {
+        let Some((ask, gpus, shares_per_gpu)) = cluster.ask(pod, policy) else {
+            left_out += 1;
+            continue;
+        };
+        let (kind, namespace, name) = dump::workload(pod);
+        let name = format!("{kind} {namespace}/{name}");
+        let gpu = cluster.node_of(pod).and_then(|node| node.gpu.clone());
+        // Replicas on other GPUs, or that have them in another way, are a workload of their own.
+        let apart = format!("{ask:?} {gpus} {:?}", gpu.as_ref().map(|gpu| &gpu.model));
+        let new = || Workload {
+            name: name.clone(),
+            pods: Vec::new(),
+            gpus,
+            shares_per_gpu,
+            ask,
+            gpu,
+            model: model::shows_engine(pod).then(|| model::find(pod, None)),
+        };
+        found
+            .entry((name.clone(), apart))
+            .or_insert_with(new)
+            .pods
+            .push(index);
+    }
+    (found.into_values().collect(), left_out)
+}
+
+fn asks(workloads: &[Workload]) -> Vec<Ask> {
+    workloads.iter().map(|one| one.ask).collect()
+}
+
+/// Workloads by namespace and name, of theirs and of their pods.
+fn pods_by_name(cluster: &Cluster, workloads: &[Workload]) -> BTreeMap<(String, String), usize> {
+    let mut found = BTreeMap::new();
+    for (index, one) in workloads.iter().enumerate() {
+        for pod in &one.pods {
+            let pod: &Pod = &cluster.pods[*pod];
+            let (_, namespace, name) = dump::workload(pod);
+            found.entry((namespace.clone(), name)).or_insert(index);
+            found.insert(
+                (namespace, pod.metadata.name.clone().unwrap_or_default()),
+                index,
+            );
+        }
+    }
+    found
+}

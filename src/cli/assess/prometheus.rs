@@ -1,0 +1,320 @@
+//! Figures of the DCGM exporter and of engines, as the HTTP API of a Prometheus answers them: from one that runs, a day at a time, or
+//! from a file of its answers. They are folded answer by answer.
+
+use crate::cli::access::connector;
+use crate::cli::operators_client::escape_query_value;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use bytes::Bytes as Chunk;
+use http::{HeaderMap, Request, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use stowage_scheduling::engines::{DECLARATIONS, MetricQuantity, MetricReading};
+use stowage_sizing::assess::need::Ask;
+use stowage_sizing::assess::usage::{Answer, Quantity, Series, Usage};
+use stowage_telemetry::trust::{Trust, authorization};
+
+/// How long one query of `stowage assess` waits: Prometheus itself gives up after two minutes.
+const PROMETHEUS_TIMEOUT: Duration = Duration::from_secs(130);
+/// The largest answer: a day of 7,000 GPUs by the minute.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+const DAY_S: i64 = 86_400;
+const GPU_METRICS: [(&str, Quantity); 3] = [
+    ("DCGM_FI_DEV_FB_USED", Quantity::Vram),
+    ("DCGM_FI_DEV_GPU_UTIL", Quantity::Utilization),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", Quantity::Active),
+];
+const ADDRESS: &str = "give the address before /api/v1, such as http://127.0.0.1:9090";
+
+pub struct Prometheus {
+    pub url: String,
+    pub ca: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct ApiAnswer<'a> {
+    status: Cow<'a, str>,
+    error: Option<String>,
+    #[serde(default)]
+    warnings: Vec<String>,
+    #[serde(borrow)]
+    data: Option<Matrix<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Matrix<'a> {
+    result_type: Cow<'a, str>,
+    #[serde(borrow)]
+    result: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawSeries<'a> {
+    metric: BTreeMap<String, String>,
+    #[serde(borrow, default)]
+    values: Vec<(f64, Cow<'a, str>)>,
+}
+
+impl RawSeries<'_> {
+    /// The first of these labels that is there, and not empty.
+    fn label(&self, names: &[&str]) -> Option<&str> {
+        let values = names.iter().filter_map(|name| self.metric.get(*name));
+        values.map(String::as_str).find(|value| !value.is_empty())
+    }
+}
+
+/// Reads figures of some workloads.
+pub struct Reader {
+    pub usage: Usage,
+    /// What may be incomplete.
+    pub warnings: BTreeSet<String>,
+    /// The models that metrics name, by workload.
+    pub models: BTreeMap<usize, String>,
+    /// Workloads by namespace and name, of theirs and of their pods.
+    pods: BTreeMap<(String, String), usize>,
+    asks: Vec<Ask>,
+    engine_metrics: BTreeMap<String, &'static MetricReading>,
+}
+
+impl Reader {
+    pub fn new(pods: BTreeMap<(String, String), usize>, asks: Vec<Ask>) -> Self {
+        let dialects = DECLARATIONS.iter().flat_map(|one| one.dialects);
+        let metrics = dialects.flat_map(|dialect| {
+            let metrics = dialect
+                .metrics
+                .iter()
+                .filter(|(_, reading)| is_read(reading));
+            metrics.map(|(name, reading)| (format!("{}{name}", dialect.prefix), reading))
+        });
+        Self {
+            usage: Usage::default(),
+            warnings: BTreeSet::new(),
+            models: BTreeMap::new(),
+            pods,
+            asks,
+            engine_metrics: metrics.collect(),
+        }
+    }
+
+    /// Reads answers to range queries: an array of them, or one after the other.
+    pub fn read_file(&mut self, path: &Path) -> Result<()> {
+        let bytes = std::fs::read(path)?;
+        let answers = match bytes.trim_ascii_start().starts_with(b"[") {
+            true => serde_json::from_slice(&bytes),
+            false => serde_json::Deserializer::from_slice(&bytes)
+                .into_iter()
+                .collect(),
+        };
+        let answers: Vec<ApiAnswer<'_>> = answers
+            .context("it should have what /api/v1/query_range answers, several in an array")?;
+        answers.into_iter().try_for_each(|answer| self.fold(answer))
+    }
+
+    /// Asks a Prometheus for the window that ends at `end`, in seconds.
+    pub async fn query(
+        &mut self,
+        from: &Prometheus,
+        end: i64,
+        window: i64,
+        step: i64,
+    ) -> Result<()> {
+        let end = end - end.rem_euclid(step);
+        let start = end - window + step;
+        (self.usage.window, self.usage.step) = (Some((start, end)), Some(step));
+        let mut headers = HeaderMap::new();
+        if let Some(file) = &from.token_file {
+            ensure!(
+                from.url.starts_with("https://"),
+                "a token is sent over https:// only"
+            );
+            headers.insert(header::AUTHORIZATION, authorization(file)?);
+        }
+        let trust = Trust::new(from.ca.clone()).context("--prometheus-ca")?;
+        let client = Client::builder(TokioExecutor::new()).build(connector(&trust.config, None));
+        let engines: Vec<&str> = self.engine_metrics.keys().map(String::as_str).collect();
+        let engines = format!("{{__name__=~\"{}\"}}", engines.join("|"));
+        let queries = GPU_METRICS.map(|(name, _)| name.to_owned()).into_iter();
+        let queries: Vec<String> = queries.chain([engines]).collect();
+        let base = from.url.trim_end_matches('/');
+        let mut first = start;
+        while first <= end {
+            let last = end.min(first + DAY_S.max(step) - step);
+            for query in &queries {
+                let query = escape_query_value(query);
+                let url = format!(
+                    "{base}/api/v1/query_range?query={query}&start={first}&end={last}&step={step}"
+                );
+                let answer = get(&client, &url, &headers);
+                let answer = tokio::time::timeout(PROMETHEUS_TIMEOUT, answer).await;
+                let late = || {
+                    anyhow!(
+                        "it has not answered within {} s; a longer --step asks for less",
+                        PROMETHEUS_TIMEOUT.as_secs()
+                    )
+                };
+                self.fold(parse(&answer.map_err(|_| late())??)?)?;
+            }
+            first = last + step;
+        }
+        Ok(())
+    }
+
+    fn fold(&mut self, answer: ApiAnswer<'_>) -> Result<()> {
+        if answer.status != "success" {
+            bail!("it answers: {}", answer.error.unwrap_or_default());
+        }
+        let incomplete = |warning: String| format!("figures may be incomplete: {warning}");
+        self.warnings
+            .extend(answer.warnings.into_iter().map(incomplete));
+        let matrix = answer.data.context("an answer has no data")?;
+        let kind = matrix.result_type;
+        ensure!(kind == "matrix", "a {kind} is no answer to a range query");
+        let mut folded = Answer::default();
+        for raw in matrix.result {
+            let series: RawSeries<'_> = serde_json::from_str(raw.get())?;
+            if let Some(series) = self.series(&series) {
+                folded.add(series, &mut self.usage);
+            }
+        }
+        folded.fold(&mut self.usage);
+        Ok(())
+    }
+
+    /// `None` for what is not needed, or of no pod.
+    fn series(&mut self, raw: &RawSeries<'_>) -> Option<Series> {
+        let name = raw.label(&["__name__"])?;
+        // Prometheus renames what clashes with the labels of the exporter's own pod.
+        let pod = raw.label(&["exported_pod", "pod", "pod_name"]);
+        let namespace = raw.label(&["exported_namespace", "namespace", "pod_namespace"]);
+        let workload = namespace
+            .zip(pod)
+            .and_then(|(namespace, pod)| self.workload(namespace, pod));
+        let slice = raw.label(&["GPU_I_ID"]);
+        let gpu_metric = GPU_METRICS.iter().find(|(known, _)| *known == name);
+        let (quantity, device, workload, value) = match gpu_metric {
+            Some((_, quantity)) => {
+                let is_own = |index: &usize| match self.asks[*index] {
+                    Ask::Whole => true,
+                    Ask::Mig => slice.is_some(),
+                    // The label names one pod of several.
+                    Ask::TimeSliced | Ask::Fixed { .. } => false,
+                };
+                let gpu = raw.label(&["UUID", "uuid"])?;
+                let device = format!("{gpu}/{}", slice.unwrap_or_default());
+                (*quantity, device, workload.filter(is_own), None)
+            }
+            None => {
+                let model = raw.label(&["model_name"]).map(str::to_owned);
+                self.models.extend(workload.zip(model));
+                let (quantity, value) = reading(self.engine_metrics.get(name)?, raw)?;
+                (
+                    quantity,
+                    format!("{}/{}", namespace?, pod?),
+                    Some(workload?),
+                    value,
+                )
+            }
+        };
+        let values = raw.values.iter().map(|(time, text)| {
+            let value = value.or_else(|| text.parse().ok());
+            (*time as i64, value.unwrap_or(f64::NAN))
+        });
+        Some(Series {
+            quantity,
+            device: device.into(),
+            is_slice: slice.is_some(),
+            workload,
+            samples: values.collect(),
+        })
+    }
+
+    /// The workload of a pod. One that has gone is known by what its name begins with.
+    fn workload(&self, namespace: &str, pod: &str) -> Option<usize> {
+        let mut name = pod;
+        loop {
+            let key = (namespace.to_owned(), name.to_owned());
+            if let Some(found) = self.pods.get(&key) {
+                return Some(*found);
+            }
+            name = name.rsplit_once('-')?.0;
+        }
+    }
+}
+
+fn is_read(reading: &MetricReading) -> bool {
+    match reading {
+        MetricReading::Value(of) => quantity(*of).is_some(),
+        MetricReading::Labels(_) => true,
+        MetricReading::ByLabel(..) | MetricReading::Histogram(_) => false,
+    }
+}
+
+/// What a series of an engine measures, and its value where a label has it.
+fn reading(reading: &MetricReading, raw: &RawSeries<'_>) -> Option<(Quantity, Option<f64>)> {
+    let MetricReading::Labels(labels) = reading else {
+        let MetricReading::Value(of) = reading else {
+            return None;
+        };
+        return Some((quantity(*of)?, None));
+    };
+    let number = |wanted| {
+        let (key, _) = labels.iter().find(|(_, of)| *of == wanted)?;
+        raw.label(&[*key])?.parse::<f64>().ok()
+    };
+    let blocks = number(MetricQuantity::KvBlocks).zip(number(MetricQuantity::BlockTokens));
+    let tokens = number(MetricQuantity::KvTokens).or(blocks.map(|(count, each)| count * each))?;
+    Some((Quantity::KvTokens, Some(tokens)))
+}
+
+fn quantity(of: MetricQuantity) -> Option<Quantity> {
+    Some(match of {
+        MetricQuantity::KvUsage | MetricQuantity::KvUsageOldName => Quantity::KvUsage,
+        MetricQuantity::Waiting => Quantity::Waiting,
+        MetricQuantity::Running => Quantity::Running,
+        MetricQuantity::KvTokens => Quantity::KvTokens,
+        MetricQuantity::Preemptions => Quantity::Preemptions,
+        _ => return None,
+    })
+}
+
+fn parse(body: &[u8]) -> Result<ApiAnswer<'_>> {
+    serde_json::from_slice(body)
+        .with_context(|| format!("that is no answer of a Prometheus; {ADDRESS}"))
+}
+
+async fn get(
+    client: &Client<HttpsConnector<HttpConnector>, Empty<Chunk>>,
+    url: &str,
+    headers: &HeaderMap,
+) -> Result<Chunk> {
+    let mut request = Request::get(url)
+        .body(Empty::new())
+        .context("this is no URL")?;
+    request.headers_mut().clone_from(headers);
+    let answer = client
+        .request(request)
+        .await
+        .context("it cannot be reached")?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
+        .collect()
+        .await;
+    let body = body
+        .map_err(|error| anyhow!("its answer broke off: {error}; a longer --step asks for less"))?;
+    let body = body.to_bytes();
+    ensure!(
+        status.is_success() || parse(&body).is_ok(),
+        "it answers {status}; {ADDRESS}"
+    );
+    Ok(body)
+}

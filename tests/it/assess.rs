@@ -1,0 +1,712 @@
+//! `stowage assess`: what it says of a cluster whose truth is known, of Prometheus that misbehave, and of clusters in which GPUs are
+//! handed out in other ways.
+
+mod fixture;
+
+use crate::alerts::prometheus::RunningPrometheus;
+use crate::alerts::promtool;
+use fixture::{HOURS, START, answer, dump, folder, idle_gpus, week, workloads};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn json(&self) -> Value {
+        assert!(self.code < 2, "{}", self.err);
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+fn assess(arguments: &[&str]) -> Said {
+    let ran = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .arg("assess")
+        .args(arguments)
+        .env_remove("COLUMNS")
+        .output()
+        .unwrap();
+    Said {
+        code: ran.status.code().unwrap(),
+        out: String::from_utf8(ran.stdout).unwrap(),
+        err: String::from_utf8(ran.stderr).unwrap(),
+    }
+}
+
+fn file(folder: &TempDir, name: &str, value: &Value) -> String {
+    let path = folder.path().join(name);
+    std::fs::write(&path, value.to_string()).unwrap();
+    path.display().to_string()
+}
+
+fn committed(name: &str) -> String {
+    folder().join(name).display().to_string()
+}
+
+fn on_fixture(more: &[&str]) -> Said {
+    let (cluster, metrics) = (committed("device-plugin.json"), committed("week.json"));
+    assess(&[&["--cluster", &cluster, "--metrics", &metrics], more].concat())
+}
+
+fn figure(answer: &Value, name: &str) -> Option<f64> {
+    let all = answer["figures"].as_array().unwrap();
+    let found = all.iter().find(|one| one["name"] == name).unwrap();
+    found["value"].as_f64()
+}
+
+fn workload<'a>(answer: &'a Value, name: &str) -> &'a Value {
+    let all = answer["workloads"].as_array().unwrap();
+    let is_it = |one: &&Value| one["workload"].as_str().unwrap().ends_with(name);
+    all.iter()
+        .find(is_it)
+        .unwrap_or_else(|| panic!("{name}: {answer:#}"))
+}
+
+/// A file that a test makes: as it is committed, or written again.
+fn expect_file(path: &Path, made: &str) {
+    if std::env::var_os("STOWAGE_BLESS").is_some() {
+        std::fs::write(path, made).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == made,
+        "{}: STOWAGE_BLESS=1 writes it again",
+        path.display()
+    );
+}
+
+#[test]
+fn the_fixture_is_what_the_generator_makes() {
+    let week = week();
+    let metrics = json!([answer(&week)]).to_string();
+    assert!(metrics.len() < 300_000, "{}", metrics.len());
+    expect_file(&folder().join("week.json"), &metrics);
+    expect_file(
+        &folder().join("device-plugin.json"),
+        &format!("{:#}\n", dump()),
+    );
+}
+
+#[test]
+fn the_text_of_the_fixture_is_the_committed_one() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/assess.txt");
+    let said = on_fixture(&["--job", "20Gi", "--gpu-hour-price", "2.5"]);
+    expect_file(&golden, &said.out);
+    assert_eq!((said.code, &*said.err), (0, ""));
+}
+
+#[test]
+fn figures_of_the_fixture_are_its_truth() {
+    let said = on_fixture(&["-o", "json", "--gpu-hour-price", "2.5", "--job", "20Gi"]).json();
+    // 24 whole ones, 2 behind four slices, 2 behind eight shares.
+    assert_eq!(figure(&said, "gpusToday"), Some(28.0));
+    // 20 whole ones, and a half of the four that are shared or cut is a whole one.
+    assert_eq!(figure(&said, "gpusHeldByPods"), Some(24.0));
+    let suffice = figure(&said, "gpusThatSuffice").unwrap();
+    let bound = figure(&said, "lowerBoundOfGpus").unwrap();
+    assert!(bound <= suffice && suffice < 24.0, "{bound} {suffice}");
+    assert_eq!(figure(&said, "monthlyPriceToday"), Some(28.0 * 2.5 * 730.0));
+    let hours = said["hours"].as_array().unwrap();
+    for (hour, one) in (0..).zip(hours) {
+        assert_eq!(one["idleGpuHours"], f64::from(idle_gpus(hour)), "{hour}");
+    }
+    for made in workloads().iter().filter(|made| made.kv.is_some()) {
+        let one = workload(&said, made.name);
+        assert_eq!(
+            one["kvCachePercent"]["peak"],
+            made.kv.unwrap().1,
+            "{}",
+            made.name
+        );
+        assert_eq!(
+            one["vramBytes"]["p50"],
+            made.vram_mib << 20,
+            "{}",
+            made.name
+        );
+        assert_eq!(
+            one["computePercent"]["peak"], made.compute.1,
+            "{}",
+            made.name
+        );
+        assert_eq!(
+            one["computePercent"]["byHour"][3],
+            made.compute_at(3),
+            "{}",
+            made.name
+        );
+        assert_eq!(one["kvCachePercent"]["coveredPercent"], 100);
+    }
+}
+
+#[test]
+fn each_workload_of_the_fixture_gets_its_request_or_the_reason_why_not() {
+    let said = on_fixture(&["-o", "json"]).json();
+    let own = |name: &str| workload(&said, name)["ownGpu"].clone();
+    for (name, reason) in [
+        ("mixtral", "size"),
+        ("house-model", "unknown"),
+        ("train", "busy"),
+        ("classifier", "mig"),
+        ("embed", "unknown"),
+    ] {
+        assert_eq!(own(name), reason, "{name}");
+        assert!(workload(&said, name)["couldRequestBytes"].is_null());
+    }
+    assert!(
+        workload(&said, "house-model")["why"]
+            .as_str()
+            .unwrap()
+            .contains("acme/house-13b")
+    );
+    let requests = |name: &str| workload(&said, name)["couldRequestBytes"].as_u64().unwrap() >> 30;
+    // The peak of 6 GiB, and a quarter more.
+    assert_eq!((requests("notebook"), requests("render")), (8, 15));
+    // 15 GiB of weights, 45 % of 51 GiB of KV cache and a quarter more, and what the engine takes beside.
+    assert!(
+        (44..=52).contains(&requests("llama-8b")),
+        "{}",
+        requests("llama-8b")
+    );
+    assert!(requests("phi-4") < 45 && requests("qwen-7b") < 35);
+    assert!(
+        workload(&said, "llama-8b")["why"]
+            .as_str()
+            .unwrap()
+            .contains("KV cache")
+    );
+    assert!(workload(&said, "notebook")["workload"] == "Pod team-c/notebook");
+}
+
+#[test]
+fn without_figures_nothing_is_known_and_nothing_is_saved() {
+    let said = assess(&["--cluster", &committed("device-plugin.json"), "-o", "json"]).json();
+    assert!(
+        said["summary"]
+            .as_str()
+            .unwrap()
+            .starts_with("Nothing can be saved"),
+        "{}",
+        said["summary"]
+    );
+    assert_eq!(figure(&said, "idleGpuHoursPerDay"), None);
+    assert_eq!(workload(&said, "llama-8b")["ownGpu"], "unknown");
+    assert!(workload(&said, "notebook")["vramBytes"].is_null());
+}
+
+/// An HTTP server that gives each query this answer, after so many milliseconds.
+fn stand_in(status: &'static str, body: impl Fn(&str) -> String + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let asked = lines.next().unwrap_or_default();
+            lines.take_while(|line| !line.is_empty()).for_each(drop);
+            let body = body(&asked);
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            // In pieces, as a slow one does.
+            for piece in [head.as_bytes()]
+                .into_iter()
+                .chain(body.as_bytes().chunks(60_000))
+            {
+                let _ = { &stream }.write_all(piece);
+                std::thread::yield_now();
+            }
+        }
+    });
+    url
+}
+
+const EMPTY: &str = r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#;
+/// A second after the last sample of the fixture.
+const AT: &str = "2026-11-22T23:00:01Z";
+
+fn on_server(url: &str, more: &[&str]) -> Said {
+    let cluster = committed("device-plugin.json");
+    let fixed = [
+        "--cluster",
+        &cluster,
+        "--prometheus",
+        url,
+        "--at",
+        AT,
+        "--step",
+        "1h",
+        "-o",
+        "json",
+    ];
+    assess(&[&fixed[..], more].concat())
+}
+
+#[test]
+fn an_empty_prometheus_says_nothing_and_that_is_said() {
+    let said = on_server(&stand_in("200 OK", |_| EMPTY.into()), &[]);
+    assert!(
+        said.err.contains("there are no figures of these pods"),
+        "{}",
+        said.err
+    );
+    assert!(
+        said.json()["summary"]
+            .as_str()
+            .unwrap()
+            .starts_with("Nothing can be saved")
+    );
+}
+
+#[test]
+fn a_prometheus_that_cannot_answer_is_an_error_with_a_way_out() {
+    let error = r#"{"status":"error","errorType":"execution","error":"query processing would load too many samples into memory"}"#;
+    let html = "<html>login</html>";
+    for (status, body, expected) in [
+        (
+            "422 Unprocessable Entity",
+            error,
+            "it answers: query processing would load too many samples",
+        ),
+        (
+            "200 OK",
+            html,
+            "that is no answer of a Prometheus; give the address before /api/v1",
+        ),
+        ("502 Bad Gateway", html, "it answers 502 Bad Gateway"),
+        ("200 OK", &EMPTY[..40], "that is no answer"),
+        (
+            "200 OK",
+            r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#,
+            "a vector is no answer",
+        ),
+    ] {
+        let said = on_server(&stand_in(status, move |_| body.into()), &[]);
+        assert!(
+            said.code == 2 && said.err.contains(expected),
+            "{expected}: {}",
+            said.err
+        );
+    }
+    let said = on_server("http://127.0.0.1:1", &[]);
+    assert!(
+        said.code == 2 && said.err.contains("cannot be reached"),
+        "{}",
+        said.err
+    );
+    let token = committed("week.json");
+    let said = on_server("http://127.0.0.1:1", &["--prometheus-token-file", &token]);
+    assert!(
+        said.code == 2 && said.err.contains("https:// only"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn a_warning_of_the_api_is_shown_as_incomplete() {
+    let body = EMPTY.replace(
+        "{\"status",
+        "{\"warnings\":[\"a store was unreachable\"],\"status",
+    );
+    let said = on_server(&stand_in("200 OK", move |_| body.clone()), &[]);
+    assert!(
+        said.err
+            .contains("figures may be incomplete: a store was unreachable"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn a_server_is_asked_a_day_at_a_time_and_its_answers_are_those_of_the_file() {
+    let url = stand_in("200 OK", |asked| {
+        let value = |key: &str| {
+            let from = asked.split_once(&format!("{key}=")).unwrap().1;
+            from.split(['&', ' ']).next().unwrap().to_owned()
+        };
+        let [start, end] = ["start", "end"].map(|key| value(key).parse::<i64>().unwrap());
+        assert!(end - start < 86_400, "{asked}");
+        let query = value("query");
+        let week = week()
+            .into_iter()
+            .filter(|(labels, _)| query.contains(labels[0].1.split(':').next_back().unwrap()));
+        let mut whole = answer(&week.collect::<Vec<_>>());
+        for series in whole["data"]["result"].as_array_mut().unwrap() {
+            let values = series["values"].as_array_mut().unwrap();
+            values.retain(|value| (start..=end).contains(&value[0].as_i64().unwrap()));
+        }
+        whole.to_string()
+    });
+    assert_eq!(
+        on_server(&url, &[]).json(),
+        on_fixture(&["-o", "json"]).json()
+    );
+}
+
+#[test]
+fn three_exporters_of_each_gpu_change_no_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut week = week();
+    for exporter in ["one", "two"] {
+        let more = week
+            .clone()
+            .into_iter()
+            .filter(|(labels, _)| !labels.iter().any(|(key, _)| key == "scraped_by"));
+        let more = more.map(|(mut labels, values)| {
+            labels.push(("scraped_by".into(), exporter.into()));
+            (labels, values)
+        });
+        week.extend(more.collect::<Vec<_>>());
+    }
+    let metrics = file(&folder, "week.json", &json!([answer(&week)]));
+    let said = assess(&[
+        "--cluster",
+        &committed("device-plugin.json"),
+        "--metrics",
+        &metrics,
+        "-o",
+        "json",
+    ])
+    .json();
+    let once = on_fixture(&["-o", "json"]).json();
+    for part in ["summary", "figures", "hours", "workloads"] {
+        assert_eq!(said[part], once[part], "{part}");
+    }
+    assert!(
+        said["cautions"]
+            .to_string()
+            .contains("of several series of one GPU")
+    );
+}
+
+#[test]
+fn gaps_blank_values_and_pods_that_were_replaced_are_read_as_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut week = week();
+    for (labels, values) in &mut week {
+        // An earlier pod of the Deployment had the figures of one that is there.
+        for (_, value) in labels.iter_mut() {
+            *value = value.replace("llama-8b-7c9d4b5f6-x0", "llama-8b-5f6c9d4b7-zz9");
+        }
+        let is = |name: &str| labels.iter().any(|(_, value)| value == name);
+        if is("notebook") && is("DCGM_FI_DEV_FB_USED") {
+            values.truncate(20);
+        }
+        if is("render-p0") && is("DCGM_FI_DEV_FB_USED") {
+            values[7] = "9223372036854775794".into();
+            values[8] = "NaN".into();
+        }
+    }
+    let metrics = file(&folder, "week.json", &json!([answer(&week)]));
+    let said = assess(&[
+        "--cluster",
+        &committed("device-plugin.json"),
+        "--metrics",
+        &metrics,
+        "-o",
+        "json",
+    ])
+    .json();
+    let once = on_fixture(&["-o", "json"]).json();
+    for part in ["kvCachePercent", "vramBytes", "couldRequestBytes", "why"] {
+        let of = |all| workload(all, "llama-8b")[part].clone();
+        assert_eq!(of(&said), of(&once), "{part}");
+    }
+    let notebook = workload(&said, "notebook");
+    assert_eq!(notebook["ownGpu"], "unknown");
+    assert_eq!(notebook["why"], "its VRAM is known for 20 hours only");
+    assert_eq!(
+        workload(&said, "render")["vramBytes"]["peak"],
+        12_288u64 << 20
+    );
+    assert!(said["cautions"].to_string().contains("2 samples cannot be"));
+}
+
+#[test]
+fn a_real_prometheus_with_the_week_in_it_says_what_the_file_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    let mut by_name: Vec<_> = week();
+    by_name.sort();
+    for (labels, values) in &by_name {
+        let name = &labels[0].1;
+        let pairs: Vec<String> = labels[1..]
+            .iter()
+            .map(|(key, value)| format!("{key}=\"{value}\""))
+            .collect();
+        for (hour, value) in (0..HOURS).zip(values) {
+            text += &format!(
+                "{name}{{{}}} {value} {}\n",
+                pairs.join(","),
+                START + hour * 3600
+            );
+        }
+    }
+    let (input, data) = (folder.path().join("week.om"), folder.path().join("data"));
+    std::fs::write(&input, text + "# EOF\n").unwrap();
+    let paths = [&input, &data].map(|path| path.display().to_string());
+    if promtool(&[
+        "tsdb",
+        "create-blocks-from",
+        "--max-block-duration=240h",
+        "openmetrics",
+        &paths[0],
+        &paths[1],
+    ])
+    .is_none()
+    {
+        return;
+    }
+    let Some(running) = RunningPrometheus::start_in(folder, &[]) else {
+        return;
+    };
+    let url = format!("http://{}", running.address);
+    let said = on_server(&url, &[]);
+    assert_eq!((said.code, &*said.err), (0, ""));
+    assert_eq!(said.json(), on_fixture(&["-o", "json"]).json());
+    // By the minute every sample counts for the five minutes after it, and the rest of the hour is a gap.
+    let cluster = committed("device-plugin.json");
+    let by_minute = [
+        "--cluster",
+        &cluster,
+        "--prometheus",
+        &url,
+        "--at",
+        AT,
+        "-o",
+        "json",
+    ];
+    let said = assess(&by_minute).json();
+    let kv = &workload(&said, "llama-8b")["kvCachePercent"];
+    let covered = kv["coveredPercent"].as_u64().unwrap();
+    assert!(kv["peak"] == 45 && (8..=10).contains(&covered), "{kv}");
+}
+
+fn pod(name: &str, metadata: Value, limits: Value) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "n", "uid": name },
+        "spec": { "nodeName": "n1", "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+    });
+    pod["metadata"]
+        .as_object_mut()
+        .unwrap()
+        .extend(metadata.as_object().unwrap().clone());
+    pod
+}
+
+fn node(labels: Value, offered: Value) -> Value {
+    let mut labels = labels;
+    labels["nvidia.com/gpu.product"] = json!("NVIDIA-A100-SXM4-80GB");
+    let mut amounts = json!({ "cpu": "128", "memory": "1Ti", "pods": "110" });
+    amounts
+        .as_object_mut()
+        .unwrap()
+        .extend(offered.as_object().unwrap().clone());
+    json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1", "labels": labels }, "status": { "allocatable": amounts, "capacity": amounts } })
+}
+
+fn of_items(items: &[Value], more: &[&str]) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = file(
+        &folder,
+        "dump.json",
+        &json!({ "kind": "List", "items": items }),
+    );
+    assess(&[&["--cluster", &dump, "-o", "json"], more].concat())
+}
+
+const FOUR: &str = "4";
+
+fn gfd(count: &str) -> Value {
+    json!({ "nvidia.com/gpu.count": count, "nvidia.com/gpu.memory": "81920" })
+}
+
+#[test]
+fn hami_and_kai_are_taken_at_their_word() {
+    let hami = [
+        node(gfd(FOUR), json!({ "nvidia.com/gpu": "40" })),
+        pod(
+            "a",
+            json!({}),
+            json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "20000" }),
+        ),
+        pod(
+            "b",
+            json!({}),
+            json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "20000" }),
+        ),
+    ];
+    let said = of_items(&hami, &[]).json();
+    assert_eq!(
+        (figure(&said, "gpusToday"), figure(&said, "gpusThatSuffice")),
+        (Some(4.0), Some(1.0))
+    );
+    assert_eq!(workload(&said, "n/a")["couldRequestBytes"], 20_000u64 << 20);
+    let group =
+        json!({ "labels": { "runai-gpu-group": "g" }, "annotations": { "gpu-fraction": "0.5" } });
+    let kai = [
+        node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" })),
+        pod("half", group, json!({})),
+        pod(
+            "mib",
+            json!({ "annotations": { "gpu-memory": "8000" } }),
+            json!({}),
+        ),
+        pod(
+            "gpu-reservation-1",
+            json!({ "labels": { "runai-gpu-group": "g" } }),
+            json!({ "nvidia.com/gpu": "1" }),
+        ),
+    ];
+    let said = of_items(&kai, &[]).json();
+    assert_eq!(said["workloads"].as_array().unwrap().len(), 2);
+    assert_eq!(workload(&said, "half")["couldRequestBytes"], 40u64 << 30);
+    assert_eq!(figure(&said, "gpusThatSuffice"), Some(1.0));
+}
+
+#[test]
+fn devices_of_claims_count_whether_labels_show_them_or_not() {
+    let device = |name: &str| json!({ "name": name, "attributes": { "type": { "string": "gpu" }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
+    let mut claiming = pod("a", json!({}), json!({}));
+    claiming["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "two" }]);
+    let results = ["gpu-0", "gpu-1"].map(|device| json!({ "driver": "gpu.nvidia.com", "device": device, "pool": "n1", "request": "gpu" }));
+    let items = [
+        node(json!({}), json!({})),
+        json!({ "kind": "ResourceSlice", "metadata": { "name": "s" }, "spec": { "driver": "gpu.nvidia.com", "nodeName": "n1", "pool": { "name": "n1", "generation": 1, "resourceSliceCount": 1 }, "devices": [device("gpu-0"), device("gpu-1"), device("gpu-2")] } }),
+        json!({ "kind": "ResourceClaim", "metadata": { "name": "two", "namespace": "n" }, "status": { "allocation": { "devices": { "results": results } }, "reservedFor": [{ "name": "a" }] } }),
+        claiming,
+    ];
+    let said = of_items(&items, &[]).json();
+    assert_eq!(
+        (figure(&said, "gpusToday"), figure(&said, "gpusHeldByPods")),
+        (Some(3.0), Some(2.0))
+    );
+    assert_eq!(
+        (
+            figure(&said, "gpusThatSuffice"),
+            &workload(&said, "n/a")["ownGpu"]
+        ),
+        (Some(2.0), &json!("unknown"))
+    );
+}
+
+#[test]
+fn a_pod_beside_which_its_class_would_be_too_late_keeps_its_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.yaml");
+    let class = |limit: &str| {
+        format!(
+            "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\nclasses:\n  - name: serving\n    maxTimePerToken: {limit}\n"
+        )
+    };
+    let own = |limit: &str| {
+        std::fs::write(&policy, class(limit)).unwrap();
+        let said = on_fixture(&["-o", "json", "--policy", policy.to_str().unwrap()]).json();
+        (
+            workload(&said, "qwen-7b")["ownGpu"].clone(),
+            figure(&said, "gpusThatSuffice").unwrap(),
+        )
+    };
+    let (strict, loose) = (own("25ms"), own("10s"));
+    assert_eq!((strict.0, loose.0), (json!("latency"), Value::Null));
+    assert!(strict.1 > loose.1);
+}
+
+#[test]
+fn the_page_has_every_figure_with_source_and_caution_and_no_markup_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let mut with_markup = dump();
+    let items = with_markup["items"].as_array_mut().unwrap();
+    let house = items.iter_mut().filter(|item| {
+        item["metadata"]["name"]
+            .as_str()
+            .unwrap()
+            .starts_with("house")
+    });
+    house.for_each(|pod| {
+        pod["spec"]["containers"][0]["args"] = json!(["--model=<script>alert(1)</script>"])
+    });
+    let cluster = file(&folder, "dump.json", &with_markup);
+    let said = assess(&[
+        "--cluster",
+        &cluster,
+        "--metrics",
+        &committed("week.json"),
+        "--page",
+        page.to_str().unwrap(),
+        "--gpu-hour-price",
+        "2",
+        "-o",
+        "json",
+    ])
+    .json();
+    let page = std::fs::read_to_string(&page).unwrap();
+    for one in said["figures"].as_array().unwrap() {
+        for part in ["source", "caution"] {
+            let text = one[part].as_str().unwrap().replace('<', "&lt;");
+            assert!(page.contains(&text), "{text}");
+        }
+    }
+    assert!(page.contains("&lt;script&gt;alert(1)") && !page.contains("<script"));
+    assert!(
+        page.contains("<svg")
+            && page.contains("prefers-color-scheme") | page.contains("color-scheme:light dark")
+    );
+    assert!(!page.contains("http"), "it needs nothing else");
+}
+
+#[test]
+fn mistakes_are_named_with_a_way_out() {
+    let cluster = committed("device-plugin.json");
+    let folder = tempfile::tempdir().unwrap();
+    let (none, page) = (
+        file(&folder, "none.json", &json!({ "data": 1 })),
+        "/nonexistent/page.html",
+    );
+    for (arguments, expected) in [
+        (&["--cluster", "/nonexistent"][..], "--cluster /nonexistent"),
+        (
+            &["--cluster", &cluster, "--metrics", "/nonexistent"],
+            "--metrics /nonexistent",
+        ),
+        (
+            &["--cluster", &cluster, "--metrics", &none],
+            "it should have what /api/v1/query_range answers",
+        ),
+        (
+            &["--cluster", &cluster, "--page", page],
+            "--page /nonexistent/page.html",
+        ),
+        (&["--cluster", &cluster, "--job", "20"], "--job"),
+        (
+            &["--cluster", &cluster, "--gpu-hour-price", "cheap"],
+            "such as 2.50",
+        ),
+        (&["--cluster", &cluster, "--window", "7"], "--window"),
+        (
+            &["--cluster", &cluster, "--promtheus", "x"],
+            "'--prometheus'",
+        ),
+        (
+            &["--cluster", &cluster, "--prometheus", "not a url"],
+            "--prometheus not a url",
+        ),
+        (&["--cluster", &none], "none.json"),
+    ] {
+        let said = assess(arguments);
+        assert!(
+            said.code == 2 && said.err.contains(expected),
+            "{arguments:?}: {}",
+            said.err
+        );
+    }
+}
