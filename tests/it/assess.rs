@@ -611,11 +611,11 @@ fn a_pod_beside_which_its_class_would_be_too_late_keeps_its_gpu() {
         std::fs::write(&policy, class(limit)).unwrap();
         let said = on_fixture(&["-o", "json", "--policy", policy.to_str().unwrap()]).json();
         (
-            workload(&said, "qwen-7b")["ownGpu"].clone(),
+            workload(&said, "llama-8b")["ownGpu"].clone(),
             figure(&said, "gpusThatSuffice").unwrap(),
         )
     };
-    let (strict, loose) = (own("25ms"), own("10s"));
+    let (strict, loose) = (own("11ms"), own("10s"));
     assert_eq!((strict.0, loose.0), (json!("latency"), Value::Null));
     assert!(strict.1 > loose.1);
 }

@@ -119,6 +119,8 @@ impl AssessArgs {
         let Some(policy) = policy_for(path, at, Some(&cluster.namespaces))? else {
             return Ok(NO_ANSWER.into());
         };
+        let limit = |class| policy.class(class).latency_limits().time_per_token;
+        let planning = policy.clone().without_latency_limits();
         let (mut workloads, left_out) = workloads(&cluster, &policy);
         let mut reader = Reader::new(pods_by_name(&cluster, &workloads), asks(&workloads));
         if let Some(path) = &self.metrics {
@@ -156,18 +158,21 @@ impl AssessArgs {
             .iter()
             .for_each(|what| print_to_stderr(format_args!("warning: {what}")));
         let make = |pod: usize, one: &Workload, per_gpu: Option<Bytes>| {
-            cluster.place(&cluster.pods[pod], one, per_gpu, &policy)
+            cluster.place(&cluster.pods[pod], one, per_gpu, &planning)
         };
         let all = workloads
             .iter()
             .flat_map(|one| one.pods.iter().map(move |pod| (one, *pod)));
         let placed: Vec<_> = all.filter_map(|(one, pod)| make(pod, one, None)).collect();
-        let job = self.job.map(|job| dump::job(job, &policy).context("--job"));
+        let job = self
+            .job
+            .map(|job| dump::job(job, &planning).context("--job"));
         let question = AssessQuestion {
-            node_kinds: fleet_from_objects(&cluster.whole_nodes(), &placed, &policy)
+            node_kinds: fleet_from_objects(&cluster.whole_nodes(), &placed, &planning)
                 .context("--cluster")?,
             gpus: cluster.nodes.values().map(|(_, gpus)| gpus.gpus).sum(),
-            policy: Arc::new(policy.clone()),
+            policy: Arc::new(planning.clone()),
+            limit: &limit,
             workloads,
             usage,
             quantile: self.quantile.into(),

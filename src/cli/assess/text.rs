@@ -110,4 +110,3 @@ pub fn could_request(one: &WorkloadAnswer) -> String {
         }
     }
 }
-

@@ -127,6 +127,17 @@ impl Policy {
         Self { settings, ..self }
     }
 
+    /// This policy without limits on latency, for placements in which no load is known.
+    pub fn without_latency_limits(mut self) -> Self {
+        for class in &mut self.classes {
+            (class.max_time_per_token, class.max_time_to_first_token) = (None, None);
+        }
+        for terms in &mut self.terms {
+            terms.max_time_per_token = None;
+        }
+        self
+    }
+
     /// This policy with other classes, in the order in which they are tried. Set pools after them: they name classes.
     pub fn with_classes(self, classes: Vec<Class>) -> Result<Self, PolicyError> {
         if classes.is_empty() || classes.len() > MAX_CLASSES {

@@ -17,12 +17,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_scheduling::contention::{ComputeSharing, EngineWork, GpuSpeed, contention};
 use stowage_scheduling::policy::Policy;
-use stowage_scheduling::units::{Bytes, plural};
+use stowage_scheduling::units::{Bytes, Micros, plural};
+use stowage_scheduling::vocabulary::classification::ClassId;
 use stowage_scheduling::vocabulary::demand::Sharing;
 use usage::{Quantity, Usage};
 
 pub struct AssessQuestion<'q> {
+    /// Without limits on latency: a trial knows no load, and so lets nothing join an engine that has one. What was measured is judged
+    /// after it.
     pub policy: Arc<Policy>,
+    /// The limit on time per token of each class.
+    pub limit: &'q dyn Fn(ClassId) -> Option<Micros>,
     /// Kinds of nodes whose GPUs are whole today, with the number of nodes that there are.
     pub node_kinds: Vec<NodeTemplate>,
     /// GPUs of all nodes.
@@ -129,12 +134,11 @@ impl AssessQuestion<'_> {
                     // Time-slicing lengthens all parts alike.
                     let most = slower.entry(pod.workload).or_insert(1.0);
                     *most = under.memory.max(*most);
-                    let limit = pod.demand.terms.max_time_per_token;
+                    let limit = (self.limit)(pod.demand.class);
                     if let Some(limit) = limit.filter(|limit| step_s * 1e6 > limit.0 as f64) {
-                        let (step_ms, limit_ms) = (step_s * 1e3, limit.0 as f64 / 1e3);
-                        let why = format!(
-                            "a token would take {step_ms:.1} ms beside others, of {limit_ms:.1} ms"
-                        );
+                        let step_ms = step_s * 1e3;
+                        let limit_ms = limit.0 as f64 / 1e3;
+                        let why = format!("a token would take {step_ms:.1} ms of {limit_ms} ms");
                         beyond.insert(pod.workload, why);
                     }
                 }
