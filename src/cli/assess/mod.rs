@@ -10,7 +10,7 @@ mod text;
 use super::output::OutputArgs;
 use super::plan::gather::{fleet_from_objects, policy_for};
 use super::{NO_ANSWER, duration, exit_without_answer, print_to_stderr, standard_input};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dump::Cluster;
 use jiff::Timestamp;
@@ -28,6 +28,9 @@ use stowage_sizing::assess::need::{Ask, Workload};
 use stowage_sizing::assess::{AssessQuestion, assess};
 
 const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
+
+/// As many pods as plans of capacity take: the time grows with the square.
+const MAX_PODS: usize = 20_000;
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
@@ -114,6 +117,11 @@ impl AssessArgs {
             .filter_map(|(flag, path)| Some((flag, path?.as_path())));
         standard_input::check_named_once(named)?;
         let cluster = dump::read(&self.cluster)?;
+        let count = cluster.pods.len();
+        ensure!(
+            count <= MAX_PODS,
+            "--cluster has {count} pods with GPUs, and a plan takes {MAX_PODS}: dump some of the nodes and namespaces"
+        );
         let path = self.policy.as_deref();
         let at = path.and(self.at);
         let Some(policy) = policy_for(path, at, Some(&cluster.namespaces))? else {
