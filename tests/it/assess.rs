@@ -106,13 +106,13 @@ fn the_text_of_the_fixture_is_the_committed_one() {
 fn figures_of_the_fixture_are_its_truth() {
     let said = on_fixture(&["-o", "json", "--gpu-hour-price", "2.5", "--job", "20Gi"]).json();
     // 24 whole ones, 2 behind four slices, 2 behind eight shares.
-    assert_eq!(figure(&said, "gpusToday"), Some(28.0));
+    assert_eq!(figure(&said, "GPUs today"), Some(28.0));
     // 20 whole ones, and a half of the four that are shared or cut is a whole one.
-    assert_eq!(figure(&said, "gpusHeldByPods"), Some(24.0));
-    let suffice = figure(&said, "gpusThatSuffice").unwrap();
-    let bound = figure(&said, "lowerBoundOfGpus").unwrap();
+    assert_eq!(figure(&said, "GPUs requested"), Some(24.0));
+    let suffice = figure(&said, "GPUs that suffice").unwrap();
+    let bound = figure(&said, "lower bound").unwrap();
     assert!(bound <= suffice && suffice < 24.0, "{bound} {suffice}");
-    assert_eq!(figure(&said, "monthlyPriceToday"), Some(28.0 * 2.5 * 730.0));
+    assert_eq!(figure(&said, "price today"), Some(28.0 * 2.5 * 730.0));
     let hours = said["hours"].as_array().unwrap();
     for (hour, one) in (0..).zip(hours) {
         assert_eq!(one["idleGpuHours"], f64::from(idle_gpus(hour)), "{hour}");
@@ -196,7 +196,7 @@ fn without_figures_nothing_is_known_and_nothing_is_saved() {
         "{}",
         said["summary"]
     );
-    assert_eq!(figure(&said, "idleGpuHoursPerDay"), None);
+    assert_eq!(figure(&said, "idle GPU hours a day"), None);
     assert_eq!(workload(&said, "llama-8b")["ownGpu"], "unknown");
     assert!(workload(&said, "notebook")["vramBytes"].is_null());
 }
@@ -531,8 +531,14 @@ fn gfd(count: &str) -> Value {
 
 #[test]
 fn hami_and_kai_are_taken_at_their_word() {
+    let mut hami_node = node(json!({}), json!({ "nvidia.com/gpu": "40" }));
+    let labels = hami_node["metadata"]["labels"].as_object_mut().unwrap();
+    labels.remove("nvidia.com/gpu.product");
+    let device = json!({ "id": "GPU-1", "count": 10, "devmem": 81920, "type": "NVIDIA-NVIDIA A100-SXM4-80GB" });
+    let register = json!([device, device, device, device]).to_string();
+    hami_node["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": register });
     let hami = [
-        node(gfd(FOUR), json!({ "nvidia.com/gpu": "40" })),
+        hami_node,
         pod(
             "a",
             json!({}),
@@ -546,7 +552,10 @@ fn hami_and_kai_are_taken_at_their_word() {
     ];
     let said = of_items(&hami, &[]).json();
     assert_eq!(
-        (figure(&said, "gpusToday"), figure(&said, "gpusThatSuffice")),
+        (
+            figure(&said, "GPUs today"),
+            figure(&said, "GPUs that suffice")
+        ),
         (Some(4.0), Some(1.0))
     );
     assert_eq!(workload(&said, "n/a")["couldRequestBytes"], 20_000u64 << 20);
@@ -569,7 +578,7 @@ fn hami_and_kai_are_taken_at_their_word() {
     let said = of_items(&kai, &[]).json();
     assert_eq!(said["workloads"].as_array().unwrap().len(), 2);
     assert_eq!(workload(&said, "half")["couldRequestBytes"], 40u64 << 30);
-    assert_eq!(figure(&said, "gpusThatSuffice"), Some(1.0));
+    assert_eq!(figure(&said, "GPUs that suffice"), Some(1.0));
 }
 
 #[test]
@@ -586,12 +595,12 @@ fn devices_of_claims_count_whether_labels_show_them_or_not() {
     ];
     let said = of_items(&items, &[]).json();
     assert_eq!(
-        (figure(&said, "gpusToday"), figure(&said, "gpusHeldByPods")),
+        (figure(&said, "GPUs today"), figure(&said, "GPUs requested")),
         (Some(3.0), Some(2.0))
     );
     assert_eq!(
         (
-            figure(&said, "gpusThatSuffice"),
+            figure(&said, "GPUs that suffice"),
             &workload(&said, "n/a")["ownGpu"]
         ),
         (Some(2.0), &json!("unknown"))
@@ -612,7 +621,7 @@ fn a_pod_beside_which_its_class_would_be_too_late_keeps_its_gpu() {
         let said = on_fixture(&["-o", "json", "--policy", policy.to_str().unwrap()]).json();
         (
             workload(&said, "llama-8b")["ownGpu"].clone(),
-            figure(&said, "gpusThatSuffice").unwrap(),
+            figure(&said, "GPUs that suffice").unwrap(),
         )
     };
     let (strict, loose) = (own("11ms"), own("10s"));

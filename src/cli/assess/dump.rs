@@ -45,8 +45,9 @@ pub struct Cluster {
     /// Pods that have or request GPUs in any way.
     pub pods: Vec<Pod>,
     pub namespaces: NamespaceLabels,
-    /// By namespace and name of a claim: its devices, and the pods that have it.
-    claims: BTreeMap<(String, String), (Vec<String>, u32)>,
+    /// Devices of claims by namespace and name of a pod that has them: how many, whether one is a slice, and by how many pods at most
+    /// one is shared.
+    claimed: BTreeMap<(String, String), (u32, bool, u32)>,
 }
 
 pub fn read(path: &Path) -> Result<Cluster> {
@@ -88,9 +89,9 @@ pub fn read(path: &Path) -> Result<Cluster> {
 
 fn has_gpu(pod: &Pod) -> bool {
     let is_gone = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
-    let is_fraction = kai(pod, "gpu-fraction")
-        .or(kai(pod, "gpu-memory"))
-        .is_some();
+    let is_fraction = ["gpu-fraction", "gpu-memory"]
+        .iter()
+        .any(|key| kai(pod, key).is_some());
     // KAI's pod that holds a GPU for others asks for it, and has the label alone.
     let labels = pod.metadata.labels.as_ref();
     let is_group = labels.is_some_and(|labels| labels.contains_key("runai-gpu-group"));
@@ -103,24 +104,34 @@ fn kai(pod: &Pod, key: &str) -> Option<f64> {
     pod.metadata.annotations.as_ref()?.get(key)?.parse().ok()
 }
 
-/// Labels as GPU feature discovery writes them, where only the DRA driver shows the GPUs.
+/// Labels as GPU feature discovery writes them, where only the DRA driver or HAMi shows the GPUs.
 fn add_labels(node: &mut Node, devices: &[Value]) {
-    let labels = node.metadata.labels.get_or_insert_default();
-    // v1beta1 has a level more.
     let attributes = devices.iter().map(|device| match &device["basic"] {
+        // v1beta1 has a level more.
         Value::Object(basic) => &basic["attributes"],
         _ => &device["attributes"],
     });
     let gpus = attributes.filter(|attributes| attributes["type"]["string"] == "gpu");
-    let products = gpus.filter_map(|gpu| gpu["productName"]["string"].as_str());
-    let products: Vec<String> = products.map(|name| name.replace(' ', "-")).collect();
-    let known = products
-        .first()
-        .and_then(|product| GpuType::find(product).ok());
+    let by_dra = gpus.filter_map(|gpu| gpu["productName"]["string"].as_str());
+    let annotations = node.metadata.annotations.as_ref();
+    let register = annotations.and_then(|all| all.get("hami.io/node-nvidia-register"));
+    let register = register.and_then(|text| serde_json::from_str::<Vec<Value>>(text).ok());
+    let by_hami = register
+        .iter()
+        .flatten()
+        .filter_map(|gpu| gpu["type"].as_str());
+    // HAMi writes the vendor once more before NVML's name.
+    let by_hami = by_hami.map(|name| name.trim_start_matches("NVIDIA-"));
+    let names: Vec<String> = by_dra
+        .chain(by_hami)
+        .map(|name| name.replace(' ', "-"))
+        .collect();
+    let labels = node.metadata.labels.get_or_insert_default();
+    let known = names.first().and_then(|name| GpuType::find(name).ok());
     if let Some(known) = known.filter(|_| !labels.contains_key(COUNT)) {
         let mib = known.total().0 >> 20;
-        labels.insert(COUNT.into(), products.len().to_string());
-        labels.insert(PRODUCT.into(), products[0].clone());
+        labels.insert(COUNT.into(), names.len().to_string());
+        labels.insert(PRODUCT.into(), names[0].clone());
         labels.insert(MEMORY.into(), mib.to_string());
     }
 }
@@ -151,53 +162,50 @@ fn node_gpus(node: &Node) -> NodeGpus {
         gpu_type,
     });
     let shares = number("nvidia.com/gpu.replicas").unwrap_or(1).max(1);
-    let mut gpus = number(COUNT).unwrap_or(whole / shares);
-    if !profile.is_empty() {
-        let family = gpu_type.and_then(GpuType::family);
-        let all = family.map_or(COMPUTE_SLICES, |family| family.compute_slices());
-        let each = (all / compute_slices(profile).unwrap_or(1).max(1)).max(1);
-        gpus = gpus.div_ceil(each);
-        let (mig_gpus, slices) = (gpus, each * shares);
-        return NodeGpus {
-            gpus,
-            mig_gpus,
-            slices,
-            shares,
-            gpu,
-        };
-    }
-    let mig_gpus = if slices > 0 {
-        gpus.saturating_sub(whole / shares)
-    } else {
-        0
+    let count = number(COUNT).unwrap_or(whole / shares);
+    let (gpus, mig_gpus, slices) = match (profile, slices) {
+        ("", 0) => (count, 0, 1),
+        ("", slices) => {
+            let mig_gpus = count.saturating_sub(whole / shares);
+            (count, mig_gpus, slices / mig_gpus.max(1))
+        }
+        _ => {
+            let family = gpu_type.and_then(GpuType::family);
+            let all = family.map_or(COMPUTE_SLICES, |family| family.compute_slices());
+            let each = (all / compute_slices(profile).unwrap_or(1).max(1)).max(1);
+            (count.div_ceil(each), count.div_ceil(each), each * shares)
+        }
     };
-    // HAMi offers each GPU several times, and no label says so.
-    let shares = shares.max(whole / (gpus - mig_gpus).max(1));
-    let slices = slices / mig_gpus.max(1);
     NodeGpus {
         gpus,
         mig_gpus,
-        slices,
-        shares,
+        slices: slices.max(1),
+        // HAMi offers each GPU several times, and no label says so.
+        shares: shares.max(whole / (gpus - mig_gpus).max(1)),
         gpu,
     }
 }
 
 impl Cluster {
     fn add_claim(&mut self, claim: &Value) {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let [namespace, name] = ["namespace", "name"].map(|key| text(&claim["metadata"][key]));
-        let results = claim["status"]["allocation"]["devices"]["results"].as_array();
-        let devices = results
-            .into_iter()
-            .flatten()
-            .filter(|one| one["driver"] == DRA_DRIVER);
-        let devices = devices.map(|one| text(&one["device"])).collect();
-        let pods = claim["status"]["reservedFor"]
-            .as_array()
-            .map_or(1, Vec::len);
-        self.claims
-            .insert((namespace, name), (devices, pods as u32));
+        let status = &claim["status"];
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let mut devices = list(&status["allocation"]["devices"]["results"]);
+        devices.retain(|one| one["driver"] == DRA_DRIVER);
+        let is_slice = |one: &Value| {
+            one["device"]
+                .as_str()
+                .is_some_and(|it| it.contains("-mig-"))
+        };
+        let pods = list(&status["reservedFor"]);
+        let name = |of: &Value, key| of[key].as_str().unwrap_or_default().to_owned();
+        for pod in &pods {
+            let key = (name(&claim["metadata"], "namespace"), name(pod, "name"));
+            let (count, has_slice, most) = self.claimed.entry(key).or_default();
+            *count += devices.len() as u32;
+            *has_slice |= devices.iter().any(is_slice);
+            *most = (pods.len() as u32).max(*most);
+        }
     }
 
     pub fn node_of(&self, pod: &Pod) -> Option<&NodeGpus> {
@@ -208,9 +216,7 @@ impl Cluster {
     /// How the pod has GPUs, how many of them, and how many pods have one together; `None` if that cannot be told.
     pub fn ask(&self, pod: &Pod, policy: &Policy) -> Option<(Ask, u32, u32)> {
         let node = self.node_of(pod);
-        let (slices, shares) = node.map_or((COMPUTE_SLICES, 1), |node| {
-            (node.slices.max(1), node.shares)
-        });
+        let (slices, shares) = node.map_or((COMPUTE_SLICES, 1), |one| (one.slices, one.shares));
         let fixed = |per_gpu, by, gpus| Some((Ask::Fixed { per_gpu, by }, gpus, 1));
         let mib = |mib: f64| Bytes::mib(mib as u64);
         let total = node.and_then(|node| node.gpu.as_ref()).map(|gpu| gpu.total);
@@ -221,23 +227,20 @@ impl Cluster {
             return fixed(per_gpu, "KAI", gpus as u32);
         }
         if objects::uses_claims_only(pod) {
-            let claims = self.claims_of(pod);
-            let devices: Vec<&String> = claims.iter().flat_map(|claim| &claim.0).collect();
-            let pods = claims.iter().map(|claim| claim.1).max()?;
-            let (ask, shares) = match devices.iter().any(|name| name.contains("-mig-")) {
-                true => (Ask::Mig, slices),
-                false if pods > 1 => (Ask::TimeSliced, pods),
-                false => (Ask::Whole, 1),
+            let (_, namespace, _) = workload(pod);
+            let key = (namespace, pod.metadata.name.clone()?);
+            return match *self.claimed.get(&key)? {
+                (0, ..) => None,
+                (gpus, true, _) => Some((Ask::Mig, gpus, slices)),
+                (gpus, false, 1) => Some((Ask::Whole, gpus, 1)),
+                (gpus, false, pods) => Some((Ask::TimeSliced, gpus, pods)),
             };
-            return Some((ask, devices.len() as u32, shares)).filter(|(_, gpus, _)| *gpus > 0);
         }
         let demand = objects::demand(pod, policy).ok()?;
         if objects::asks_for_vram(pod) {
             return fixed(demand.per_gpu, "Stowage", demand.gpus);
         }
-        if let Some(amount) =
-            limits(pod).find_map(|(name, amount)| (name == "nvidia.com/gpumem").then_some(amount))
-        {
+        if let Some((_, amount)) = limits(pod).find(|(name, _)| *name == "nvidia.com/gpumem") {
             return fixed(mib(amount.0.parse().ok()?), "HAMi", demand.gpus);
         }
         let is_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
@@ -248,23 +251,6 @@ impl Cluster {
             (false, shares) => (Ask::TimeSliced, shares),
         };
         Some((ask, demand.gpus, shares))
-    }
-
-    fn claims_of(&self, pod: &Pod) -> Vec<&(Vec<String>, u32)> {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-        let named = pod
-            .spec
-            .iter()
-            .flat_map(|spec| spec.resource_claims.iter().flatten());
-        let made = pod
-            .status
-            .iter()
-            .flat_map(|status| status.resource_claim_statuses.iter().flatten());
-        let names = named.filter_map(|one| one.resource_claim_name.clone());
-        let names = names.chain(made.filter_map(|one| one.resource_claim_name.clone()));
-        names
-            .filter_map(|name| self.claims.get(&(namespace.to_owned(), name)))
-            .collect()
     }
 
     /// Nodes as if anyone could hand out their GPUs, without those that are cut into slices.
@@ -295,6 +281,9 @@ impl Cluster {
         per_gpu: Option<Bytes>,
         policy: &Policy,
     ) -> Option<PodToPlace> {
+        if objects::asks_for_vram(pod) {
+            return to_place(pod, policy);
+        }
         let mut pod = pod.clone();
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(user_annotations::GPUS.into(), one.gpus.to_string());

@@ -1,6 +1,6 @@
 //! An assessment as one page of HTML that needs nothing else: for a manager, each figure with its source and its caution.
 
-use super::text::{could_request, label, value};
+use super::text::{could_request, value, why};
 use stowage_sizing::assess::report::{Assessment, Distribution, WorkloadAnswer};
 
 const STYLE: &str = "\
@@ -12,7 +12,7 @@ svg{width:100%;height:auto}rect{fill:#2a7ab8}text{fill:currentColor;font-size:9p
 
 pub fn page(answer: &Assessment) -> String {
     let figures = answer.figures.iter().map(|one| {
-        let (label, value) = (escape(&label(one)), value(one.value));
+        let (label, value) = (escape(one.name), value(one.value));
         let (source, caution) = (escape(one.source), escape(&one.caution));
         format!("<div>{label}<b>{value}</b><small>From {source}.</small><small>Caution: {caution}.</small></div>")
     });
@@ -53,7 +53,7 @@ fn row(one: &WorkloadAnswer) -> String {
         one.gpus,
         cells.concat(),
         could_request(one),
-        escape(&one.why)
+        escape(&why(one))
     )
 }
 

@@ -32,6 +32,8 @@ const GPU_METRICS: [(&str, Quantity); 3] = [
     ("DCGM_FI_DEV_GPU_UTIL", Quantity::Utilization),
     ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", Quantity::Active),
 ];
+/// Letters of random names, in which Kubernetes has no vowels, and of ordinals.
+const APPENDED: &[u8] = b"bcdfghjklmnpqrstvwxz0123456789";
 const ADDRESS: &str = "give the address before /api/v1, such as http://127.0.0.1:9090";
 
 pub struct Prometheus {
@@ -132,11 +134,13 @@ impl Reader {
         let start = end - window + step;
         (self.usage.window, self.usage.step) = (Some((start, end)), Some(step));
         let mut headers = HeaderMap::new();
+        let is_tls = from.url.starts_with("https://");
+        ensure!(
+            !is_tls || from.ca.is_some(),
+            "https:// needs --prometheus-ca"
+        );
         if let Some(file) = &from.token_file {
-            ensure!(
-                from.url.starts_with("https://"),
-                "a token is sent over https:// only"
-            );
+            ensure!(is_tls, "a token is sent over https:// only");
             headers.insert(header::AUTHORIZATION, authorization(file)?);
         }
         let trust = Trust::new(from.ca.clone()).context("--prometheus-ca")?;
@@ -238,34 +242,35 @@ impl Reader {
         })
     }
 
-    /// The workload of a pod. One that has gone is known by what its name begins with.
+    /// The workload of a pod. One that has gone is known by what its name begins with, before what controllers append.
     fn workload(&self, namespace: &str, pod: &str) -> Option<usize> {
+        let is_appended = |part: &str| part.bytes().all(|letter| APPENDED.contains(&letter));
         let mut name = pod;
-        loop {
-            let key = (namespace.to_owned(), name.to_owned());
-            if let Some(found) = self.pods.get(&key) {
+        for _ in 0..2 {
+            if let Some(found) = self.pods.get(&(namespace.into(), name.into())) {
                 return Some(*found);
             }
-            name = name.rsplit_once('-')?.0;
+            name = name
+                .rsplit_once('-')
+                .filter(|(_, part)| is_appended(part))?
+                .0;
         }
+        self.pods.get(&(namespace.into(), name.into())).copied()
     }
 }
 
 fn is_read(reading: &MetricReading) -> bool {
-    match reading {
-        MetricReading::Value(of) => quantity(*of).is_some(),
-        MetricReading::Labels(_) => true,
-        MetricReading::ByLabel(..) | MetricReading::Histogram(_) => false,
-    }
+    let is_known = |of: &MetricQuantity| quantity(*of).is_some();
+    matches!(reading, MetricReading::Labels(_))
+        || matches!(reading, MetricReading::Value(of) if is_known(of))
 }
 
 /// What a series of an engine measures, and its value where a label has it.
 fn reading(reading: &MetricReading, raw: &RawSeries<'_>) -> Option<(Quantity, Option<f64>)> {
-    let MetricReading::Labels(labels) = reading else {
-        let MetricReading::Value(of) = reading else {
-            return None;
-        };
-        return Some((quantity(*of)?, None));
+    let labels = match reading {
+        MetricReading::Value(of) => return Some((quantity(*of)?, None)),
+        MetricReading::Labels(labels) => labels,
+        _ => return None,
     };
     let number = |wanted| {
         let (key, _) = labels.iter().find(|(_, of)| *of == wanted)?;

@@ -1,7 +1,7 @@
 //! An assessment for people: the answer, the cluster's figures, what each workload uses and could request, and the hours of the day.
 
 use crate::cli::output::Columns;
-use stowage_sizing::assess::report::{Assessment, Distribution, Figure, WorkloadAnswer};
+use stowage_sizing::assess::report::{Assessment, Distribution, WorkloadAnswer};
 
 /// Shown where a figure is not known.
 pub const UNKNOWN: &str = "unknown";
@@ -9,7 +9,7 @@ pub const UNKNOWN: &str = "unknown";
 pub fn text(answer: &Assessment, columns: Columns) -> String {
     let rows = answer.figures.iter().map(|figure| {
         vec![
-            label(figure),
+            figure.name.into(),
             value(figure.value),
             figure.source.into(),
             figure.caution.clone(),
@@ -26,13 +26,8 @@ pub fn text(answer: &Assessment, columns: Columns) -> String {
         "COULD REQUEST",
     ];
     let workloads = columns.table(&header, answer.workloads.iter().map(row), &[1]);
-    let reasons = answer.workloads.iter().map(|one| {
-        let slower = one.slower_beside.filter(|most| *most > 1.0);
-        let slower = slower.map_or(String::new(), |most| {
-            format!("; beside others its steps take {most} times as long")
-        });
-        format!("- {}: {}{slower}\n", one.workload, one.why)
-    });
+    let reasons = answer.workloads.iter();
+    let reasons = reasons.map(|one| format!("- {}: {}\n", one.workload, why(one)));
     let rows = answer.hours.iter().map(|one| {
         let jobs = one.jobs.map(f64::from);
         vec![
@@ -60,20 +55,10 @@ pub fn text(answer: &Assessment, columns: Columns) -> String {
     columns.wrap(&text)
 }
 
-/// `GPUs that suffice` of `gpusThatSuffice`.
-pub fn label(figure: &Figure) -> String {
-    let spaced = figure
-        .name
-        .chars()
-        .flat_map(|letter| match letter.is_ascii_uppercase() {
-            true => vec![' ', letter.to_ascii_lowercase()],
-            false => vec![letter],
-        });
-    spaced
-        .collect::<String>()
-        .replace("gpu", "GPU")
-        .replace("g p us", "GPUs")
-        .replace("g p u", "GPU")
+pub fn why(one: &WorkloadAnswer) -> String {
+    let slower = one.slower_beside.filter(|most| *most > 1.0);
+    let slower = slower.map(|most| format!("; beside others its steps take {most} times as long"));
+    format!("{}{}", one.why, slower.unwrap_or_default())
 }
 
 pub fn value(value: Option<f64>) -> String {

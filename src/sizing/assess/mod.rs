@@ -164,13 +164,11 @@ impl AssessQuestion<'_> {
     }
 
     fn hour(&self, hour: usize, needs: &[Need]) -> HourAnswer {
-        let samples = self
-            .usage
-            .gpu_samples()
-            .filter(|samples| samples.hours[hour].1 > 0);
-        let idle = samples.map(|samples| {
+        let samples = self.usage.gpu_samples();
+        let idle = samples.and_then(|samples| {
             let (idle, all) = samples.hours[hour];
-            rounded(idle as f64 / all as f64 * samples.gpus.len() as f64)
+            let gpus = (samples.gpus.len() as f64).min(self.gpus.into());
+            (all > 0).then(|| rounded(idle as f64 / all as f64 * gpus))
         });
         HourAnswer {
             hour,
@@ -182,12 +180,10 @@ impl AssessQuestion<'_> {
     /// How many jobs fit on today's GPUs beside what the workloads need at this hour.
     fn jobs_beside(&self, hour: usize, needs: &[Need]) -> Option<u32> {
         let fleet = self.node_kinds.iter().map(|kind| {
-            let has_it = |one: &Workload| {
-                one.gpu
-                    .as_ref()
-                    .is_some_and(|gpu| gpu.model == kind.gpu.model)
-            };
-            let kept = self.held(|index, one| is_kept(one, &needs[index]) && has_it(one));
+            let model = Some(&kind.gpu.model);
+            let kept = self.held(|index, one| {
+                is_kept(one, &needs[index]) && one.gpu.as_ref().map(|gpu| &gpu.model) == model
+            });
             let all = kind.max_nodes.unwrap_or(0).saturating_mul(kind.gpus);
             all.saturating_sub(kept)
         });
@@ -196,23 +192,14 @@ impl AssessQuestion<'_> {
             now.request = need.request.and(now.request);
         }
         let asked = self.capacity(&at_hour);
-        let is_job = |pod: &&PodToPlace| {
+        let jobs = asked.pods.iter().filter(|pod| {
             let demand = &pod.demand;
             self.policy.is_preemptible(demand.class) && demand.sharing == Sharing::Shared
-        };
-        let largest = || {
-            asked
-                .pods
-                .iter()
-                .filter(is_job)
-                .max_by_key(|pod| pod.demand.per_gpu)
-        };
-        let job = self
-            .job
-            .as_ref()
-            .or_else(largest)
-            .filter(|_| asked.pods.len() <= MAX_PODS_BY_HOUR)?;
-        Some(copies_beside(&asked, &fleet.collect::<Vec<u32>>(), job))
+        });
+        let largest = jobs.max_by_key(|pod| pod.demand.per_gpu);
+        let job = self.job.as_ref().or(largest)?;
+        let is_small = asked.pods.len() <= MAX_PODS_BY_HOUR;
+        is_small.then(|| copies_beside(&asked, &fleet.collect::<Vec<u32>>(), job))
     }
 
     fn figures(
@@ -221,103 +208,79 @@ impl AssessQuestion<'_> {
         plan: &CapacityPlan,
         hours: &[HourAnswer],
     ) -> (String, Vec<Figure>) {
-        let held = self.held(|_, _| true).min(self.gpus);
+        let (all, held) = (self.gpus, self.held(|_, _| true));
         let kept = self.held(|index, one| is_kept(one, &needs[index]));
         let (suffice, bound) = (plan.gpus + kept, plan.lower_bound.gpus + kept);
-        let unknown = needs
-            .iter()
-            .filter(|need| need.request == Err(OwnGpu::Unknown))
-            .count();
-        let suffice_caution = match plan.not_held.len() {
-            0 => format!(
-                "{} of unknown need keep their GPUs",
-                plural(unknown, "workload")
-            ),
-            count => format!("too low: {} without a place", plural(count, "pod")),
+        let is_unknown = |need: &&Need| need.request == Err(OwnGpu::Unknown);
+        let unknown = plural(needs.iter().filter(is_unknown).count(), "workload");
+        let unplaced = plural(plan.not_held.len(), "pod");
+        let (summary, caution) = if !plan.not_held.is_empty() {
+            let summary = format!("{unplaced} without a place: this plan says nothing of savings.");
+            (summary, format!("too low: {unplaced} without a place"))
+        } else {
+            let summary = match held.checked_sub(suffice) {
+                Some(saved @ 1..) => format!(
+                    "{suffice} of {all} GPUs would suffice: {saved} fewer than pods request today. The lower bound is {bound}."
+                ),
+                _ => format!(
+                    "Nothing can be saved by sharing: pods request {held} of {all} GPUs, and {suffice} are needed."
+                ),
+            };
+            (
+                summary,
+                format!("{unknown} of unknown need keep their GPUs"),
+            )
         };
-        let idle: Option<f64> = hours.iter().map(|hour| hour.idle_gpu_hours).sum();
-        let measured = self
-            .usage
-            .gpu_samples()
-            .map_or(0, |samples| samples.gpus.len());
-        let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
         let figure = |name, value: Option<f64>, source, caution: &str| Figure {
             name,
             value: value.map(rounded),
             source,
             caution: caution.into(),
         };
-        let gpus = |count: u32| Some(f64::from(count));
+        let gpus = |name, count: u32, source, caution: &str| {
+            figure(name, Some(count.into()), source, caution)
+        };
+        let idle: Option<f64> = hours.iter().map(|hour| hour.idle_gpu_hours).sum();
+        let measured = self.usage.gpu_samples().map_or(0, |one| one.gpus.len());
+        let measured = format!("known of {measured} of {all} GPUs");
+        let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
+        let shares = "shares and slices count as if they filled their GPUs";
+        let placed = "jobs placed beside all pods on today's GPUs, at the worst hour";
         let mut figures = vec![
-            figure(
-                "gpusToday",
-                gpus(self.gpus),
-                "the dump's nodes",
-                "physical ones",
+            gpus("GPUs today", all, "the dump's nodes", "physical ones"),
+            gpus("GPUs requested", held, "the dump's pods", shares),
+            gpus(
+                "GPUs that suffice",
+                suffice,
+                "a plan under the policy",
+                &caution,
             ),
-            figure(
-                "gpusHeldByPods",
-                gpus(held),
-                "the dump's pods",
-                "shares and slices count as if they filled their GPUs",
-            ),
-            figure(
-                "gpusThatSuffice",
-                gpus(suffice),
-                "a plan by the code that places pods, under the policy",
-                &suffice_caution,
-            ),
-            figure(
-                "lowerBoundOfGpus",
-                gpus(bound),
+            gpus(
+                "lower bound",
+                bound,
                 "arithmetic over the same requests",
-                "no arrangement of them needs fewer",
+                "of these requests",
             ),
             figure(
-                "idleGpuHoursPerDay",
+                "idle GPU hours a day",
                 idle,
-                "DCGM's samples below 1 % of compute",
-                &format!("known of {measured} of {} GPUs", self.gpus),
+                "DCGM: below 1 % of compute",
+                &measured,
             ),
             figure(
-                "jobsThatFitBeside",
+                "jobs that fit beside",
                 jobs.map(f64::from),
-                "jobs placed beside all pods on today's GPUs, at the worst hour",
-                "by VRAM alone: neighbors become slower",
+                placed,
+                "by VRAM alone",
             ),
         ];
         if let Some(price) = self.gpu_hour_price {
-            let month = |name, count: u32| {
-                let price = f64::from(count) * price * HOURS_PER_MONTH;
-                figure(
-                    name,
-                    Some(price),
-                    "--gpu-hour-price, 730 hours a month",
-                    "one price for all GPUs; nodes are bought whole",
-                )
-            };
-            figures.extend([
-                month("monthlyPriceToday", self.gpus),
-                month("monthlyPriceOfWhatSuffices", suffice),
-            ]);
+            let hours = "--gpu-hour-price, 730 hours a month";
+            for (name, count) in [("price today", all), ("price of what suffices", suffice)] {
+                let month = f64::from(count) * price * HOURS_PER_MONTH;
+                figures.push(figure(name, Some(month), hours, "nodes are bought whole"));
+            }
         }
-        let summary = if !plan.not_held.is_empty() {
-            format!(
-                "{} have no place in this plan, so that it says nothing of savings.",
-                plural(plan.not_held.len(), "pod")
-            )
-        } else if suffice >= held {
-            format!(
-                "Nothing can be saved by sharing: pods hold {held} of {} GPUs, and {suffice} are needed.",
-                self.gpus
-            )
-        } else {
-            format!(
-                "{suffice} of {} GPUs would suffice: {} fewer than pods hold today. The lower bound is {bound}.",
-                self.gpus,
-                held - suffice
-            )
-        };
         (summary, figures)
     }
 
@@ -344,29 +307,23 @@ impl AssessQuestion<'_> {
 
     fn cautions(&self, planned: &Planned) -> Vec<String> {
         let usage = &self.usage;
-        let mut texts = vec![
-            "Every pod stays on the GPU model that it has. Hours are those of UTC.".to_owned(),
-        ];
+        let stays = "Every pod stays on the GPU model that it has. Hours are those of UTC.";
+        let mut texts = vec![stays.to_owned()];
         if usage.workloads.is_empty() {
-            texts.push(
-                "Without figures of pods no need is known, but what other allocators were told."
-                    .into(),
-            );
+            texts.push("Without figures of pods only what allocators were told is known.".into());
         }
-        let counts = [
-            (usage.impossible, "cannot be, and count as gaps"),
-            (
-                usage.duplicates,
-                "are of several series of one GPU or engine: the highest counts, once",
-            ),
-        ];
-        for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
-            texts.push(format!("{} {what}.", plural(count, "sample")));
+        if usage.impossible > 0 {
+            let count = plural(usage.impossible, "sample");
+            texts.push(format!("{count} cannot be, and count as gaps."));
+        }
+        if usage.duplicates > 0 {
+            let count = plural(usage.duplicates, "sample");
+            texts.push(format!(
+                "{count} are of several series of one GPU or engine: the highest counts."
+            ));
         }
         if !planned.beyond.is_empty() {
-            texts.push(format!(
-                "After {MAX_ROUNDS} plans some workloads are still beyond their class's latency."
-            ));
+            texts.push("Some workloads would still be beyond their class's latency.".into());
         }
         texts
     }

@@ -70,57 +70,45 @@ const WHOLE_PERCENT: u64 = 85;
 /// The share of the time from which on a process that is no engine has none to share: a neighbor would cost it half of its speed.
 const BUSY: f64 = 0.5;
 
-fn own(reason: OwnGpu, why: impl Into<String>) -> Need {
-    let (request, why) = (Err(reason), why.into());
-    Need { request, why }
-}
-
 impl Need {
     /// The need of the workload of this index; with an hour, of that hour of the day at so many per cent of its samples.
     pub fn new(one: &Workload, index: usize, usage: &Usage, hour: Option<(usize, f64)>) -> Self {
-        let need = match (one.ask, &one.model) {
+        let found = match (one.ask, &one.model) {
             (Ask::Mig, _) => Err((OwnGpu::Mig, "MIG slices stay as they are cut".into())),
             (Ask::Fixed { per_gpu, by }, _) => Ok((
                 per_gpu,
                 format!("{by} gives it {per_gpu} on each GPU today"),
             )),
-            (_, Some(Ok((model, arguments)))) => {
-                engine_need(one, (model, arguments), index, usage, hour)
-            }
-            (_, Some(Err(why))) => Err((OwnGpu::Unknown, why.clone())),
-            (Ask::TimeSliced, None) => {
-                let why = "under time-slicing a GPU's figures belong to none of its pods";
-                Err((OwnGpu::Unknown, why.into()))
-            }
+            (_, Some(Ok(model))) => engine_need(one, model, index, usage, hour),
+            (_, Some(Err(why))) => Err(unknown(why)),
+            (Ask::TimeSliced, None) => Err(unknown(
+                "under time-slicing a GPU's figures belong to none of its pods",
+            )),
             (Ask::Whole, None) => measured_need(index, usage),
         };
-        let total = one.gpu.as_ref().map(|gpu| gpu.total);
-        match (need, total) {
-            (Err((reason, why)), _) => own(reason, why),
-            (Ok((request, why)), Some(total))
-                if request.0 / WHOLE_PERCENT > total.0 / 100 && one.ask == Ask::Whole =>
-            {
-                own(
-                    OwnGpu::Size,
-                    format!("it needs {request} of {total}: {why}"),
-                )
-            }
-            (Ok((request, why)), _) => Self {
-                request: Ok(request),
-                why,
-            },
-        }
+        let total = one.gpu.as_ref().map_or(Bytes(u64::MAX), |gpu| gpu.total);
+        let is_whole = |request: Bytes| request.0 / WHOLE_PERCENT > total.0 / 100;
+        let (request, why) = match found {
+            Ok((request, why)) if is_whole(request) && !matches!(one.ask, Ask::Fixed { .. }) => (
+                Err(OwnGpu::Size),
+                format!("it needs {request} of {total}: {why}"),
+            ),
+            Ok((request, why)) => (Ok(request), why),
+            Err((reason, why)) => (Err(reason), why),
+        };
+        Self { request, why }
     }
 }
 
-type Found = Result<(Bytes, String), (OwnGpu, String)>;
+type Kept = (OwnGpu, String);
+type Found = Result<(Bytes, String), Kept>;
 
-fn unknown(why: impl ToString) -> (OwnGpu, String) {
+fn unknown(why: impl ToString) -> Kept {
     (OwnGpu::Unknown, why.to_string())
 }
 
 /// Refuses a quantity of which too little is known.
-fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64, (OwnGpu, String)> {
+fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64, Kept> {
     let samples = usage
         .of(index, of)
         .ok_or_else(|| unknown(format!("{what} is not known")))?;
@@ -136,7 +124,7 @@ fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64,
 
 fn engine_need(
     one: &Workload,
-    (model, arguments): (&ModelArchitecture, &EngineArguments),
+    (model, arguments): &(ModelArchitecture, EngineArguments),
     index: usize,
     usage: &Usage,
     hour: Option<(usize, f64)>,
