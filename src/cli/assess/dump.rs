@@ -56,7 +56,15 @@ pub fn read(path: &Path) -> Result<Cluster> {
     Dump::read(path)?.for_each_raw(|kind, item| {
         match kind {
             "Node" => nodes.push(item.parse::<Node>()?),
-            "Pod" => cluster.pods.extend(Some(item.parse()?).filter(has_gpu)),
+            "Pod" => {
+                let mut pod: Pod = item.parse()?;
+                // Most of what a pod weighs, and none of it decides anything here.
+                for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+                    container.env = None;
+                }
+                pod.metadata.managed_fields = None;
+                cluster.pods.extend(Some(pod).filter(has_gpu));
+            }
             "Namespace" => {
                 let metadata = item.parse::<Namespace>()?.metadata;
                 let labels = Arc::new(metadata.labels.unwrap_or_default());

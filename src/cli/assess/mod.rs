@@ -9,7 +9,7 @@ mod text;
 
 use super::output::OutputArgs;
 use super::plan::gather::{fleet_from_objects, policy_for};
-use super::{NO_ANSWER, duration, exit_without_answer, print_to_stderr, standard_input};
+use super::{NO_ANSWER, duration, exit_without_answer, standard_input};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dump::Cluster;
@@ -24,8 +24,9 @@ use std::time::Duration;
 use stowage_policy_file::format::parse_quantity;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, plural};
-use stowage_sizing::assess::need::{Ask, Workload};
+use stowage_sizing::assess::need::Workload;
 use stowage_sizing::assess::{AssessQuestion, assess};
+use stowage_sizing::capacity_plan::question::PodToPlace;
 
 const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
 
@@ -130,7 +131,8 @@ impl AssessArgs {
         let limit = |class| policy.class(class).latency_limits().time_per_token;
         let planning = policy.clone().without_latency_limits();
         let (mut workloads, left_out) = workloads(&cluster, &policy);
-        let mut reader = Reader::new(pods_by_name(&cluster, &workloads), asks(&workloads));
+        let asks = workloads.iter().map(|one| one.ask).collect();
+        let mut reader = Reader::new(pods_by_name(&cluster, &workloads), asks);
         if let Some(path) = &self.metrics {
             let of = || format!("--metrics {}", path.display());
             reader.read_file(path).with_context(of)?;
@@ -147,48 +149,41 @@ impl AssessArgs {
             let asked = reader.query(&server, end, window, step).await;
             asked.with_context(|| format!("--prometheus {url}"))?;
         }
-        let (usage, models, mut warnings) = (reader.usage, reader.models, reader.warnings);
-        for (index, named) in &models {
+        for (index, named) in &reader.models {
             let one = &mut workloads[*index];
             let pod = &cluster.pods[one.pods[0]];
             one.model = Some(model::find(pod, Some(named)));
         }
-        if usage.workloads.is_empty() && (self.metrics.is_some() || self.prometheus.is_some()) {
-            warnings.insert("there are no figures of these pods".into());
-        }
-        warnings.extend((left_out > 0).then(|| {
-            format!(
-                "{} cannot be understood and left out",
-                plural(left_out, "pod")
-            )
-        }));
-        warnings
-            .iter()
-            .for_each(|what| print_to_stderr(format_args!("warning: {what}")));
         let make = |pod: usize, one: &Workload, per_gpu: Option<Bytes>| {
             cluster.place(&cluster.pods[pod], one, per_gpu, &planning)
         };
-        let all = workloads
+        let of = |one| move |pod: &usize| make(*pod, one, None);
+        let placed = workloads
             .iter()
-            .flat_map(|one| one.pods.iter().map(move |pod| (one, *pod)));
-        let placed: Vec<_> = all.filter_map(|(one, pod)| make(pod, one, None)).collect();
-        let job = self
-            .job
-            .map(|job| dump::job(job, &planning).context("--job"));
+            .flat_map(|one| one.pods.iter().filter_map(of(one)));
+        let placed: Vec<PodToPlace> = placed.collect();
+        let kinds = fleet_from_objects(&cluster.whole_nodes(), &placed, &planning);
+        let job = self.job.map(|job| dump::job(job, &planning)).transpose();
         let question = AssessQuestion {
-            node_kinds: fleet_from_objects(&cluster.whole_nodes(), &placed, &planning)
-                .context("--cluster")?,
+            node_kinds: kinds.context("--cluster")?,
             gpus: cluster.nodes.values().map(|(_, gpus)| gpus.gpus).sum(),
             policy: Arc::new(planning.clone()),
             limit: &limit,
             workloads,
-            usage,
+            usage: reader.usage,
             quantile: self.quantile.into(),
-            job: job.transpose()?,
+            job: job.context("--job")?,
             gpu_hour_price: self.gpu_hour_price,
             make: &make,
         };
-        let answer = assess(&question);
+        let mut answer = assess(&question);
+        answer.cautions.extend(reader.warnings);
+        if left_out > 0 {
+            let pods = plural(left_out, "pod");
+            answer
+                .cautions
+                .push(format!("{pods} cannot be understood and left out."));
+        }
         if let Some(path) = &self.page {
             std::fs::write(path, page::page(&answer))
                 .with_context(|| format!("--page {}", path.display()))?;
@@ -228,10 +223,6 @@ fn workloads(cluster: &Cluster, policy: &Policy) -> (Vec<Workload>, usize) {
             .push(index);
     }
     (found.into_values().collect(), left_out)
-}
-
-fn asks(workloads: &[Workload]) -> Vec<Ask> {
-    workloads.iter().map(|one| one.ask).collect()
 }
 
 /// Workloads by namespace and name, of theirs and of their pods.

@@ -177,7 +177,7 @@ impl Reader {
         if answer.status != "success" {
             bail!("it answers: {}", answer.error.unwrap_or_default());
         }
-        let incomplete = |warning: String| format!("figures may be incomplete: {warning}");
+        let incomplete = |warning: String| format!("Figures may be incomplete: {warning}.");
         self.warnings
             .extend(answer.warnings.into_iter().map(incomplete));
         let matrix = answer.data.context("an answer has no data")?;

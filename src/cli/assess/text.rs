@@ -46,7 +46,7 @@ pub fn text(answer: &Assessment, columns: Columns) -> String {
         .iter()
         .map(|caution| format!("- {caution}\n"));
     let text = format!(
-        "{}\n\n{figures}\nMedian / quantile / peak of the window (by hour of day: -o json, --page):\n{workloads}\nWhy:\n{}{}\n{hours}\n{}",
+        "{}\n\n{figures}\nMedian/quantile/peak of the window (by hour of day: -o json, --page):\n{workloads}\nWhy:\n{}{}\n{hours}\n{}",
         answer.summary,
         reasons.collect::<String>(),
         unplaced.collect::<String>(),
@@ -68,7 +68,7 @@ pub fn value(value: Option<f64>) -> String {
 fn row(one: &WorkloadAnswer) -> Vec<String> {
     let three = |of: &Option<Distribution>, unit: fn(u64) -> String| match of {
         None => UNKNOWN.to_owned(),
-        Some(of) => [of.p50, of.quantile, of.peak].map(unit).join(" / "),
+        Some(of) => [of.p50, of.quantile, of.peak].map(unit).join("/"),
     };
     let plain = |count: u64| count.to_string();
     vec![

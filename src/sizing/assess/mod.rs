@@ -70,7 +70,7 @@ pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
             planned = question.plan(&needs);
         }
     }
-    let hours: Vec<HourAnswer> = (0..24).map(|hour| question.hour(hour, &needs)).collect();
+    let hours = question.hours(&needs);
     let (summary, figures) = question.figures(&needs, &planned.plan, &hours);
     let answers = needs.iter().enumerate();
     Assessment {
@@ -163,22 +163,35 @@ impl AssessQuestion<'_> {
         (shares.sum::<f64>() - 1e-6).ceil() as u32
     }
 
-    fn hour(&self, hour: usize, needs: &[Need]) -> HourAnswer {
+    fn hours(&self, needs: &[Need]) -> Vec<HourAnswer> {
         let samples = self.usage.gpu_samples();
-        let idle = samples.and_then(|samples| {
-            let (idle, all) = samples.hours[hour];
-            let gpus = (samples.gpus.len() as f64).min(self.gpus.into());
-            (all > 0).then(|| rounded(idle as f64 / all as f64 * gpus))
+        let count: usize = self.workloads.iter().map(|one| one.pods.len()).sum();
+        let (mut before, mut jobs) = (Vec::new(), None);
+        let hours = (0..24).map(|hour| {
+            let mut at_hour = self.needs(Some((hour, self.quantile)));
+            for (now, need) in at_hour.iter_mut().zip(needs) {
+                now.request = need.request.and(now.request);
+            }
+            if count <= MAX_PODS_BY_HOUR && at_hour != before {
+                jobs = self.jobs_beside(&at_hour);
+                before = at_hour;
+            }
+            let idle = samples.and_then(|samples| {
+                let (idle, all) = samples.hours[hour];
+                let gpus = (samples.gpus.len() as f64).min(self.gpus.into());
+                (all > 0).then(|| rounded(idle as f64 / all as f64 * gpus))
+            });
+            HourAnswer {
+                hour,
+                idle_gpu_hours: idle,
+                jobs,
+            }
         });
-        HourAnswer {
-            hour,
-            idle_gpu_hours: idle,
-            jobs: self.jobs_beside(hour, needs),
-        }
+        hours.collect()
     }
 
-    /// How many jobs fit on today's GPUs beside what the workloads need at this hour.
-    fn jobs_beside(&self, hour: usize, needs: &[Need]) -> Option<u32> {
+    /// How many jobs fit on today's GPUs beside what the workloads need.
+    fn jobs_beside(&self, needs: &[Need]) -> Option<u32> {
         let fleet = self.node_kinds.iter().map(|kind| {
             let model = Some(&kind.gpu.model);
             let kept = self.held(|index, one| {
@@ -187,19 +200,14 @@ impl AssessQuestion<'_> {
             let all = kind.max_nodes.unwrap_or(0).saturating_mul(kind.gpus);
             all.saturating_sub(kept)
         });
-        let mut at_hour = self.needs(Some((hour, self.quantile)));
-        for (now, need) in at_hour.iter_mut().zip(needs) {
-            now.request = need.request.and(now.request);
-        }
-        let asked = self.capacity(&at_hour);
+        let asked = self.capacity(needs);
         let jobs = asked.pods.iter().filter(|pod| {
             let demand = &pod.demand;
             self.policy.is_preemptible(demand.class) && demand.sharing == Sharing::Shared
         });
         let largest = jobs.max_by_key(|pod| pod.demand.per_gpu);
         let job = self.job.as_ref().or(largest)?;
-        let is_small = asked.pods.len() <= MAX_PODS_BY_HOUR;
-        is_small.then(|| copies_beside(&asked, &fleet.collect::<Vec<u32>>(), job))
+        Some(copies_beside(&asked, &fleet.collect::<Vec<u32>>(), job))
     }
 
     fn figures(

@@ -224,3 +224,116 @@ pub fn work(one: &Workload, index: usize, usage: &Usage, speed: Option<GpuSpeed>
         ..job
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::usage::{Answer, Series};
+    use super::*;
+    use crate::estimate::shipped::ShippedModel;
+
+    fn llama(ask: Ask, gpus: u32, tensor_parallel: u64) -> Workload {
+        let model = ShippedModel::find("llama-3.1-8b").unwrap().read().unwrap();
+        let arguments = EngineArguments {
+            sequences: 1,
+            tensor_parallel,
+            ..EngineArguments::default()
+        };
+        Workload {
+            name: "llama".into(),
+            pods: vec![0],
+            gpus,
+            shares_per_gpu: 1,
+            ask,
+            gpu: None,
+            model: Some(Ok((model, arguments))),
+        }
+    }
+
+    /// Each of these quantities at a value for so many hours, of a window of two days.
+    fn usage(hours: i64, values: &[(Quantity, f64)]) -> Usage {
+        let mut usage = Usage {
+            window: Some((0, 47 * 3600)),
+            step: Some(3600),
+            ..Usage::default()
+        };
+        let mut answer = Answer::default();
+        for (quantity, value) in values {
+            let series = Series {
+                quantity: *quantity,
+                device: "pod".into(),
+                is_slice: false,
+                workload: Some(0),
+                samples: (0..hours).map(|hour| (hour * 3600, *value)).collect(),
+            };
+            answer.add(series, &mut usage);
+        }
+        answer.fold(&mut usage);
+        usage
+    }
+
+    fn need(one: &Workload, usage: &Usage) -> Need {
+        Need::new(one, 0, usage, None)
+    }
+
+    #[test]
+    fn a_time_sliced_engine_is_known_by_its_own_figures_alone() {
+        let one = llama(Ask::TimeSliced, 1, 1);
+        let usage_only = usage(48, &[(Quantity::KvUsage, 0.5)]);
+        let unknown = need(&one, &usage_only);
+        assert_eq!(unknown.request, Err(OwnGpu::Unknown));
+        assert!(
+            unknown.why.contains("size of its KV cache"),
+            "{}",
+            unknown.why
+        );
+        let both = usage(
+            48,
+            &[(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)],
+        );
+        // 15 GiB of weights, some of the engine's own, and half of 12.2 GiB with a quarter more.
+        let request = need(&one, &both).request.unwrap();
+        assert!((24..=30).contains(&(request.0 >> 30)), "{request}");
+    }
+
+    #[test]
+    fn a_peak_of_less_than_a_day_is_none() {
+        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
+        let one = llama(Ask::Whole, 1, 1);
+        assert!(need(&one, &usage(24, &figures)).request.is_ok());
+        let short = need(&one, &usage(23, &figures));
+        assert_eq!(short.request, Err(OwnGpu::Unknown));
+        assert_eq!(short.why, "its KV cache's peak is known for 23 hours only");
+    }
+
+    #[test]
+    fn gpus_that_no_tensor_parallelism_explains_are_unknown() {
+        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
+        let found = need(&llama(Ask::Whole, 2, 1), &usage(48, &figures));
+        assert_eq!(found.request, Err(OwnGpu::Unknown));
+    }
+
+    #[test]
+    fn an_engine_that_interrupts_requests_gets_all_its_kv_cache() {
+        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
+        let one = llama(Ask::Whole, 1, 1);
+        let calm = usage(48, &figures);
+        let mut pressed = calm.clone();
+        let mut answer = Answer::default();
+        let series = Series {
+            quantity: Quantity::Preemptions,
+            device: "pod".into(),
+            is_slice: false,
+            workload: Some(0),
+            samples: vec![(0, 1.0), (3600, 2.0)],
+        };
+        answer.add(series, &mut pressed);
+        answer.fold(&mut pressed);
+        assert!(need(&one, &pressed).request.unwrap() > need(&one, &calm).request.unwrap());
+    }
+
+    #[test]
+    fn what_nobody_measured_works_all_the_time() {
+        let none = usage(0, &[]);
+        assert_eq!(work(&llama(Ask::Whole, 1, 1), 0, &none, None).busy, 1.0);
+    }
+}

@@ -1,12 +1,12 @@
 //! Plans for cases whose answer is known.
 
 use super::bound::lower_bound;
-use super::plan;
 use super::question::{NodeTemplate, PodToPlace, TemplateHost};
 use super::report::{CapacityPlan, GpuSharing, OneMore};
 use super::testkit::{
     nodes, nodes_with_gpu, plugin_pod, pod, policy, question, shared_pod, with_class, with_cpu,
 };
+use super::{copies_beside, plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage_scheduling::kube_filters::ResourceList;
@@ -575,4 +575,19 @@ fn observed_plugin_nodes_of_several_sizes_are_bounded_by_the_devices_that_pods_a
     assert_eq!(bound(80, 1, &shared), (20, 5));
     // No two of these pods are on one node.
     assert_eq!(bound(6, 5, &whole), (30, 6));
+}
+
+#[test]
+fn copies_fit_beside_the_pods_and_on_no_exclusive_gpu() {
+    let copies = |pods: Vec<PodToPlace>, gpus: u32, gib: u64| {
+        let asked = question(policy(&[]), pods, [nodes(2, 80)]);
+        copies_beside(&asked, &[gpus], &shared_pod("job", gib))
+    };
+    assert_eq!(copies(vec![shared_pod("a", 30)], 2, 20), 2 + 4);
+    assert_eq!(copies(vec![pod("a", 1, 1, Sharing::Exclusive)], 2, 20), 4);
+    assert_eq!(copies(vec![shared_pod("a", 30)], 2, 90), 0);
+    assert_eq!(copies(vec![], 0, 20), 0);
+    // The pods that are there go first, however many copies would fit without them.
+    let full = (0..2).map(|_| shared_pod("a", 80)).collect();
+    assert_eq!(copies(full, 2, 1), 0);
 }

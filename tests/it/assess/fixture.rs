@@ -228,8 +228,11 @@ fn nodes() -> Vec<Value> {
     kinds.into_iter().flat_map(of).collect()
 }
 
-/// The GPUs of a node's kind that each pod has, one after the other.
-fn placed() -> Vec<(Made, u32, Vec<(String, u32)>)> {
+/// A pod of a workload, and its GPUs by node.
+type PlacedPod = (Made, u32, Vec<(String, u32)>);
+
+/// The pods take the GPUs of their kind of node one after the other.
+fn placed() -> Vec<PlacedPod> {
     let mut used = std::collections::BTreeMap::<&str, u32>::new();
     let mut placed = Vec::new();
     for made in workloads() {
