@@ -710,3 +710,46 @@ fn mistakes_are_named_with_a_way_out() {
         );
     }
 }
+
+#[test]
+fn gke_shows_its_gpus_by_labels_of_its_own_and_unknown_gpus_stay_as_they_are() {
+    let labelled = |labels: Value, offered: &str| {
+        let mut node = node(labels, json!({ "nvidia.com/gpu": offered }));
+        let labels = node["metadata"]["labels"].as_object_mut().unwrap();
+        labels.remove("nvidia.com/gpu.product");
+        node
+    };
+    let one = || pod("a", json!({}), json!({ "nvidia.com/gpu": "1" }));
+    let gke = json!({ "cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-max-shared-clients-per-gpu": "3" });
+    let said = of_items(&[labelled(gke, "6"), one()], &[]).json();
+    assert_eq!(figure(&said, "GPUs today"), Some(2.0));
+    assert!(
+        workload(&said, "n/a")["why"]
+            .as_str()
+            .unwrap()
+            .contains("time-slicing")
+    );
+    let said = of_items(&[labelled(json!({}), "4"), one()], &[]).json();
+    let counts = ["GPUs today", "GPUs that suffice"].map(|name| figure(&said, name));
+    assert_eq!(counts, [Some(4.0), Some(1.0)]);
+    assert_eq!(said["notHeld"], json!([]));
+}
+
+#[test]
+fn figures_of_a_slice_are_its_pods_and_no_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = [
+        ("__name__", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
+        ("UUID", "GPU-mig"),
+        ("GPU_I_ID", "7"),
+        ("exported_namespace", "team-e"),
+        ("exported_pod", "classifier-7c9d4b5f6-x0"),
+    ];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let figures = (labels.to_vec(), vec!["0.25".to_owned(); 48]);
+    let metrics = file(&folder, "slice.json", &answer([&figures]));
+    let cluster = committed("device-plugin.json");
+    let said = assess(&["--cluster", &cluster, "--metrics", &metrics, "-o", "json"]).json();
+    assert_eq!(workload(&said, "classifier")["computePercent"]["peak"], 25);
+    assert_eq!(figure(&said, "idle GPU hours a day"), None);
+}

@@ -24,6 +24,9 @@ const COUNT: &str = "nvidia.com/gpu.count";
 const MEMORY: &str = "nvidia.com/gpu.memory";
 const PRODUCT: &str = "nvidia.com/gpu.product";
 const MIG_PREFIX: &str = "nvidia.com/mig-";
+/// GKE's labels, which has no GPU feature discovery by default.
+const GKE_GPU: &str = "cloud.google.com/gke-accelerator";
+const GKE_CLIENTS: &str = "cloud.google.com/gke-max-shared-clients-per-gpu";
 const DRA_DRIVER: &str = "gpu.nvidia.com";
 /// Compute slices of most GPUs.
 const COMPUTE_SLICES: u32 = 7;
@@ -36,7 +39,8 @@ pub struct NodeGpus {
     /// Slices or shares of time that one GPU is handed out as.
     slices: u32,
     shares: u32,
-    pub gpu: Option<TemplateGpu>,
+    /// Without memory where nothing says which GPU it is.
+    pub gpu: TemplateGpu,
 }
 
 #[derive(Default)]
@@ -112,7 +116,7 @@ fn kai(pod: &Pod, key: &str) -> Option<f64> {
     pod.metadata.annotations.as_ref()?.get(key)?.parse().ok()
 }
 
-/// Labels as GPU feature discovery writes them, where only the DRA driver or HAMi shows the GPUs.
+/// Labels as GPU feature discovery writes them, where only the DRA driver, HAMi or GKE shows the GPUs.
 fn add_labels(node: &mut Node, devices: &[Value]) {
     let attributes = devices.iter().map(|device| match &device["basic"] {
         // v1beta1 has a level more.
@@ -130,16 +134,25 @@ fn add_labels(node: &mut Node, devices: &[Value]) {
         .filter_map(|gpu| gpu["type"].as_str());
     // HAMi writes the vendor once more before NVML's name.
     let by_hami = by_hami.map(|name| name.trim_start_matches("NVIDIA-"));
-    let names: Vec<String> = by_dra
+    let offered = objects::plugin_devices(node).values().sum::<u32>();
+    let mut names: Vec<String> = by_dra
         .chain(by_hami)
         .map(|name| name.replace(' ', "-"))
         .collect();
     let labels = node.metadata.labels.get_or_insert_default();
+    if let Some(name) = labels.get(GKE_GPU) {
+        let clients = labels.get(GKE_CLIENTS).and_then(|text| text.parse().ok());
+        let name = name
+            .trim_start_matches("nvidia-")
+            .trim_start_matches("tesla-");
+        let count = offered / clients.unwrap_or(1).max(1);
+        names.extend((0..count).map(|_| name.to_owned()));
+    }
     let known = names.first().and_then(|name| GpuType::find(name).ok());
     if let Some(known) = known.filter(|_| !labels.contains_key(COUNT)) {
         let mib = known.total().0 >> 20;
         labels.insert(COUNT.into(), names.len().to_string());
-        labels.insert(PRODUCT.into(), names[0].clone());
+        labels.insert(PRODUCT.into(), known.name.into());
         labels.insert(MEMORY.into(), mib.to_string());
     }
 }
@@ -163,13 +176,16 @@ fn node_gpus(node: &Node) -> NodeGpus {
     let (model, profile) = product.split_once("-MIG-").unwrap_or((product, ""));
     let gpu_type = GpuType::find(model).ok();
     let memory = number(MEMORY).map(|mib| Bytes::mib(mib.into()));
-    let gpu = GpuModel::parse(model).ok().map(|model| TemplateGpu {
+    let unknown = || GpuModel::parse("unknown").expect("a plain word");
+    let model = GpuModel::parse(model).unwrap_or_else(|_| unknown());
+    let gpu = TemplateGpu {
         name: model.to_string(),
         total: gpu_type.map(GpuType::total).or(memory).unwrap_or_default(),
         model,
         gpu_type,
-    });
-    let shares = number("nvidia.com/gpu.replicas").unwrap_or(1).max(1);
+    };
+    let shares = number("nvidia.com/gpu.replicas").or(number(GKE_CLIENTS));
+    let shares = shares.unwrap_or(1).max(1);
     let count = number(COUNT).unwrap_or(whole / shares);
     let (gpus, mig_gpus, slices) = match (profile, slices) {
         ("", 0) => (count, 0, 1),
@@ -227,9 +243,8 @@ impl Cluster {
         let (slices, shares) = node.map_or((COMPUTE_SLICES, 1), |one| (one.slices, one.shares));
         let fixed = |per_gpu, by, gpus| Some((Ask::Fixed { per_gpu, by }, gpus, 1));
         let mib = |mib: f64| Bytes::mib(mib as u64);
-        let total = node.and_then(|node| node.gpu.as_ref()).map(|gpu| gpu.total);
-        let fraction = kai(pod, "gpu-fraction").zip(total);
-        let fraction = fraction.map(|(share, total)| Bytes((total.0 as f64 * share) as u64));
+        let fraction = kai(pod, "gpu-fraction").zip(node);
+        let fraction = fraction.map(|(part, node)| Bytes((node.gpu.total.0 as f64 * part) as u64));
         if let Some(per_gpu) = kai(pod, "gpu-memory").map(mib).or(fraction) {
             let gpus = kai(pod, "gpu-fraction-num-devices").unwrap_or(1.0);
             return fixed(per_gpu, "KAI", gpus as u32);
@@ -263,19 +278,13 @@ impl Cluster {
 
     /// Nodes as if anyone could hand out their GPUs, without those that are cut into slices.
     pub fn whole_nodes(&self) -> Vec<(String, Node)> {
-        let whole = self
-            .nodes
-            .iter()
-            .filter(|(_, (_, gpus))| gpus.gpus > gpus.mig_gpus);
+        let is_whole = |gpus: &NodeGpus| gpus.gpus > gpus.mig_gpus && gpus.gpu.total > Bytes::ZERO;
+        let whole = self.nodes.iter().filter(|(_, (_, gpus))| is_whole(gpus));
         let whole = whole.map(|(name, (node, gpus))| {
             let mut node = node.clone();
             let labels = node.metadata.labels.get_or_insert_default();
             labels.insert(COUNT.into(), (gpus.gpus - gpus.mig_gpus).to_string());
-            labels.extend(
-                gpus.gpu
-                    .as_ref()
-                    .map(|gpu| (PRODUCT.into(), gpu.model.to_string())),
-            );
+            labels.insert(PRODUCT.into(), gpus.gpu.model.to_string());
             (format!("Node {name}"), node)
         });
         whole.collect()

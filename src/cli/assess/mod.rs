@@ -162,7 +162,11 @@ impl AssessArgs {
             .iter()
             .flat_map(|one| one.pods.iter().filter_map(of(one)));
         let placed: Vec<PodToPlace> = placed.collect();
-        let kinds = fleet_from_objects(&cluster.whole_nodes(), &placed, &planning);
+        let nodes = cluster.whole_nodes();
+        let kinds = match nodes.is_empty() {
+            true => Ok(Vec::new()),
+            false => fleet_from_objects(&nodes, &placed, &planning),
+        };
         let job = self.job.map(|job| dump::job(job, &planning)).transpose();
         let question = AssessQuestion {
             node_kinds: kinds.context("--cluster")?,
@@ -204,7 +208,7 @@ fn workloads(cluster: &Cluster, policy: &Policy) -> (Vec<Workload>, usize) {
         };
         let (kind, namespace, name) = dump::workload(pod);
         let name = format!("{kind} {namespace}/{name}");
-        let gpu = cluster.node_of(pod).and_then(|node| node.gpu.clone());
+        let gpu = cluster.node_of(pod).map(|node| node.gpu.clone());
         // Replicas on other GPUs, or that have them in another way, are a workload of their own.
         let apart = format!("{ask:?} {gpus} {:?}", gpu.as_ref().map(|gpu| &gpu.model));
         let new = || Workload {

@@ -19,6 +19,8 @@ pub fn page(answer: &Assessment) -> String {
     let idle = answer.hours.iter().map(|one| one.idle_gpu_hours);
     let jobs = answer.hours.iter().map(|one| one.jobs.map(f64::from));
     let rows = answer.workloads.iter().map(row);
+    let unplaced = answer.not_held.iter();
+    let unplaced = unplaced.map(|pod| format!("<li>{} has no place.</li>", pod.pod));
     let cautions = answer
         .cautions
         .iter()
@@ -35,7 +37,7 @@ pub fn page(answer: &Assessment) -> String {
         bars(&idle.collect::<Vec<_>>(), true),
         bars(&jobs.collect::<Vec<_>>(), true),
         rows.collect::<String>(),
-        cautions.collect::<String>(),
+        unplaced.chain(cautions).collect::<String>(),
     )
 }
 

@@ -8,7 +8,7 @@ pub mod need;
 pub mod report;
 pub mod usage;
 
-use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace};
+use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace, TemplateGpu};
 use crate::capacity_plan::report::CapacityPlan;
 use crate::capacity_plan::{copies_beside, plan};
 use need::{Ask, Need, OwnGpu, Workload, work};
@@ -85,10 +85,13 @@ pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
     }
 }
 
-/// Whether its GPUs stay as they are: slices, and shares of which nobody knows what they take.
+/// Whether its GPUs stay as they are: slices, shares of which nobody knows what they take, and GPUs of unknown memory.
 fn is_kept(one: &Workload, need: &Need) -> bool {
     let is_unknown = need.request == Err(OwnGpu::Unknown);
-    one.ask == Ask::Mig || one.ask == Ask::TimeSliced && is_unknown
+    let has_no_memory = |gpu: &TemplateGpu| gpu.total == Bytes::ZERO;
+    one.ask == Ask::Mig
+        || one.ask == Ask::TimeSliced && is_unknown
+        || one.gpu.as_ref().is_some_and(has_no_memory)
 }
 
 impl AssessQuestion<'_> {
@@ -255,7 +258,12 @@ impl AssessQuestion<'_> {
         let shares = "shares and slices count as if they filled their GPUs";
         let placed = "jobs placed beside all pods on today's GPUs, at the worst hour";
         let mut figures = vec![
-            gpus("GPUs today", all, "the dump's nodes", "physical ones"),
+            gpus(
+                "GPUs today",
+                all,
+                "the dump's nodes",
+                "as their labels count them",
+            ),
             gpus("GPUs requested", held, "the dump's pods", shares),
             gpus(
                 "GPUs that suffice",
@@ -267,7 +275,7 @@ impl AssessQuestion<'_> {
                 "lower bound",
                 bound,
                 "arithmetic over the same requests",
-                "of these requests",
+                "of no other requests",
             ),
             figure(
                 "idle GPU hours a day",
