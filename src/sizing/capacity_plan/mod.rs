@@ -88,7 +88,9 @@ pub fn copies_beside(question: &CapacityQuestion, fleet: &[u32], copy: &PodToPla
     let most = most.sum::<u64>().min(MAX_COPIES) as usize;
     let own = question.pods.len();
     let mut question = question.clone();
-    question.pods.extend(std::iter::repeat_n(copy, most).cloned());
+    question
+        .pods
+        .extend(std::iter::repeat_n(copy, most).cloned());
     let setting = TrialSetting::new(&question);
     let mut trial = Trial::new(&setting);
     for (kind, gpus) in fleet.iter().enumerate() {
