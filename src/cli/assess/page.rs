@@ -28,14 +28,13 @@ pub fn page(answer: &Assessment) -> String {
     format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>GPUs by use</title><style>{STYLE}</style><h1>{}</h1><div class=\"figures\">{}</div>\
-         <h2>Idle GPUs by hour of day (UTC)</h2>{}<h2>Jobs that fit beside, by hour of day (UTC)</h2>{}\
-         <h2>Workloads</h2><p>Median / quantile / peak, and the quantile by hour of day.</p><div class=\"scroll\"><table>\
+         {}{}<h2>Workloads</h2><p>Median / quantile / peak, and the quantile by hour of day.</p><div class=\"scroll\"><table>\
          <tr><th>Workload<th>GPUs<th>VRAM, GiB<th>Compute, %<th>KV cache, %<th>Queue<th>Could request<th>Why</tr>{}</table></div>\
          <h2>Cautions</h2><ul>{}</ul></html>\n",
         escape(&answer.summary),
         figures.collect::<String>(),
-        bars(&idle.collect::<Vec<_>>(), true),
-        bars(&jobs.collect::<Vec<_>>(), true),
+        chart("Idle GPUs", &idle.collect::<Vec<_>>()),
+        chart("Jobs that fit beside", &jobs.collect::<Vec<_>>()),
         rows.collect::<String>(),
         unplaced.chain(cautions).collect::<String>(),
     )
@@ -74,6 +73,14 @@ fn cell(of: Option<&Distribution>, unit: f64) -> String {
     )
 }
 
+/// Nothing, if no hour is known: the figure above says so.
+fn chart(what: &str, values: &[Option<f64>]) -> String {
+    match values.iter().all(Option::is_none) {
+        true => String::new(),
+        false => format!("<h2>{what} by hour of day (UTC)</h2>{}", bars(values, true)),
+    }
+}
+
 /// A bar for each hour; an unknown one has none.
 fn bars(values: &[Option<f64>], has_text: bool) -> String {
     let most = values
@@ -84,7 +91,7 @@ fn bars(values: &[Option<f64>], has_text: bool) -> String {
     let bar = |(hour, value): (usize, &Option<f64>)| {
         let (x, known) = (hour * 24, value.unwrap_or(0.0));
         let height = known / most * 60.0;
-        let title = value.map_or("unknown".to_owned(), |value| value.to_string());
+        let title = value.map_or("?".to_owned(), |value| value.to_string());
         let text = match has_text {
             true => format!(
                 "<text x=\"{x}\" y=\"82\">{hour:02}</text><text x=\"{x}\" y=\"{:.1}\">{title}</text>",
