@@ -76,12 +76,14 @@ fn answer_requests(
     let (mut before, mut sampled_at) = (Samples::new(), None::<Instant>);
     for (asked_at, count) in requests {
         let mut activities = Activities::new();
-        if sampled_at.is_none_or(|sampled_at| asked_at - sampled_at >= MIN_WINDOW) {
+        // A question may have waited.
+        let now = Instant::now();
+        if sampled_at.is_none_or(|sampled_at| now - sampled_at >= MIN_WINDOW) {
             let samples = samples(library, count);
             activities.extend(samples.iter().filter_map(|(gpu, sample)| {
                 Some((gpu.clone(), activity(library, before.get(gpu)?, sample)?))
             }));
-            (before, sampled_at) = (samples, Some(asked_at));
+            (before, sampled_at) = (samples, Some(now));
         }
         if answers.send((asked_at, activities)).is_err() {
             return;

@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use stowage_scheduling::ids::printable;
 use stowage_scheduling::units::plural;
 use stowage_server::kubernetes::dump::Dump;
 use stowage_server::policy_watch;
@@ -97,7 +98,7 @@ impl PreflightArgs {
         let nodes = nodes::judge(&facts, policy);
         let answer = Preflight {
             pods,
-            found: facts.found(),
+            found: facts.found().iter().map(|one| printable(one)).collect(),
             unknown: facts.unknown(),
             missing: facts.missing(&workloads, &nodes),
             workloads,

@@ -54,6 +54,10 @@ pub fn judge(
             }
             pods += 1;
             let (pod, object): (Pod, Value) = (item.parse()?, item.parse()?);
+            // Nobody creates it again under its name.
+            if objects::is_finished(&pod) {
+                return Ok(());
+            }
             if let Some((verdict, why)) = verdict(&pod, object, facts, mode)? {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 let own_name = || ("Pod", pod.metadata.name.as_deref().unwrap_or_default());
@@ -159,9 +163,16 @@ fn remedies(why: &[String], namespace: &str, kind: &str, name: &str) -> Vec<Gap>
         ""
     };
     let when = [when, none].concat();
-    let own = gap(
-        when.trim_end_matches("; "),
-        format!("kubectl -n {namespace} {command}"),
-    );
-    [own].into_iter().chain(all).collect()
+    // An owner's kind and name are what a tenant wrote, and the line is pasted into a shell.
+    let is_plain = |word: &str| {
+        let mut letters = word.chars();
+        letters.all(|one| one.is_ascii_alphanumeric() || matches!(one, '-' | '.'))
+    };
+    let own = [namespace, kind, name].into_iter().all(is_plain).then(|| {
+        gap(
+            when.trim_end_matches("; "),
+            format!("kubectl -n {namespace} {command}"),
+        )
+    });
+    own.into_iter().chain(all).collect()
 }

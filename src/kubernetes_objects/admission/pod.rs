@@ -107,6 +107,17 @@ impl<'a> AdmittedPod<'a> {
             .chain(init.map(at("initContainers")))
     }
 
+    pub fn names_runtime_class(&self) -> bool {
+        let name = self.spec.runtime_class_name.as_deref();
+        name.is_some_and(|name| !name.is_empty())
+    }
+
+    /// Containers of every kind.
+    pub fn container_count(&self) -> usize {
+        let others = [&self.spec.init_containers, &self.spec.ephemeral_containers];
+        self.spec.containers.len() + others.into_iter().flatten().map(Vec::len).sum::<usize>()
+    }
+
     /// Whether it asks for VRAM; zero is no request.
     pub fn asks_for_vram(&self) -> bool {
         self.containers().any(|(_, one)| one.asks_for_vram())

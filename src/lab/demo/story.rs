@@ -64,7 +64,8 @@ const HOST_NAME: &str = "kubernetes.io/hostname";
 pub(crate) fn late_node(machine: DemoMachine) -> Value {
     let mut node = machine.node_object();
     node["metadata"]["labels"] = json!({HOST_NAME: machine.node});
-    node["spec"]["taints"] = json!([{"key": LATE_TAINT, "effect": "NoSchedule"}]);
+    node["spec"]["taints"] =
+        json!([{"key": LATE_TAINT, "value": machine.node, "effect": "NoSchedule"}]);
     if machine.node == LIMITED_MACHINE.node {
         node["metadata"]["annotations"] = json!({vram::KEEPS_LIMITS: "true"});
         node["status"]["conditions"] =
@@ -492,7 +493,7 @@ impl StoryPod {
             annotations[termination::TERMINATION_MILLIS] = takes.to_string().into();
             annotations[termination::MEMORY_DELAY_MILLIS] = memory_stays.to_string().into();
         }
-        let late = json!([{"key": LATE_TAINT, "operator": "Exists"}]);
+        let late = json!([{"key": LATE_TAINT, "value": self.late_machine}]);
         let (tolerations, node_selector) = match self.late_machine {
             // A job that can run on one node only is not evicted from it: it would be back at once.
             Some(_) if self.load.is_none() => (late, json!({})),

@@ -209,10 +209,13 @@ impl Ledger {
             let reading = node_state.believed_reading();
             let latencies = reading.into_iter().flat_map(|reading| &reading.latencies);
             latencies.filter_map(|latency| {
-                let alone = node_state.time_per_token_alone(latency)?;
                 let class = self.pod_states.get(&latency.pod)?.demand.class;
                 let limit = self.policy.class(class).latency_limits().time_per_token?;
-                (alone.0 / 11 > limit.0 / 10).then(|| (latency.pod.clone(), alone, limit))
+                let is_beyond = |takes: Micros| takes.0 / 11 > limit.0 / 10;
+                // Alone it takes no longer than it does.
+                latency.time_per_token.filter(|takes| is_beyond(*takes))?;
+                let alone = node_state.time_per_token_alone(latency)?;
+                is_beyond(alone).then(|| (latency.pod.clone(), alone, limit))
             })
         })
     }

@@ -30,6 +30,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::OptionFuture;
 use k8s_openapi::api::core::v1::Pod;
+use limits::ConnectionLimits;
 use std::any::Any;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -37,7 +38,6 @@ use std::time::{Duration, SystemTime};
 use stowage_kubernetes_objects as objects;
 use stowage_telemetry::traces::PodSpan;
 use tokio_util::sync::CancellationToken;
-use tower::limit::ConcurrencyLimitLayer;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// How long connections and writes in progress may take to end after shutdown begins.
@@ -121,12 +121,16 @@ pub fn agents_router(extender: Extender) -> Router {
         .with_state(extender)
 }
 
+/// Connections to the webhook's address, of which each may have a review in memory. API servers keep a few open.
+const WEBHOOK_CONNECTIONS: usize = 256;
+/// So that no pod alone shuts API servers out.
+const WEBHOOK_CONNECTIONS_PER_SOURCE: usize = 64;
+
 /// The router of the webhook's address.
 pub fn webhook_router(extender: Extender) -> Router {
     Router::new()
         .route("/admission/pods", post(webhook::complete_pod))
         .fallback(|| wrong_address("the API server posts reviews of pods to /admission/pods"))
-        .layer(ConcurrencyLimitLayer::new(webhook::CONCURRENT_REVIEWS))
         .layer(CatchPanicLayer::custom(on_panic(&extender, "webhook")))
         .with_state(extender)
 }
@@ -190,7 +194,13 @@ pub async fn serve(
     let for_agents = small_address("agents", agents.tls, limits.agents);
     let for_operators = small_address("operators", operators.tls, limits.operators);
     let webhook = webhook.map(|webhook| {
-        let served = small_address("webhook", webhook.tls, limits.operators);
+        let served = ServedAddress {
+            limits: ConnectionLimits {
+                per_source: WEBHOOK_CONNECTIONS_PER_SOURCE,
+                ..limits
+            },
+            ..small_address("webhook", webhook.tls, WEBHOOK_CONNECTIONS)
+        };
         let router = webhook_router(extender.clone());
         background_thread::serve_on_background_thread("webhook", stop.child_token(), |stop| {
             accept::serve(webhook.listener, served, router, stop)
@@ -402,7 +412,11 @@ where
     respond(extender, name, outcome.await)
 }
 
-fn respond(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
+pub(super) fn respond(
+    extender: &Extender,
+    name: &str,
+    outcome: Result<Response, BadRequest>,
+) -> Response {
     outcome.unwrap_or_else(|bad| {
         extender
             .state

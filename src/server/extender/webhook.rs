@@ -5,11 +5,12 @@
 
 use super::Extender;
 use super::request::{BadRequest, RequestLimits, json, parse, read_body};
+use super::server::respond;
 use crate::service::DefaultRuntimeClass;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
@@ -19,12 +20,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 use stowage_kubernetes_objects::admission::{AdmittedPod, PatchOp, debug_defaults, defaults};
 
-/// Twice what etcd stores of one object: of an update the API server sends both.
-const MAX_REVIEW_BYTES: usize = 4 << 20;
+/// Several times what pods come to. As many are in memory at most as the address has connections.
+const MAX_REVIEW_BYTES: usize = 1 << 20;
 /// The API server waits two seconds.
 const REVIEW_TIME: Duration = Duration::from_secs(2);
-/// Reviews in progress: so many bodies are in memory at most.
-pub(super) const CONCURRENT_REVIEWS: usize = 16;
+/// Of one pod, of any kind: more than any runs, and few enough to be answered at once.
+const MAX_CONTAINERS: usize = 256;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 
@@ -59,7 +60,7 @@ pub(super) async fn complete_pod(
 ) -> Response {
     let limits = RequestLimits {
         body: MAX_REVIEW_BYTES,
-        too_large_advice: "no pod is so large",
+        too_large_advice: "no pod should be so large",
         body_time: REVIEW_TIME,
         ..extender.limits
     };
@@ -68,7 +69,7 @@ pub(super) async fn complete_pod(
         let class = extender.state.default_runtime_class.borrow().clone();
         review(&body, &class)
     };
-    answer.await.unwrap_or_else(IntoResponse::into_response)
+    respond(&extender, "webhook", answer.await)
 }
 
 fn review(body: &[u8], class: &DefaultRuntimeClass) -> Result<Response, BadRequest> {
@@ -78,7 +79,7 @@ fn review(body: &[u8], class: &DefaultRuntimeClass) -> Result<Response, BadReque
     } = parse(body)?;
     if api_version != API_VERSION {
         return Err(BadRequest::Malformed(format!(
-            "apiVersion is {api_version:?}, and the webhook takes {API_VERSION}: list v1 in its admissionReviewVersions"
+            "apiVersion is not {API_VERSION}: list v1 in the webhook's admissionReviewVersions"
         )));
     }
     let patch = patch(&request, class)?;
@@ -97,20 +98,33 @@ fn patch(
     request: &ReviewRequest<'_>,
     class: &DefaultRuntimeClass,
 ) -> Result<Vec<PatchOp>, BadRequest> {
-    let pod: AdmittedPod<'_> = parse(request.object.get().as_bytes())?;
+    let pod = pod(request.object)?;
     if request.sub_resource.as_deref() == Some("ephemeralcontainers") {
         let before = request.old_object.ok_or_else(|| {
             BadRequest::Malformed("an update of ephemeral containers has no oldObject".into())
         })?;
-        return Ok(debug_defaults(&pod, &parse(before.get().as_bytes())?));
+        return Ok(debug_defaults(&pod, &self::pod(before)?));
     }
     match class {
         // A pod without it would start, and see no GPU.
-        DefaultRuntimeClass::Unknown if pod.asks_for_vram() => Err(BadRequest::Unavailable(
-            "whether the cluster has the runtime class was not read yet",
-        )),
+        DefaultRuntimeClass::Unknown if pod.asks_for_vram() && !pod.names_runtime_class() => Err(
+            BadRequest::Unavailable("whether the cluster has the runtime class was not read yet"),
+        ),
         DefaultRuntimeClass::Named(name) => Ok(defaults(&pod, Some(name))),
         DefaultRuntimeClass::Unknown | DefaultRuntimeClass::None => Ok(defaults(&pod, None)),
+    }
+}
+
+fn pod(object: &RawValue) -> Result<AdmittedPod<'_>, BadRequest> {
+    let pod: AdmittedPod<'_> = parse(object.get().as_bytes())?;
+    match pod.container_count() {
+        count if count > MAX_CONTAINERS => Err(BadRequest::unprocessable(
+            "too-many-containers",
+            format!(
+                "the pod has {count} containers, and one of at most {MAX_CONTAINERS} is completed"
+            ),
+        )),
+        _ => Ok(pod),
     }
 }
 
@@ -202,6 +216,12 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
+        let named = POD.replace(r#""spec": {"#, r#""spec": {"runtimeClassName": "own", "#);
+        let named = format!(r#""object": {named}"#);
+        assert!(
+            ask(&named, &DefaultRuntimeClass::Unknown).is_ok(),
+            "none is added to it"
+        );
         let class = ask(
             &format!(r#""object": {POD}"#),
             &DefaultRuntimeClass::Unknown,
@@ -217,6 +237,12 @@ mod tests {
         let beta =
             r#"{"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "", "object": {}}}"#;
         let error = review(beta.as_bytes(), &DefaultRuntimeClass::None).unwrap_err();
-        assert!(error.to_string().contains("v1beta1"), "{error}");
+        assert!(
+            error.to_string().contains("is not admission.k8s.io/v1"),
+            "{error}"
+        );
+        let many = r#"{"name": "a"},"#.repeat(256);
+        let many = format!(r#""object": {{"spec": {{"containers": [{many} {{"name": "b"}}]}}}}"#);
+        assert!(refused(&many).contains("257 containers"));
     }
 }

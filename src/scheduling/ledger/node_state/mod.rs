@@ -32,7 +32,7 @@ use crate::vocabulary::demand::{Demand, HostResources};
 use crate::vocabulary::device_plugin::PluginDevices;
 use crate::vocabulary::gpu::{Device, Gpu, GpuSet, Health};
 use crate::vocabulary::image::NodeImageSet;
-use crate::vocabulary::latency::NeighborRoom;
+use crate::vocabulary::latency::{LATENCY_WINDOW, NeighborRoom};
 use crate::vocabulary::model_tier::NodeModelSet;
 use crate::vocabulary::node::{Node, NodeIdentity, NodeKind};
 use crate::vocabulary::node_reading::{Freshness, NodeReading};
@@ -93,6 +93,9 @@ pub(crate) struct NodeState {
     /// What the pods of each GPU leave to others of their time, as decisions count it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     neighbors: Vec<(GpuUuid, NeighborRoom)>,
+    /// GPUs that a pod has left, with the reading before: latencies of the window after it are those beside that pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left: Vec<(GpuSet, Moment)>,
     /// Pods that have ended here, until a reading sampled later shows nothing of them.
     departed: Vec<DepartedPod>,
     /// What readings say of the sleep of engines that lend, and what follows from it.
@@ -150,6 +153,7 @@ impl NodeState {
             starts: Arc::default(),
             engine_loads: Vec::new(),
             neighbors: Vec::new(),
+            left: Vec::new(),
             departed: Vec::new(),
             lending: NodeLending::default(),
             pods: BTreeSet::new(),
@@ -368,6 +372,12 @@ impl NodeState {
     }
 
     pub(super) fn remove_pod(&mut self, uid: &PodUid) {
+        let sampled = self.reading.as_ref().map(|reading| reading.sampled);
+        if let Some((resident, sampled)) = self.resident_of(uid).zip(sampled) {
+            let gpus = resident.gpus;
+            self.left.retain(|(_, at)| *at + LATENCY_WINDOW > sampled);
+            self.left.push((gpus, sampled));
+        }
         self.pods.remove(uid);
     }
 

@@ -95,11 +95,15 @@ impl NodeState {
         }
     }
 
-    /// What an engine's time per token would be beside nobody; `None` if it says none, or if a neighbor has come within its window.
+    /// What an engine's time per token would be beside nobody; `None` if it says none, or if a neighbor has come or left within its window.
     pub(crate) fn time_per_token_alone(&self, latency: &EngineLatency) -> Option<Micros> {
         let measured = latency.time_per_token?;
         let resident = self.resident_of(&latency.pod)?;
-        if !self.beside(resident).all(|other| self.is_measured(other)) {
+        let sampled = self.reading.as_ref()?.sampled;
+        let mut left = self.left.iter();
+        let has_lost_one =
+            left.any(|(gpus, at)| gpus.intersects(resident.gpus) && *at + LATENCY_WINDOW > sampled);
+        if has_lost_one || !self.beside(resident).all(|other| self.is_measured(other)) {
             return None;
         }
         let beside = NeighborRoom {
@@ -128,13 +132,10 @@ impl NodeState {
         Some(beside.beside_all(alone))
     }
 
-    /// The others on a pod's first GPU.
+    /// The others on any of a pod's GPUs: each step waits for the slowest of them.
     fn beside(&self, resident: &ResidentPod) -> impl Iterator<Item = &ResidentPod> {
-        let index = resident.gpus.iter().next();
         let here = self.residents().iter();
-        here.filter(move |one| {
-            index.is_some_and(|index| one.gpus.contains(index)) && one.uid != resident.uid
-        })
+        here.filter(move |one| one.gpus.intersects(resident.gpus) && one.uid != resident.uid)
     }
 
     /// How long the steps of a pod's engine take beside nobody, in per cent of what its weights take to read; `None` if that is not

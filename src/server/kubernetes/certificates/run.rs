@@ -13,8 +13,9 @@ use crate::service::{FailureStreak, ServerState};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use serde_json::json;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,9 @@ use tracing::{error, info, warn};
 const CERTIFICATE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a write before the objects are read again, because more may be due.
 const REREAD_DELAY: Duration = Duration::from_millis(100);
+
+/// How the names of Stowage's webhooks end; others in the same configuration are not touched.
+const OWN_WEBHOOKS: &str = ".stowage.dev";
 
 /// Puts a certificate into use; an error if it does not work.
 type InstallCertificate = Box<dyn FnMut(&ServingCertificate) -> Result<(), String> + Send + Sync>;
@@ -45,6 +49,7 @@ pub async fn run(
         state,
         observed_versions: None,
         out_of_reach: FailureStreak::default(),
+        webhook_problem: None,
         options,
     };
     loop {
@@ -69,6 +74,8 @@ struct CertificateKeeper {
     /// The latest resourceVersions of the two objects, and since when they have not changed.
     observed_versions: Option<(ObjectVersions, Moment)>,
     out_of_reach: FailureStreak,
+    /// Why the webhook's configuration could not be kept, the last time.
+    webhook_problem: Option<String>,
     options: CertificateOptions,
 }
 
@@ -95,8 +102,9 @@ impl CertificateKeeper {
         if let SecretContents::Managed(managed) = &state
             && self.state.leadership.is_leading()
         {
-            // Before the ConfigMap: a CA that the API server does not have is published nowhere, and signs nothing.
-            self.keep_webhook(&managed.bundle()).await?;
+            // The agents' certificate does not depend on it.
+            let kept = self.keep_webhook(&managed.bundle()).await;
+            self.report_webhook(kept);
         }
         let inputs = CertificateInputs {
             secret: &state,
@@ -214,22 +222,25 @@ impl CertificateKeeper {
             return Ok(());
         };
         let read = self.webhooks.get_opt(name);
-        let Some(mut configuration) = within(CERTIFICATE_REQUEST_TIMEOUT, read).await? else {
+        let Some(configuration) = within(CERTIFICATE_REQUEST_TIMEOUT, read).await? else {
             return Ok(());
         };
         let pem: String = bundle.iter().map(|ca| &*ca.pem).collect();
         let bundle = Some(ByteString(pem.into_bytes()));
-        let webhooks = configuration.webhooks.iter_mut().flatten();
-        let others = webhooks.filter(|webhook| webhook.client_config.ca_bundle != bundle);
-        let mut others: Vec<_> = others.collect();
-        if others.is_empty() {
+        let webhooks = configuration.webhooks.iter().flatten();
+        let own = webhooks.filter(|webhook| webhook.name.ends_with(OWN_WEBHOOKS));
+        let others = own.filter(|webhook| webhook.client_config.ca_bundle != bundle);
+        let patches: Vec<_> = others
+            .map(|webhook| json!({ "name": webhook.name, "clientConfig": { "caBundle": bundle } }))
+            .collect();
+        if patches.is_empty() {
             return Ok(());
         }
-        for webhook in &mut others {
-            webhook.client_config.ca_bundle.clone_from(&bundle);
-        }
-        let params = PostParams::default();
-        let writing = self.webhooks.replace(name, &params, &configuration);
+        // Of what a newer API server knows of it, nothing is lost; against the version that was read.
+        let version = configuration.metadata.resource_version;
+        let patch = json!({ "metadata": { "resourceVersion": version }, "webhooks": patches });
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+        let writing = self.webhooks.patch(name, &params, &patch);
         let written = within(CERTIFICATE_REQUEST_TIMEOUT, writing).await;
         let kind = "MutatingWebhookConfiguration";
         if self.record_write(written, kind, name)? {
@@ -239,6 +250,20 @@ impl CertificateKeeper {
             );
         }
         Ok(())
+    }
+
+    /// Logs that the webhook's configuration could not be kept, once until it can be again.
+    fn report_webhook(&mut self, kept: Result<(), ApiRequestError>) {
+        let failed = kept.as_ref().err().map(ToString::to_string);
+        if let Some(error) = &failed
+            && self.webhook_problem.is_none()
+        {
+            warn!(
+                "the webhook's configuration cannot be read or written: {error}; without the CA in it the API server admits pods as they are. \
+                 The component pod-defaults-webhook lets Stowage get and patch it"
+            );
+        }
+        self.webhook_problem = failed;
     }
 
     /// Counts a write's outcome. Returns whether it was written; `false` if another replica has written the object meanwhile.

@@ -339,6 +339,13 @@ fn what_an_engine_takes_is_shown_beside_what_is_expected_and_a_limit_it_keeps_no
     read(&mut cluster, vec![latency(Some(90), 100)]);
     assert_eq!(expected(&cluster), alone * 2 * 1136 / 1000);
     assert_eq!(beyond(&cluster), []);
+    // It has gone, and what is measured is still beside it for half a minute.
+    cluster.ledger_mut().release(&uid("job"));
+    read(&mut cluster, vec![latency(Some(90), 100)]);
+    assert_eq!(beyond(&cluster), []);
+    cluster.advance(30);
+    read(&mut cluster, vec![latency(Some(90), 100)]);
+    assert_eq!(beyond(&cluster), [(90_000, 40_000)]);
 }
 
 /// Engines of three models, whose true steps are up to three times off what their weights take to read, join GPUs whose engines are
