@@ -377,7 +377,7 @@ fn each_node_is_stowages_anothers_or_unclear_with_the_reason() {
         r#""metadata":{"name":"nvidia"}"#,
         "kubectl label nodes ours nvidia.com/gpu.present=true",
         "kubectl taint nodes ours nvidia.com/gpu=present:NoSchedule",
-        "kubectl apply -k manifests/base",
+        "kubectl apply -k manifests/overlays/webhook",
     ] {
         assert!(missing.contains(command), "{command}: {missing}");
     }

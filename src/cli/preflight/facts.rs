@@ -236,8 +236,8 @@ impl Facts {
             .any(|minor| minor < COMPLETING)
         {
             missing.push(gap(
-                "an API server that completes pods, from 1.36 on, by its kubelets: pods say more",
-                "kubectl apply -k manifests/base",
+                "by its kubelets the API server is older than 1.36, whose policies complete pods: a webhook does",
+                "kubectl apply -k manifests/overlays/webhook",
             ));
         }
         let served = nodes.iter().filter(|one| one.verdict == Owner::Stowage);
