@@ -154,8 +154,8 @@ fn each_workload_of_the_fixture_gets_its_request_or_the_reason_why_not() {
         ("mixtral", "size"),
         ("house-model", "unknown"),
         ("train", "busy"),
-        ("classifier", "mig"),
-        ("embed", "unknown"),
+        ("classifier", "kept"),
+        ("embed", "kept"),
     ] {
         assert_eq!(own(name), reason, "{name}");
         assert!(workload(&said, name)["couldRequestBytes"].is_null());
@@ -192,7 +192,7 @@ fn without_figures_nothing_is_known_and_nothing_is_saved() {
         said["summary"]
             .as_str()
             .unwrap()
-            .starts_with("Nothing can be saved"),
+            .starts_with("Unknown: of no workload"),
         "{}",
         said["summary"]
     );
@@ -256,7 +256,7 @@ fn an_empty_prometheus_says_nothing_and_that_is_said() {
     let cautions = said["cautions"].to_string();
     assert!(cautions.contains("Without figures of pods"), "{cautions}");
     let summary = said["summary"].as_str().unwrap();
-    assert!(summary.starts_with("Nothing can be saved"), "{summary}");
+    assert!(summary.starts_with("Unknown: of no workload"), "{summary}");
 }
 
 #[test]
@@ -521,7 +521,7 @@ fn gfd(count: &str) -> Value {
 }
 
 #[test]
-fn hami_and_kai_are_taken_at_their_word() {
+fn pods_of_hami_and_kai_request_parts_and_stay_where_they_are() {
     let mut hami_node = node(json!({}), json!({ "nvidia.com/gpu": "40" }));
     let labels = hami_node["metadata"]["labels"].as_object_mut().unwrap();
     labels.remove("nvidia.com/gpu.product");
@@ -544,12 +544,21 @@ fn hami_and_kai_are_taken_at_their_word() {
     let said = of_items(&hami, &[]).json();
     assert_eq!(
         (
-            figure(&said, "GPUs today"),
+            figure(&said, "GPUs requested"),
             figure(&said, "GPUs that suffice")
         ),
-        (Some(4.0), Some(1.0))
+        (Some(1.0), Some(2.0))
     );
-    assert_eq!(workload(&said, "n/a")["couldRequestBytes"], 20_000u64 << 20);
+    assert_eq!(workload(&said, "n/a")["ownGpu"], "kept");
+    let mut one_gpu = hami[0].clone();
+    let register = json!([device]).to_string();
+    one_gpu["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": register });
+    one_gpu["status"]["allocatable"]["nvidia.com/gpu"] = json!("10");
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "7000" });
+    let ten = (0..10).map(|at| pod(&format!("p{at}"), json!({}), limits.clone()));
+    let said = of_items(&[one_gpu].into_iter().chain(ten).collect::<Vec<_>>(), &[]).json();
+    let names = ["GPUs today", "GPUs requested", "GPUs that suffice"];
+    assert_eq!(names.map(|name| figure(&said, name)), [Some(1.0); 3]);
     let group =
         json!({ "labels": { "runai-gpu-group": "g" }, "annotations": { "gpu-fraction": "0.5" } });
     let kai = [
@@ -568,8 +577,8 @@ fn hami_and_kai_are_taken_at_their_word() {
     ];
     let said = of_items(&kai, &[]).json();
     assert_eq!(said["workloads"].as_array().unwrap().len(), 2);
-    assert_eq!(workload(&said, "half")["couldRequestBytes"], 40u64 << 30);
-    assert_eq!(figure(&said, "GPUs that suffice"), Some(1.0));
+    assert_eq!(workload(&said, "half")["ownGpu"], "kept");
+    assert_eq!(figure(&said, "GPUs that suffice"), Some(2.0));
 }
 
 #[test]
@@ -693,6 +702,28 @@ fn mistakes_are_named_with_a_way_out() {
         ),
         (&["--cluster", &cluster, "--window", "7"], "--window"),
         (
+            &[
+                "--cluster",
+                &cluster,
+                "--step",
+                "9d",
+                "--prometheus",
+                "http://x",
+            ],
+            "no longer than --window",
+        ),
+        (
+            &[
+                "--cluster",
+                &cluster,
+                "--step",
+                "0s",
+                "--prometheus",
+                "http://x",
+            ],
+            "more than zero",
+        ),
+        (
             &["--cluster", &cluster, "--promtheus", "x"],
             "'--prometheus'",
         ),
@@ -736,20 +767,137 @@ fn gke_shows_its_gpus_by_labels_of_its_own_and_unknown_gpus_stay_as_they_are() {
 }
 
 #[test]
-fn figures_of_a_slice_are_its_pods_and_no_gpus() {
+fn figures_of_a_slice_and_of_other_clusters_are_no_figures() {
     let folder = tempfile::tempdir().unwrap();
-    let labels = [
-        ("__name__", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
-        ("UUID", "GPU-mig"),
-        ("GPU_I_ID", "7"),
-        ("exported_namespace", "team-e"),
-        ("exported_pod", "classifier-7c9d4b5f6-x0"),
-    ];
-    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let figures = (labels.to_vec(), vec!["0.25".to_owned(); 48]);
-    let metrics = file(&folder, "slice.json", &answer([&figures]));
+    let series = |more: (&str, &str)| {
+        let labels = [("__name__", "DCGM_FI_DEV_GPU_UTIL"), ("UUID", more.1), more];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        (labels.to_vec(), vec!["0".to_owned(); 48])
+    };
+    let figures = [("GPU_I_ID", "7"), ("Hostname", "elsewhere")].map(series);
+    let metrics = file(&folder, "slice.json", &answer(&figures));
     let cluster = committed("device-plugin.json");
     let said = assess(&["--cluster", &cluster, "--metrics", &metrics, "-o", "json"]).json();
-    assert_eq!(workload(&said, "classifier")["computePercent"]["peak"], 25);
     assert_eq!(figure(&said, "idle GPU hours a day"), None);
+    let cautions = said["cautions"].to_string();
+    assert!(
+        cautions.contains("1 time series of GPUs on hosts"),
+        "{cautions}"
+    );
+}
+
+/// Two days of a GPU's figures, by the hour.
+fn gpu_figures(pod: &str, compute: impl Fn(usize) -> u32) -> [fixture::Figures; 2] {
+    let of = |name: &str, values: Vec<String>| {
+        let labels = [
+            ("__name__", name),
+            ("UUID", pod),
+            ("exported_namespace", "n"),
+            ("exported_pod", pod),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        (labels.to_vec(), values)
+    };
+    let compute = (0..48).map(|hour| compute(hour).to_string()).collect();
+    let vram = vec!["6000".to_owned(); 48];
+    [
+        of("DCGM_FI_DEV_GPU_UTIL", compute),
+        of("DCGM_FI_DEV_FB_USED", vram),
+    ]
+}
+
+/// Pods `a` and `b` with a GPU each, in a cluster of these nodes.
+fn two_pods(nodes: &[Value], metadata: &Value, compute: impl Fn(usize) -> u32 + Copy) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let pods = ["a", "b"].map(|name| pod(name, metadata.clone(), json!({ "nvidia.com/gpu": "1" })));
+    let figures = ["a", "b"].map(|name| gpu_figures(name, compute)).concat();
+    let metrics = file(&folder, "metrics.json", &answer(&figures));
+    let more = ["--metrics", &metrics, "--job", "20Gi"];
+    of_items(&[nodes, &pods].concat(), &more).json()
+}
+
+#[test]
+fn pods_that_are_busy_in_the_same_hour_share_no_gpu() {
+    let nodes = [node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }))];
+    let suffice = |compute: u32| {
+        let said = two_pods(
+            &nodes,
+            &json!({}),
+            |hour| {
+                if hour % 24 < 11 { compute } else { 0 }
+            },
+        );
+        let own = workload(&said, "n/b")["ownGpu"].clone();
+        (figure(&said, "GPUs that suffice"), own)
+    };
+    assert_eq!(suffice(40), (Some(1.0), Value::Null));
+    assert_eq!(suffice(60), (Some(2.0), json!("busy")));
+}
+
+#[test]
+fn pods_of_daemon_sets_stay_and_nodes_that_are_not_ready_get_nothing() {
+    let ready = node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
+    let owner = json!({ "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true });
+    let owned = json!({ "ownerReferences": [owner] });
+    let said = two_pods(std::slice::from_ref(&ready), &owned, |_| 3);
+    assert_eq!(workload(&said, "n/d")["ownGpu"], "kept");
+    assert_eq!(figure(&said, "GPUs that suffice"), Some(2.0));
+    let jobs = |nodes: &[Value]| {
+        let said = two_pods(nodes, &json!({}), |_| 3);
+        let cautions = said["cautions"].to_string();
+        (
+            figure(&said, "jobs that fit beside"),
+            cautions.contains("not ready"),
+        )
+    };
+    let mut gone = ready.clone();
+    gone["metadata"]["name"] = json!("n2");
+    let with_ready = jobs(&[ready.clone(), gone.clone()]);
+    gone["status"]["conditions"] = json!([{ "type": "Ready", "status": "Unknown" }]);
+    let alone = jobs(std::slice::from_ref(&ready));
+    assert_eq!(jobs(&[ready, gone]), (alone.0, true));
+    assert!(with_ready.0 > alone.0 && !with_ready.1);
+}
+
+#[test]
+fn pods_of_which_nobody_can_read_what_they_have_make_the_answer_unknown() {
+    let kai = |fraction: &str| {
+        let annotations = json!({ "annotations": { "gpu-fraction": fraction } });
+        pod("a", annotations, json!({}))
+    };
+    let plain = |gpus: &str| pod("a", json!({}), json!({ "nvidia.com/gpu": gpus }));
+    let mut claiming = plain("1");
+    claiming["spec"]["containers"][0]["resources"] = json!({});
+    claiming["spec"]["resourceClaims"] = json!([{ "name": "gpu", "resourceClaimName": "two" }]);
+    let mut unbound = plain("1");
+    unbound["spec"].as_object_mut().unwrap().remove("nodeName");
+    let whole = || node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
+    for one in ["NaN", "0", "-1", "1e308", "text"]
+        .map(kai)
+        .into_iter()
+        .chain([plain("4000000000"), claiming])
+    {
+        let said = of_items(&[whole(), one.clone()], &["--gpu-hour-price", "2"]).json();
+        let names = ["GPUs that suffice", "lower bound", "jobs that fit beside"];
+        for name in names.into_iter().chain(["price of what suffices"]) {
+            assert_eq!(figure(&said, name), None, "{name} {one}");
+        }
+        let summary = said["summary"].as_str().unwrap();
+        assert!(
+            summary.starts_with("Unknown: there are GPUs of 1 pod"),
+            "{summary}"
+        );
+    }
+    let said = of_items(&[whole(), unbound], &[]).json();
+    assert!(
+        said["cautions"]
+            .to_string()
+            .contains("1 pod without a node")
+    );
+    for count in ["0", "4294967295", "9000000000"] {
+        let offered =
+            json!({ "nvidia.com/gpu": "9000000000", "nvidia.com/mig-1g.5gb": "9000000000" });
+        let said = of_items(&[node(gfd(count), offered), plain("1")], &[]).json();
+        assert_eq!(figure(&said, "GPUs today"), Some(0.0));
+    }
 }

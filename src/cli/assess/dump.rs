@@ -15,8 +15,9 @@ use stowage_policy_file::format::mig::compute_slices;
 use stowage_scheduling::ids::GpuModel;
 use stowage_scheduling::policy::{NamespaceLabels, Policy};
 use stowage_scheduling::units::Bytes;
+use stowage_scheduling::vocabulary::demand::MAX_GPUS;
 use stowage_server::kubernetes::dump::Dump;
-use stowage_sizing::assess::need::{Ask, Workload};
+use stowage_sizing::assess::need::Workload;
 use stowage_sizing::capacity_plan::gpu_types::GpuType;
 use stowage_sizing::capacity_plan::question::{PodToPlace, TemplateGpu};
 
@@ -28,6 +29,8 @@ const MIG_PREFIX: &str = "nvidia.com/mig-";
 const GKE_GPU: &str = "cloud.google.com/gke-accelerator";
 const GKE_CLIENTS: &str = "cloud.google.com/gke-max-shared-clients-per-gpu";
 const DRA_DRIVER: &str = "gpu.nvidia.com";
+/// More slices or shares than a node has.
+const MAX_DEVICES: u32 = 1 << 16;
 /// Compute slices of most GPUs.
 const COMPUTE_SLICES: u32 = 7;
 
@@ -36,18 +39,27 @@ pub struct NodeGpus {
     /// Physical GPUs, and how many of them are cut into slices.
     pub gpus: u32,
     mig_gpus: u32,
-    /// Slices or shares of time that one GPU is handed out as.
+    /// Slices or shares that one GPU is handed out as.
     slices: u32,
     shares: u32,
     /// Without memory where nothing says which GPU it is.
     pub gpu: TemplateGpu,
 }
 
+/// How a pod has GPUs, as [`Workload`] says.
+pub struct Ask {
+    pub gpus: u32,
+    pub part: f64,
+    pub kept: Option<String>,
+}
+
 #[derive(Default)]
 pub struct Cluster {
     pub nodes: BTreeMap<String, (Node, NodeGpus)>,
-    /// Pods that have or request GPUs in any way.
+    /// Pods on nodes that have or request GPUs in any way.
     pub pods: Vec<Pod>,
+    /// Such pods that are on no node.
+    pub unbound: Vec<String>,
     pub namespaces: NamespaceLabels,
     /// Devices of claims by namespace and name of a pod that has them: how many, whether one is a slice, and by how many pods at most
     /// one is shared.
@@ -67,7 +79,16 @@ pub fn read(path: &Path) -> Result<Cluster> {
                     container.env = None;
                 }
                 pod.metadata.managed_fields = None;
-                cluster.pods.extend(Some(pod).filter(has_gpu));
+                if has_gpu(&pod) {
+                    let is_bound = pod
+                        .spec
+                        .as_ref()
+                        .is_some_and(|spec| spec.node_name.is_some());
+                    match is_bound {
+                        true => cluster.pods.push(pod),
+                        false => cluster.unbound.extend(pod.metadata.name),
+                    }
+                }
             }
             "Namespace" => {
                 let metadata = item.parse::<Namespace>()?.metadata;
@@ -99,6 +120,13 @@ pub fn read(path: &Path) -> Result<Cluster> {
     Ok(cluster)
 }
 
+/// Whether nothing says that the node's kubelet is gone.
+pub fn is_ready(node: &Node) -> bool {
+    let status = node.status.iter();
+    let mut all = status.flat_map(|status| status.conditions.iter().flatten());
+    !all.any(|one| one.type_ == "Ready" && one.status != "True")
+}
+
 fn has_gpu(pod: &Pod) -> bool {
     let is_gone = objects::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
     let is_fraction = ["gpu-fraction", "gpu-memory"]
@@ -111,9 +139,10 @@ fn has_gpu(pod: &Pod) -> bool {
     !is_gone && (is_fraction || asks)
 }
 
-/// The number in an annotation of KAI.
+/// The number in an annotation of KAI, NaN if it is none.
 fn kai(pod: &Pod, key: &str) -> Option<f64> {
-    pod.metadata.annotations.as_ref()?.get(key)?.parse().ok()
+    let text = pod.metadata.annotations.as_ref()?.get(key)?;
+    Some(text.parse().unwrap_or(f64::NAN))
 }
 
 /// Labels as GPU feature discovery writes them, where only the DRA driver, HAMi or GKE shows the GPUs.
@@ -134,7 +163,11 @@ fn add_labels(node: &mut Node, devices: &[Value]) {
         .filter_map(|gpu| gpu["type"].as_str());
     // HAMi writes the vendor once more before NVML's name.
     let by_hami = by_hami.map(|name| name.trim_start_matches("NVIDIA-"));
-    let offered = objects::plugin_devices(node).values().sum::<u32>();
+    let offered = objects::plugin_devices(node);
+    let offered: u32 = offered
+        .values()
+        .map(|count| (*count).min(MAX_DEVICES))
+        .sum();
     let mut names: Vec<String> = by_dra
         .chain(by_hami)
         .map(|name| name.replace(' ', "-"))
@@ -166,7 +199,7 @@ fn node_gpus(node: &Node) -> NodeGpus {
         let of = offered
             .iter()
             .filter(|(name, _)| name.as_str().starts_with(MIG_PREFIX) == is_slice);
-        of.map(|(_, count)| *count).sum::<u32>()
+        of.map(|(_, count)| (*count).min(MAX_DEVICES)).sum::<u32>()
     };
     let (whole, slices) = (sum(false), sum(true));
     let product = labels
@@ -185,7 +218,8 @@ fn node_gpus(node: &Node) -> NodeGpus {
         gpu_type,
     };
     let shares = number("nvidia.com/gpu.replicas").or(number(GKE_CLIENTS));
-    let shares = shares.unwrap_or(1).max(1);
+    let shares = shares.unwrap_or(1).clamp(1, MAX_DEVICES);
+    let is_possible = |count: &u32| (1..=MAX_GPUS).contains(count);
     let count = number(COUNT).unwrap_or(whole / shares);
     let (gpus, mig_gpus, slices) = match (profile, slices) {
         ("", 0) => (count, 0, 1),
@@ -200,6 +234,8 @@ fn node_gpus(node: &Node) -> NodeGpus {
             (count.div_ceil(each), count.div_ceil(each), each * shares)
         }
     };
+    let gpus = Some(gpus).filter(is_possible).unwrap_or(0);
+    let mig_gpus = mig_gpus.min(gpus);
     NodeGpus {
         gpus,
         mig_gpus,
@@ -237,49 +273,69 @@ impl Cluster {
         Some(&self.nodes.get(name)?.1)
     }
 
-    /// How the pod has GPUs, how many of them, and how many pods have one together; `None` if that cannot be told.
-    pub fn ask(&self, pod: &Pod, policy: &Policy) -> Option<(Ask, u32, u32)> {
-        let node = self.node_of(pod);
-        let (slices, shares) = node.map_or((COMPUTE_SLICES, 1), |one| (one.slices, one.shares));
-        let fixed = |per_gpu, by, gpus| Some((Ask::Fixed { per_gpu, by }, gpus, 1));
-        let mib = |mib: f64| Bytes::mib(mib as u64);
-        let fraction = kai(pod, "gpu-fraction").zip(node);
-        let fraction = fraction.map(|(part, node)| Bytes((node.gpu.total.0 as f64 * part) as u64));
-        if let Some(per_gpu) = kai(pod, "gpu-memory").map(mib).or(fraction) {
+    /// How many GPUs the pod has, what part of each, and why it stays on them; `None` if that cannot be read.
+    pub fn ask(&self, pod: &Pod, policy: &Policy) -> Option<Ask> {
+        let node = self.node_of(pod)?;
+        let total = node.gpu.total.0 as f64;
+        let by = |by: &str| Some(format!("{by} gives it a part of a GPU"));
+        let slice = || Some("MIG slices stay as they are cut".to_owned());
+        let (slices, shares) = (1.0 / f64::from(node.slices), 1.0 / f64::from(node.shares));
+        let amount = |name| {
+            let (_, amount) = limits(pod).find(|(known, _)| *known == name)?;
+            Some(amount.0.parse().unwrap_or(f64::NAN))
+        };
+        let of_mib = |mib: f64| mib * (1u64 << 20) as f64 / total;
+        let by_kai = kai(pod, "gpu-memory").map(of_mib);
+        let by_hami = amount("nvidia.com/gpumem").map(of_mib);
+        let percentage = amount("nvidia.com/gpumem-percentage");
+        let by_hami = by_hami.or(percentage.map(|percent: f64| percent / 100.0));
+        let (gpus, part, kept) = if let Some(part) = by_kai.or(kai(pod, "gpu-fraction")) {
             let gpus = kai(pod, "gpu-fraction-num-devices").unwrap_or(1.0);
-            return fixed(per_gpu, "KAI", gpus as u32);
-        }
-        if objects::uses_claims_only(pod) {
+            (gpus as u32, part, by("KAI"))
+        } else if objects::uses_claims_only(pod) {
             let (_, namespace, _) = workload(pod);
             let key = (namespace, pod.metadata.name.clone()?);
-            return match *self.claimed.get(&key)? {
-                (0, ..) => None,
-                (gpus, true, _) => Some((Ask::Mig, gpus, slices)),
-                (gpus, false, 1) => Some((Ask::Whole, gpus, 1)),
-                (gpus, false, pods) => Some((Ask::TimeSliced, gpus, pods)),
+            match *self.claimed.get(&key)? {
+                (gpus, true, _) => (gpus, slices, slice()),
+                (gpus, false, 1) => (gpus, 1.0, None),
+                (gpus, false, pods) => (gpus, 1.0 / f64::from(pods), by("a claim of several pods")),
+            }
+        } else {
+            let demand = objects::demand(pod, policy).ok()?;
+            let is_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
+            let is_slice = is_slice || node.mig_gpus == node.gpus;
+            let (part, kept) = match by_hami {
+                _ if objects::asks_for_vram(pod) => {
+                    (demand.per_gpu.0 as f64 / total, by("Stowage"))
+                }
+                Some(part) => (part, by("HAMi")),
+                None if is_slice => (slices, slice()),
+                None if node.shares == 1 => (1.0, None),
+                None => (shares, by("time-slicing, or what else shares GPUs,")),
             };
-        }
-        let demand = objects::demand(pod, policy).ok()?;
-        if objects::asks_for_vram(pod) {
-            return fixed(demand.per_gpu, "Stowage", demand.gpus);
-        }
-        if let Some((_, amount)) = limits(pod).find(|(name, _)| *name == "nvidia.com/gpumem") {
-            return fixed(mib(amount.0.parse().ok()?), "HAMi", demand.gpus);
-        }
-        let is_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
-        let is_slice = is_slice || node.is_some_and(|node| node.mig_gpus == node.gpus);
-        let (ask, shares) = match (is_slice, shares) {
-            (true, _) => (Ask::Mig, slices),
-            (false, 1) => (Ask::Whole, 1),
-            (false, shares) => (Ask::TimeSliced, shares),
+            (demand.gpus, part, kept)
         };
-        Some((ask, demand.gpus, shares))
+        let owners = pod.metadata.owner_references.iter().flatten();
+        let is_daemon = owners.into_iter().any(|owner| owner.kind == "DaemonSet");
+        let daemon = is_daemon.then(|| "it runs on each node".to_owned());
+        let no_memory = "the memory of its GPU is not known".to_owned();
+        let no_memory = (total == 0.0).then_some(no_memory);
+        let part = if total == 0.0 { shares } else { part };
+        let is_possible = part > 0.0 && part <= 1.0 && (1..=MAX_GPUS).contains(&gpus);
+        is_possible.then(|| Ask {
+            gpus,
+            part,
+            kept: kept.or(daemon).or(no_memory),
+        })
     }
 
     /// Nodes as if anyone could hand out their GPUs, without those that are cut into slices.
     pub fn whole_nodes(&self) -> Vec<(String, Node)> {
-        let is_whole = |gpus: &NodeGpus| gpus.gpus > gpus.mig_gpus && gpus.gpu.total > Bytes::ZERO;
-        let whole = self.nodes.iter().filter(|(_, (_, gpus))| is_whole(gpus));
+        let is_whole = |node: &Node, gpus: &NodeGpus| {
+            gpus.gpus > gpus.mig_gpus && gpus.gpu.total > Bytes::ZERO && is_ready(node)
+        };
+        let whole = self.nodes.iter();
+        let whole = whole.filter(|(_, (node, gpus))| is_whole(node, gpus));
         let whole = whole.map(|(name, (node, gpus))| {
             let mut node = node.clone();
             let labels = node.metadata.labels.get_or_insert_default();
@@ -298,9 +354,6 @@ impl Cluster {
         per_gpu: Option<Bytes>,
         policy: &Policy,
     ) -> Option<PodToPlace> {
-        if objects::asks_for_vram(pod) {
-            return to_place(pod, policy);
-        }
         let mut pod = pod.clone();
         let annotations = pod.metadata.annotations.get_or_insert_default();
         annotations.insert(user_annotations::GPUS.into(), one.gpus.to_string());

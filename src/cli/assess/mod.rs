@@ -12,7 +12,7 @@ use super::plan::gather::{fleet_from_objects, policy_for};
 use super::{NO_ANSWER, duration, exit_without_answer, standard_input};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use dump::Cluster;
+use dump::{Ask, Cluster};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus::{Prometheus, Reader};
@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage_policy_file::format::parse_quantity;
+use stowage_scheduling::ids::printable;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, plural};
 use stowage_sizing::assess::need::Workload;
@@ -130,9 +131,14 @@ impl AssessArgs {
         };
         let limit = |class| policy.class(class).latency_limits().time_per_token;
         let planning = policy.clone().without_latency_limits();
-        let (mut workloads, left_out) = workloads(&cluster, &policy);
-        let asks = workloads.iter().map(|one| one.ask).collect();
-        let mut reader = Reader::new(pods_by_name(&cluster, &workloads), asks);
+        let (mut workloads, unreadable) = workloads(&cluster, &policy);
+        let whole = workloads.iter().enumerate();
+        let whole = whole.filter(|(_, one)| one.kept.is_none());
+        let mut reader = Reader::new(
+            pods_by_name(&cluster, &workloads),
+            whole.map(|(index, _)| index).collect(),
+            cluster.nodes.keys().cloned().collect(),
+        );
         if let Some(path) = &self.metrics {
             let of = || format!("--metrics {}", path.display());
             reader.read_file(path).with_context(of)?;
@@ -143,6 +149,10 @@ impl AssessArgs {
                 ca: self.prometheus_ca.clone(),
                 token_file: self.prometheus_token_file.clone(),
             };
+            ensure!(
+                !self.step.is_zero() && self.step <= self.window,
+                "--step must be more than zero, and no longer than --window"
+            );
             let end = self.at.unwrap_or_else(Timestamp::now).as_second();
             let seconds = |length: Duration| length.as_secs().max(1) as i64;
             let (window, step) = (seconds(self.window), seconds(self.step));
@@ -168,9 +178,13 @@ impl AssessArgs {
             false => fleet_from_objects(&nodes, &placed, &planning),
         };
         let job = self.job.map(|job| dump::job(job, &planning)).transpose();
+        let gpus = cluster.nodes.iter();
         let question = AssessQuestion {
             node_kinds: kinds.context("--cluster")?,
-            gpus: cluster.nodes.values().map(|(_, gpus)| gpus.gpus).sum(),
+            gpus: gpus
+                .map(|(name, (_, gpus))| (name.clone(), gpus.gpus))
+                .collect(),
+            unreadable,
             policy: Arc::new(planning.clone()),
             limit: &limit,
             workloads,
@@ -182,12 +196,7 @@ impl AssessArgs {
         };
         let mut answer = assess(&question);
         answer.cautions.extend(reader.warnings);
-        if left_out > 0 {
-            let pods = plural(left_out, "pod");
-            answer
-                .cautions
-                .push(format!("{pods} cannot be understood and left out."));
-        }
+        answer.cautions.extend(left_out(&cluster, reader.foreign));
         if let Some(path) = &self.page {
             std::fs::write(path, page::page(&answer))
                 .with_context(|| format!("--page {}", path.display()))?;
@@ -197,36 +206,68 @@ impl AssessArgs {
     }
 }
 
-/// The pods by what makes them, and how many cannot be understood.
+/// What no figure has, for people.
+fn left_out(cluster: &Cluster, foreign: usize) -> Vec<String> {
+    let (mut texts, unbound) = (Vec::new(), &cluster.unbound);
+    let ready = cluster
+        .nodes
+        .values()
+        .filter(|(node, _)| dump::is_ready(node));
+    match plural(cluster.nodes.len() - ready.count(), "node") {
+        nodes if nodes.starts_with("0 ") => {}
+        nodes => texts.push(format!(
+            "{nodes} that are not ready get no pods and no jobs."
+        )),
+    }
+    if foreign > 0 {
+        let series = plural(foreign, "time series");
+        texts.push(format!(
+            "{series} of GPUs on hosts that are no nodes of the dump are left out."
+        ));
+    }
+    if !unbound.is_empty() {
+        let pods = plural(unbound.len(), "pod");
+        let first = printable(&unbound[0]);
+        texts.push(format!(
+            "{pods} without a node are in no figure, such as {first}."
+        ));
+    }
+    texts
+}
+
+/// The pods by what makes them, and of how many it cannot be read what they have.
 fn workloads(cluster: &Cluster, policy: &Policy) -> (Vec<Workload>, usize) {
     let mut found: BTreeMap<(String, String), Workload> = BTreeMap::new();
-    let mut left_out = 0;
+    let mut unreadable = 0;
     for (index, pod) in cluster.pods.iter().enumerate() {
-        let Some((ask, gpus, shares_per_gpu)) = cluster.ask(pod, policy) else {
-            left_out += 1;
+        let Some(Ask { gpus, part, kept }) = cluster.ask(pod, policy) else {
+            unreadable += 1;
             continue;
         };
         let (kind, namespace, name) = dump::workload(pod);
-        let name = format!("{kind} {namespace}/{name}");
+        let name = printable(&format!("{kind} {namespace}/{name}"));
         let gpu = cluster.node_of(pod).map(|node| node.gpu.clone());
         // Replicas on other GPUs, or that have them in another way, are a workload of their own.
-        let apart = format!("{ask:?} {gpus} {:?}", gpu.as_ref().map(|gpu| &gpu.model));
+        let apart = format!(
+            "{kept:?} {part} {gpus} {:?}",
+            gpu.as_ref().map(|gpu| &gpu.model)
+        );
         let new = || Workload {
             name: name.clone(),
             pods: Vec::new(),
+            nodes: BTreeMap::new(),
             gpus,
-            shares_per_gpu,
-            ask,
+            part,
+            kept,
             gpu,
             model: model::shows_engine(pod).then(|| model::find(pod, None)),
         };
-        found
-            .entry((name.clone(), apart))
-            .or_insert_with(new)
-            .pods
-            .push(index);
+        let one = found.entry((name.clone(), apart)).or_insert_with(new);
+        one.pods.push(index);
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        *one.nodes.entry(node.unwrap_or_default()).or_default() += 1;
     }
-    (found.into_values().collect(), left_out)
+    (found.into_values().collect(), unreadable)
 }
 
 /// Workloads by namespace and name, of theirs and of their pods.

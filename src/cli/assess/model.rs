@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use stowage_kubernetes_objects::{engine, user_annotations};
 use stowage_scheduling::engines::Engine;
+use stowage_scheduling::ids::printable;
 use stowage_sizing::estimate::Workload;
 use stowage_sizing::estimate::architecture::ModelArchitecture;
 use stowage_sizing::estimate::kv_cache::KvCacheDtype;
@@ -46,14 +47,17 @@ pub fn find(pod: &Pod, named: Option<&str>) -> Result<(ModelArchitecture, Worklo
         .or(served)
         .or(annotated.map(String::as_str))
         .or(named);
-    let name = name.ok_or("nothing names its model")?;
+    let name = &printable(name.ok_or("nothing names its model")?);
     // Tuned for instructions, a model has the shape that it had.
     let shipped =
         ShippedModel::find(name).or_else(|_| ShippedModel::find(&name.replace("-Instruct", "")));
     let model = shipped.ok().and_then(|shipped| shipped.read().ok());
     let model = model.ok_or_else(|| format!("the shape of its model {name} is not known"))?;
     if let Some(kind) = value(&words, &["--quantization", "-q"]) {
-        return Err(format!("it is quantized as it is loaded ({kind})"));
+        return Err(format!(
+            "it is quantized as it is loaded ({})",
+            printable(kind)
+        ));
     }
     let number = |flags: &[&str]| value(&words, flags).and_then(|text| text.parse().ok());
     let defaults = Workload::default();

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stowage_scheduling::engines::{DECLARATIONS, MetricQuantity, MetricReading};
-use stowage_sizing::assess::need::Ask;
+use stowage_scheduling::ids::printable;
 use stowage_sizing::assess::usage::{Answer, Quantity, Series, Usage};
 use stowage_telemetry::trust::{Trust, authorization};
 
@@ -84,12 +84,20 @@ pub struct Reader {
     pub models: BTreeMap<usize, String>,
     /// Workloads by namespace and name, of theirs and of their pods.
     pods: BTreeMap<(String, String), usize>,
-    asks: Vec<Ask>,
+    /// Workloads of which a GPU's figures are figures.
+    whole: BTreeSet<usize>,
+    nodes: BTreeSet<String>,
+    /// Series of GPUs of other nodes.
+    pub foreign: usize,
     engine_metrics: BTreeMap<String, &'static MetricReading>,
 }
 
 impl Reader {
-    pub fn new(pods: BTreeMap<(String, String), usize>, asks: Vec<Ask>) -> Self {
+    pub fn new(
+        pods: BTreeMap<(String, String), usize>,
+        whole: BTreeSet<usize>,
+        nodes: BTreeSet<String>,
+    ) -> Self {
         let dialects = DECLARATIONS.iter().flat_map(|one| one.dialects);
         let metrics = dialects.flat_map(|dialect| {
             let metrics = dialect
@@ -103,7 +111,9 @@ impl Reader {
             warnings: BTreeSet::new(),
             models: BTreeMap::new(),
             pods,
-            asks,
+            whole,
+            nodes,
+            foreign: 0,
             engine_metrics: metrics.collect(),
         }
     }
@@ -175,9 +185,13 @@ impl Reader {
 
     fn fold(&mut self, answer: ApiAnswer<'_>) -> Result<()> {
         if answer.status != "success" {
-            bail!("it answers: {}", answer.error.unwrap_or_default());
+            bail!(
+                "it answers: {}",
+                printable(&answer.error.unwrap_or_default())
+            );
         }
-        let incomplete = |warning: String| format!("Figures may be incomplete: {warning}.");
+        let incomplete =
+            |warning: String| format!("Figures may be incomplete: {}.", printable(&warning));
         self.warnings
             .extend(answer.warnings.into_iter().map(incomplete));
         let matrix = answer.data.context("an answer has no data")?;
@@ -203,22 +217,23 @@ impl Reader {
         let workload = namespace
             .zip(pod)
             .and_then(|(namespace, pod)| self.workload(namespace, pod));
-        let slice = raw.label(&["GPU_I_ID"]);
         let gpu_metric = GPU_METRICS.iter().find(|(known, _)| *known == name);
         let (quantity, device, workload, value) = match gpu_metric {
             Some((_, quantity)) => {
-                let is_own = |index: &usize| match self.asks[*index] {
-                    Ask::Whole => true,
-                    Ask::Mig => slice.is_some(),
-                    // The label names one pod of several.
-                    Ask::TimeSliced | Ask::Fixed { .. } => false,
-                };
-                let gpu = raw.label(&["UUID", "uuid"])?;
-                let device = format!("{gpu}/{}", slice.unwrap_or_default());
-                (*quantity, device, workload.filter(is_own), None)
+                let host = raw.label(&["Hostname", "hostname"]);
+                if host.is_some_and(|host| !self.nodes.contains(host)) {
+                    self.foreign += 1;
+                    return None;
+                }
+                // Of a shared GPU the label names one pod of several.
+                let own = workload.filter(|index| self.whole.contains(index));
+                let gpu = raw.label(&["UUID", "uuid"]);
+                // A slice has no figure of its GPU.
+                let gpu = gpu.filter(|_| raw.label(&["GPU_I_ID"]).is_none())?;
+                (*quantity, gpu.to_owned(), own, None)
             }
             None => {
-                let model = raw.label(&["model_name"]).map(str::to_owned);
+                let model = raw.label(&["model_name"]).map(printable);
                 self.models.extend(workload.zip(model));
                 let (quantity, value) = reading(self.engine_metrics.get(name)?, raw)?;
                 (
@@ -236,7 +251,6 @@ impl Reader {
         Some(Series {
             quantity,
             device: device.into(),
-            is_slice: slice.is_some(),
             workload,
             samples: values.collect(),
         })

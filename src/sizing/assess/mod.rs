@@ -8,14 +8,15 @@ pub mod need;
 pub mod report;
 pub mod usage;
 
-use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace, TemplateGpu};
+use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace};
 use crate::capacity_plan::report::CapacityPlan;
 use crate::capacity_plan::{copies_beside, plan};
-use need::{Ask, Need, OwnGpu, Workload, work};
+use need::{Need, OwnGpu, Workload, work};
 use report::{Assessment, Distribution, Figure, HourAnswer, WorkloadAnswer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stowage_scheduling::contention::{ComputeSharing, EngineWork, GpuSpeed, contention};
+use stowage_scheduling::ids::GpuModel;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, Micros, plural};
 use stowage_scheduling::vocabulary::classification::ClassId;
@@ -30,8 +31,10 @@ pub struct AssessQuestion<'q> {
     pub limit: &'q dyn Fn(ClassId) -> Option<Micros>,
     /// Kinds of nodes whose GPUs are whole today, with the number of nodes that there are.
     pub node_kinds: Vec<NodeTemplate>,
-    /// GPUs of all nodes.
-    pub gpus: u32,
+    /// GPUs by node.
+    pub gpus: BTreeMap<String, u32>,
+    /// Pods of which nobody knows how many GPUs they have.
+    pub unreadable: usize,
     pub workloads: Vec<Workload>,
     pub usage: Usage,
     /// Per cent of the samples.
@@ -46,29 +49,26 @@ pub struct AssessQuestion<'q> {
 /// `None` for a pod that cannot be placed.
 pub type MakePod<'m> = &'m dyn Fn(usize, &Workload, Option<Bytes>) -> Option<PodToPlace>;
 
-/// Plans in which workloads beyond their latency get GPUs of their own.
-const MAX_ROUNDS: usize = 3;
 /// Pods beyond which hours are not filled with jobs: each hour is a trial, and its cost grows with the square.
 const MAX_PODS_BY_HOUR: usize = 2000;
 const HOURS_PER_MONTH: f64 = 730.0;
 
 struct Planned {
     plan: CapacityPlan,
-    /// By workload the most by which neighbors lengthen its steps, and why that is too much.
+    /// By workload the most by which neighbors lengthen its steps, and why it should have none.
     slower: BTreeMap<usize, f64>,
-    beyond: BTreeMap<usize, String>,
+    beyond: BTreeMap<usize, (OwnGpu, String)>,
 }
 
 pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
     let mut needs = question.needs(None);
     let mut planned = question.plan(&needs);
-    for _ in 1..MAX_ROUNDS {
-        for (index, why) in &planned.beyond {
-            (needs[*index].request, needs[*index].why) = (Err(OwnGpu::Latency), why.clone());
+    // Each round takes neighbors from at least one workload.
+    while !planned.beyond.is_empty() {
+        for (index, (reason, why)) in planned.beyond {
+            (needs[index].request, needs[index].why) = (Err(reason), why);
         }
-        if !planned.beyond.is_empty() {
-            planned = question.plan(&needs);
-        }
+        planned = question.plan(&needs);
     }
     let hours = question.hours(&needs);
     let (summary, figures) = question.figures(&needs, &planned.plan, &hours);
@@ -80,18 +80,9 @@ pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
         workloads: answers
             .map(|(index, need)| question.workload(index, need, planned.slower.get(&index)))
             .collect(),
-        cautions: question.cautions(&planned),
+        cautions: question.cautions(),
         not_held: planned.plan.not_held,
     }
-}
-
-/// Whether its GPUs stay as they are: slices, shares of which nobody knows what they take, and GPUs of unknown memory.
-fn is_kept(one: &Workload, need: &Need) -> bool {
-    let is_unknown = need.request == Err(OwnGpu::Unknown);
-    let has_no_memory = |gpu: &TemplateGpu| gpu.total == Bytes::ZERO;
-    one.ask == Ask::Mig
-        || one.ask == Ask::TimeSliced && is_unknown
-        || one.gpu.as_ref().is_some_and(has_no_memory)
 }
 
 impl AssessQuestion<'_> {
@@ -105,7 +96,7 @@ impl AssessQuestion<'_> {
     fn capacity(&self, needs: &[Need]) -> CapacityQuestion {
         let mut pods = Vec::new();
         for (workload, (one, need)) in self.workloads.iter().zip(needs).enumerate() {
-            let each = one.pods.iter().filter(|_| !is_kept(one, need));
+            let each = one.pods.iter().filter(|_| one.kept.is_none());
             let made = each.filter_map(|pod| (self.make)(*pod, one, need.request.ok()));
             pods.extend(made.map(|pod| PodToPlace { workload, ..pod }));
         }
@@ -131,6 +122,15 @@ impl AssessQuestion<'_> {
                     (*pod, work(one, pod.workload, &self.usage, speed))
                 });
                 let (pods, works): (Vec<&PodToPlace>, Vec<EngineWork>) = works.unzip();
+                let busy: f64 = works.iter().map(|work| work.busy).sum();
+                let busiest = pods.iter().zip(&works);
+                let busiest = busiest.max_by(|one, other| one.1.busy.total_cmp(&other.1.busy));
+                if let Some((pod, _)) = busiest.filter(|_| busy > 1.0) {
+                    let percent = busy * 100.0;
+                    let why =
+                        format!("with its neighbors it would compute {percent:.0} % of an hour");
+                    beyond.insert(pod.workload, (OwnGpu::Busy, why));
+                }
                 let under = contention(&works, ComputeSharing::TimeSlicing);
                 for ((pod, work), under) in pods.into_iter().zip(&works).zip(&under) {
                     let step_s = work.step_s(under);
@@ -142,7 +142,7 @@ impl AssessQuestion<'_> {
                         let step_ms = step_s * 1e3;
                         let limit_ms = limit.0 as f64 / 1e3;
                         let why = format!("a token would take {step_ms:.1} ms of {limit_ms} ms");
-                        beyond.insert(pod.workload, why);
+                        beyond.insert(pod.workload, (OwnGpu::Latency, why));
                     }
                 }
             }
@@ -154,20 +154,32 @@ impl AssessQuestion<'_> {
         }
     }
 
-    /// GPUs of the pods of some workloads, of which several may be on one.
-    fn held(&self, is_counted: impl Fn(usize, &Workload) -> bool) -> u32 {
-        let all = self.workloads.iter().enumerate();
-        let counted = all.filter(|(index, one)| is_counted(*index, one));
-        let shares = counted.map(|(_, one)| {
-            let shares = one.pods.len() as f64 * f64::from(one.gpus);
-            shares / f64::from(one.shares_per_gpu)
-        });
+    /// GPUs that some workloads request, parts of GPUs as parts.
+    fn requested(&self, is_counted: impl Fn(&&Workload) -> bool) -> u32 {
+        let counted = self.workloads.iter().filter(is_counted);
+        let gpus = counted.map(|one| one.pods.len() as f64 * f64::from(one.gpus) * one.part);
         // Thirds add up to a little more than one.
-        (shares.sum::<f64>() - 1e-6).ceil() as u32
+        (gpus.sum::<f64>() - 1e-6).ceil() as u32
+    }
+
+    /// GPUs on which pods that stay may be, of one model or of all: nobody knows which pods are on one together.
+    fn kept(&self, model: Option<&GpuModel>) -> u32 {
+        let on_node = |node: &String, is_kept: bool| {
+            let these = self.workloads.iter().filter(|one| {
+                let is_model = model.is_none() || one.gpu.as_ref().map(|gpu| &gpu.model) == model;
+                one.kept.is_some() == is_kept && is_model
+            });
+            let pods = these.map(|one| one.nodes.get(node).map_or(0, |pods| pods * one.gpus));
+            pods.sum::<u32>()
+        };
+        let nodes = self.gpus.iter().map(|(node, gpus)| {
+            let others = gpus.saturating_sub(on_node(node, false));
+            on_node(node, true).min(others)
+        });
+        nodes.sum()
     }
 
     fn hours(&self, needs: &[Need]) -> Vec<HourAnswer> {
-        let samples = self.usage.gpu_samples();
         let count: usize = self.workloads.iter().map(|one| one.pods.len()).sum();
         let (mut before, mut jobs) = (Vec::new(), None);
         let hours = (0..24).map(|hour| {
@@ -175,18 +187,13 @@ impl AssessQuestion<'_> {
             for (now, need) in at_hour.iter_mut().zip(needs) {
                 now.request = need.request.and(now.request);
             }
-            if count <= MAX_PODS_BY_HOUR && at_hour != before {
+            if count <= MAX_PODS_BY_HOUR && self.unreadable == 0 && at_hour != before {
                 jobs = self.jobs_beside(&at_hour);
                 before = at_hour;
             }
-            let idle = samples.and_then(|samples| {
-                let (idle, all) = samples.hours[hour];
-                let gpus = (samples.gpus.len() as f64).min(self.gpus.into());
-                (all > 0).then(|| rounded(idle as f64 / all as f64 * gpus))
-            });
             HourAnswer {
                 hour,
-                idle_gpu_hours: idle,
+                idle_gpu_hours: self.usage.idle_gpu_hours(hour).map(rounded),
                 jobs,
             }
         });
@@ -196,10 +203,7 @@ impl AssessQuestion<'_> {
     /// How many jobs fit on today's GPUs beside what the workloads need.
     fn jobs_beside(&self, needs: &[Need]) -> Option<u32> {
         let fleet = self.node_kinds.iter().map(|kind| {
-            let model = Some(&kind.gpu.model);
-            let kept = self.held(|index, one| {
-                is_kept(one, &needs[index]) && one.gpu.as_ref().map(|gpu| &gpu.model) == model
-            });
+            let kept = self.kept(Some(&kind.gpu.model));
             let all = kind.max_nodes.unwrap_or(0).saturating_mul(kind.gpus);
             all.saturating_sub(kept)
         });
@@ -219,52 +223,61 @@ impl AssessQuestion<'_> {
         plan: &CapacityPlan,
         hours: &[HourAnswer],
     ) -> (String, Vec<Figure>) {
-        let (all, held) = (self.gpus, self.held(|_, _| true));
-        let kept = self.held(|index, one| is_kept(one, &needs[index]));
-        let (suffice, bound) = (plan.gpus + kept, plan.lower_bound.gpus + kept);
+        let (all, requested) = (self.gpus.values().sum(), self.requested(|_| true));
         let is_unknown = |need: &&Need| need.request == Err(OwnGpu::Unknown);
-        let unknown = plural(needs.iter().filter(is_unknown).count(), "workload");
         let unplaced = plural(plan.not_held.len(), "pod");
-        let (summary, caution) = if !plan.not_held.is_empty() {
-            let summary = format!("{unplaced} without a place: this plan says nothing of savings.");
-            (summary, format!("too low: {unplaced} without a place"))
+        let unreadable = plural(self.unreadable, "pod");
+        let lacks = if !plan.not_held.is_empty() {
+            Some(format!("{unplaced} without a place"))
         } else {
-            let summary = match held.checked_sub(suffice) {
-                Some(saved @ 1..) => format!(
-                    "{suffice} of {all} GPUs would suffice: {saved} fewer than pods request today. The lower bound is {bound}."
-                ),
-                _ => format!(
-                    "Nothing can be saved by sharing: pods request {held} of {all} GPUs, and {suffice} are needed."
-                ),
-            };
-            (
-                summary,
-                format!("{unknown} of unknown need keep their GPUs"),
-            )
+            let text = format!("GPUs of {unreadable} that cannot be read");
+            (self.unreadable > 0).then_some(text)
         };
+        let suffice = lacks.is_none().then(|| plan.gpus + self.kept(None));
+        let bound = plan.lower_bound.gpus + self.requested(|one| one.kept.is_some());
+        let bound = lacks.is_none().then_some(bound);
+        let is_known = |need: &Need| !matches!(need.request, Err(OwnGpu::Unknown | OwnGpu::Kept));
+        let summary = match (suffice, &lacks) {
+            (_, Some(lacks)) => format!("Unknown: there are {lacks}."),
+            _ if !needs.iter().any(is_known) => {
+                "Unknown: of no workload is it known what it needs.".into()
+            }
+            (Some(suffice), _) if suffice < requested => {
+                let (saved, bound) = (requested - suffice, bound.unwrap_or(0));
+                format!(
+                    "{suffice} of {all} GPUs would suffice: {saved} fewer than pods request today. The lower bound is {bound}."
+                )
+            }
+            _ => format!(
+                "Nothing can be saved by sharing: pods request {requested} of {all} GPUs, and {} are needed.",
+                suffice.unwrap_or(requested)
+            ),
+        };
+        let unknown = plural(needs.iter().filter(is_unknown).count(), "workload");
+        let caution = lacks.unwrap_or(format!("{unknown} of unknown need keep their GPUs"));
         let figure = |name, value: Option<f64>, source, caution: &str| Figure {
             name,
             value: value.map(rounded),
             source,
             caution: caution.into(),
         };
-        let gpus = |name, count: u32, source, caution: &str| {
-            figure(name, Some(count.into()), source, caution)
+        let gpus = |name, count: Option<u32>, source, caution: &str| {
+            figure(name, count.map(f64::from), source, caution)
         };
         let idle: Option<f64> = hours.iter().map(|hour| hour.idle_gpu_hours).sum();
         let measured = self.usage.gpu_samples().map_or(0, |one| one.gpus.len());
-        let measured = format!("known of {measured} of {all} GPUs");
+        let measured = format!("known of {measured} of {all} GPUs; gaps are not idle");
         let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
-        let shares = "shares and slices count as if they filled their GPUs";
+        let shares = "shares and slices count as parts of GPUs";
         let placed = "jobs placed beside all pods on today's GPUs, at the worst hour";
         let mut figures = vec![
             gpus(
                 "GPUs today",
-                all,
+                Some(all),
                 "the dump's nodes",
                 "as their labels count them",
             ),
-            gpus("GPUs requested", held, "the dump's pods", shares),
+            gpus("GPUs requested", Some(requested), "the dump's pods", shares),
             gpus(
                 "GPUs that suffice",
                 suffice,
@@ -292,9 +305,18 @@ impl AssessQuestion<'_> {
         ];
         if let Some(price) = self.gpu_hour_price {
             let hours = "--gpu-hour-price, 730 hours a month";
-            for (name, count) in [("price today", all), ("price of what suffices", suffice)] {
-                let month = f64::from(count) * price * HOURS_PER_MONTH;
-                figures.push(figure(name, Some(month), hours, "nodes are bought whole"));
+            let whole = "nodes are bought whole";
+            for (name, count, caution) in [
+                (
+                    "price today",
+                    Some(all),
+                    "with the GPUs that nobody requests",
+                ),
+                ("price of what is requested", Some(requested), whole),
+                ("price of what suffices", suffice, whole),
+            ] {
+                let month = count.map(|count| f64::from(count) * price * HOURS_PER_MONTH);
+                figures.push(figure(name, month, hours, caution));
             }
         }
         (summary, figures)
@@ -321,12 +343,24 @@ impl AssessQuestion<'_> {
         }
     }
 
-    fn cautions(&self, planned: &Planned) -> Vec<String> {
+    fn cautions(&self) -> Vec<String> {
         let usage = &self.usage;
         let stays = "Every pod stays on the GPU model that it has. Hours are those of UTC.";
         let mut texts = vec![stays.to_owned()];
+        if let Some(step) = usage.step {
+            let (hours, quantile) = (usage.window_s() / 3600, self.quantile);
+            texts.push(format!(
+                "The window is {hours} hours, with a sample each {step} s; the quantile is {quantile} %. A figure counts if it covers a day."
+            ));
+        }
+        if self.unreadable > 0 {
+            let pods = plural(self.unreadable, "pod");
+            texts.push(format!(
+                "How many GPUs {pods} have cannot be read: of what suffices nothing is known."
+            ));
+        }
         if usage.workloads.is_empty() {
-            texts.push("Without figures of pods only what allocators were told is known.".into());
+            texts.push("Without figures of pods nothing is known of what they need.".into());
         }
         if usage.impossible > 0 {
             let count = plural(usage.impossible, "sample");
@@ -337,9 +371,6 @@ impl AssessQuestion<'_> {
             texts.push(format!(
                 "{count} are of several series of one GPU or engine: the highest counts."
             ));
-        }
-        if !planned.beyond.is_empty() {
-            texts.push("Some workloads would still be beyond their class's latency.".into());
         }
         texts
     }

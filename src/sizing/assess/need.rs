@@ -1,28 +1,15 @@
 //! What a workload could request instead of whole GPUs, and why; or why it keeps GPUs of its own. Unknown is never nothing.
 
-use super::usage::{Quantity, Samples, Usage};
+use super::usage::{DAY_S, Quantity, Samples, Usage};
 use crate::capacity_plan::question::TemplateGpu;
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::pod::round_up_to_gib;
 use crate::estimate::right_size::{Observation, RightSize};
 use crate::estimate::{Estimate, PartName, Workload as EngineArguments};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use stowage_scheduling::contention::{EngineWork, GpuSpeed, STEP_OVERHEAD_S};
 use stowage_scheduling::units::Bytes;
-
-/// How a workload's pods have GPUs today.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
-    Whole,
-    /// Shares of time: a GPU's figures belong to none of its pods.
-    TimeSliced,
-    Mig,
-    /// An allocator gives it this amount on each GPU.
-    Fixed {
-        per_gpu: Bytes,
-        by: &'static str,
-    },
-}
 
 /// Pods that are made alike.
 #[derive(Debug, Clone)]
@@ -31,11 +18,14 @@ pub struct Workload {
     pub name: String,
     /// Indices of its pods, for whoever places them.
     pub pods: Vec<usize>,
-    /// GPUs, slices or shares of each pod.
+    /// How many of its pods each node has.
+    pub nodes: BTreeMap<String, u32>,
+    /// GPUs of each pod, or GPUs of which it has a part.
     pub gpus: u32,
-    /// 1, or the slices or shares that one GPU is handed out as.
-    pub shares_per_gpu: u32,
-    pub ask: Ask,
+    /// The part of each of them, up to 1.
+    pub part: f64,
+    /// Why its pods stay on the GPUs on which they are: what they use cannot be told, or another hands it out.
+    pub kept: Option<String>,
     /// The GPU that it has today, where that is known.
     pub gpu: Option<TemplateGpu>,
     /// The model that its engine serves, and with which arguments, or why that is not known; `None` if it shows no engine.
@@ -47,7 +37,8 @@ pub struct Workload {
 #[serde(rename_all = "kebab-case")]
 pub enum OwnGpu {
     Unknown,
-    Mig,
+    /// It stays on the GPUs on which it is, shared or not.
+    Kept,
     /// Neighbors would make its tokens later than its class allows.
     Latency,
     /// It computes for most of the time.
@@ -63,8 +54,6 @@ pub struct Need {
     pub why: String,
 }
 
-/// Seconds of samples from which a peak is believed: a day, or half of a shorter window.
-const MIN_COVERED_S: i64 = 86_400;
 /// Per cent of a GPU's VRAM from which on nothing fits beside, after the policy's headroom.
 const WHOLE_PERCENT: u64 = 85;
 /// The share of the time from which on a process that is no engine has none to share: a neighbor would cost it half of its speed.
@@ -73,23 +62,16 @@ const BUSY: f64 = 0.5;
 impl Need {
     /// The need of the workload of this index; with an hour, of that hour of the day at so many per cent of its samples.
     pub fn new(one: &Workload, index: usize, usage: &Usage, hour: Option<(usize, f64)>) -> Self {
-        let found = match (one.ask, &one.model) {
-            (Ask::Mig, _) => Err((OwnGpu::Mig, "MIG slices stay as they are cut".into())),
-            (Ask::Fixed { per_gpu, by }, _) => Ok((
-                per_gpu,
-                format!("{by} gives it {per_gpu} on each GPU today"),
-            )),
-            (_, Some(Ok(model))) => engine_need(one, model, index, usage, hour),
-            (_, Some(Err(why))) => Err(unknown(why)),
-            (Ask::TimeSliced, None) => Err(unknown(
-                "under time-slicing a GPU's figures belong to none of its pods",
-            )),
-            (Ask::Whole, None) => measured_need(index, usage),
+        let found = match (&one.kept, &one.model) {
+            (Some(why), _) => Err((OwnGpu::Kept, why.clone())),
+            (None, Some(Ok(model))) => engine_need(one, model, index, usage, hour),
+            (None, Some(Err(why))) => Err(unknown(why)),
+            (None, None) => measured_need(index, usage),
         };
         let total = one.gpu.as_ref().map_or(Bytes(u64::MAX), |gpu| gpu.total);
         let is_whole = |request: Bytes| request.0 / WHOLE_PERCENT > total.0 / 100;
         let (request, why) = match found {
-            Ok((request, why)) if is_whole(request) && !matches!(one.ask, Ask::Fixed { .. }) => (
+            Ok((request, why)) if is_whole(request) => (
                 Err(OwnGpu::Size),
                 format!("it needs {request} of {total}: {why}"),
             ),
@@ -113,13 +95,18 @@ fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64,
         .of(index, of)
         .ok_or_else(|| unknown(format!("{what} is not known")))?;
     let covered = usage.covered_s(samples);
-    if covered < MIN_COVERED_S.min(usage.window_s() / 2) {
+    if covered < DAY_S {
         return Err(unknown(format!(
             "{what} is known for {} hours only",
             covered / 3600
         )));
     }
     Ok(samples.peak)
+}
+
+fn covered_compute(index: usize, usage: &Usage) -> Result<f64, Kept> {
+    let measure = usage.compute(index).unwrap_or(Quantity::Utilization);
+    covered(index, usage, measure, "what it computes")
 }
 
 fn engine_need(
@@ -137,7 +124,14 @@ fn engine_need(
         )));
     }
     let peak = covered(index, usage, Quantity::KvUsage, "its KV cache's peak")?;
+    covered_compute(index, usage)?;
     let estimate = Estimate::for_model(model, arguments).map_err(unknown)?;
+    let weights = estimate.bytes_of(PartName::Weights);
+    let used = usage.peak(index, Quantity::Vram);
+    let used = used.map(|mib| Bytes::mib(mib as u64));
+    if used.is_some_and(|used| used < weights) {
+        return Err(unknown("it has less VRAM in use than its weights take"));
+    }
     let at_hour = hour.and_then(|(hour, percent)| {
         let kv = usage.of(index, Quantity::KvUsage)?;
         kv.quantile(Quantity::KvUsage, percent, Some(hour))
@@ -145,7 +139,7 @@ fn engine_need(
     let count = |of| usage.peak(index, of).map(|count| count as u64);
     let observation = Observation {
         reserved: None,
-        used: count(Quantity::Vram).map(|mib| Bytes::mib(mib).times(gpus)),
+        used: used.map(|used| used.times(gpus)),
         kv_cache_usage: at_hour.or(Some(peak)),
         kv_cache_tokens: count(Quantity::KvTokens),
         running: count(Quantity::Running),
@@ -158,7 +152,7 @@ fn engine_need(
     let size = size.map_err(|_| unknown("the size of its KV cache is not known"))?;
     let why = format!(
         "weights {}; of {} of KV cache {} at the peak: {}",
-        estimate.bytes_of(PartName::Weights).times(gpus),
+        weights.times(gpus),
         size.kv_cache_bytes,
         size.kv_cache_used_bytes,
         size.reason
@@ -169,8 +163,9 @@ fn engine_need(
 /// A process that is no engine: what it had at most, and a quarter more.
 fn measured_need(index: usize, usage: &Usage) -> Found {
     let peak = covered(index, usage, Quantity::Vram, "its VRAM")?;
+    covered_compute(index, usage)?;
     let computed = computed(index, usage, |samples, of| samples.quantile(of, 50.0, None));
-    let computed = computed.ok_or_else(|| unknown("what it computes is not known"))?;
+    let computed = computed.unwrap_or(1.0);
     if computed >= BUSY {
         let percent = computed * 100.0;
         return Err((
@@ -231,7 +226,13 @@ mod tests {
     use super::*;
     use crate::estimate::shipped::ShippedModel;
 
-    fn llama(ask: Ask, gpus: u32, tensor_parallel: u64) -> Workload {
+    const FIGURES: [(Quantity, f64); 3] = [
+        (Quantity::KvUsage, 0.5),
+        (Quantity::KvTokens, 100_000.0),
+        (Quantity::Utilization, 30.0),
+    ];
+
+    fn llama(gpus: u32, tensor_parallel: u64) -> Workload {
         let model = ShippedModel::find("llama-3.1-8b").unwrap().read().unwrap();
         let arguments = EngineArguments {
             sequences: 1,
@@ -242,8 +243,9 @@ mod tests {
             name: "llama".into(),
             pods: vec![0],
             gpus,
-            shares_per_gpu: 1,
-            ask,
+            nodes: BTreeMap::new(),
+            part: 1.0,
+            kept: None,
             gpu: None,
             model: Some(Ok((model, arguments))),
         }
@@ -261,7 +263,6 @@ mod tests {
             let series = Series {
                 quantity: *quantity,
                 device: "pod".into(),
-                is_slice: false,
                 workload: Some(0),
                 samples: (0..hours).map(|hour| (hour * 3600, *value)).collect(),
             };
@@ -276,53 +277,55 @@ mod tests {
     }
 
     #[test]
-    fn a_time_sliced_engine_is_known_by_its_own_figures_alone() {
-        let one = llama(Ask::TimeSliced, 1, 1);
-        let usage_only = usage(48, &[(Quantity::KvUsage, 0.5)]);
-        let unknown = need(&one, &usage_only);
-        assert_eq!(unknown.request, Err(OwnGpu::Unknown));
-        assert!(
-            unknown.why.contains("size of its KV cache"),
-            "{}",
-            unknown.why
-        );
-        let both = usage(
-            48,
-            &[(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)],
-        );
+    fn an_engine_whose_compute_or_kv_cache_nobody_knows_is_unknown() {
+        let one = llama(1, 1);
+        for (missing, why) in [
+            (0, "KV cache's peak"),
+            (1, "size of its KV cache"),
+            (2, "what it computes"),
+        ] {
+            let mut figures = FIGURES.to_vec();
+            figures.remove(missing);
+            let found = need(&one, &usage(48, &figures));
+            assert_eq!(found.request, Err(OwnGpu::Unknown));
+            assert!(found.why.contains(why), "{}", found.why);
+        }
         // 15 GiB of weights, some of the engine's own, and half of 12.2 GiB with a quarter more.
-        let request = need(&one, &both).request.unwrap();
+        let request = need(&one, &usage(48, &FIGURES)).request.unwrap();
         assert!((24..=30).contains(&(request.0 >> 30)), "{request}");
     }
 
     #[test]
+    fn vram_that_does_not_hold_the_weights_is_a_contradiction() {
+        let figures = [&FIGURES[..], &[(Quantity::Vram, 6000.0)]].concat();
+        let found = need(&llama(1, 1), &usage(48, &figures));
+        assert_eq!(found.request, Err(OwnGpu::Unknown));
+    }
+
+    #[test]
     fn a_peak_of_less_than_a_day_is_none() {
-        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
-        let one = llama(Ask::Whole, 1, 1);
-        assert!(need(&one, &usage(24, &figures)).request.is_ok());
-        let short = need(&one, &usage(23, &figures));
+        let one = llama(1, 1);
+        assert!(need(&one, &usage(24, &FIGURES)).request.is_ok());
+        let short = need(&one, &usage(23, &FIGURES));
         assert_eq!(short.request, Err(OwnGpu::Unknown));
         assert_eq!(short.why, "its KV cache's peak is known for 23 hours only");
     }
 
     #[test]
     fn gpus_that_no_tensor_parallelism_explains_are_unknown() {
-        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
-        let found = need(&llama(Ask::Whole, 2, 1), &usage(48, &figures));
+        let found = need(&llama(2, 1), &usage(48, &FIGURES));
         assert_eq!(found.request, Err(OwnGpu::Unknown));
     }
 
     #[test]
     fn an_engine_that_interrupts_requests_gets_all_its_kv_cache() {
-        let figures = [(Quantity::KvUsage, 0.5), (Quantity::KvTokens, 100_000.0)];
-        let one = llama(Ask::Whole, 1, 1);
-        let calm = usage(48, &figures);
+        let one = llama(1, 1);
+        let calm = usage(48, &FIGURES);
         let mut pressed = calm.clone();
         let mut answer = Answer::default();
         let series = Series {
             quantity: Quantity::Preemptions,
             device: "pod".into(),
-            is_slice: false,
             workload: Some(0),
             samples: vec![(0, 1.0), (3600, 2.0)],
         };
@@ -334,6 +337,6 @@ mod tests {
     #[test]
     fn what_nobody_measured_works_all_the_time() {
         let none = usage(0, &[]);
-        assert_eq!(work(&llama(Ask::Whole, 1, 1), 0, &none, None).busy, 1.0);
+        assert_eq!(work(&llama(1, 1), 0, &none, None).busy, 1.0);
     }
 }

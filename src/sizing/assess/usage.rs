@@ -25,8 +25,12 @@ pub enum Quantity {
 
 /// Compute of a GPU, the better measure first.
 pub const COMPUTE: [Quantity; 2] = [Quantity::Active, Quantity::Utilization];
+/// From so many seconds of samples on a figure is believed.
+pub const DAY_S: i64 = 86_400;
 /// More buckets than any distribution here has: 1 TiB of VRAM.
 const MAX_BUCKETS: f64 = 4096.0;
+/// Seconds that can be; beyond, sums of them might not be.
+const TIMES: std::ops::Range<i64> = 0..1 << 40;
 
 impl Quantity {
     /// The step of a histogram: values within one count as the highest of them.
@@ -42,8 +46,9 @@ impl Quantity {
         match self {
             Self::Active | Self::KvUsage => 1.0,
             Self::Utilization => 100.0,
-            // Blank values of DCGM are beyond.
-            _ => (1u64 << 50) as f64,
+            // 16 TiB. Blank values of DCGM are beyond.
+            Self::Vram => f64::from(1 << 24),
+            _ => (1u64 << 40) as f64,
         }
     }
 }
@@ -81,8 +86,8 @@ impl Samples {
 /// What GPUs compute, whoever has them.
 #[derive(Debug, Clone, Default)]
 pub struct GpuSamples {
-    /// By hour of day: samples at which a GPU computed nothing, and all.
-    pub hours: [(u64, u64); 24],
+    /// By hour of day: samples at which a GPU computed nothing.
+    pub idle: [u64; 24],
     /// UUIDs of the GPUs.
     pub gpus: BTreeSet<Arc<str>>,
 }
@@ -103,14 +108,12 @@ pub struct Usage {
     pub duplicates: u64,
 }
 
-/// Samples of one GPU, slice or engine.
+/// Samples of one GPU or engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     pub quantity: Quantity,
     /// The GPU's UUID, or the engine's pod.
     pub device: Arc<str>,
-    /// A slice has no figure of its GPU.
-    pub is_slice: bool,
     /// The workload whose figure it is.
     pub workload: Option<usize>,
     /// Seconds and values.
@@ -122,15 +125,14 @@ type Merged = BTreeMap<i64, (f64, Result<Option<usize>, ()>)>;
 
 /// The series of one answer. Several of one device, as several exporters have them, become one.
 #[derive(Debug, Default)]
-pub struct Answer(BTreeMap<(Quantity, bool, Arc<str>), Merged>);
+pub struct Answer(BTreeMap<(Quantity, Arc<str>), Merged>);
 
 impl Answer {
     pub fn add(&mut self, series: Series, usage: &mut Usage) {
         let (quantity, own) = (series.quantity, series.workload);
-        let key = (quantity, series.is_slice, series.device);
-        let merged = self.0.entry(key).or_default();
+        let merged = self.0.entry((quantity, series.device)).or_default();
         for (time, value) in series.samples {
-            if !(0.0..=quantity.most()).contains(&value) {
+            if !(0.0..=quantity.most()).contains(&value) || !TIMES.contains(&time) {
                 usage.impossible += 1;
                 continue;
             }
@@ -150,10 +152,10 @@ impl Answer {
 
     pub fn fold(self, usage: &mut Usage) {
         let mut times: BTreeMap<(usize, Quantity), BTreeSet<i64>> = BTreeMap::new();
-        for ((quantity, is_slice, device), merged) in self.0 {
+        for ((quantity, device), merged) in self.0 {
             let mut before: Option<(i64, f64)> = None;
             for (time, (value, owner)) in merged {
-                let hour = (time.rem_euclid(86_400) / 3600) as usize;
+                let hour = (time.rem_euclid(DAY_S) / 3600) as usize;
                 let (first, last) = usage.window.unwrap_or((time, time));
                 usage.window = Some((first.min(time), last.max(time)));
                 let distance = before.map(|(before, _)| time - before);
@@ -166,11 +168,10 @@ impl Answer {
                     samples.rises += u64::from(before.is_some_and(|before| value > before.1));
                     times.entry((workload, quantity)).or_default().insert(time);
                 }
-                if COMPUTE.contains(&quantity) && !is_slice {
+                if COMPUTE.contains(&quantity) {
                     let gpus = usage.gpus.entry(quantity).or_default();
                     gpus.gpus.insert(device.clone());
-                    gpus.hours[hour].0 += u64::from(value < quantity.step());
-                    gpus.hours[hour].1 += 1;
+                    gpus.idle[hour] += u64::from(value < quantity.step());
                 }
                 before = Some((time, value));
             }
@@ -208,6 +209,14 @@ impl Usage {
         length.map_or(0, |length| length + self.step.unwrap_or(0))
     }
 
+    /// Hours for which a GPU computes nothing at this hour of a day, all GPUs together; `None` if nobody measured a whole day.
+    pub fn idle_gpu_hours(&self, hour: usize) -> Option<f64> {
+        let samples = self.gpu_samples()?;
+        let days = self.window_s() as f64 / DAY_S as f64;
+        let idle_s = samples.idle[hour] as f64 * self.step.unwrap_or(0) as f64;
+        (days >= 1.0).then_some(idle_s / 3600.0 / days)
+    }
+
     /// Seconds of the window for which there are samples.
     pub fn covered_s(&self, samples: &Samples) -> i64 {
         (samples.steps * self.step.unwrap_or(0)).min(self.window_s())
@@ -223,7 +232,6 @@ mod tests {
         Series {
             quantity,
             device: "GPU-1".into(),
-            is_slice: false,
             workload,
             samples: samples.collect(),
         }
@@ -257,9 +265,23 @@ mod tests {
             series(Quantity::Utilization, None, &[0.0, 40.0]),
         ]);
         let gpus = usage.gpu_samples().unwrap();
-        assert_eq!((gpus.gpus.len(), gpus.hours[0]), (1, (1, 1)));
+        assert_eq!((gpus.gpus.len(), gpus.idle[0]), (1, 1));
         assert_eq!(usage.of(0, Quantity::Utilization).unwrap().steps, 2);
         assert!(usage.duplicates > 0);
+    }
+
+    #[test]
+    fn gpus_without_a_sample_are_not_taken_for_idle() {
+        let mut some = series(Quantity::Utilization, None, &[0.0; 48]);
+        some.samples.retain(|(time, _)| time / 3600 % 24 == 3);
+        let busy = [50.0; 48];
+        let mut other = series(Quantity::Utilization, None, &busy);
+        other.device = "GPU-2".into();
+        let usage = folded([some, other]);
+        let hours = [2, 3].map(|hour| usage.idle_gpu_hours(hour).unwrap());
+        assert_eq!(hours, [0.0, 1.0]);
+        let short = folded([series(Quantity::Utilization, None, &[0.0; 23])]);
+        assert_eq!(short.idle_gpu_hours(0), None);
     }
 
     #[test]
@@ -271,14 +293,18 @@ mod tests {
     #[test]
     fn impossible_values_and_gaps_are_no_samples() {
         let values = [f64::NAN, -1.0, 1.2, 9.2e18, 0.5];
-        let usage = folded([series(Quantity::KvUsage, Some(0), &values)]);
+        let mut kv = series(Quantity::KvUsage, Some(0), &values);
+        kv.samples.extend([(i64::MAX, 0.5), (-1, 0.5)]);
+        let usage = folded([kv]);
         assert_eq!(
             (
                 usage.impossible,
                 usage.of(0, Quantity::KvUsage).unwrap().steps
             ),
-            (4, 1)
+            (6, 1)
         );
+        let vram = folded([series(Quantity::Vram, Some(0), &[1e14])]);
+        assert_eq!((vram.impossible, vram.workloads.len()), (1, 0));
     }
 
     #[test]

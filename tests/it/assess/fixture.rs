@@ -344,7 +344,7 @@ pub fn week() -> Vec<Figures> {
                     &[
                         ("__name__", "DCGM_FI_DEV_GPU_UTIL"),
                         ("UUID", &uuid),
-                        ("Hostname", kind),
+                        ("Hostname", &format!("{kind}-{node}")),
                     ],
                     &|_| "0".into(),
                 );
