@@ -582,6 +582,28 @@ fn pods_of_hami_and_kai_request_parts_and_stay_where_they_are() {
 }
 
 #[test]
+fn gpus_of_a_model_that_nobody_knows_are_counted_and_stay() {
+    let mut unknown = node(json!({}), json!({ "nvidia.com/gpu": "20" }));
+    let labels = unknown["metadata"]["labels"].as_object_mut().unwrap();
+    labels.remove("nvidia.com/gpu.product");
+    let device = json!({ "id": "G", "count": 10, "type": "NVIDIA-Unheard X1" });
+    let register = json!([device, device]).to_string();
+    unknown["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": register });
+    let plain = pod("a", json!({}), json!({ "nvidia.com/gpu": "1" }));
+    let said = of_items(&[unknown, plain], &[]);
+    assert!(!said.out.contains("0 B"), "{}", said.out);
+    let said = said.json();
+    let counts = ["GPUs today", "GPUs that suffice"].map(|name| figure(&said, name));
+    assert_eq!(counts, [Some(2.0), Some(1.0)]);
+    let mut engine = pod("a", json!({}), json!({ "nvidia.com/gpu": "1" }));
+    engine["spec"]["containers"][0]["args"] = json!(["--max-model-len=8", "--model=\u{1b}[2Jevil"]);
+    let whole = node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
+    let said = of_items(&[whole, engine], &[]).json();
+    let why = workload(&said, "n/a")["why"].as_str().unwrap();
+    assert!(why.contains("evil") && !why.contains('\u{1b}'), "{why}");
+}
+
+#[test]
 fn devices_of_claims_count_whether_labels_show_them_or_not() {
     let device = |name: &str| json!({ "name": name, "attributes": { "type": { "string": "gpu" }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
     let mut claiming = pod("a", json!({}), json!({}));
@@ -892,7 +914,7 @@ fn pods_of_which_nobody_can_read_what_they_have_make_the_answer_unknown() {
     assert!(
         said["cautions"]
             .to_string()
-            .contains("1 pod without a node")
+            .contains("they have no node: 1 pod")
     );
     for count in ["0", "4294967295", "9000000000"] {
         let offered =

@@ -181,12 +181,12 @@ fn add_labels(node: &mut Node, devices: &[Value]) {
         let count = offered / clients.unwrap_or(1).max(1);
         names.extend((0..count).map(|_| name.to_owned()));
     }
-    let known = names.first().and_then(|name| GpuType::find(name).ok());
-    if let Some(known) = known.filter(|_| !labels.contains_key(COUNT)) {
-        let mib = known.total().0 >> 20;
+    let first = names.first().filter(|_| !labels.contains_key(COUNT));
+    if let Some(name) = first {
+        let known = GpuType::find(name).ok();
         labels.insert(COUNT.into(), names.len().to_string());
-        labels.insert(PRODUCT.into(), known.name.into());
-        labels.insert(MEMORY.into(), mib.to_string());
+        labels.insert(PRODUCT.into(), known.map_or(&**name, |it| it.name).into());
+        labels.extend(known.map(|it| (MEMORY.into(), (it.total().0 >> 20).to_string())));
     }
 }
 

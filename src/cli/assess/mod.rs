@@ -229,7 +229,7 @@ fn left_out(cluster: &Cluster, foreign: usize) -> Vec<String> {
         let pods = plural(unbound.len(), "pod");
         let first = printable(&unbound[0]);
         texts.push(format!(
-            "{pods} without a node are in no figure, such as {first}."
+            "Left out as they have no node: {pods}, such as {first}."
         ));
     }
     texts

@@ -254,7 +254,7 @@ impl AssessQuestion<'_> {
             ),
         };
         let unknown = plural(needs.iter().filter(is_unknown).count(), "workload");
-        let caution = lacks.unwrap_or(format!("{unknown} of unknown need keep their GPUs"));
+        let caution = lacks.unwrap_or(format!("with all GPUs of {unknown} of unknown need"));
         let figure = |name, value: Option<f64>, source, caution: &str| Figure {
             name,
             value: value.map(rounded),
@@ -264,7 +264,7 @@ impl AssessQuestion<'_> {
         let gpus = |name, count: Option<u32>, source, caution: &str| {
             figure(name, count.map(f64::from), source, caution)
         };
-        let idle: Option<f64> = hours.iter().map(|hour| hour.idle_gpu_hours).sum();
+        let idle: Option<f64> = (0..24).map(|hour| self.usage.idle_gpu_hours(hour)).sum();
         let measured = self.usage.gpu_samples().map_or(0, |one| one.gpus.len());
         let measured = format!("known of {measured} of {all} GPUs; gaps are not idle");
         let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
@@ -351,12 +351,6 @@ impl AssessQuestion<'_> {
             let (hours, quantile) = (usage.window_s() / 3600, self.quantile);
             texts.push(format!(
                 "The window is {hours} hours, with a sample each {step} s; the quantile is {quantile} %. A figure counts if it covers a day."
-            ));
-        }
-        if self.unreadable > 0 {
-            let pods = plural(self.unreadable, "pod");
-            texts.push(format!(
-                "How many GPUs {pods} have cannot be read: of what suffices nothing is known."
             ));
         }
         if usage.workloads.is_empty() {
