@@ -63,8 +63,12 @@ struct Planned {
 pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
     let mut needs = question.needs(None);
     let mut planned = question.plan(&needs);
-    // Each round takes neighbors from at least one workload.
-    while !planned.beyond.is_empty() {
+    // Each round takes the neighbors from a workload that had some.
+    while planned
+        .beyond
+        .keys()
+        .any(|index| needs[*index].request.is_ok())
+    {
         for (index, (reason, why)) in planned.beyond {
             (needs[index].request, needs[index].why) = (Err(reason), why);
         }
@@ -164,17 +168,17 @@ impl AssessQuestion<'_> {
 
     /// GPUs on which pods that stay may be, of one model or of all: nobody knows which pods are on one together.
     fn kept(&self, model: Option<&GpuModel>) -> u32 {
-        let on_node = |node: &String, is_kept: bool| {
-            let these = self.workloads.iter().filter(|one| {
-                let is_model = model.is_none() || one.gpu.as_ref().map(|gpu| &gpu.model) == model;
-                one.kept.is_some() == is_kept && is_model
-            });
-            let pods = these.map(|one| one.nodes.get(node).map_or(0, |pods| pods * one.gpus));
-            pods.sum::<u32>()
-        };
-        let nodes = self.gpus.iter().map(|(node, gpus)| {
-            let others = gpus.saturating_sub(on_node(node, false));
-            on_node(node, true).min(others)
+        let mut pods: BTreeMap<&String, [u32; 2]> = BTreeMap::new();
+        for one in &self.workloads {
+            let is_counted = model.is_none() || one.gpu.as_ref().map(|gpu| &gpu.model) == model;
+            for (node, count) in one.nodes.iter().filter(|_| is_counted) {
+                let by_kind = pods.entry(node).or_default();
+                by_kind[usize::from(one.kept.is_some())] += count * one.gpus;
+            }
+        }
+        let nodes = pods.into_iter().map(|(node, [others, kept])| {
+            let gpus = self.gpus.get(node).copied().unwrap_or(0);
+            kept.min(gpus.saturating_sub(others).max(1))
         });
         nodes.sum()
     }
