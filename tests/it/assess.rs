@@ -857,6 +857,22 @@ fn pods_that_are_busy_in_the_same_hour_share_no_gpu() {
 }
 
 #[test]
+fn figures_of_a_pod_whose_name_only_begins_alike_are_not_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = file(
+        &folder,
+        "metrics.json",
+        &answer(&gpu_figures("a-70b-0", |_| 2)),
+    );
+    let items = [
+        node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" })),
+        pod("a", json!({}), json!({ "nvidia.com/gpu": "1" })),
+    ];
+    let said = of_items(&items, &["--metrics", &metrics]).json();
+    assert_eq!(workload(&said, "n/a")["ownGpu"], "unknown");
+}
+
+#[test]
 fn pods_of_daemon_sets_stay_and_nodes_that_are_not_ready_get_nothing() {
     let ready = node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
     let owner = json!({ "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true });

@@ -270,14 +270,17 @@ fn workloads(cluster: &Cluster, policy: &Policy) -> (Vec<Workload>, usize) {
     (found.into_values().collect(), unreadable)
 }
 
-/// Workloads by namespace and name, of theirs and of their pods.
+/// Workloads by namespace and name of their pods, and by what names of other pods that they make begin with.
 fn pods_by_name(cluster: &Cluster, workloads: &[Workload]) -> BTreeMap<(String, String), usize> {
     let mut found = BTreeMap::new();
     for (index, one) in workloads.iter().enumerate() {
         for pod in &one.pods {
             let pod: &Pod = &cluster.pods[*pod];
-            let (_, namespace, name) = dump::workload(pod);
-            found.entry((namespace.clone(), name)).or_insert(index);
+            let (kind, namespace, name) = dump::workload(pod);
+            if kind != "Pod" {
+                let began = (namespace.clone(), format!("{name}-"));
+                found.entry(began).or_insert(index);
+            }
             found.insert(
                 (namespace, pod.metadata.name.clone().unwrap_or_default()),
                 index,

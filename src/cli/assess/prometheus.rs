@@ -82,7 +82,7 @@ pub struct Reader {
     pub warnings: BTreeSet<String>,
     /// The models that metrics name, by workload.
     pub models: BTreeMap<usize, String>,
-    /// Workloads by namespace and name, of theirs and of their pods.
+    /// Workloads by namespace and name of a pod, or what one begins with and a hyphen.
     pods: BTreeMap<(String, String), usize>,
     /// Workloads of which a GPU's figures are figures.
     whole: BTreeSet<usize>,
@@ -259,17 +259,15 @@ impl Reader {
     /// The workload of a pod. One that has gone is known by what its name begins with, before what controllers append.
     fn workload(&self, namespace: &str, pod: &str) -> Option<usize> {
         let is_appended = |part: &str| part.bytes().all(|letter| APPENDED.contains(&letter));
+        let find = |name: &str| self.pods.get(&(namespace.into(), name.into())).copied();
+        let mut found = find(pod);
         let mut name = pod;
         for _ in 0..2 {
-            if let Some(found) = self.pods.get(&(namespace.into(), name.into())) {
-                return Some(*found);
-            }
-            name = name
-                .rsplit_once('-')
-                .filter(|(_, part)| is_appended(part))?
-                .0;
+            let appended = name.rsplit_once('-').filter(|(_, part)| is_appended(part));
+            name = appended.map_or("", |(before, _)| before);
+            found = found.or_else(|| find(&format!("{name}-")));
         }
-        self.pods.get(&(namespace.into(), name.into())).copied()
+        found
     }
 }
 

@@ -66,7 +66,7 @@ impl Need {
             (Some(why), _) => Err((OwnGpu::Kept, why.clone())),
             (None, Some(Ok(model))) => engine_need(one, model, index, usage, hour),
             (None, Some(Err(why))) => Err(unknown(why)),
-            (None, None) => measured_need(index, usage),
+            (None, None) => measured_need(one, index, usage),
         };
         let total = one.gpu.as_ref().map_or(Bytes(u64::MAX), |gpu| gpu.total);
         let is_whole = |request: Bytes| request.0 / WHOLE_PERCENT > total.0 / 100;
@@ -90,7 +90,13 @@ fn unknown(why: impl ToString) -> Kept {
 }
 
 /// Refuses a quantity of which too little is known.
-fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64, Kept> {
+fn covered(
+    one: &Workload,
+    index: usize,
+    usage: &Usage,
+    of: Quantity,
+    what: &str,
+) -> Result<f64, Kept> {
     let samples = usage
         .of(index, of)
         .ok_or_else(|| unknown(format!("{what} is not known")))?;
@@ -101,12 +107,22 @@ fn covered(index: usize, usage: &Usage, of: Quantity, what: &str) -> Result<f64,
             covered / 3600
         )));
     }
+    let (each, devices) = match of {
+        Quantity::KvUsage => (1, "engines"),
+        _ => (one.gpus as usize, "GPUs"),
+    };
+    let (known, all) = (samples.devices.len(), one.pods.len() * each);
+    if known < all {
+        return Err(unknown(format!(
+            "{what} is known of {known} of {all} {devices} only"
+        )));
+    }
     Ok(samples.peak)
 }
 
-fn covered_compute(index: usize, usage: &Usage) -> Result<f64, Kept> {
+fn covered_compute(one: &Workload, index: usize, usage: &Usage) -> Result<f64, Kept> {
     let measure = usage.compute(index).unwrap_or(Quantity::Utilization);
-    covered(index, usage, measure, "what it computes")
+    covered(one, index, usage, measure, "what it computes")
 }
 
 fn engine_need(
@@ -123,8 +139,8 @@ fn engine_need(
             "it has {gpus} GPUs, and its tensor parallelism is {parallel}"
         )));
     }
-    let peak = covered(index, usage, Quantity::KvUsage, "its KV cache's peak")?;
-    covered_compute(index, usage)?;
+    let peak = covered(one, index, usage, Quantity::KvUsage, "its KV cache's peak")?;
+    covered_compute(one, index, usage)?;
     let estimate = Estimate::for_model(model, arguments).map_err(unknown)?;
     let weights = estimate.bytes_of(PartName::Weights);
     let used = usage.peak(index, Quantity::Vram);
@@ -161,9 +177,9 @@ fn engine_need(
 }
 
 /// A process that is no engine: what it had at most, and a quarter more.
-fn measured_need(index: usize, usage: &Usage) -> Found {
-    let peak = covered(index, usage, Quantity::Vram, "its VRAM")?;
-    covered_compute(index, usage)?;
+fn measured_need(one: &Workload, index: usize, usage: &Usage) -> Found {
+    let peak = covered(one, index, usage, Quantity::Vram, "its VRAM")?;
+    covered_compute(one, index, usage)?;
     let computed = computed(index, usage, |samples, of| samples.quantile(of, 50.0, None));
     let computed = computed.unwrap_or(1.0);
     if computed >= BUSY {
@@ -293,6 +309,15 @@ mod tests {
         // 15 GiB of weights, some of the engine's own, and half of 12.2 GiB with a quarter more.
         let request = need(&one, &usage(48, &FIGURES)).request.unwrap();
         assert!((24..=30).contains(&(request.0 >> 30)), "{request}");
+    }
+
+    #[test]
+    fn figures_of_one_replica_are_not_those_of_all() {
+        let mut two = llama(1, 1);
+        two.pods = vec![0, 1];
+        let found = need(&two, &usage(48, &FIGURES));
+        let why = "its KV cache's peak is known of 1 of 2 engines only";
+        assert_eq!((found.request, &*found.why), (Err(OwnGpu::Unknown), why));
     }
 
     #[test]

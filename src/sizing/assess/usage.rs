@@ -62,6 +62,8 @@ pub struct Samples {
     pub steps: i64,
     /// How often a counter rose.
     pub rises: u64,
+    /// The GPUs or engines that had values.
+    pub devices: BTreeSet<Arc<str>>,
 }
 
 impl Samples {
@@ -165,6 +167,7 @@ impl Answer {
                     let bucket = (value / quantity.step()).ceil().min(MAX_BUCKETS);
                     *samples.hours[hour].entry(bucket as u16).or_default() += 1;
                     samples.peak = samples.peak.max(value);
+                    samples.devices.insert(device.clone());
                     samples.rises += u64::from(before.is_some_and(|before| value > before.1));
                     times.entry((workload, quantity)).or_default().insert(time);
                 }
