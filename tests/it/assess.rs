@@ -803,7 +803,7 @@ fn figures_of_a_slice_and_of_other_clusters_are_no_figures() {
     assert_eq!(figure(&said, "idle GPU hours a day"), None);
     let cautions = said["cautions"].to_string();
     assert!(
-        cautions.contains("1 time series of GPUs on hosts"),
+        cautions.contains("no nodes of the dump: 1 of"),
         "{cautions}"
     );
 }
@@ -885,7 +885,7 @@ fn pods_of_daemon_sets_stay_and_nodes_that_are_not_ready_get_nothing() {
         let cautions = said["cautions"].to_string();
         (
             figure(&said, "jobs that fit beside"),
-            cautions.contains("not ready"),
+            cautions.contains("as not ready: 1 node"),
         )
     };
     let mut gone = ready.clone();

@@ -209,20 +209,15 @@ impl AssessArgs {
 /// What no figure has, for people.
 fn left_out(cluster: &Cluster, foreign: usize) -> Vec<String> {
     let (mut texts, unbound) = (Vec::new(), &cluster.unbound);
-    let ready = cluster
-        .nodes
-        .values()
-        .filter(|(node, _)| dump::is_ready(node));
-    match plural(cluster.nodes.len() - ready.count(), "node") {
-        nodes if nodes.starts_with("0 ") => {}
-        nodes => texts.push(format!(
-            "{nodes} that are not ready get no pods and no jobs."
-        )),
+    let nodes = cluster.nodes.values();
+    let gone = nodes.filter(|(node, _)| !dump::is_ready(node)).count();
+    if gone > 0 {
+        let nodes = plural(gone, "node");
+        texts.push(format!("Without pods and jobs, as not ready: {nodes}."));
     }
     if foreign > 0 {
-        let series = plural(foreign, "time series");
         texts.push(format!(
-            "{series} of GPUs on hosts that are no nodes of the dump are left out."
+            "Left out as their hosts are no nodes of the dump: {foreign} of the time series of GPUs."
         ));
     }
     if !unbound.is_empty() {

@@ -74,7 +74,8 @@ pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
         }
         planned = question.plan(&needs);
     }
-    let hours = question.hours(&needs);
+    let is_known = question.unreadable == 0 && planned.plan.not_held.is_empty();
+    let hours = question.hours(&needs, is_known);
     let (summary, figures) = question.figures(&needs, &planned.plan, &hours);
     let answers = needs.iter().enumerate();
     Assessment {
@@ -183,7 +184,7 @@ impl AssessQuestion<'_> {
         nodes.sum()
     }
 
-    fn hours(&self, needs: &[Need]) -> Vec<HourAnswer> {
+    fn hours(&self, needs: &[Need], is_known: bool) -> Vec<HourAnswer> {
         let count: usize = self.workloads.iter().map(|one| one.pods.len()).sum();
         let (mut before, mut jobs) = (Vec::new(), None);
         let hours = (0..24).map(|hour| {
@@ -191,7 +192,7 @@ impl AssessQuestion<'_> {
             for (now, need) in at_hour.iter_mut().zip(needs) {
                 now.request = need.request.and(now.request);
             }
-            if count <= MAX_PODS_BY_HOUR && self.unreadable == 0 && at_hour != before {
+            if is_known && count <= MAX_PODS_BY_HOUR && at_hour != before {
                 jobs = self.jobs_beside(&at_hour);
                 before = at_hour;
             }
