@@ -501,8 +501,12 @@ fn an_unreadable_dump_is_reported_with_its_position() {
         .contains("has no nodes")
     );
     assert!(
-        serve(&write(&folder, "kindless.yaml", "items:\n- metadata: {}\n"))
-            .contains("item 0 has no `kind`")
+        serve(&write(
+            &folder,
+            "kindless.yaml",
+            "items:\n- metadata: {}\nkind: List\n"
+        ))
+        .contains("item 0 has no `kind`")
     );
 }
 

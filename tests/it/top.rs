@@ -242,7 +242,7 @@ fn top_shows_the_running_demo() {
     );
     tmux.keys(&[&top, "Enter"]);
     let first = tmux.until("it shows the demo", |screen| {
-        screen.contains("4 nodes, 12 GPUs") && screen.contains("node-a")
+        screen.contains("5 nodes, 13 GPUs") && screen.contains("node-a")
     });
     let began = Instant::now();
     let mut screens = std::collections::BTreeSet::from([first]);

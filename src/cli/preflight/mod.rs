@@ -127,11 +127,19 @@ fn text(answer: &Preflight, columns: Columns) -> String {
             names += &format!(" and {more} more");
         }
         let (count, why) = (one.count, one.why.join("; "));
-        text += &format!("  - {:?}, {count}: {why} ({names})\n", one.verdict);
+        text += &format!("  - {}, {count}: {why} ({names})\n", one.verdict.words());
     }
-    text += &format!("\nFound\n{}", list(&answer.found));
-    for (title, all) in [("Unknown", &answer.unknown), ("Missing", &answer.missing)] {
-        text += &format!("\n{title}\n{}", gaps(all));
+    for (title, lines) in [
+        ("Found", list(&answer.found)),
+        ("Unknown", gaps(&answer.unknown)),
+        ("Missing", gaps(&answer.missing)),
+    ] {
+        let nothing = if lines.is_empty() {
+            "  - nothing that the dump shows\n"
+        } else {
+            ""
+        };
+        text += &format!("\n{title}\n{lines}{nothing}");
     }
     columns.wrap(&text)
 }

@@ -24,6 +24,17 @@ pub enum Owner {
     NoGpus,
 }
 
+impl Owner {
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Stowage => "Stowage's",
+            Self::Other => "another's",
+            Self::Unclear => "unclear",
+            Self::NoGpus => "without GPUs",
+        }
+    }
+}
+
 pub fn judge(facts: &Facts, policy: Policy) -> Vec<Group<Owner>> {
     let state = ServerState::new(policy);
     load_nodes(&facts.nodes, &facts.slices, &state);

@@ -292,7 +292,7 @@ impl NodeStates {
         for node in moved.nodes_left() {
             self.get_mut(node)
                 .expect("a node with a pod stays")
-                .remove_pod(uid);
+                .remove_pod(uid, policy);
         }
         for node in moved.nodes_after() {
             self.get_or_create(node).add_pod(uid);

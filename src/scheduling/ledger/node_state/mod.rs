@@ -371,8 +371,9 @@ impl NodeState {
         self.pods.insert(uid.clone());
     }
 
-    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
+    pub(super) fn remove_pod(&mut self, uid: &PodUid, policy: &Policy) {
         let sampled = self.reading.as_ref().map(|reading| reading.sampled);
+        let sampled = sampled.filter(|_| policy.has_latency_limits());
         if let Some((resident, sampled)) = self.resident_of(uid).zip(sampled) {
             let gpus = resident.gpus;
             self.left.retain(|(_, at)| *at + LATENCY_WINDOW > sampled);
