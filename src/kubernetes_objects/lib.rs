@@ -35,7 +35,8 @@ pub use disruption_info::{
 };
 pub use images::{engine, node_images, start_progress};
 pub use node_signs::{
-    devices_from_labels, node_signs, plugin_devices, resources, with_recorded_uuids,
+    devices_from_labels, feature_discovery, node_signs, plugin_devices, resources,
+    with_recorded_uuids,
 };
 pub use reservation::{
     REQUEUED_CONDITION, RESERVED_CONDITION, ReservationMessage, requeued_condition,

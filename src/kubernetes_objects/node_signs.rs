@@ -14,7 +14,7 @@ use stowage_scheduling::vocabulary::gpu::{Device, Health};
 use stowage_scheduling::vocabulary::node_signs::{NodeLabel, NodeSigns};
 
 /// Labels that GPU feature discovery sets on nodes.
-pub(super) mod feature_discovery {
+pub mod feature_discovery {
     pub const COUNT: &str = "nvidia.com/gpu.count";
     pub const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
     pub const PRODUCT: &str = "nvidia.com/gpu.product";

@@ -144,7 +144,7 @@ fn exactly_the_pods_that_an_api_server_refuses_are_listed() {
     items.extend(
         ["team-a", "nvidia-gpu-operator", "kube-system"].map(|name| namespace(name, json!({}))),
     );
-    let mut refused = BTreeSet::new();
+    let mut refused = BTreeMap::new();
     for (number, row) in rows.enumerate() {
         let (name, namespace) = (
             format!("row-{number}"),
@@ -157,24 +157,32 @@ fn exactly_the_pods_that_an_api_server_refuses_are_listed() {
             true => owned(pod, "Node", "a"),
             false => pod,
         });
-        refused.extend(
-            row["refused"]
-                .is_string()
-                .then(|| format!("Pod {namespace}/{name}")),
-        );
+        let reason = row["refused"].as_str();
+        refused.extend(reason.map(|reason| (format!("Pod {namespace}/{name}"), reason.to_owned())));
     }
+    let without_namespaces: Vec<Value> = items[5..].to_vec();
     let answer = preflight(&[items.into()], &["-o", "json"]);
     let (code, answer) = (answer.code, read(&answer));
-    assert_eq!(
-        named(&answer, "workloads", "refused")
-            .into_iter()
-            .collect::<BTreeSet<_>>(),
-        refused
-    );
+    let listed: BTreeSet<String> = named(&answer, "workloads", "refused").into_iter().collect();
+    assert_eq!(listed, refused.keys().cloned().collect());
+    for one in answer["workloads"].as_array().unwrap() {
+        let reason = &refused[one["names"][0].as_str().unwrap()];
+        assert!(one["why"].to_string().contains(reason), "{reason}: {one}");
+    }
     assert_eq!(
         (code, answer["workloads"].as_array().unwrap().len()),
         (1, refused.len())
     );
+    // What labels of namespaces may exempt is not known without them, and what they do not is.
+    let answer = read(&preflight(&[without_namespaces.into()], &["-o", "json"]));
+    let certain = named(&answer, "workloads", "refused");
+    let is_refused = |one: &String| refused.contains_key(one);
+    assert!(
+        certain.iter().all(is_refused) && !certain.is_empty(),
+        "{certain:?}"
+    );
+    let unknown = named(&answer, "workloads", "unknown");
+    assert!(unknown.iter().any(|one| !refused.contains_key(one)));
     assert!(refused.len() > 60);
 }
 

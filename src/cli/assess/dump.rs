@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
+use stowage_kubernetes_objects::feature_discovery::{COUNT, MEMORY_MIB, PRODUCT};
 use stowage_kubernetes_objects::{VRAM, user_annotations};
 use stowage_policy_file::format::mig::compute_slices;
 use stowage_scheduling::ids::GpuModel;
@@ -21,9 +22,6 @@ use stowage_sizing::assess::need::Workload;
 use stowage_sizing::capacity_plan::gpu_types::GpuType;
 use stowage_sizing::capacity_plan::question::{PodToPlace, TemplateGpu};
 
-const COUNT: &str = "nvidia.com/gpu.count";
-const MEMORY: &str = "nvidia.com/gpu.memory";
-const PRODUCT: &str = "nvidia.com/gpu.product";
 const MIG_PREFIX: &str = "nvidia.com/mig-";
 /// GKE's labels, which has no GPU feature discovery by default.
 const GKE_GPU: &str = "cloud.google.com/gke-accelerator";
@@ -186,7 +184,7 @@ fn add_labels(node: &mut Node, devices: &[Value]) {
         let known = GpuType::find(name).ok();
         labels.insert(COUNT.into(), names.len().to_string());
         labels.insert(PRODUCT.into(), known.map_or(&**name, |it| it.name).into());
-        labels.extend(known.map(|it| (MEMORY.into(), (it.total().0 >> 20).to_string())));
+        labels.extend(known.map(|it| (MEMORY_MIB.into(), (it.total().0 >> 20).to_string())));
     }
 }
 
@@ -208,7 +206,7 @@ fn node_gpus(node: &Node) -> NodeGpus {
         .trim_end_matches("-SHARED");
     let (model, profile) = product.split_once("-MIG-").unwrap_or((product, ""));
     let gpu_type = GpuType::find(model).ok();
-    let memory = number(MEMORY).map(|mib| Bytes::mib(mib.into()));
+    let memory = number(MEMORY_MIB).map(|mib| Bytes::mib(mib.into()));
     let unknown = || GpuModel::parse("unknown").expect("a plain word");
     let model = GpuModel::parse(model).unwrap_or_else(|_| unknown());
     let gpu = TemplateGpu {

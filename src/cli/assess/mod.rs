@@ -25,14 +25,12 @@ use stowage_policy_file::format::parse_quantity;
 use stowage_scheduling::ids::printable;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, plural};
+use stowage_server::kubernetes::manifests::MAX_PODS;
 use stowage_sizing::assess::need::Workload;
 use stowage_sizing::assess::{AssessQuestion, assess};
 use stowage_sizing::capacity_plan::question::PodToPlace;
 
 const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
-
-/// As many pods as plans of capacity take: the time grows with the square.
-const MAX_PODS: usize = 20_000;
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]

@@ -93,7 +93,8 @@ pub(crate) struct NodeState {
     /// What the pods of each GPU leave to others of their time, as decisions count it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     neighbors: Vec<(GpuUuid, NeighborRoom)>,
-    /// GPUs that a pod has left, with the reading before: latencies of the window after it are those beside that pod.
+    /// Where classes limit latencies: GPUs that a pod has left, with the reading before. Latencies of the window after it are those
+    /// beside that pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     left: Vec<(GpuSet, Moment)>,
     /// Pods that have ended here, until a reading sampled later shows nothing of them.

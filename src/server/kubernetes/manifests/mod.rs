@@ -21,7 +21,7 @@ const STANDARD_INPUT: &str = "-";
 const MAX_YAML_EVENTS: usize = 200_000_000;
 /// More GPU pods than the largest clusters run: a number of replicas beyond it is a slip. The time of a plan grows with its
 /// square.
-const MAX_PODS: usize = 20_000;
+pub const MAX_PODS: usize = 20_000;
 /// File extensions of manifests in a directory.
 const FILE_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
