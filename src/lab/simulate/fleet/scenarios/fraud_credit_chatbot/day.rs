@@ -1,19 +1,19 @@
-//! A day of the three models: what of the GPUs' VRAM is asked for, and what company fraud detection has.
+//! A day of the three models: what of the GPUs' VRAM is asked for, and how long fraud detection takes in the company that it has.
 
 use super::app::App;
-use super::{FRAUD_VRAM, GPU_VRAM, machines};
+use super::latency::FraudGpu;
+use super::{GPU_VRAM, Sizes, machines};
 use crate::simulate::fleet::engines::ModelShape;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::Curve;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
-use std::collections::BTreeMap;
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::testkit::oracle::BrokenInvariant;
 use stowage_scheduling::testkit::random::Random;
-use stowage_scheduling::units::{Bytes, Millis, Moment};
+use stowage_scheduling::units::{Bytes, Micros, Millis, Moment, Percent};
+use stowage_scheduling::vocabulary::latency::EngineLatency;
 
-const MINUTE: Millis = Millis::seconds(60);
 /// Hours in which credit scoring goes through the whole portfolio, and in which people chat.
 const NIGHT_HOURS: std::ops::Range<u64> = 1..5;
 const CHAT_HOURS: std::ops::Range<u64> = 7..23;
@@ -26,13 +26,19 @@ pub(crate) struct Day {
     pub utilization: f64,
     /// Time for which a replica of each app runs, in percent of the day.
     pub availability: [f64; 3],
-    /// Hours, by the number of pods beside fraud detection.
-    pub hours_by_neighbors: BTreeMap<usize, f64>,
+    /// Milliseconds of an inference of fraud detection: the median, and the 99th percentile.
+    pub fraud_ms: [f64; 2],
+    /// Minutes for which fraud detection served beside others.
+    pub company_minutes: f64,
+    pub evictions: u64,
     pub curves: Vec<Curve>,
     pub broken: Vec<BrokenInvariant>,
 }
 
-pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetScheduler>) -> Day {
+/// Between two timers: agents' latencies are means over so long.
+const WINDOW: Millis = Millis::seconds(30);
+
+pub fn play_day(hours: u64, seed: u64, sizes: Sizes, scheduler: Box<dyn FleetScheduler>) -> Day {
     let mut draws = Random::seeded(seed, 8);
     let busy: Vec<(Moment, Moment)> = (0..BUSY_PERIODS)
         .map(|_| draw_busy_period(&mut draws))
@@ -41,14 +47,17 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
     let mut day = Day {
         utilization: 0.0,
         availability: [0.0; 3],
-        hours_by_neighbors: BTreeMap::new(),
+        fraud_ms: [0.0; 2],
+        company_minutes: 0.0,
+        evictions: 0,
         curves: Vec::new(),
         broken: Vec::new(),
     };
     let (mut since, mut points) = (START, Vec::new());
     let mut snapshot = UsageSnapshot::default();
     let end = START + Millis::seconds(hours * 3600);
-    stage.submit(App::Fraud.pod(FRAUD_VRAM));
+    let fraud = stage.submit(App::Fraud.pod(sizes.fraud));
+    let mut fraud_gpu = FraudGpu::new(seed);
     stage.schedule_timer(START, ());
     while let Some(happened) = stage.next(end) {
         let now = stage.now();
@@ -59,10 +68,14 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
                 &mut stage,
                 App::Credit,
                 credit_replicas(now, &busy),
-                replica,
+                sizes.replica,
             );
-            reconcile(&mut stage, App::Chatbot, chatbot_replicas(now), replica);
-            stage.schedule_timer(now + MINUTE, ());
+            let chatbots = chatbot_replicas(now);
+            reconcile(&mut stage, App::Chatbot, chatbots, sizes.replica);
+            if serve(&mut stage, &fraud, &mut fraud_gpu) > 0 {
+                day.company_minutes += WINDOW.0 as f64 / 6e4;
+            }
+            stage.schedule_timer(now + WINDOW, ());
             points.push((now.since(START).0 as f64 / 3.6e6, snapshot.utilization()));
         }
         snapshot = UsageSnapshot::from_stage(&stage);
@@ -71,6 +84,8 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
     let all = hours as f64 / 100.0;
     day.utilization /= hours as f64;
     day.availability.iter_mut().for_each(|up| *up /= all);
+    day.fraud_ms = fraud_gpu.quantiles();
+    day.evictions = stage.evictions;
     day.curves.push(Curve {
         name: "VRAM in use, %",
         x_label: "hours",
@@ -80,13 +95,39 @@ pub fn play_day(hours: u64, seed: u64, replica: Bytes, scheduler: Box<dyn FleetS
     day
 }
 
+/// Fraud detection serves for a window beside the engines that are ready there, and agents report what its requests took. How many
+/// those were.
+fn serve(stage: &mut Stage<'_, ()>, fraud: &PodUid, gpu: &mut FraudGpu) -> usize {
+    let is_ready = |uid: &&PodUid| stage.pod(uid).is_some_and(|pod| pod.ready_at.is_some());
+    if !is_ready(&fraud) {
+        return 0;
+    }
+    let gpus = stage.machines.iter().flat_map(|machine| &machine.gpus);
+    let here = gpus.filter(|gpu| gpu.pods.contains_key(fraud));
+    let beside = here.flat_map(|gpu| gpu.pods.keys().filter(|uid| *uid != fraud));
+    let beside: Vec<PodUid> = beside.filter(is_ready).cloned().collect();
+    let count = beside.len();
+    let served = gpu.serve(WINDOW.0 as f64, count);
+    let took = served.mean_ms.and_then(|ms| Micros::from_seconds(ms / 1e3));
+    let fraud = (fraud.clone(), took, served.fraud_busy);
+    let engines = beside.into_iter().zip(served.busy);
+    let engines = engines.map(|(uid, busy)| (uid, None, busy));
+    for (pod, time_to_first_token, busy) in std::iter::once(fraud).chain(engines) {
+        stage.set_latency(EngineLatency {
+            pod,
+            time_per_token: None,
+            time_to_first_token,
+            busy: Percent::from_share(busy),
+        });
+    }
+    count
+}
+
 /// The GPUs' usage between two events.
 #[derive(Debug, Clone, Copy, Default)]
 struct UsageSnapshot {
     requested: Bytes,
     is_up: [bool; 3],
-    /// Pods beside fraud detection.
-    pods_beside_fraud: usize,
 }
 
 impl UsageSnapshot {
@@ -95,10 +136,6 @@ impl UsageSnapshot {
         for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus) {
             snapshot.requested += gpu.granted_bytes();
             let pods = gpu.pods.keys().filter_map(|uid| stage.pod(uid));
-            let has_fraud = pods
-                .clone()
-                .any(|pod| App::from_pod(&pod.spec) == App::Fraud);
-            snapshot.pods_beside_fraud += if has_fraud { gpu.pods.len() - 1 } else { 0 };
             for pod in pods.filter(|pod| pod.ready_at.is_some() && pod.terminating_since.is_none())
             {
                 snapshot.is_up[App::from_pod(&pod.spec) as usize] = true;
@@ -119,10 +156,6 @@ impl Day {
         for (sum, up) in self.availability.iter_mut().zip(snapshot.is_up) {
             *sum += if up { hours } else { 0.0 };
         }
-        *self
-            .hours_by_neighbors
-            .entry(snapshot.pods_beside_fraud)
-            .or_default() += hours;
     }
 }
 

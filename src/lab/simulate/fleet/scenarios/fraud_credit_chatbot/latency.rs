@@ -10,9 +10,9 @@
 
 use crate::simulate::fleet::engines::speed::StepCost;
 use crate::simulate::fleet::engines::{Batching, GpuSpeed, ModelShape};
-use crate::simulate::fleet::scenarios::quantile;
+use crate::simulate::fleet::scenarios::{mean, quantile};
 use crate::simulate::fleet::traffic::RequestSize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use stowage_scheduling::contention::{ComputeSharing, Contention, EngineWork, contention};
 use stowage_scheduling::testkit::random::Random;
 
@@ -23,67 +23,108 @@ const INFERENCE_MS: (f64, f64) = (10.0, 15.0);
 const MEAN_REQUEST_GAP_MS: f64 = 1000.0;
 const REQUEST_SIZE: RequestSize = RequestSize::CONVERSATION;
 
-/// The median and the 99th percentile in milliseconds. `hours_by_neighbors` are hours by the number of engines beside.
-pub(crate) fn quantiles(
-    hours_by_neighbors: &BTreeMap<usize, f64>,
-    inferences: usize,
-    seed: u64,
-) -> [f64; 2] {
-    let mut draws = Random::seeded(seed, 9);
-    let hours: f64 = hours_by_neighbors.values().sum();
-    let mut took = Vec::new();
-    for (engines, time) in hours_by_neighbors {
-        took.extend(inference_latencies(
-            *engines,
-            (inferences as f64 * time / hours) as usize,
-            &mut draws,
-        ));
-    }
-    [0.5, 0.99].map(|share| quantile(&mut took, share))
+/// The GPU of fraud detection, with the engines beside it.
+pub(crate) struct FraudGpu {
+    draws: Random,
+    engines: Vec<Engine>,
+    /// Milliseconds since it began to serve, and when the next inference comes.
+    now: f64,
+    next: f64,
+    waiting: VecDeque<f64>,
+    /// What the inference under way still takes of the whole GPU; 0 if there is none.
+    left: f64,
+    /// Milliseconds that each inference took.
+    took: Vec<f64>,
 }
 
-/// Milliseconds that each of so many inferences took beside so many engines.
-fn inference_latencies(engines: usize, inferences: usize, draws: &mut Random) -> Vec<f64> {
-    let mut engines: Vec<Engine> = (0..engines).map(|_| Engine::new(draws)).collect();
-    let (mut now, mut next) = (0.0, exponential(MEAN_INFERENCE_GAP_MS, draws));
-    let mut waiting: VecDeque<f64> = VecDeque::new();
-    // What the inference under way still takes of the whole GPU; 0 if there is none.
-    let mut left = 0.0;
-    let mut took = Vec::with_capacity(inferences);
-    while took.len() < inferences {
-        while next <= now {
-            waiting.push_back(next);
-            next += exponential(MEAN_INFERENCE_GAP_MS, draws);
+/// What engines report of the time that was served last.
+pub(crate) struct Served {
+    /// Mean milliseconds of the inferences that ended; `None` if none did.
+    pub mean_ms: Option<f64>,
+    /// The shares of the time for which fraud detection had work, and each engine beside it.
+    pub fraud_busy: f64,
+    pub busy: Vec<f64>,
+}
+
+impl FraudGpu {
+    pub fn new(seed: u64) -> Self {
+        let mut draws = Random::seeded(seed, 9);
+        Self {
+            next: exponential(MEAN_INFERENCE_GAP_MS, &mut draws),
+            draws,
+            engines: Vec::new(),
+            now: 0.0,
+            waiting: VecDeque::new(),
+            left: 0.0,
+            took: Vec::new(),
         }
-        if left == 0.0 && !waiting.is_empty() {
-            left = INFERENCE_MS.0 + (INFERENCE_MS.1 - INFERENCE_MS.0) * draws.unit_interval();
+    }
+
+    /// Serves for so many milliseconds beside so many engines.
+    pub fn serve(&mut self, ms: f64, engines: usize) -> Served {
+        let (now, draws) = (self.now, &mut self.draws);
+        self.engines
+            .resize_with(engines, || Engine::new(now, draws));
+        let (end, before) = (now + ms, self.took.len());
+        let mut busy_ms = vec![0.0; 1 + engines];
+        while self.now < end {
+            self.begin_work();
+            let left = || std::iter::once(self.left).chain(self.engines.iter().map(|one| one.left));
+            let busy = || left().filter(|left| *left > 0.0);
+            let slowdown = slowdown(busy().count());
+            let arrivals = self.engines.iter().map(|engine| engine.next_request);
+            let ends = busy().map(|left| self.now + left * slowdown);
+            let until = arrivals.chain(ends).fold(self.next.min(end), f64::min);
+            let passed = until - self.now;
+            for (sum, left) in busy_ms.iter_mut().zip(left()) {
+                *sum += if left > 0.0 { passed } else { 0.0 };
+            }
+            self.work(passed / slowdown, until);
         }
-        engines.iter_mut().for_each(|engine| {
-            engine.arrive(now, draws);
+        let took = &self.took[before..];
+        let mut shares = busy_ms.into_iter().map(|busy| busy / ms);
+        Served {
+            mean_ms: (!took.is_empty()).then(|| mean(took)),
+            fraud_busy: shares.next().unwrap_or(0.0),
+            busy: shares.collect(),
+        }
+    }
+
+    /// Takes what has come by now.
+    fn begin_work(&mut self) {
+        while self.next <= self.now {
+            self.waiting.push_back(self.next);
+            self.next += exponential(MEAN_INFERENCE_GAP_MS, &mut self.draws);
+        }
+        if self.left == 0.0 && !self.waiting.is_empty() {
+            let more = (INFERENCE_MS.1 - INFERENCE_MS.0) * self.draws.unit_interval();
+            self.left = INFERENCE_MS.0 + more;
+        }
+        for engine in &mut self.engines {
+            engine.arrive(self.now, &mut self.draws);
             engine.go_on();
-        });
-        let busy = || {
-            std::iter::once(left)
-                .chain(engines.iter().map(|engine| engine.left))
-                .filter(|left| *left > 0.0)
-        };
-        let slowdown = slowdown(busy().count());
-        let arrivals = engines.iter().map(|engine| engine.next_request);
-        let ends = busy().map(|left| now + left * slowdown);
-        let until = arrivals.chain(ends).fold(next, f64::min);
-        let done = (until - now) / slowdown;
-        now = until;
-        engines
-            .iter_mut()
-            .for_each(|engine| engine.left = after(engine.left, done));
-        if left > 0.0 {
-            left = after(left, done);
-            if left == 0.0 {
-                took.extend(waiting.pop_front().map(|came| now - came));
+        }
+    }
+
+    /// Does so many milliseconds of everyone's work, until then.
+    fn work(&mut self, done: f64, until: f64) {
+        self.now = until;
+        for engine in &mut self.engines {
+            engine.left = after(engine.left, done);
+        }
+        if self.left > 0.0 {
+            self.left = after(self.left, done);
+            if self.left == 0.0 {
+                let came = self.waiting.pop_front();
+                self.took.extend(came.map(|came| until - came));
             }
         }
     }
-    took
+
+    /// The median and the 99th percentile in milliseconds.
+    pub fn quantiles(&mut self) -> [f64; 2] {
+        [0.5, 0.99].map(|share| quantile(&mut self.took, share))
+    }
 }
 
 /// By how much each of so many processes that have work takes longer.
@@ -95,9 +136,9 @@ fn slowdown(busy: usize) -> f64 {
     all.first().map_or(1.0, |under| under.compute)
 }
 
-/// What is left, without what rounding leaves.
+/// What is left, without what rounding leaves: after a day, a time in milliseconds has a step of 1.5e-8.
 fn after(left: f64, done: f64) -> f64 {
-    if left - done > 1e-9 { left - done } else { 0.0 }
+    if left - done > 1e-6 { left - done } else { 0.0 }
 }
 
 struct Engine {
@@ -113,10 +154,10 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(draws: &mut Random) -> Self {
+    fn new(now: f64, draws: &mut Random) -> Self {
         Self {
             cost: StepCost::new(&ModelShape::LLAMA_8B, &GpuSpeed::A100, 1),
-            next_request: exponential(MEAN_REQUEST_GAP_MS, draws),
+            next_request: now + exponential(MEAN_REQUEST_GAP_MS, draws),
             prompts: VecDeque::new(),
             decoding: Vec::new(),
             left: 0.0,
@@ -170,7 +211,11 @@ mod tests {
 
     #[test]
     fn an_inference_takes_turns_with_engines_and_waits_hardly_at_all_alone() {
-        let of = |engines: usize| quantiles(&BTreeMap::from([(engines, 1.0)]), 20_000, 42);
+        let of = |engines: usize| {
+            let mut gpu = FraudGpu::new(42);
+            gpu.serve(1.2e6, engines);
+            gpu.quantiles()
+        };
         let ([p50, p99], [beside_p50, beside], [_, beside_two]) = (of(0), of(1), of(2));
         assert!((12.0..14.0).contains(&p50) && p99 < 45.0, "{p50} {p99}");
         assert!(
@@ -188,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_step_of_prompts_is_as_long_as_their_compute() {
-        let mut engine = Engine::new(&mut Random::seeded(1, 1));
+        let mut engine = Engine::new(0.0, &mut Random::seeded(1, 1));
         engine.prompts = VecDeque::from([REQUEST_SIZE.prompt, REQUEST_SIZE.prompt]);
         let first = engine.step();
         assert!((185.0..200.0).contains(&first), "{first}");

@@ -1,7 +1,7 @@
 //! How many GPUs hold one pod of each model, as `stowage plan capacity` finds it; and the MIG geometries that would do.
 
 use super::app::App;
-use super::{FRAUD_VRAM, GPU_VRAM};
+use super::{GPU_VRAM, Sizes, Variant};
 use crate::simulate::fleet::pods::PodSpec;
 use std::sync::Arc;
 use stowage_scheduling::ids::PodKey;
@@ -16,20 +16,21 @@ use stowage_sizing::capacity_plan::question::{
 };
 
 /// GPUs that suffice, and what the plan says of them.
-pub fn gpus_needed(variant: usize, replica: Bytes, bank: &Policy) -> (u32, String) {
-    let policy = if variant == 0 {
-        bank.clone()
-    } else {
-        Policy::default()
+pub fn gpus_needed(variant: Variant, bank: &Policy) -> (u32, String) {
+    // A plan knows no load, and would let nothing join an engine with a limit.
+    let policy = match variant {
+        Variant::WholeGpus | Variant::TimeSlicing => Policy::default(),
+        _ => bank.clone().without_latency_limits(),
     };
+    let Sizes { fraud, replica } = variant.sizes();
     let pods = [
-        (App::Fraud, FRAUD_VRAM),
+        (App::Fraud, fraud),
         (App::Credit, replica),
         (App::Chatbot, replica),
     ];
     // Without Stowage, a pod that asks for a GPU has all of it, unless GPUs are sliced.
     let pod = |(app, vram): (App, Bytes)| PodSpec {
-        is_exclusive: variant == 1,
+        is_exclusive: variant == Variant::WholeGpus,
         ..app.pod(vram)
     };
     let pods = pods
@@ -112,13 +113,14 @@ fn node() -> NodeTemplate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{REPLICA_VRAM, policy};
+    use super::super::policy;
     use super::*;
 
     #[test]
     fn two_gpus_suffice_and_a_geometry_that_the_gpu_does_not_have_is_refused() {
-        assert_eq!(gpus_needed(0, REPLICA_VRAM, &policy()).0, 2);
-        assert_eq!(gpus_needed(1, REPLICA_VRAM, &policy()).0, 3, "whole GPUs");
+        let needed = |variant| gpus_needed(variant, &policy()).0;
+        assert_eq!(needed(Variant::Stowage), 2);
+        assert_eq!(needed(Variant::WholeGpus), 3);
         let [accepted, refused] = mig_geometries();
         assert!(
             accepted.contains("can be cut into") && refused.contains("cannot be cut into"),

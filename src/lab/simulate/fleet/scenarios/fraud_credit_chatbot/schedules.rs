@@ -37,6 +37,8 @@ pub struct Schedules {
     /// Sets with credit scoring in them where room was kept for a waiting pod of lower priority.
     pub credit_evictions_beside_reserved: u64,
     pub fraud_evicted: u64,
+    /// Whether fraud detection shares its GPU.
+    shares: bool,
     pub broken: Vec<BrokenInvariant>,
 }
 
@@ -49,9 +51,13 @@ impl Schedules {
     pub fn play_schedules(
         count: usize,
         seed: u64,
+        shares: bool,
         new: impl Fn(u64) -> Box<dyn FleetScheduler>,
     ) -> Self {
-        let mut sums = Self::default();
+        let mut sums = Self {
+            shares,
+            ..Self::default()
+        };
         let mut draws = Random::seeded(seed, 7);
         for n in 0..count as u64 {
             sums.play(
@@ -156,6 +162,7 @@ impl Schedules {
             let is_alone =
                 |spec: &PodSpec| matches!(App::from_pod(spec), App::Fraud | App::Pretender);
             let keeps_off = match App::from_pod(spec) {
+                _ if self.shares => false,
                 App::Fraud => !stay.is_empty(),
                 _ => stay.iter().any(|spec| is_alone(spec)),
             };
