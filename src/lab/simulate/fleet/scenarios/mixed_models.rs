@@ -14,6 +14,9 @@
 //! beside two busy neighbors is 3.4 times as slow. A request is in time with a first token within 5 s and 0.2 s for each
 //! further one.
 //!
+//! With a trace, each model is asked as one of its services, for an hour that begins at a minute of the model's own, and sized for
+//! the service's busiest minute; over the day it is asked as often as without.
+//!
 //! *GPUs* is the smallest pool with a place for every model and 99 % of the requests in time, by bisection. The other figures are
 //! of one pool for all variants: a fourth more than the engines' grants take without any gap, and jobs in what they leave
 //! ([`jobs`]).
@@ -34,9 +37,14 @@ mod sizing;
 mod sums;
 
 use super::running_jobs::JobTimer;
-use super::{Curve, Figure, Scenario, ScenarioInput, Target, TargetBound, VariantRun};
+use super::{
+    Curve, Figure, Scenario, ScenarioInput, Target, TargetBound, TraceFileText, VariantRun,
+};
 use crate::simulate::fleet::engines::Slo;
 use crate::simulate::fleet::replicas::ReplicaTiming;
+use crate::simulate::fleet::traffic::{
+    DayOfTraffic, Gaps, Service, TrafficError, TrafficText, minutes,
+};
 use sizing::{Placer, Sizing};
 use stowage_scheduling::contention::ComputeSharing;
 use stowage_scheduling::units::{Bytes, Millis};
@@ -163,11 +171,12 @@ pub(crate) static MIXED_MODELS: Scenario = Scenario {
             }),
         },
     ],
-    traces: &[],
-    check: None,
+    traces: &[TRACE],
+    check: Some(|input| days(input).map(drop)),
     play,
 };
 
+const TRACE: &str = "llm_24h_per_minute.csv";
 const MODELS: usize = 100;
 /// Requests a second, for so many models.
 const REQUESTS_PER_S: f64 = 15.0;
@@ -215,6 +224,15 @@ fn percent_saved(gpus: f64, instead_of: f64) -> f64 {
     100.0 * (1.0 - gpus / instead_of)
 }
 
+/// The services of the trace; none without one.
+fn days(input: &ScenarioInput) -> Result<Vec<DayOfTraffic>, TrafficError> {
+    let Some(TraceFileText { file, text }) = input.traces.get(TRACE) else {
+        return Ok(Vec::new());
+    };
+    let day = |service| minutes::read(TrafficText { file, text }, service, Gaps::Refuse);
+    Ok(vec![day(Service::Code)?, day(Service::Conversation)?])
+}
+
 fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     let placer = [
         Placer::Stowage,
@@ -229,7 +247,13 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
     } else {
         (MODELS, 60)
     };
-    let sizing = Sizing::new(placer, seed, models, minutes);
+    let sizing = Sizing::new(
+        placer,
+        seed,
+        models,
+        minutes,
+        &days(input).expect("the trace was checked"),
+    );
     let needed = sizing.gpus_needed();
     let size = (POOL_SIZE_FACTOR * sizing.min_gpus as f64).ceil() as usize;
     let mut pool = sizing.play_pool(size, placer.sharing());

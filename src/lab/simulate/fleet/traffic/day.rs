@@ -54,7 +54,6 @@ impl DayOfTraffic {
         self.minutes.iter().map(|minute| minute.requests).sum()
     }
 
-    #[cfg(test)]
     pub(crate) fn mean_per_s(&self) -> f64 {
         self.requests() / self.length().0 as f64 * 1000.0
     }

@@ -4,7 +4,9 @@ use super::{GPU_VRAM, MODELS, NODE_GPUS, REQUESTS_PER_S};
 use crate::simulate::fleet::engines::requests::kv_tokens;
 use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
+use crate::simulate::fleet::traffic::{
+    CatalogModel, DayOfTraffic, Minute, RequestSize, ZipfCatalog,
+};
 use std::collections::BTreeMap;
 use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::{GpuModel, ModelId, NodeName};
@@ -46,16 +48,34 @@ pub(crate) enum GrantSizing {
     WholeGpus,
 }
 
-pub fn catalog(seed: u64, models: usize, minutes: usize, grants: GrantSizing) -> Vec<ServedModel> {
+/// Days of services that `models` are asked as, each as one of them and from a minute of its own on; none for busy stretches.
+pub fn catalog(
+    seed: u64,
+    models: usize,
+    minutes: usize,
+    days: &[DayOfTraffic],
+    grants: GrantSizing,
+) -> Vec<ServedModel> {
     let per_s = REQUESTS_PER_S * models as f64 / MODELS as f64;
     let models = ZipfCatalog::generate(seed, models, per_s, 1.0).models;
-    let served = |(rank, model): (usize, &CatalogModel)| {
-        let gpus = gpus_of(model);
-        let (engines, grant) = match grants {
-            GrantSizing::WholeGpus => (engines_needed(model, gpus, 1.0).0, allocatable_vram()),
-            GrantSizing::RightSized => right_sized(model, gpus),
-        };
+    let served = |(rank, model): (usize, CatalogModel)| {
         let mut draws = Random::seeded(seed, 1000 + rank as u64);
+        let gpus = gpus_of(&model);
+        let (model, traffic, busy_factor) = if days.is_empty() {
+            let traffic = draw_traffic(&mut draws, &model, minutes);
+            (model, traffic, BUSY_FACTOR)
+        } else {
+            let day = &days[draws.below(days.len())];
+            traced(&mut draws, model, day, minutes)
+        };
+        let model = &model;
+        let (engines, grant) = match grants {
+            GrantSizing::WholeGpus => {
+                let (engines, _) = engines_needed(model, busy_factor, gpus, 1.0);
+                (engines, allocatable_vram())
+            }
+            GrantSizing::RightSized => right_sized(model, busy_factor, gpus),
+        };
         ServedModel {
             id: model.id.clone(),
             weights: model.shape.weights,
@@ -63,10 +83,10 @@ pub fn catalog(seed: u64, models: usize, minutes: usize, grants: GrantSizing) ->
             grant,
             engines,
             engine: engine(model, gpus, grant),
-            traffic: draw_traffic(&mut draws, model, minutes),
+            traffic,
         }
     };
-    models.iter().enumerate().map(served).collect()
+    models.into_iter().enumerate().map(served).collect()
 }
 
 /// The fewest GPUs that hold the weights beside the headroom.
@@ -89,10 +109,10 @@ fn engine(model: &CatalogModel, gpus: u32, grant: Bytes) -> EngineSpec {
 
 /// The fewest engines that keep up with the model's busy stretches, each with so much of its GPUs' compute; and the requests
 /// inside of each.
-fn engines_needed(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
+fn engines_needed(model: &CatalogModel, busy_factor: f64, gpus: u32, compute: f64) -> (u32, f64) {
     let whole = engine(model, gpus, allocatable_vram());
     let (prompt, output) = (model.size.prompt, model.size.output);
-    let per_s = KV_HEADROOM_FACTOR * BUSY_FACTOR * model.per_s / compute;
+    let per_s = KV_HEADROOM_FACTOR * busy_factor * model.per_s / compute;
     let running = |engines: u32| {
         let per_s = per_s / f64::from(engines);
         steady_state(&whole, per_s, prompt, output, &Contention::ALONE).map(|state| state.running)
@@ -102,8 +122,8 @@ fn engines_needed(model: &CatalogModel, gpus: u32, compute: f64) -> (u32, f64) {
 }
 
 /// The engines, and the grant of each: weights, the profile run, and a KV cache for its part of the busy stretches, in whole GiB.
-fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
-    let (engines, running) = engines_needed(model, gpus, SIZING_COMPUTE_SHARE);
+fn right_sized(model: &CatalogModel, busy_factor: f64, gpus: u32) -> (u32, Bytes) {
+    let (engines, running) = engines_needed(model, busy_factor, gpus, SIZING_COMPUTE_SHARE);
     let tokens = (running * kv_tokens(model.size.prompt, model.size.output)).max(MIN_KV_TOKENS);
     let kv = Bytes((tokens * model.shape.kv_per_token.0 as f64) as u64);
     let profile_run = engine(model, gpus, allocatable_vram()).profile_run_bytes;
@@ -111,6 +131,35 @@ fn right_sized(model: &CatalogModel, gpus: u32) -> (u32, Bytes) {
         .0
         .div_ceil(Bytes::gib(1).0);
     (engines, Bytes::gib(gib).min(allocatable_vram()))
+}
+
+/// The model, asked as a service on this day: with its requests, and its busiest minute as the busy stretch that it is sized for.
+/// Over the whole day it is asked as often as before.
+fn traced(
+    draws: &mut Random,
+    model: CatalogModel,
+    day: &DayOfTraffic,
+    minutes: usize,
+) -> (CatalogModel, DayOfTraffic, f64) {
+    let requests = day.requests();
+    let mean = |tokens: fn(&Minute) -> f64| {
+        let all = day.minutes().iter();
+        all.map(|minute| minute.requests * tokens(minute))
+            .sum::<f64>()
+            / requests
+    };
+    let size = RequestSize {
+        prompt: mean(|minute| minute.prompt),
+        output: mean(|minute| minute.output),
+    };
+    let busy_factor = day.peak_per_s() / day.mean_per_s();
+    let first = draws.below(day.minutes().len());
+    let all = day.minutes().iter().cycle();
+    let part = DayOfTraffic::new(all.skip(first).take(minutes).copied().collect());
+    let traffic = part
+        .expect("it has minutes")
+        .scaled(model.per_s / day.mean_per_s());
+    (CatalogModel { size, ..model }, traffic, busy_factor)
 }
 
 /// Busy stretches and quiet ones, each of a random length.

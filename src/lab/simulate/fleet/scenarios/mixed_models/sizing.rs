@@ -12,6 +12,7 @@ use crate::simulate::fleet::schedulers::{
     FleetScheduler, KubeSchedulerBaseline, PreemptionMode, ScoringStrategy, Stowage,
 };
 use crate::simulate::fleet::stage::Stage;
+use crate::simulate::fleet::traffic::DayOfTraffic;
 use stowage_scheduling::contention::ComputeSharing;
 use stowage_scheduling::policy::{AutoscalingRules, Class, Policy, UnusedRule};
 use stowage_scheduling::testkit::random::Random;
@@ -62,15 +63,22 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    pub fn new(placer: Placer, seed: u64, models: usize, minutes: usize) -> Self {
-        let shared = catalog(seed, models, minutes, GrantSizing::RightSized);
+    pub fn new(
+        placer: Placer,
+        seed: u64,
+        models: usize,
+        minutes: usize,
+        days: &[DayOfTraffic],
+    ) -> Self {
+        let catalog = |grants| catalog(seed, models, minutes, days, grants);
+        let shared = catalog(GrantSizing::RightSized);
         let granted: Bytes = shared
             .iter()
             .map(|model| model.grant.times((model.gpus * model.engines).into()))
             .sum();
         let least = granted.0.div_ceil(allocatable_vram().0) as usize;
         let models = match placer {
-            Placer::WholeGpus => catalog(seed, models, minutes, GrantSizing::WholeGpus),
+            Placer::WholeGpus => catalog(GrantSizing::WholeGpus),
             _ => shared,
         };
         let mut rollouts: Vec<usize> = (0..models.len()).collect();
