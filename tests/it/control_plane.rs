@@ -20,6 +20,7 @@ mod load;
 mod manifests;
 mod planner;
 mod pod_defaults;
+mod preflight;
 mod processes;
 mod recording;
 mod removal;
