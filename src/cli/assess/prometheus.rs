@@ -46,8 +46,10 @@ pub struct Prometheus {
 struct ApiAnswer<'a> {
     status: Cow<'a, str>,
     error: Option<String>,
-    #[serde(default)]
-    warnings: Vec<String>,
+    warnings: Option<Vec<String>>,
+    /// VictoriaMetrics' warning.
+    #[serde(default, rename = "isPartial")]
+    is_partial: bool,
     #[serde(borrow)]
     data: Option<Matrix<'a>>,
 }
@@ -192,8 +194,10 @@ impl Reader {
         }
         let incomplete =
             |warning: String| format!("Figures may be incomplete: {}.", printable(&warning));
-        self.warnings
-            .extend(answer.warnings.into_iter().map(incomplete));
+        let partial = "not all storage nodes have answered";
+        let partial = answer.is_partial.then(|| partial.to_owned());
+        let warnings = answer.warnings.into_iter().flatten().chain(partial);
+        self.warnings.extend(warnings.map(incomplete));
         let matrix = answer.data.context("an answer has no data")?;
         let kind = matrix.result_type;
         ensure!(kind == "matrix", "a {kind} is no answer to a range query");

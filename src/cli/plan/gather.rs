@@ -19,7 +19,7 @@ use stowage_sizing::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace
 use stowage_sizing::capacity_plan::report::{NotHeldReason, PodNotHeld};
 
 /// The most kinds of nodes of a plan: more than a cluster has.
-const MAX_KINDS: usize = 16;
+const MAX_KINDS: usize = 1024;
 
 /// Pods, as far as a plan can be made for them.
 #[derive(Debug, Default)]
