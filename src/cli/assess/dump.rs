@@ -19,6 +19,11 @@ use stowage_server::kubernetes::dump::Dump;
 use stowage_sizing::assess::need::Workload;
 use stowage_sizing::capacity_plan::question::PodToPlace;
 
+/// KAI's annotations of a pod with a part of a GPU: MiB, or a share.
+const MEMORY: &str = "gpu-memory";
+const FRACTION: &str = "gpu-fraction";
+const CUT: &str = "MIG slices stay as they are cut";
+
 /// How a pod has GPUs, as [`Workload`] says.
 pub struct Ask {
     pub gpus: u32,
@@ -110,13 +115,32 @@ pub fn read(path: &Path) -> Result<Cluster> {
     Ok(cluster)
 }
 
+impl Claimed {
+    /// How many devices, what part of a GPU each is, and why they stay as they are.
+    fn ask(&self, node: &NodeGpus) -> Option<(u32, f64, Option<String>)> {
+        let part = |profile: &Option<String>| match profile {
+            None => Some(1.0),
+            Some(profile) => Some(1.0 / f64::from(slices_of_gpu(profile, node.gpu.gpu_type)?)),
+        };
+        let parts: Option<Vec<f64>> = self.devices.iter().map(part).collect();
+        let count = self.devices.len() as u32;
+        let part = parts?.into_iter().sum::<f64>() / f64::from(count) / f64::from(self.pods);
+        let kept = match (self.devices.iter().any(Option::is_some), self.pods) {
+            (true, _) => Some(CUT.into()),
+            (false, 1) => None,
+            (false, _) => Some("a claim of several pods gives it a part of a GPU".into()),
+        };
+        Some((count, part, kept))
+    }
+}
+
 /// Administrators watch GPUs that others have, and not every claim is for GPUs.
 fn has_device(claimed: &Claimed) -> bool {
     !claimed.devices.is_empty()
 }
 
 fn is_by_claims(pod: &Pod) -> bool {
-    fraction(pod).is_none() && objects::uses_claims_only(pod)
+    !is_fraction(pod) && objects::uses_claims_only(pod)
 }
 
 /// Whether nothing says that the node's kubelet is gone.
@@ -132,14 +156,11 @@ fn has_gpu(pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
     let is_group = labels.is_some_and(|labels| labels.contains_key("runai-gpu-group"));
     let asks = objects::asks_for_gpu(pod) && !is_group || objects::uses_claims_only(pod);
-    !is_gone && (asks || fraction(pod).is_some())
+    !is_gone && (asks || is_fraction(pod))
 }
 
-/// KAI's annotations of a pod with a part of a GPU.
-fn fraction(pod: &Pod) -> Option<&str> {
-    ["gpu-memory", "gpu-fraction"]
-        .into_iter()
-        .find(|key| kai(pod, key).is_some())
+fn is_fraction(pod: &Pod) -> bool {
+    [MEMORY, FRACTION].iter().any(|key| kai(pod, key).is_some())
 }
 
 /// The number in an annotation of KAI, NaN if it is none.
@@ -188,60 +209,45 @@ impl Cluster {
     pub fn ask(&self, pod: &Pod, policy: &Policy) -> Option<Ask> {
         let node = self.node_of(pod)?;
         let total = node.gpu.total.0 as f64;
+        let mib = f64::from(1 << 20) / total;
         let shares = 1.0 / f64::from(node.shares);
-        let of_bytes = |bytes: f64| if total > 0.0 { bytes / total } else { shares };
-        let of_mib = |mib: f64| of_bytes(mib * (1u64 << 20) as f64);
+        let parts = [
+            ("KAI", kai(pod, MEMORY), mib),
+            ("KAI", kai(pod, FRACTION), 1.0),
+            ("HAMi", limit(pod, "nvidia.com/gpumem"), mib),
+            ("HAMi", limit(pod, "nvidia.com/gpumem-percentage"), 0.01),
+        ];
+        let mut parts = parts.into_iter();
+        let named = parts.find_map(|(by, amount, unit)| Some((by, amount? * unit)));
         let by = |by: &str| Some(format!("{by} gives it a part of a GPU"));
-        let slice = || Some("MIG slices stay as they are cut".to_owned());
-        let (gpus, part, kept) = if let Some(key) = fraction(pod) {
-            let gpus = kai(pod, "gpu-fraction-num-devices").unwrap_or(1.0);
-            let amount = kai(pod, key)?;
-            let is_memory = key == "gpu-memory";
-            let part = if is_memory { of_mib(amount) } else { amount };
-            (gpus as u32, part, by("KAI"))
-        } else if is_by_claims(pod) {
-            let Claimed { devices, pods, .. } = self.claimed(pod)?;
-            let part = |profile: &Option<String>| match profile {
-                None => Some(1),
-                Some(profile) => slices_of_gpu(profile, node.gpu.gpu_type),
-            };
-            let parts: Option<Vec<u32>> = devices.iter().map(part).collect();
-            let sum: f64 = parts?.into_iter().map(|part| 1.0 / f64::from(part)).sum();
-            let kept = match (devices.iter().any(Option::is_some), pods) {
-                (true, _) => slice(),
-                (false, 1) => None,
-                (false, _) => by("a claim of several pods"),
-            };
-            let part = sum / devices.len() as f64 / f64::from(*pods);
-            (devices.len() as u32, part, kept)
+        let (gpus, part, kept) = if is_by_claims(pod) {
+            self.claimed(pod)?.ask(node)?
         } else {
-            let demand = objects::demand(pod, policy).ok()?;
-            let amount = |name| {
-                let (_, amount) = limits(pod).find(|(known, _)| *known == name)?;
-                Some(amount.0.parse().unwrap_or(f64::NAN))
+            let by_plugin = objects::demand(pod, policy);
+            let gpus = match is_fraction(pod) {
+                true => kai(pod, "gpu-fraction-num-devices").unwrap_or(1.0) as u32,
+                false => by_plugin.as_ref().ok()?.gpus,
             };
-            let percentage = amount("nvidia.com/gpumem-percentage");
-            let by_hami = amount("nvidia.com/gpumem").map(of_mib);
-            let by_hami = by_hami.or(percentage.map(|percent| percent / 100.0));
-            let is_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
-            let (part, kept) = match by_hami {
-                _ if objects::asks_for_vram(pod) => {
-                    (of_bytes(demand.per_gpu.0 as f64), by("Stowage"))
+            let (part, kept) = match (named, by_plugin) {
+                (Some((who, part)), _) => (part, by(who)),
+                (None, Ok(demand)) if objects::asks_for_vram(pod) => {
+                    (demand.per_gpu.0 as f64 / total, by("Stowage"))
                 }
-                Some(part) => (part, by("HAMi")),
-                None if is_slice || node.mig_gpus == node.gpus => {
-                    (1.0 / f64::from(node.slices), slice())
+                _ if node.mig_gpus == node.gpus || has_slice(pod) => {
+                    (1.0 / f64::from(node.slices), Some(CUT.into()))
                 }
-                None if node.shares == 1 => (1.0, None),
-                None => (shares, by("time-slicing, or what else shares GPUs,")),
+                _ if node.shares == 1 => (1.0, None),
+                _ => (shares, by("time-slicing, or what else shares GPUs,")),
             };
-            (demand.gpus, part, kept)
+            (gpus, part, kept)
         };
         let mut owners = pod.metadata.owner_references.iter().flatten();
         let is_daemon = owners.any(|owner| owner.kind == "DaemonSet");
         let daemon = is_daemon.then(|| "it runs on each node".to_owned());
         let no_memory = (total == 0.0).then(|| "the memory of its GPU is not known".to_owned());
         let kept = kept.or(daemon).or(no_memory);
+        // Without a total no amount is a part.
+        let part = if part.is_infinite() { shares } else { part };
         let is_possible = part > 0.0 && part <= 1.0 && (1..=MAX_GPUS).contains(&gpus);
         is_possible.then_some(Ask { gpus, part, kept })
     }
@@ -327,6 +333,16 @@ fn limits(pod: &Pod) -> impl Iterator<Item = (&String, &Quantity)> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let resources = containers.filter_map(|one| one.resources.as_ref());
     resources.flat_map(|resources| resources.limits.iter().flatten())
+}
+
+/// The number in a limit, NaN if it is none.
+fn limit(pod: &Pod, name: &str) -> Option<f64> {
+    let (_, amount) = limits(pod).find(|(known, _)| *known == name)?;
+    Some(amount.0.parse().unwrap_or(f64::NAN))
+}
+
+fn has_slice(pod: &Pod) -> bool {
+    limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX))
 }
 
 /// Kind, namespace and name of what makes the pod again; the pod itself, if nothing does.

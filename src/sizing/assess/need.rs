@@ -89,6 +89,11 @@ impl<'m> Measured<'m> {
         Some(self.samples(of)?.peak)
     }
 
+    /// As [`Samples::quantile`] says.
+    pub fn quantile(self, of: Quantity, percent: f64, hour: Option<usize>) -> Option<f64> {
+        self.samples(of)?.quantile(of, percent, hour)
+    }
+
     /// How its compute is measured.
     pub fn compute(self) -> Option<Quantity> {
         let mut measures = COMPUTE.into_iter();
@@ -157,10 +162,8 @@ impl<'m> Measured<'m> {
         if used.is_some_and(|used| used < weights) {
             return Err(unknown("it has less VRAM in use than its weights take"));
         }
-        let at_hour = hour.and_then(|(hour, percent)| {
-            let samples = self.samples(Quantity::KvUsage)?;
-            samples.quantile(Quantity::KvUsage, percent, Some(hour))
-        });
+        let at_hour =
+            hour.and_then(|(hour, percent)| self.quantile(Quantity::KvUsage, percent, Some(hour)));
         let count = |of| self.peak(of).map(|count| count as u64);
         let preemptions = self.samples(Quantity::Preemptions);
         let observation = Observation {
@@ -188,8 +191,7 @@ impl<'m> Measured<'m> {
     fn process_need(self) -> Result<(Bytes, String), Need> {
         let peak = self.covered_peak(Quantity::Vram, "its VRAM")?;
         self.check_compute()?;
-        let computed = self.computed(|samples, of| samples.quantile(of, 50.0, None));
-        let computed = computed.unwrap_or(1.0);
+        let computed = self.computed(None).unwrap_or(1.0);
         if computed >= BUSY {
             let why = format!("it computes {:.0} % of the time", computed * 100.0);
             return Err(own(OwnGpu::Busy, why));
@@ -204,20 +206,17 @@ impl<'m> Measured<'m> {
         self.covered_peak(measure, "what it computes")
     }
 
-    /// A share of the time for which it computes, 0 to 1.
-    fn computed(self, read: impl Fn(&Samples, Quantity) -> Option<f64>) -> Option<f64> {
+    /// A share of the time for which it computes, 0 to 1: the median, of one hour of the day or of all.
+    fn computed(self, hour: Option<usize>) -> Option<f64> {
         let measure = self.compute()?;
-        Some(read(self.samples(measure)?, measure)? / measure.most())
+        Some(self.quantile(measure, 50.0, hour)? / measure.most())
     }
 
     /// A step of the workload alone on its GPU, and for which share of the time it works in its busiest hour; unknown is always.
     pub fn work(self) -> EngineWork {
-        let busiest = self.computed(|samples, of| {
-            let medians = (0..24).filter_map(|hour| samples.quantile(of, 50.0, Some(hour)));
-            medians.max_by(f64::total_cmp)
-        });
+        let hours = (0..24).filter_map(|hour| self.computed(Some(hour)));
         let job = EngineWork {
-            busy: busiest.unwrap_or(1.0),
+            busy: hours.max_by(f64::total_cmp).unwrap_or(1.0),
             ..EngineWork::job(1.0)
         };
         self.engine_work(job).unwrap_or(job)
@@ -227,8 +226,7 @@ impl<'m> Measured<'m> {
         let speed = GpuSpeed::of(self.workload.gpu.as_ref()?.model.as_str())?;
         let (model, arguments) = self.workload.model.as_ref()?.as_ref().ok()?;
         let estimate = Estimate::for_model(model, arguments).ok()?;
-        let running = self.samples(Quantity::Running);
-        let running = running.and_then(|samples| samples.quantile(Quantity::Running, 50.0, None));
+        let running = self.quantile(Quantity::Running, 50.0, None);
         let operations = 2.0 * estimate.active_parameters as f64 / arguments.tensor_parallel as f64;
         Some(EngineWork {
             overhead_s: STEP_OVERHEAD_S,

@@ -83,7 +83,7 @@ impl Distribution {
             _ => 1.0,
         };
         let whole = |value: f64| (value * unit - 1e-6).ceil() as u64;
-        let at = |percent, hour| samples.quantile(of, percent, hour).map(whole);
+        let at = |percent, hour| measured.quantile(of, percent, hour).map(whole);
         Some(Self {
             p50: at(50.0, None)?,
             quantile: at(percent, None)?,

@@ -20,6 +20,7 @@ fn counts(said: &Value) -> [Option<f64>; 3] {
     ["GPUs today", "GPUs requested", "GPUs that suffice"].map(|name| figure(said, name))
 }
 
+/// That nothing is said to be saved where something cannot be read.
 fn is_unknown(said: &Value) {
     assert_eq!(figure(said, "GPUs that suffice"), None, "{said:#}");
     let summary = said["summary"].as_str().unwrap();
@@ -49,7 +50,11 @@ fn a_partition_of_gke_is_a_part_of_a_gpu() {
     shared["cloud.google.com/gke-max-shared-clients-per-gpu"] = json!("4");
     assert_eq!(counts(&said(shared, "16"))[0], Some(2.0));
     for unread in ["third", "9g.10gb"] {
-        is_unknown(&said(gke(unread), "16"));
+        let said = said(gke(unread), "16");
+        is_unknown(&said);
+        let cautions = said["cautions"].to_string();
+        let expected = "nothing says how many GPUs they have: 1 node, such as n1.";
+        assert!(cautions.contains(expected), "{cautions}");
     }
 }
 
@@ -95,10 +100,14 @@ fn hami_registers_its_gpus_in_commas_before_2_8() {
     }
 }
 
-/// What is said of pod `a`, which has these claims, each of devices with such results.
+/// What is said of pod `a`, which has these claims, each of devices with such results, on a node with two GPUs.
 fn claiming(claims: &[Vec<Value>], named: usize) -> Value {
-    let device = |at: usize| json!({ "name": format!("gpu-{at}"), "attributes": { "type": { "string": "gpu" }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
-    let slice = json!({ "kind": "ResourceSlice", "metadata": { "name": "s" }, "spec": { "driver": "gpu.nvidia.com", "nodeName": "n1", "devices": [device(0), device(1)] } });
+    let device = |at: usize| json!({ "name": format!("gpu-{at}"), "attributes": { "type": { "string": "gpu" }, "uuid": { "string": format!("GPU-{at}") }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
+    on_devices(&[device(0), device(1)], claims, named)
+}
+
+fn on_devices(devices: &[Value], claims: &[Vec<Value>], named: usize) -> Value {
+    let slice = json!({ "kind": "ResourceSlice", "metadata": { "name": "s" }, "spec": { "driver": "gpu.nvidia.com", "nodeName": "n1", "devices": devices } });
     let claim =
         |at: usize| json!({ "name": format!("c{at}"), "resourceClaimName": format!("c{at}") });
     let mut claiming = pod("a", json!({}), json!({}));
@@ -130,6 +139,25 @@ fn a_claim_of_an_administrator_takes_no_gpu() {
     assert_eq!(counts(&claiming(&[vec![card]], 1))[1], Some(0.0));
     // Of one claim of two nobody knows what it has.
     is_unknown(&claiming(&[watched.to_vec()], 2));
+}
+
+#[test]
+fn slices_of_a_dra_driver_are_parts_of_the_gpu_that_they_are_cut_from() {
+    let device = |profile: &str, at: usize| json!({ "name": format!("gpu-0-mig-{}-19-{at}", profile.replace('.', "")), "attributes": { "type": { "string": "mig" }, "uuid": { "string": format!("MIG-{at}") }, "parentUUID": { "string": "GPU-0" }, "profile": { "string": profile }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
+    let of = |profiles: &[&str]| {
+        let devices = profiles.iter().zip(0..);
+        let devices: Vec<Value> = devices.map(|(profile, at)| device(profile, at)).collect();
+        let result =
+            |device: &Value| json!({ "driver": "gpu.nvidia.com", "device": device["name"] });
+        let results = devices.iter().map(result).collect();
+        on_devices(&devices, &[results], 1)
+    };
+    for profiles in [&["1g.10gb"; 7][..], &["3g.40gb", "2g.20gb", "1g.10gb"]] {
+        let said = of(profiles);
+        assert_eq!(counts(&said), [Some(1.0); 3], "{profiles:?}");
+        assert_eq!(workload(&said, "n/a")["ownGpu"], "kept");
+    }
+    is_unknown(&of(&["8g.90gb"]));
 }
 
 /// Forty nodes, each another as `change` makes it, and a pod on each of them as `select` makes it.
