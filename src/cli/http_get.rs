@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::StatusCode;
+use http::request::Builder;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::Connect;
@@ -14,7 +15,7 @@ pub const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// The whole answer, within the time to wait. `remedy` is what may help against one that is too slow or too large.
 pub async fn get<C: Connect + Clone + Send + Sync + 'static>(
     client: &Client<C, Empty<Bytes>>,
-    request: http::request::Builder,
+    request: Builder,
     wait: Duration,
     remedy: &str,
 ) -> Result<(StatusCode, Bytes)> {
@@ -44,6 +45,7 @@ pub async fn get<C: Connect + Clone + Send + Sync + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::Request;
     use hyper_util::rt::TokioExecutor;
 
     #[tokio::test]

@@ -109,6 +109,8 @@ pub fn read(path: &Path) -> Result<Cluster> {
             }
         }
     }
+    // Administrators watch GPUs that others have, and not every claim is for GPUs.
+    let has_device = |claimed: &Claimed| !claimed.devices.is_empty();
     let mut pods = std::mem::take(&mut cluster.pods);
     pods.retain(|pod| !is_by_claims(pod) || cluster.claimed(pod).is_none_or(has_device));
     cluster.pods = pods;
@@ -132,11 +134,6 @@ impl Claimed {
         };
         Some((count, part, kept))
     }
-}
-
-/// Administrators watch GPUs that others have, and not every claim is for GPUs.
-fn has_device(claimed: &Claimed) -> bool {
-    !claimed.devices.is_empty()
 }
 
 fn is_by_claims(pod: &Pod) -> bool {
@@ -219,6 +216,7 @@ impl Cluster {
         ];
         let mut parts = parts.into_iter();
         let named = parts.find_map(|(by, amount, unit)| Some((by, amount? * unit)));
+        let has_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
         let by = |by: &str| Some(format!("{by} gives it a part of a GPU"));
         let (gpus, part, kept) = if is_by_claims(pod) {
             self.claimed(pod)?.ask(node)?
@@ -233,7 +231,7 @@ impl Cluster {
                 (None, Ok(demand)) if objects::asks_for_vram(pod) => {
                     (demand.per_gpu.0 as f64 / total, by("Stowage"))
                 }
-                _ if node.mig_gpus == node.gpus || has_slice(pod) => {
+                _ if node.mig_gpus == node.gpus || has_slice => {
                     (1.0 / f64::from(node.slices), Some(CUT.into()))
                 }
                 _ if node.shares == 1 => (1.0, None),
@@ -339,10 +337,6 @@ fn limits(pod: &Pod) -> impl Iterator<Item = (&String, &Quantity)> {
 fn limit(pod: &Pod, name: &str) -> Option<f64> {
     let (_, amount) = limits(pod).find(|(known, _)| *known == name)?;
     Some(amount.0.parse().unwrap_or(f64::NAN))
-}
-
-fn has_slice(pod: &Pod) -> bool {
-    limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX))
 }
 
 /// Kind, namespace and name of what makes the pod again; the pod itself, if nothing does.

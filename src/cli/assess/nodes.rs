@@ -131,14 +131,13 @@ impl NodeGpus {
 
 /// The GPUs' names, in either of the forms of HAMi's register.
 fn registered_by_hami(register: &str) -> Option<Vec<String>> {
-    let names: Option<Vec<String>> = match register.starts_with('[') {
-        true => {
-            let devices: Vec<Value> = serde_json::from_str(register).ok()?;
+    let names: Option<Vec<String>> = match serde_json::from_str::<Vec<Value>>(register) {
+        Ok(devices) => {
             let name = |device: &Value| Some(device["type"].as_str()?.to_owned());
             devices.iter().map(name).collect()
         }
         // Before 2.8.
-        false => {
+        Err(_) => {
             let devices = register.trim_end_matches(':').split(':');
             let name = |device: &str| {
                 let fields: Vec<&str> = device.split(',').collect();
