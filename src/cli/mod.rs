@@ -10,6 +10,7 @@ mod cluster_credentials;
 mod connections;
 mod estimate;
 mod explain;
+mod http_get;
 mod leader_forward;
 mod log;
 mod models;

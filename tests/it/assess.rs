@@ -1,6 +1,7 @@
 //! `stowage assess`: what it says of a cluster whose truth is known, and of clusters in which GPUs are handed out in other ways.
 
 mod fixture;
+mod forms;
 mod prometheus;
 
 use fixture::{HOURS, START, answer, dump, folder, idle_gpus, week, workloads};

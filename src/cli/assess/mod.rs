@@ -1,8 +1,9 @@
-//! `stowage assess`: what sharing GPUs would save in a cluster as it is. [`dump`] reads how its pods have GPUs today, [`prometheus`]
-//! what they use, [`model`] which models they serve; [`text`] and [`page`] print the answer. Nothing is decided here.
+//! `stowage assess`: what sharing GPUs would save in a cluster as it is. [`nodes`] reads how it hands out GPUs, [`dump`] what pods have of
+//! them, [`prometheus`] what they use, [`model`] which models they serve; [`text`] and [`page`] print the answer. Nothing is decided here.
 
 mod dump;
 mod model;
+mod nodes;
 mod page;
 mod prometheus;
 mod text;
@@ -206,7 +207,7 @@ impl AssessArgs {
 
 /// What no figure has, for people.
 fn left_out(cluster: &Cluster, foreign: usize) -> Vec<String> {
-    let (mut texts, unbound) = (Vec::new(), &cluster.unbound);
+    let mut texts = Vec::new();
     let nodes = cluster.nodes.values();
     let gone = nodes.filter(|(node, _)| !dump::is_ready(node)).count();
     if gone > 0 {
@@ -218,12 +219,18 @@ fn left_out(cluster: &Cluster, foreign: usize) -> Vec<String> {
             "Left out as their hosts are no nodes of the dump: {foreign} of the time series of GPUs."
         ));
     }
-    if !unbound.is_empty() {
-        let pods = plural(unbound.len(), "pod");
-        let first = printable(&unbound[0]);
-        texts.push(format!(
-            "Left out as they have no node: {pods}, such as {first}."
-        ));
+    for (why, what, names) in [
+        ("they have no node", "pod", &cluster.unbound),
+        (
+            "nothing says how many GPUs they have",
+            "node",
+            &cluster.unread,
+        ),
+    ] {
+        if let Some(first) = names.first() {
+            let (count, first) = (plural(names.len(), what), printable(first));
+            texts.push(format!("Left out as {why}: {count}, such as {first}."));
+        }
     }
     texts
 }

@@ -1,6 +1,6 @@
 //! An assessment as one page of HTML that needs nothing else: for a manager, each figure with its source and its caution.
 
-use super::text::{could_request, value, why};
+use super::text::{self, value};
 use stowage_sizing::assess::report::{Assessment, Distribution, WorkloadAnswer};
 
 const STYLE: &str = "\
@@ -20,11 +20,9 @@ pub fn page(answer: &Assessment) -> String {
     let jobs = answer.hours.iter().map(|one| one.jobs.map(f64::from));
     let rows = answer.workloads.iter().map(row);
     let unplaced = answer.not_held.iter();
-    let unplaced = unplaced.map(|pod| format!("<li>{} has no place.</li>", pod.pod));
-    let cautions = answer
-        .cautions
-        .iter()
-        .map(|one| format!("<li>{}</li>", escape(one)));
+    let unplaced = unplaced.map(|pod| format!("{} has no place.", pod.pod));
+    let cautions = unplaced.chain(answer.cautions.iter().cloned());
+    let cautions = cautions.map(|one| format!("<li>{}</li>", escape(&one)));
     format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>GPUs by use</title><style>{STYLE}</style><h1>{}</h1><div class=\"figures\">{}</div>\
@@ -36,40 +34,31 @@ pub fn page(answer: &Assessment) -> String {
         chart("Idle GPUs", &idle.collect::<Vec<_>>()),
         chart("Jobs that fit beside", &jobs.collect::<Vec<_>>()),
         rows.collect::<String>(),
-        unplaced.chain(cautions).collect::<String>(),
+        cautions.collect::<String>(),
     )
 }
 
 fn row(one: &WorkloadAnswer) -> String {
-    let gib = (1u64 << 30) as f64;
-    let cells = [
-        cell(one.vram_bytes.as_ref(), gib),
-        cell(one.compute_percent.as_ref(), 1.0),
-        cell(one.kv_cache_percent.as_ref(), 1.0),
-        cell(one.waiting.as_ref(), 1.0),
+    let measured = [
+        &one.vram_bytes,
+        &one.compute_percent,
+        &one.kv_cache_percent,
+        &one.waiting,
     ];
-    format!(
-        "<tr><td>{}<td>{}{}<td>{}<td>{}</tr>",
-        escape(&one.workload),
-        one.gpus,
-        cells.concat(),
-        could_request(one),
-        escape(&why(one))
-    )
+    let mut cells: Vec<String> = text::row(one).iter().map(|cell| escape(cell)).collect();
+    for (cell, of) in cells[2..].iter_mut().zip(measured) {
+        *cell += &of.as_ref().map_or(String::new(), by_hour);
+    }
+    let why = escape(&text::why(one));
+    format!("<tr><td>{}<td>{why}</tr>", cells.join("<td>"))
 }
 
-fn cell(of: Option<&Distribution>, unit: f64) -> String {
-    let Some(of) = of else {
-        return "<td>unknown".into();
-    };
-    let three = [of.p50, of.quantile, of.peak]
-        .map(|value| ((value as f64 / unit * 10.0).round() / 10.0).to_string());
+fn by_hour(of: &Distribution) -> String {
     let hours = of.by_hour.iter().map(|hour| hour.map(|value| value as f64));
-    let covered = of.covered_percent;
+    let bars = bars(&hours.collect::<Vec<_>>(), false);
     format!(
-        "<td>{}<small>{covered} % of the window</small>{}",
-        three.join(" / "),
-        bars(&hours.collect::<Vec<_>>(), false)
+        "<small>{} % of the window</small>{bars}",
+        of.covered_percent
     )
 }
 
@@ -83,14 +72,10 @@ fn chart(what: &str, values: &[Option<f64>]) -> String {
 
 /// A bar for each hour; an unknown one has none.
 fn bars(values: &[Option<f64>], has_text: bool) -> String {
-    let most = values
-        .iter()
-        .flatten()
-        .fold(0.0, |most: f64, value| most.max(*value))
-        .max(1e-9);
+    let known = values.iter().flatten();
+    let most = known.fold(1e-9, |most: f64, value| most.max(*value));
     let bar = |(hour, value): (usize, &Option<f64>)| {
-        let (x, known) = (hour * 24, value.unwrap_or(0.0));
-        let height = known / most * 60.0;
+        let (x, height) = (hour * 24, value.unwrap_or(0.0) / most * 60.0);
         let title = value.map_or("?".to_owned(), |value| value.to_string());
         let text = match has_text {
             true => format!(
@@ -112,12 +97,12 @@ fn bars(values: &[Option<f64>], has_text: bool) -> String {
 }
 
 fn escape(text: &str) -> String {
-    let one = |letter| match letter {
-        '&' => "&amp;".to_owned(),
-        '<' => "&lt;".to_owned(),
-        '>' => "&gt;".to_owned(),
-        '"' => "&quot;".to_owned(),
-        other => String::from(other),
-    };
-    text.chars().map(one).collect()
+    let markup = [
+        ('&', "&amp;"),
+        ('<', "&lt;"),
+        ('>', "&gt;"),
+        ('"', "&quot;"),
+    ];
+    let escaped = |text: String, (letter, name)| text.replace(letter, name);
+    markup.into_iter().fold(text.to_owned(), escaped)
 }

@@ -2,14 +2,11 @@
 //! from a file of its answers. They are folded answer by answer.
 
 use crate::cli::access::connector;
+use crate::cli::http_get::get;
 use crate::cli::operators_client::escape_query_value;
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use bytes::Bytes as Chunk;
-use http::{HeaderMap, Request, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_rustls::HttpsConnector;
+use anyhow::{Context, Result, bail, ensure};
+use http::{Request, header};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,8 +21,7 @@ use stowage_telemetry::trust::{Trust, authorization};
 
 /// How long one query of `stowage assess` waits: Prometheus itself gives up after two minutes.
 const PROMETHEUS_TIMEOUT: Duration = Duration::from_secs(130);
-/// The largest answer: a day of 7,000 GPUs by the minute.
-const MAX_ANSWER_BYTES: usize = 256 << 20;
+const ASK_FOR_LESS: &str = "; a longer --step asks for less";
 const DAY_S: i64 = 86_400;
 const GPU_METRICS: [(&str, Quantity); 3] = [
     ("DCGM_FI_DEV_FB_USED", Quantity::Vram),
@@ -46,8 +42,10 @@ pub struct Prometheus {
 struct ApiAnswer<'a> {
     status: Cow<'a, str>,
     error: Option<String>,
-    #[serde(default)]
-    warnings: Vec<String>,
+    warnings: Option<Vec<String>>,
+    /// VictoriaMetrics' warning.
+    #[serde(default, rename = "isPartial")]
+    is_partial: bool,
     #[serde(borrow)]
     data: Option<Matrix<'a>>,
 }
@@ -89,7 +87,7 @@ pub struct Reader {
     nodes: BTreeSet<String>,
     /// Series of GPUs of other nodes.
     pub foreign: usize,
-    engine_metrics: BTreeMap<String, &'static MetricReading>,
+    engine_metrics: BTreeMap<String, (Quantity, &'static MetricReading)>,
 }
 
 impl Reader {
@@ -100,11 +98,13 @@ impl Reader {
     ) -> Self {
         let dialects = DECLARATIONS.iter().flat_map(|one| one.dialects);
         let metrics = dialects.flat_map(|dialect| {
-            let metrics = dialect
-                .metrics
-                .iter()
-                .filter(|(_, reading)| is_read(reading));
-            metrics.map(|(name, reading)| (format!("{}{name}", dialect.prefix), reading))
+            let metrics = dialect.metrics.iter();
+            metrics.filter_map(|(name, reading)| {
+                Some((
+                    format!("{}{name}", dialect.prefix),
+                    (quantity(reading)?, reading),
+                ))
+            })
         });
         Self {
             usage: Usage::default(),
@@ -143,16 +143,17 @@ impl Reader {
         let end = end - end.rem_euclid(step);
         let start = end - window + step;
         (self.usage.window, self.usage.step) = (Some((start, end)), Some(step));
-        let mut headers = HeaderMap::new();
         let is_tls = from.url.starts_with("https://");
         ensure!(
             !is_tls || from.ca.is_some(),
             "https:// needs --prometheus-ca"
         );
-        if let Some(file) = &from.token_file {
-            ensure!(is_tls, "a token is sent over https:// only");
-            headers.insert(header::AUTHORIZATION, authorization(file)?);
-        }
+        let token_file = from.token_file.as_ref();
+        ensure!(
+            is_tls || token_file.is_none(),
+            "a token is sent over https:// only"
+        );
+        let token = token_file.map(|file| authorization(file)).transpose()?;
         let trust = Trust::new(from.ca.clone()).context("--prometheus-ca")?;
         let client = Client::builder(TokioExecutor::new()).build(connector(&trust.config, None));
         let engines: Vec<&str> = self.engine_metrics.keys().map(String::as_str).collect();
@@ -165,18 +166,22 @@ impl Reader {
             let last = end.min(first + DAY_S.max(step) - step);
             for query in &queries {
                 let query = escape_query_value(query);
-                let url = format!(
+                let mut request = Request::get(format!(
                     "{base}/api/v1/query_range?query={query}&start={first}&end={last}&step={step}"
-                );
-                let answer = get(&client, &url, &headers);
-                let answer = tokio::time::timeout(PROMETHEUS_TIMEOUT, answer).await;
-                let late = || {
-                    anyhow!(
-                        "it has not answered within {} s; a longer --step asks for less",
-                        PROMETHEUS_TIMEOUT.as_secs()
-                    )
-                };
-                self.fold(parse(&answer.map_err(|_| late())??)?)?;
+                ));
+                if let Some(token) = &token {
+                    request = request.header(header::AUTHORIZATION, token);
+                }
+                let (status, body) =
+                    get(&client, request, PROMETHEUS_TIMEOUT, ASK_FOR_LESS).await?;
+                match serde_json::from_slice(&body) {
+                    Ok(answer) => self.fold(answer)?,
+                    Err(_) if !status.is_success() => bail!("it answers {status}; {ADDRESS}"),
+                    Err(error) => {
+                        let what = format!("that is no answer of a Prometheus; {ADDRESS}");
+                        return Err(error).context(what);
+                    }
+                }
             }
             first = last + step;
         }
@@ -192,8 +197,10 @@ impl Reader {
         }
         let incomplete =
             |warning: String| format!("Figures may be incomplete: {}.", printable(&warning));
-        self.warnings
-            .extend(answer.warnings.into_iter().map(incomplete));
+        let partial = "not all storage nodes have answered";
+        let partial = answer.is_partial.then(|| partial.to_owned());
+        let warnings = answer.warnings.into_iter().flatten().chain(partial);
+        self.warnings.extend(warnings.map(incomplete));
         let matrix = answer.data.context("an answer has no data")?;
         let kind = matrix.result_type;
         ensure!(kind == "matrix", "a {kind} is no answer to a range query");
@@ -235,13 +242,13 @@ impl Reader {
             None => {
                 let model = raw.label(&["model_name"]).map(printable);
                 self.models.extend(workload.zip(model));
-                let (quantity, value) = reading(self.engine_metrics.get(name)?, raw)?;
-                (
-                    quantity,
-                    format!("{}/{}", namespace?, pod?),
-                    Some(workload?),
-                    value,
-                )
+                let (quantity, reading) = *self.engine_metrics.get(name)?;
+                let value = match reading {
+                    MetricReading::Labels(labels) => Some(kv_tokens(labels, raw)?),
+                    _ => None,
+                };
+                let engine = format!("{}/{}", namespace?, pod?);
+                (quantity, engine, Some(workload?), value)
             }
         };
         let values = raw.values.iter().map(|(time, text)| {
@@ -271,67 +278,28 @@ impl Reader {
     }
 }
 
-fn is_read(reading: &MetricReading) -> bool {
-    let is_known = |of: &MetricQuantity| quantity(*of).is_some();
-    matches!(reading, MetricReading::Labels(_))
-        || matches!(reading, MetricReading::Value(of) if is_known(of))
+/// What a series of an engine measures, if that is needed.
+fn quantity(reading: &MetricReading) -> Option<Quantity> {
+    Some(match reading {
+        MetricReading::Labels(_) => Quantity::KvTokens,
+        MetricReading::Value(of) => match of {
+            MetricQuantity::KvUsage | MetricQuantity::KvUsageOldName => Quantity::KvUsage,
+            MetricQuantity::Waiting => Quantity::Waiting,
+            MetricQuantity::Running => Quantity::Running,
+            MetricQuantity::KvTokens => Quantity::KvTokens,
+            MetricQuantity::Preemptions => Quantity::Preemptions,
+            _ => return None,
+        },
+        _ => return None,
+    })
 }
 
-/// What a series of an engine measures, and its value where a label has it.
-fn reading(reading: &MetricReading, raw: &RawSeries<'_>) -> Option<(Quantity, Option<f64>)> {
-    let labels = match reading {
-        MetricReading::Value(of) => return Some((quantity(*of)?, None)),
-        MetricReading::Labels(labels) => labels,
-        _ => return None,
-    };
+/// Tokens that the KV cache holds, as labels say it.
+fn kv_tokens(labels: &[(&str, MetricQuantity)], raw: &RawSeries<'_>) -> Option<f64> {
     let number = |wanted| {
         let (key, _) = labels.iter().find(|(_, of)| *of == wanted)?;
         raw.label(&[*key])?.parse::<f64>().ok()
     };
     let blocks = number(MetricQuantity::KvBlocks).zip(number(MetricQuantity::BlockTokens));
-    let tokens = number(MetricQuantity::KvTokens).or(blocks.map(|(count, each)| count * each))?;
-    Some((Quantity::KvTokens, Some(tokens)))
-}
-
-fn quantity(of: MetricQuantity) -> Option<Quantity> {
-    Some(match of {
-        MetricQuantity::KvUsage | MetricQuantity::KvUsageOldName => Quantity::KvUsage,
-        MetricQuantity::Waiting => Quantity::Waiting,
-        MetricQuantity::Running => Quantity::Running,
-        MetricQuantity::KvTokens => Quantity::KvTokens,
-        MetricQuantity::Preemptions => Quantity::Preemptions,
-        _ => return None,
-    })
-}
-
-fn parse(body: &[u8]) -> Result<ApiAnswer<'_>> {
-    serde_json::from_slice(body)
-        .with_context(|| format!("that is no answer of a Prometheus; {ADDRESS}"))
-}
-
-async fn get(
-    client: &Client<HttpsConnector<HttpConnector>, Empty<Chunk>>,
-    url: &str,
-    headers: &HeaderMap,
-) -> Result<Chunk> {
-    let mut request = Request::get(url)
-        .body(Empty::new())
-        .context("this is no URL")?;
-    request.headers_mut().clone_from(headers);
-    let answer = client
-        .request(request)
-        .await
-        .context("it cannot be reached")?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
-        .collect()
-        .await;
-    let body = body
-        .map_err(|error| anyhow!("its answer broke off: {error}; a longer --step asks for less"))?;
-    let body = body.to_bytes();
-    ensure!(
-        status.is_success() || parse(&body).is_ok(),
-        "it answers {status}; {ADDRESS}"
-    );
-    Ok(body)
+    number(MetricQuantity::KvTokens).or(blocks.map(|(count, each)| count * each))
 }

@@ -4,7 +4,7 @@ use crate::cli::output::Columns;
 use stowage_sizing::assess::report::{Assessment, Distribution, WorkloadAnswer};
 
 /// Shown where a figure is not known.
-pub const UNKNOWN: &str = "unknown";
+const UNKNOWN: &str = "unknown";
 
 pub fn text(answer: &Assessment, columns: Columns) -> String {
     let rows = answer.figures.iter().map(|figure| {
@@ -65,11 +65,8 @@ pub fn value(value: Option<f64>) -> String {
     value.map_or(UNKNOWN.to_owned(), |value| value.to_string())
 }
 
-fn row(one: &WorkloadAnswer) -> Vec<String> {
-    let three = |of: &Option<Distribution>, unit: fn(u64) -> String| match of {
-        None => UNKNOWN.to_owned(),
-        Some(of) => [of.p50, of.quantile, of.peak].map(unit).join("/"),
-    };
+/// Name, GPUs, what is measured, and the request.
+pub fn row(one: &WorkloadAnswer) -> Vec<String> {
     let plain = |count: u64| count.to_string();
     vec![
         one.workload.clone(),
@@ -82,11 +79,18 @@ fn row(one: &WorkloadAnswer) -> Vec<String> {
     ]
 }
 
+fn three(of: &Option<Distribution>, unit: fn(u64) -> String) -> String {
+    match of {
+        None => UNKNOWN.to_owned(),
+        Some(of) => [of.p50, of.quantile, of.peak].map(unit).join("/"),
+    }
+}
+
 fn gib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / (1u64 << 30) as f64)
 }
 
-pub fn could_request(one: &WorkloadAnswer) -> String {
+fn could_request(one: &WorkloadAnswer) -> String {
     match (one.could_request_bytes, one.own_gpu) {
         (Some(each), _) => format!("{each} a GPU"),
         (None, reason) => {

@@ -1,13 +1,13 @@
 //! A running engine, as its metrics page, an agent's report, or a running service shows it.
 
 use super::ObserveArgs;
+use crate::cli::http_get::{MAX_ANSWER_BYTES, get};
 use crate::cli::operators_client;
 use crate::cli::pod_argument::pod_key;
 use crate::cli::standard_input::is_standard_input;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes as Chunk;
-use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty, Limited};
+use http::{Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
@@ -29,8 +29,6 @@ struct Reported {
     report: NodeReport,
 }
 
-/// Maximum input: metrics pages of the largest engines have some MiB, and a cluster's reports some dozens.
-const MAX_INPUT_BYTES: usize = 256 << 20;
 /// Timeout for a metrics page: an engine that is busy answers late.
 const METRICS_PAGE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -66,12 +64,12 @@ pub async fn observe(what: &str, args: &ObserveArgs) -> Result<Observation> {
 fn read_limited(source: impl Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source
-        .take(MAX_INPUT_BYTES as u64 + 1)
+        .take(MAX_ANSWER_BYTES as u64 + 1)
         .read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_INPUT_BYTES {
+    if bytes.len() > MAX_ANSWER_BYTES {
         bail!(
             "it is larger than {}, which neither a metrics page nor a report is",
-            Bytes(MAX_INPUT_BYTES as u64)
+            Bytes(MAX_ANSWER_BYTES as u64)
         );
     }
     Ok(bytes)
@@ -194,37 +192,11 @@ async fn from_service(key: &PodKey, args: &ObserveArgs) -> Result<Observation> {
     })
 }
 
-async fn fetch(url: &str) -> Result<Vec<u8>> {
-    let uri: Uri = url.parse().context("this is no URL")?;
-    let client: Client<_, Empty<Chunk>> = Client::builder(TokioExecutor::new()).build_http();
-    let request = Request::get(uri)
-        .body(Empty::new())
-        .context("this is no URL")?;
-    let answered = async {
-        let answer = client
-            .request(request)
-            .await
-            .map_err(|error| match error.is_connect() {
-                true => anyhow::anyhow!("nothing listens there, or it cannot be reached"),
-                false => error.into(),
-            })?;
-        if answer.status() != StatusCode::OK {
-            bail!(
-                "it answers {}; the page is usually at /metrics",
-                answer.status()
-            );
-        }
-        let body = Limited::new(answer.into_body(), MAX_INPUT_BYTES)
-            .collect()
-            .await;
-        let body = body.map_err(|error| anyhow::anyhow!("its answer broke off: {error}"))?;
-        Ok(body.to_bytes().to_vec())
-    };
-    let timed = tokio::time::timeout(METRICS_PAGE_TIMEOUT, answered).await;
-    timed.unwrap_or_else(|_| {
-        bail!(
-            "it has not answered within {} s",
-            METRICS_PAGE_TIMEOUT.as_secs()
-        )
-    })
+async fn fetch(url: &str) -> Result<Chunk> {
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let (status, page) = get(&client, Request::get(url), METRICS_PAGE_TIMEOUT, "").await?;
+    match status {
+        StatusCode::OK => Ok(page),
+        _ => bail!("it answers {status}; the page is usually at /metrics"),
+    }
 }

@@ -18,8 +18,8 @@ use stowage_server::policy_watch;
 use stowage_sizing::capacity_plan::question::{HOSTNAME, NodeTemplate, PodToPlace, TemplateHost};
 use stowage_sizing::capacity_plan::report::{NotHeldReason, PodNotHeld};
 
-/// The most kinds of nodes of a plan: more than a cluster has.
-const MAX_KINDS: usize = 16;
+/// The most kinds of nodes of a plan: more than a cluster has. For each of them all pods are placed a few times.
+const MAX_KINDS: usize = 256;
 
 /// Pods, as far as a plan can be made for them.
 #[derive(Debug, Default)]

@@ -11,11 +11,11 @@ pub mod usage;
 use crate::capacity_plan::question::{CapacityQuestion, NodeTemplate, PodToPlace};
 use crate::capacity_plan::report::CapacityPlan;
 use crate::capacity_plan::{copies_beside, plan};
-use need::{Need, OwnGpu, Workload, work};
+use need::{Measured, Need, OwnGpu, Workload, own};
 use report::{Assessment, Distribution, Figure, HourAnswer, WorkloadAnswer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stowage_scheduling::contention::{ComputeSharing, EngineWork, GpuSpeed, contention};
+use stowage_scheduling::contention::{ComputeSharing, EngineWork, contention};
 use stowage_scheduling::ids::GpuModel;
 use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, Micros, plural};
@@ -53,48 +53,59 @@ pub type MakePod<'m> = &'m dyn Fn(usize, &Workload, Option<Bytes>) -> Option<Pod
 const MAX_PODS_BY_HOUR: usize = 2000;
 const HOURS_PER_MONTH: f64 = 730.0;
 
+/// GPUs of the cluster.
+struct Totals {
+    all: u32,
+    requested: u32,
+    /// How many suffice, and the lower bound; or what is lacking to know it.
+    needed: Result<(u32, u32), String>,
+}
+
+/// A plan, and what neighbors would do in it, by workload.
 struct Planned {
     plan: CapacityPlan,
-    /// By workload the most by which neighbors lengthen its steps, and why it should have none.
+    /// By how much its steps take longer at most.
     slower: BTreeMap<usize, f64>,
-    beyond: BTreeMap<usize, (OwnGpu, String)>,
+    /// What it needs if it should have no neighbors.
+    alone: BTreeMap<usize, Need>,
 }
 
 pub fn assess(question: &AssessQuestion<'_>) -> Assessment {
     let mut needs = question.needs(None);
     let mut planned = question.plan(&needs);
     // Each round takes the neighbors from a workload that had some.
-    while planned
-        .beyond
-        .keys()
-        .any(|index| needs[*index].request.is_ok())
-    {
-        for (index, (reason, why)) in planned.beyond {
-            (needs[index].request, needs[index].why) = (Err(reason), why);
+    while !planned.alone.is_empty() {
+        for (index, need) in planned.alone {
+            needs[index] = need;
         }
         planned = question.plan(&needs);
     }
-    let is_known = question.unreadable == 0 && planned.plan.not_held.is_empty();
-    let hours = question.hours(&needs, is_known);
-    let (summary, figures) = question.figures(&needs, &planned.plan, &hours);
-    let answers = needs.iter().enumerate();
+    let totals = question.totals(&planned.plan);
+    let hours = question.hours(&needs, totals.needed.is_ok());
+    let answers = (0..).zip(&needs);
+    let answers = answers.map(|(index, need)| question.workload(index, need, &planned.slower));
     Assessment {
-        summary,
-        figures,
+        summary: question.summary(&needs, &totals),
+        figures: question.figures(&needs, &totals, &hours),
+        workloads: answers.collect(),
         hours,
-        workloads: answers
-            .map(|(index, need)| question.workload(index, need, planned.slower.get(&index)))
-            .collect(),
         cautions: question.cautions(),
         not_held: planned.plan.not_held,
     }
 }
 
 impl AssessQuestion<'_> {
+    fn measured(&self, index: usize) -> Measured<'_> {
+        Measured {
+            workload: &self.workloads[index],
+            index,
+            usage: &self.usage,
+        }
+    }
+
     fn needs(&self, hour: Option<(usize, f64)>) -> Vec<Need> {
-        let all = self.workloads.iter().enumerate();
-        all.map(|(index, one)| Need::new(one, index, &self.usage, hour))
-            .collect()
+        let all = 0..self.workloads.len();
+        all.map(|index| self.measured(index).need(hour)).collect()
     }
 
     /// All pods whose GPUs do not stay as they are, with the index of their workload.
@@ -114,48 +125,50 @@ impl AssessQuestion<'_> {
 
     fn plan(&self, needs: &[Need]) -> Planned {
         let asked = self.capacity(needs);
-        let plan = plan(&asked);
+        let mut planned = Planned {
+            plan: plan(&asked),
+            slower: BTreeMap::new(),
+            alone: BTreeMap::new(),
+        };
         let by_key: BTreeMap<_, _> = asked.pods.iter().map(|pod| (&pod.key, pod)).collect();
-        let (mut slower, mut beyond) = (BTreeMap::new(), BTreeMap::new());
-        for node in &plan.layout {
-            let kind = self.node_kinds.iter().find(|kind| kind.name == node.kind);
-            let speed = kind.and_then(|kind| GpuSpeed::of(kind.gpu.model.as_str()));
-            for gpu in node.gpus.iter().filter(|gpu| gpu.pods.len() > 1) {
-                let pods = gpu.pods.iter().filter_map(|pod| by_key.get(&pod.pod));
-                let works = pods.map(|pod| {
-                    let one = &self.workloads[pod.workload];
-                    (*pod, work(one, pod.workload, &self.usage, speed))
-                });
-                let (pods, works): (Vec<&PodToPlace>, Vec<EngineWork>) = works.unzip();
-                let busy: f64 = works.iter().map(|work| work.busy).sum();
-                let busiest = pods.iter().zip(&works);
-                let busiest = busiest.max_by(|one, other| one.1.busy.total_cmp(&other.1.busy));
-                if let Some((pod, _)) = busiest.filter(|_| busy > 1.0) {
-                    let percent = busy * 100.0;
-                    let why =
-                        format!("with its neighbors it would compute {percent:.0} % of an hour");
-                    beyond.insert(pod.workload, (OwnGpu::Busy, why));
-                }
-                let under = contention(&works, ComputeSharing::TimeSlicing);
-                for ((pod, work), under) in pods.into_iter().zip(&works).zip(&under) {
-                    let step_s = work.step_s(under);
-                    // Time-slicing lengthens all parts alike.
-                    let most = slower.entry(pod.workload).or_insert(1.0);
-                    *most = under.memory.max(*most);
-                    let limit = (self.limit)(pod.demand.class);
-                    if let Some(limit) = limit.filter(|limit| step_s * 1e6 > limit.0 as f64) {
-                        let step_ms = step_s * 1e3;
-                        let limit_ms = limit.0 as f64 / 1e3;
-                        let why = format!("a token would take {step_ms:.1} ms of {limit_ms} ms");
-                        beyond.insert(pod.workload, (OwnGpu::Latency, why));
-                    }
-                }
+        for gpu in planned.plan.layout.iter().flat_map(|node| &node.gpus) {
+            let pods = gpu.pods.iter().filter_map(|pod| by_key.get(&pod.pod));
+            let pods: Vec<&PodToPlace> = pods.copied().collect();
+            if pods.len() > 1 {
+                self.judge(&pods, &mut planned.slower, &mut planned.alone);
             }
         }
-        Planned {
-            plan,
-            slower,
-            beyond,
+        planned
+    }
+
+    /// What pods on one GPU cost each other.
+    fn judge(
+        &self,
+        pods: &[&PodToPlace],
+        slower: &mut BTreeMap<usize, f64>,
+        alone: &mut BTreeMap<usize, Need>,
+    ) {
+        let works = pods.iter().map(|pod| self.measured(pod.workload).work());
+        let works: Vec<EngineWork> = works.collect();
+        let busy: f64 = works.iter().map(|work| work.busy).sum();
+        let busiest = pods.iter().zip(&works);
+        let busiest = busiest.max_by(|one, other| one.1.busy.total_cmp(&other.1.busy));
+        if let Some((pod, _)) = busiest.filter(|_| busy > 1.0) {
+            let percent = busy * 100.0;
+            let why = format!("with its neighbors it would compute {percent:.0} % of an hour");
+            alone.insert(pod.workload, own(OwnGpu::Busy, why));
+        }
+        let under = contention(&works, ComputeSharing::TimeSlicing);
+        for ((pod, work), under) in pods.iter().zip(&works).zip(&under) {
+            // Time-slicing lengthens all parts alike.
+            let most = slower.entry(pod.workload).or_insert(1.0);
+            *most = under.memory.max(*most);
+            let step_ms = work.step_s(under) * 1e3;
+            let limit_ms = (self.limit)(pod.demand.class).map(|limit| limit.0 as f64 / 1e3);
+            if let Some(limit_ms) = limit_ms.filter(|limit_ms| step_ms > *limit_ms) {
+                let why = format!("a token would take {step_ms:.1} ms of {limit_ms} ms");
+                alone.insert(pod.workload, own(OwnGpu::Latency, why));
+            }
         }
     }
 
@@ -222,156 +235,154 @@ impl AssessQuestion<'_> {
         Some(copies_beside(&asked, &fleet.collect::<Vec<u32>>(), job))
     }
 
-    fn figures(
-        &self,
-        needs: &[Need],
-        plan: &CapacityPlan,
-        hours: &[HourAnswer],
-    ) -> (String, Vec<Figure>) {
-        let (all, requested) = (self.gpus.values().sum(), self.requested(|_| true));
-        let is_unknown = |need: &&Need| need.request == Err(OwnGpu::Unknown);
-        let unplaced = plural(plan.not_held.len(), "pod");
-        let unreadable = plural(self.unreadable, "pod");
-        let lacks = if !plan.not_held.is_empty() {
-            Some(format!("{unplaced} without a place"))
+    fn totals(&self, plan: &CapacityPlan) -> Totals {
+        let parts = self.requested(|one| one.kept.is_some());
+        let (unplaced, unreadable) = (plan.not_held.len(), self.unreadable);
+        let needed = if unplaced > 0 {
+            Err(format!("{} without a place", plural(unplaced, "pod")))
+        } else if unreadable > 0 {
+            let pods = plural(unreadable, "pod");
+            Err(format!("GPUs of {pods} that cannot be read"))
         } else {
-            let text = format!("GPUs of {unreadable} that cannot be read");
-            (self.unreadable > 0).then_some(text)
+            let suffice = plan.gpus + self.kept(None);
+            Ok((suffice, plan.lower_bound.gpus + parts))
         };
-        let suffice = lacks.is_none().then(|| plan.gpus + self.kept(None));
-        let bound = plan.lower_bound.gpus + self.requested(|one| one.kept.is_some());
-        let bound = lacks.is_none().then_some(bound);
+        Totals {
+            all: self.gpus.values().sum(),
+            requested: self.requested(|_| true),
+            needed,
+        }
+    }
+
+    fn summary(&self, needs: &[Need], totals: &Totals) -> String {
         let is_known = |need: &Need| !matches!(need.request, Err(OwnGpu::Unknown | OwnGpu::Kept));
-        let summary = match (suffice, &lacks) {
-            (_, Some(lacks)) => format!("Unknown: there are {lacks}."),
-            _ if !needs.iter().any(is_known) => {
+        let Totals { all, requested, .. } = totals;
+        match &totals.needed {
+            Err(lacks) => format!("Unknown: there are {lacks}."),
+            Ok(_) if !needs.iter().any(is_known) => {
                 "Unknown: of no workload is it known what it needs.".into()
             }
-            (Some(suffice), _) if suffice < requested => {
-                let (saved, bound) = (requested - suffice, bound.unwrap_or(0));
+            Ok((suffice, bound)) if suffice < requested => {
+                let saved = requested - suffice;
                 format!(
                     "{suffice} of {all} GPUs would suffice: {saved} fewer than pods request today. The lower bound is {bound}."
                 )
             }
-            _ => format!(
-                "Nothing can be saved by sharing: pods request {requested} of {all} GPUs, and {} are needed.",
-                suffice.unwrap_or(requested)
+            Ok((suffice, _)) => format!(
+                "Nothing can be saved by sharing: pods request {requested} of {all} GPUs, and {suffice} are needed."
             ),
-        };
+        }
+    }
+
+    fn figures(&self, needs: &[Need], totals: &Totals, hours: &[HourAnswer]) -> Vec<Figure> {
+        let (all, requested) = (totals.all, totals.requested);
+        let (suffice, bound) = totals.needed.as_ref().ok().copied().unzip();
+        let is_unknown = |need: &&Need| need.request == Err(OwnGpu::Unknown);
         let unknown = plural(needs.iter().filter(is_unknown).count(), "workload");
-        let caution = lacks.unwrap_or(format!("with all GPUs of {unknown} of unknown need"));
-        let figure = |name, value: Option<f64>, source, caution: &str| Figure {
-            name,
-            value: value.map(rounded),
-            source,
-            caution: caution.into(),
-        };
-        let gpus = |name, count: Option<u32>, source, caution: &str| {
-            figure(name, count.map(f64::from), source, caution)
-        };
+        let unknown = format!("with all GPUs of {unknown} of unknown need");
+        let caution = totals.needed.as_ref().err().unwrap_or(&unknown);
         let idle: Option<f64> = (0..24).map(|hour| self.usage.idle_gpu_hours(hour)).sum();
         let measured = self.usage.gpu_samples().map_or(0, |one| one.gpus.len());
         let measured = format!("known of {measured} of {all} GPUs; gaps are not idle");
         let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
-        let shares = "shares and slices count as parts of GPUs";
+        let nodes = "as their labels count them";
+        let parts = "shares and slices count as parts of GPUs";
         let placed = "jobs placed beside all pods on today's GPUs, at the worst hour";
+        let arithmetic = "arithmetic over the same requests";
         let mut figures = vec![
-            gpus(
-                "GPUs today",
-                Some(all),
-                "the dump's nodes",
-                "as their labels count them",
-            ),
-            gpus("GPUs requested", Some(requested), "the dump's pods", shares),
-            gpus(
+            figure("GPUs today", Some(all), "the dump's nodes", nodes),
+            figure("GPUs requested", Some(requested), "the dump's pods", parts),
+            figure(
                 "GPUs that suffice",
                 suffice,
                 "a plan under the policy",
-                &caution,
+                caution,
             ),
-            gpus(
-                "lower bound",
-                bound,
-                "arithmetic over the same requests",
-                "of no other requests",
-            ),
+            figure("lower bound", bound, arithmetic, "of no other requests"),
             figure(
                 "idle GPU hours a day",
                 idle,
                 "DCGM: below 1 % of compute",
                 &measured,
             ),
-            figure(
-                "jobs that fit beside",
-                jobs.map(f64::from),
-                placed,
-                "by VRAM alone",
-            ),
+            figure("jobs that fit beside", jobs, placed, "by VRAM alone"),
         ];
         if let Some(price) = self.gpu_hour_price {
-            let hours = "--gpu-hour-price, 730 hours a month";
-            let whole = "nodes are bought whole";
-            for (name, count, caution) in [
-                (
-                    "price today",
-                    Some(all),
-                    "with the GPUs that nobody requests",
+            let source = "--gpu-hour-price, 730 hours a month";
+            let (idle, whole) = (
+                "with the GPUs that nobody requests",
+                "nodes are bought whole",
+            );
+            let month = |count: u32| f64::from(count) * price * HOURS_PER_MONTH;
+            figures.extend([
+                figure("price today", Some(month(all)), source, idle),
+                figure(
+                    "price of what is requested",
+                    Some(month(requested)),
+                    source,
+                    whole,
                 ),
-                ("price of what is requested", Some(requested), whole),
-                ("price of what suffices", suffice, whole),
-            ] {
-                let month = count.map(|count| f64::from(count) * price * HOURS_PER_MONTH);
-                figures.push(figure(name, month, hours, caution));
-            }
+                figure("price of what suffices", suffice.map(month), source, whole),
+            ]);
         }
-        (summary, figures)
+        figures
     }
 
-    fn workload(&self, index: usize, need: &Need, slower: Option<&f64>) -> WorkloadAnswer {
-        let one = &self.workloads[index];
-        let of = |of| {
-            let samples = self.usage.of(index, of)?;
-            Distribution::new(&self.usage, samples, of, self.quantile)
-        };
+    fn workload(&self, index: usize, need: &Need, slower: &BTreeMap<usize, f64>) -> WorkloadAnswer {
+        let (one, measured) = (&self.workloads[index], self.measured(index));
+        let of = |of| Distribution::new(measured, of, self.quantile);
         WorkloadAnswer {
             workload: one.name.clone(),
             pods: one.pods.len(),
             gpus: one.pods.len() as u32 * one.gpus,
             vram_bytes: of(Quantity::Vram),
-            compute_percent: self.usage.compute(index).and_then(of),
+            compute_percent: measured.compute().and_then(of),
             kv_cache_percent: of(Quantity::KvUsage),
             waiting: of(Quantity::Waiting),
             could_request_bytes: need.request.ok(),
             own_gpu: need.request.err(),
             why: need.why.clone(),
-            slower_beside: slower.map(|most| (most * 100.0).round() / 100.0),
+            slower_beside: slower
+                .get(&index)
+                .map(|most| (most * 100.0).round() / 100.0),
         }
     }
 
     fn cautions(&self) -> Vec<String> {
         let usage = &self.usage;
         let stays = "Every pod stays on the GPU model that it has. Hours are those of UTC.";
-        let mut texts = vec![stays.to_owned()];
-        if let Some(step) = usage.step {
+        let none = "Without figures of pods nothing is known of what they need.";
+        let samples =
+            |count, what: &str| (count > 0).then(|| format!("{} {what}", plural(count, "sample")));
+        let window = usage.step.map(|step| {
             let (hours, quantile) = (usage.window_s() / 3600, self.quantile);
-            texts.push(format!(
+            format!(
                 "The window is {hours} hours, with a sample each {step} s; the quantile is {quantile} %. A figure counts if it covers a day."
-            ));
-        }
-        if usage.workloads.is_empty() {
-            texts.push("Without figures of pods nothing is known of what they need.".into());
-        }
-        if usage.impossible > 0 {
-            let count = plural(usage.impossible, "sample");
-            texts.push(format!("{count} cannot be, and count as gaps."));
-        }
-        if usage.duplicates > 0 {
-            let count = plural(usage.duplicates, "sample");
-            texts.push(format!(
-                "{count} are of several series of one GPU or engine: the highest counts."
-            ));
-        }
-        texts
+            )
+        });
+        let several = "are of several series of one GPU or engine: the highest counts.";
+        let texts = [
+            Some(stays.into()),
+            window,
+            usage.workloads.is_empty().then(|| none.into()),
+            samples(usage.impossible, "cannot be, and count as gaps."),
+            samples(usage.duplicates, several),
+        ];
+        texts.into_iter().flatten().collect()
+    }
+}
+
+fn figure(
+    name: &'static str,
+    value: Option<impl Into<f64>>,
+    source: &'static str,
+    caution: &str,
+) -> Figure {
+    Figure {
+        name,
+        value: value.map(|value| rounded(value.into())),
+        source,
+        caution: caution.into(),
     }
 }
 

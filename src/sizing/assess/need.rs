@@ -1,6 +1,6 @@
 //! What a workload could request instead of whole GPUs, and why; or why it keeps GPUs of its own. Unknown is never nothing.
 
-use super::usage::{DAY_S, Quantity, Samples, Usage};
+use super::usage::{COMPUTE, DAY_S, Quantity, Samples, Usage};
 use crate::capacity_plan::question::TemplateGpu;
 use crate::estimate::architecture::ModelArchitecture;
 use crate::estimate::pod::round_up_to_gib;
@@ -59,180 +59,181 @@ const WHOLE_PERCENT: u64 = 85;
 /// The share of the time from which on a process that is no engine has none to share: a neighbor would cost it half of its speed.
 const BUSY: f64 = 0.5;
 
-impl Need {
-    /// The need of the workload of this index; with an hour, of that hour of the day at so many per cent of its samples.
-    pub fn new(one: &Workload, index: usize, usage: &Usage, hour: Option<(usize, f64)>) -> Self {
-        let found = match (&one.kept, &one.model) {
-            (Some(why), _) => Err((OwnGpu::Kept, why.clone())),
-            (None, Some(Ok(model))) => engine_need(one, model, index, usage, hour),
+/// The need of a workload that keeps GPUs of its own.
+pub fn own(reason: OwnGpu, why: impl ToString) -> Need {
+    let why = why.to_string();
+    Need {
+        request: Err(reason),
+        why,
+    }
+}
+
+fn unknown(why: impl ToString) -> Need {
+    own(OwnGpu::Unknown, why)
+}
+
+/// A workload, and what was measured of it: the figures of its index.
+#[derive(Clone, Copy)]
+pub struct Measured<'m> {
+    pub workload: &'m Workload,
+    pub index: usize,
+    pub usage: &'m Usage,
+}
+
+impl<'m> Measured<'m> {
+    pub fn samples(self, of: Quantity) -> Option<&'m Samples> {
+        self.usage.workloads.get(&(self.index, of))
+    }
+
+    fn peak(self, of: Quantity) -> Option<f64> {
+        Some(self.samples(of)?.peak)
+    }
+
+    /// As [`Samples::quantile`] says.
+    pub fn quantile(self, of: Quantity, percent: f64, hour: Option<usize>) -> Option<f64> {
+        self.samples(of)?.quantile(of, percent, hour)
+    }
+
+    /// How its compute is measured.
+    pub fn compute(self) -> Option<Quantity> {
+        let mut measures = COMPUTE.into_iter();
+        measures.find(|measure| self.samples(*measure).is_some())
+    }
+
+    /// What it needs; with an hour, at that hour of the day, at so many per cent of its samples.
+    pub fn need(self, hour: Option<(usize, f64)>) -> Need {
+        let found = match (&self.workload.kept, &self.workload.model) {
+            (Some(why), _) => Err(own(OwnGpu::Kept, why)),
+            (None, Some(Ok(model))) => self.engine_need(model, hour),
             (None, Some(Err(why))) => Err(unknown(why)),
-            (None, None) => measured_need(one, index, usage),
+            (None, None) => self.process_need(),
         };
-        let total = one.gpu.as_ref().map_or(Bytes(u64::MAX), |gpu| gpu.total);
-        let is_whole = |request: Bytes| request.0 / WHOLE_PERCENT > total.0 / 100;
-        let (request, why) = match found {
-            Ok((request, why)) if is_whole(request) => (
-                Err(OwnGpu::Size),
-                format!("it needs {request} of {total}: {why}"),
-            ),
-            Ok((request, why)) => (Ok(request), why),
-            Err((reason, why)) => (Err(reason), why),
+        let gpu = self.workload.gpu.as_ref();
+        let total = gpu.map_or(Bytes(u64::MAX), |gpu| gpu.total);
+        match found {
+            Ok((request, why)) if request.0 / WHOLE_PERCENT > total.0 / 100 => {
+                let why = format!("it needs {request} of {total}: {why}");
+                own(OwnGpu::Size, why)
+            }
+            Ok((request, why)) => Need {
+                request: Ok(request),
+                why,
+            },
+            Err(own) => own,
+        }
+    }
+
+    /// The peak of a quantity, unless too little is known of it.
+    fn covered_peak(self, of: Quantity, what: &str) -> Result<f64, Need> {
+        let samples = self.samples(of);
+        let samples = samples.ok_or_else(|| unknown(format!("{what} is not known")))?;
+        let covered = self.usage.covered_s(samples);
+        let Workload { pods, gpus, .. } = self.workload;
+        let (each, devices) = match of {
+            Quantity::KvUsage => (1, "engines"),
+            _ => (*gpus as usize, "GPUs"),
         };
-        Self { request, why }
+        let (known, all) = (samples.devices.len(), pods.len() * each);
+        let lacking = if covered < DAY_S {
+            format!("for {} hours", covered / 3600)
+        } else if known < all {
+            format!("of {known} of {all} {devices}")
+        } else {
+            return Ok(samples.peak);
+        };
+        Err(unknown(format!("{what} is known {lacking} only")))
     }
-}
 
-type Kept = (OwnGpu, String);
-type Found = Result<(Bytes, String), Kept>;
-
-fn unknown(why: impl ToString) -> Kept {
-    (OwnGpu::Unknown, why.to_string())
-}
-
-/// Refuses a quantity of which too little is known.
-fn covered(
-    one: &Workload,
-    index: usize,
-    usage: &Usage,
-    of: Quantity,
-    what: &str,
-) -> Result<f64, Kept> {
-    let samples = usage
-        .of(index, of)
-        .ok_or_else(|| unknown(format!("{what} is not known")))?;
-    let covered = usage.covered_s(samples);
-    if covered < DAY_S {
-        return Err(unknown(format!(
-            "{what} is known for {} hours only",
-            covered / 3600
-        )));
+    fn engine_need(
+        self,
+        (model, arguments): &(ModelArchitecture, EngineArguments),
+        hour: Option<(usize, f64)>,
+    ) -> Result<(Bytes, String), Need> {
+        let (gpus, parallel) = (self.workload.gpus, arguments.tensor_parallel);
+        if parallel != u64::from(gpus) {
+            let why = format!("it has {gpus} GPUs, and its tensor parallelism is {parallel}");
+            return Err(unknown(why));
+        }
+        let peak = self.covered_peak(Quantity::KvUsage, "its KV cache's peak")?;
+        self.check_compute()?;
+        let estimate = Estimate::for_model(model, arguments).map_err(unknown)?;
+        let weights = estimate.bytes_of(PartName::Weights);
+        let used = self.peak(Quantity::Vram).map(|mib| Bytes::mib(mib as u64));
+        if used.is_some_and(|used| used < weights) {
+            return Err(unknown("it has less VRAM in use than its weights take"));
+        }
+        let at_hour =
+            hour.and_then(|(hour, percent)| self.quantile(Quantity::KvUsage, percent, Some(hour)));
+        let count = |of| self.peak(of).map(|count| count as u64);
+        let preemptions = self.samples(Quantity::Preemptions);
+        let observation = Observation {
+            reserved: None,
+            used: used.map(|used| used.times(gpus.into())),
+            kv_cache_usage: at_hour.or(Some(peak)),
+            kv_cache_tokens: count(Quantity::KvTokens),
+            running: count(Quantity::Running),
+            waiting: count(Quantity::Waiting),
+            preempting: preemptions.is_some_and(|samples| samples.rises > 0),
+        };
+        let size = RightSize::new(model, arguments, &estimate, &observation);
+        let size = size.map_err(|_| unknown("the size of its KV cache is not known"))?;
+        let why = format!(
+            "weights {}; of {} of KV cache {} at the peak: {}",
+            weights.times(gpus.into()),
+            size.kv_cache_bytes,
+            size.kv_cache_used_bytes,
+            size.reason
+        );
+        Ok((size.needed_with_margin_bytes.split(gpus), why))
     }
-    let (each, devices) = match of {
-        Quantity::KvUsage => (1, "engines"),
-        _ => (one.gpus as usize, "GPUs"),
-    };
-    let (known, all) = (samples.devices.len(), one.pods.len() * each);
-    if known < all {
-        return Err(unknown(format!(
-            "{what} is known of {known} of {all} {devices} only"
-        )));
+
+    /// Of a process that is no engine: what it had at most, and a quarter more.
+    fn process_need(self) -> Result<(Bytes, String), Need> {
+        let peak = self.covered_peak(Quantity::Vram, "its VRAM")?;
+        self.check_compute()?;
+        let computed = self.computed(None).unwrap_or(1.0);
+        if computed >= BUSY {
+            let why = format!("it computes {:.0} % of the time", computed * 100.0);
+            return Err(own(OwnGpu::Busy, why));
+        }
+        let peak = Bytes::mib(peak as u64);
+        let why = format!("it had {peak} at most, and a quarter more is left to it");
+        Ok((round_up_to_gib(Bytes(peak.0 / 4 * 5)), why))
     }
-    Ok(samples.peak)
-}
 
-fn covered_compute(one: &Workload, index: usize, usage: &Usage) -> Result<f64, Kept> {
-    let measure = usage.compute(index).unwrap_or(Quantity::Utilization);
-    covered(one, index, usage, measure, "what it computes")
-}
-
-fn engine_need(
-    one: &Workload,
-    (model, arguments): &(ModelArchitecture, EngineArguments),
-    index: usize,
-    usage: &Usage,
-    hour: Option<(usize, f64)>,
-) -> Found {
-    let gpus = u64::from(one.gpus);
-    if arguments.tensor_parallel != gpus {
-        let parallel = arguments.tensor_parallel;
-        return Err(unknown(format!(
-            "it has {gpus} GPUs, and its tensor parallelism is {parallel}"
-        )));
+    fn check_compute(self) -> Result<f64, Need> {
+        let measure = self.compute().unwrap_or(Quantity::Utilization);
+        self.covered_peak(measure, "what it computes")
     }
-    let peak = covered(one, index, usage, Quantity::KvUsage, "its KV cache's peak")?;
-    covered_compute(one, index, usage)?;
-    let estimate = Estimate::for_model(model, arguments).map_err(unknown)?;
-    let weights = estimate.bytes_of(PartName::Weights);
-    let used = usage.peak(index, Quantity::Vram);
-    let used = used.map(|mib| Bytes::mib(mib as u64));
-    if used.is_some_and(|used| used < weights) {
-        return Err(unknown("it has less VRAM in use than its weights take"));
+
+    /// A share of the time for which it computes, 0 to 1: the median, of one hour of the day or of all.
+    fn computed(self, hour: Option<usize>) -> Option<f64> {
+        let measure = self.compute()?;
+        Some(self.quantile(measure, 50.0, hour)? / measure.most())
     }
-    let at_hour = hour.and_then(|(hour, percent)| {
-        let kv = usage.of(index, Quantity::KvUsage)?;
-        kv.quantile(Quantity::KvUsage, percent, Some(hour))
-    });
-    let count = |of| usage.peak(index, of).map(|count| count as u64);
-    let observation = Observation {
-        reserved: None,
-        used: used.map(|used| used.times(gpus)),
-        kv_cache_usage: at_hour.or(Some(peak)),
-        kv_cache_tokens: count(Quantity::KvTokens),
-        running: count(Quantity::Running),
-        waiting: count(Quantity::Waiting),
-        preempting: usage
-            .of(index, Quantity::Preemptions)
-            .is_some_and(|one| one.rises > 0),
-    };
-    let size = RightSize::new(model, arguments, &estimate, &observation);
-    let size = size.map_err(|_| unknown("the size of its KV cache is not known"))?;
-    let why = format!(
-        "weights {}; of {} of KV cache {} at the peak: {}",
-        weights.times(gpus),
-        size.kv_cache_bytes,
-        size.kv_cache_used_bytes,
-        size.reason
-    );
-    Ok((size.needed_with_margin_bytes.split(one.gpus), why))
-}
 
-/// A process that is no engine: what it had at most, and a quarter more.
-fn measured_need(one: &Workload, index: usize, usage: &Usage) -> Found {
-    let peak = covered(one, index, usage, Quantity::Vram, "its VRAM")?;
-    covered_compute(one, index, usage)?;
-    let computed = computed(index, usage, |samples, of| samples.quantile(of, 50.0, None));
-    let computed = computed.unwrap_or(1.0);
-    if computed >= BUSY {
-        let percent = computed * 100.0;
-        return Err((
-            OwnGpu::Busy,
-            format!("it computes {percent:.0} % of the time"),
-        ));
+    /// A step of the workload alone on its GPU, and for which share of the time it works in its busiest hour; unknown is always.
+    pub fn work(self) -> EngineWork {
+        let hours = (0..24).filter_map(|hour| self.computed(Some(hour)));
+        let job = EngineWork {
+            busy: hours.max_by(f64::total_cmp).unwrap_or(1.0),
+            ..EngineWork::job(1.0)
+        };
+        self.engine_work(job).unwrap_or(job)
     }
-    let peak = Bytes::mib(peak as u64);
-    let why = format!("it had {peak} at most, and a quarter more is left to it");
-    Ok((round_up_to_gib(Bytes(peak.0 / 4 * 5)), why))
-}
 
-/// A share of the time for which it computes, 0 to 1.
-fn computed(
-    index: usize,
-    usage: &Usage,
-    read: impl Fn(&Samples, Quantity) -> Option<f64>,
-) -> Option<f64> {
-    let measure = usage.compute(index)?;
-    let value = read(usage.of(index, measure)?, measure)?;
-    Some(if measure == Quantity::Active {
-        value
-    } else {
-        value / 100.0
-    })
-}
-
-/// A step of the workload alone on such a GPU, and for which share of the time it works in its busiest hour; unknown is always.
-pub fn work(one: &Workload, index: usize, usage: &Usage, speed: Option<GpuSpeed>) -> EngineWork {
-    let busiest = computed(index, usage, |samples, of| {
-        let medians = (0..24).filter_map(|hour| samples.quantile(of, 50.0, Some(hour)));
-        medians.max_by(f64::total_cmp)
-    });
-    let job = EngineWork {
-        busy: busiest.unwrap_or(1.0),
-        ..EngineWork::job(1.0)
-    };
-    let (Some(Ok((model, arguments))), Some(speed)) = (&one.model, speed) else {
-        return job;
-    };
-    let Ok(estimate) = Estimate::for_model(model, arguments) else {
-        return job;
-    };
-    let running = usage.of(index, Quantity::Running);
-    let running = running.and_then(|samples| samples.quantile(Quantity::Running, 50.0, None));
-    let operations = 2.0 * estimate.active_parameters as f64 / arguments.tensor_parallel as f64;
-    EngineWork {
-        overhead_s: STEP_OVERHEAD_S,
-        memory_s: speed.memory_s(estimate.bytes_of(PartName::Weights).0 as f64),
-        compute_s: running.unwrap_or(1.0).max(1.0) * speed.compute_s(operations),
-        ..job
+    fn engine_work(self, job: EngineWork) -> Option<EngineWork> {
+        let speed = GpuSpeed::of(self.workload.gpu.as_ref()?.model.as_str())?;
+        let (model, arguments) = self.workload.model.as_ref()?.as_ref().ok()?;
+        let estimate = Estimate::for_model(model, arguments).ok()?;
+        let running = self.quantile(Quantity::Running, 50.0, None);
+        let operations = 2.0 * estimate.active_parameters as f64 / arguments.tensor_parallel as f64;
+        Some(EngineWork {
+            overhead_s: STEP_OVERHEAD_S,
+            memory_s: speed.memory_s(estimate.bytes_of(PartName::Weights).0 as f64),
+            compute_s: running.unwrap_or(1.0).max(1.0) * speed.compute_s(operations),
+            ..job
+        })
     }
 }
 
@@ -288,8 +289,16 @@ mod tests {
         usage
     }
 
+    fn measured<'m>(workload: &'m Workload, usage: &'m Usage) -> Measured<'m> {
+        Measured {
+            workload,
+            index: 0,
+            usage,
+        }
+    }
+
     fn need(one: &Workload, usage: &Usage) -> Need {
-        Need::new(one, 0, usage, None)
+        measured(one, usage).need(None)
     }
 
     #[test]
@@ -362,6 +371,6 @@ mod tests {
     #[test]
     fn what_nobody_measured_works_all_the_time() {
         let none = usage(0, &[]);
-        assert_eq!(work(&llama(1, 1), 0, &none, None).busy, 1.0);
+        assert_eq!(measured(&llama(1, 1), &none).work().busy, 1.0);
     }
 }

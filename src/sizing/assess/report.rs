@@ -1,7 +1,7 @@
 //! What an assessment says: values that are printed for people or written for programs, each with its source and its caution.
 
-use super::need::OwnGpu;
-use super::usage::{Quantity, Samples, Usage};
+use super::need::{Measured, OwnGpu};
+use super::usage::Quantity;
 use crate::capacity_plan::report::PodNotHeld;
 use serde::Serialize;
 use stowage_scheduling::units::Bytes;
@@ -75,19 +75,15 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    pub(super) fn new(
-        usage: &Usage,
-        samples: &Samples,
-        of: Quantity,
-        percent: f64,
-    ) -> Option<Self> {
+    pub(super) fn new(measured: Measured<'_>, of: Quantity, percent: f64) -> Option<Self> {
+        let (samples, usage) = (measured.samples(of)?, measured.usage);
         let unit = match of {
             Quantity::Vram => f64::from(1 << 20),
             Quantity::Active | Quantity::KvUsage => 100.0,
             _ => 1.0,
         };
         let whole = |value: f64| (value * unit - 1e-6).ceil() as u64;
-        let at = |percent, hour| samples.quantile(of, percent, hour).map(whole);
+        let at = |percent, hour| measured.quantile(of, percent, hour).map(whole);
         Some(Self {
             p50: at(50.0, None)?,
             quantile: at(percent, None)?,

@@ -42,7 +42,8 @@ impl Quantity {
         }
     }
 
-    fn most(self) -> f64 {
+    /// The most that it can be.
+    pub fn most(self) -> f64 {
         match self {
             Self::Active | Self::KvUsage => 1.0,
             Self::Utilization => 100.0,
@@ -186,21 +187,6 @@ impl Answer {
 }
 
 impl Usage {
-    pub fn of(&self, workload: usize, quantity: Quantity) -> Option<&Samples> {
-        self.workloads.get(&(workload, quantity))
-    }
-
-    /// The exact peak.
-    pub fn peak(&self, workload: usize, quantity: Quantity) -> Option<f64> {
-        Some(self.of(workload, quantity)?.peak)
-    }
-
-    /// How the workload's compute is measured.
-    pub fn compute(&self, workload: usize) -> Option<Quantity> {
-        let is_known = |quantity: &Quantity| self.of(workload, *quantity).is_some();
-        COMPUTE.into_iter().find(is_known)
-    }
-
     /// What GPUs compute, by the measure that more of them have.
     pub fn gpu_samples(&self) -> Option<&GpuSamples> {
         self.gpus.values().max_by_key(|samples| samples.gpus.len())
@@ -251,7 +237,7 @@ mod tests {
     fn quantiles_are_never_below_the_truth_and_the_peak_is_exact() {
         let values: Vec<f64> = (1..=100).map(|at| f64::from(at) * 10.5).collect();
         let usage = folded([series(Quantity::Vram, Some(0), &values)]);
-        let vram = usage.of(0, Quantity::Vram).unwrap();
+        let vram = &usage.workloads[&(0, Quantity::Vram)];
         assert_eq!(vram.peak, 1050.0);
         assert_eq!(vram.quantile(Quantity::Vram, 50.0, None), Some(768.0));
         assert_eq!(vram.quantile(Quantity::Vram, 100.0, None), Some(1050.0));
@@ -269,7 +255,7 @@ mod tests {
         ]);
         let gpus = usage.gpu_samples().unwrap();
         assert_eq!((gpus.gpus.len(), gpus.idle[0]), (1, 1));
-        assert_eq!(usage.of(0, Quantity::Utilization).unwrap().steps, 2);
+        assert_eq!(usage.workloads[&(0, Quantity::Utilization)].steps, 2);
         assert!(usage.duplicates > 0);
     }
 
@@ -302,7 +288,7 @@ mod tests {
         assert_eq!(
             (
                 usage.impossible,
-                usage.of(0, Quantity::KvUsage).unwrap().steps
+                usage.workloads[&(0, Quantity::KvUsage)].steps
             ),
             (6, 1)
         );
@@ -313,9 +299,8 @@ mod tests {
     #[test]
     fn a_counter_that_starts_again_has_not_risen() {
         let preempts = |values: &[f64]| {
-            folded([series(Quantity::Preemptions, Some(0), values)])
-                .of(0, Quantity::Preemptions)
-                .unwrap()
+            folded([series(Quantity::Preemptions, Some(0), values)]).workloads
+                [&(0, Quantity::Preemptions)]
                 .rises
                 > 0
         };

@@ -111,15 +111,32 @@ fn a_prometheus_that_cannot_answer_is_an_error_with_a_way_out() {
 }
 
 #[test]
-fn a_warning_of_the_api_is_shown_as_incomplete() {
-    let body = EMPTY.replace(
-        "{\"status",
-        "{\"warnings\":[\"a store was unreachable\"],\"status",
-    );
-    let said = on_server(&stand_in("200 OK", move |_| body.clone()), &[]);
-    let cautions = said.json()["cautions"].to_string();
-    let expected = "Figures may be incomplete: a store was unreachable.";
-    assert!(cautions.contains(expected), "{cautions}");
+fn figures_that_the_api_calls_partial_are_shown_as_incomplete() {
+    let incomplete = |beside: &'static str| {
+        let body = EMPTY.replace("{\"status", &format!("{{{beside}\"status"));
+        let said = on_server(&stand_in("200 OK", move |_| body.clone()), &[]);
+        let cautions = said.json()["cautions"].to_string();
+        let found = cautions.split_once("Figures may be incomplete: ");
+        found.map(|(_, why)| why.split_once('"').unwrap().0.to_owned())
+    };
+    for (beside, why) in [
+        (
+            r#""warnings":["a store was unreachable"],"#,
+            Some("a store was unreachable."),
+        ),
+        (
+            r#""isPartial":true,"#,
+            Some("not all storage nodes have answered."),
+        ),
+        (r#""warnings":["x"],"isPartial":false,"#, Some("x.")),
+        (r#""warnings":null,"#, None),
+        (
+            r#""infos":["metric might not be a counter"],"isPartial":false,"#,
+            None,
+        ),
+    ] {
+        assert_eq!(incomplete(beside).as_deref(), why, "{beside}");
+    }
 }
 
 #[test]
