@@ -8,7 +8,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// build.
 pub(crate) const COMMIT: Option<&str> = option_env!("STOWAGE_COMMIT");
 
-/// `0.3.0`, or `0.3.0 (commit 0123abcd)`.
+/// `0.4.0`, or `0.4.0 (commit 0123abcd)`.
 pub fn text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| version_text(COMMIT))

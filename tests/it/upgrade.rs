@@ -14,7 +14,7 @@ use stowage_scheduling::units::Bytes;
 use stowage_scheduling::vocabulary::demand::Sharing;
 
 /// The version whose objects are recorded. After its release, a new one gets a folder of its own beside it.
-pub const VERSION: &str = "v0.3.0";
+pub const VERSION: &str = "v0.4.0";
 
 /// Has a folder for each version.
 pub fn folder() -> PathBuf {
