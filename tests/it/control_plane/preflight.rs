@@ -126,16 +126,28 @@ async fn what_runs_before_stowage_stays_as_it_is() {
     assert_eq!((code, &answer["workloads"]), (Some(0), &json!([])));
 
     world.install_of("");
-    // The same exporter where no label exempts it: the policies are in force.
+    // Where no label exempts it, the exporter is refused, and a pod that asks for VRAM is completed: the policies are in force.
     let (_, exporter) = pods("refused").swap_remove(1);
-    let exporter: Pod = serde_json::from_value(exporter).unwrap();
+    let limits = json!({ "limits": { "stowage.dev/vram": "8Gi" } });
+    let asking = json!({
+        "metadata": { "name": "asks" },
+        "spec": { "containers": [{ "name": "engine", "image": "engine", "resources": limits }] },
+    });
     let elsewhere: Api<Pod> = Api::default_namespaced(world.client.clone());
-    eventually("the policies are in force", async || {
-        let tried = PostParams {
+    let tried = async |pod: &Value| {
+        let dry_run = PostParams {
             dry_run: true,
             ..PostParams::default()
         };
-        elsewhere.create(&tried, &exporter).await.err()
+        let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+        elsewhere.create(&dry_run, &pod).await
+    };
+    eventually("the policies are in force", async || {
+        let refused = tried(&exporter).await.err()?.to_string();
+        let completed = tried(&asking).await.ok()?.spec?;
+        let is_completed =
+            completed.scheduler_name? == "stowage" && completed.runtime_class_name.is_some();
+        (refused.contains("NVIDIA_VISIBLE_DEVICES") && is_completed).then_some(())
     })
     .await;
     assert_eq!(create(&world, "after").await.unwrap(), before);

@@ -11,7 +11,8 @@
 //!
 //! *A day*: fraud detection with 60 GiB (tables of embeddings) at all times; credit scoring with one replica, two from one to five
 //! at night and in half a dozen busy periods; the chatbot with one replica, two from seven to eleven in the evening. A replica is
-//! an 8B model with 36 GiB, and half of what a GPU's headroom leaves.
+//! an 8B model with 36 GiB, and half of what a GPU's headroom leaves. While an app has two, each has a request a second, and otherwise
+//! one a minute.
 //!
 //! *Latency* of fraud detection: 15 inferences a second come by chance and take 10 to 15 ms each of a GPU of their own. Beside an
 //! engine that is busy they have less than half of it ([`latency`]).

@@ -45,6 +45,7 @@ use crate::simulate::fleet::replicas::ReplicaTiming;
 use crate::simulate::fleet::traffic::{
     DayOfTraffic, Gaps, Service, TrafficError, TrafficText, minutes,
 };
+use catalog::MIN_KV_TOKENS;
 use sizing::{Placer, Sizing};
 use stowage_scheduling::contention::ComputeSharing;
 use stowage_scheduling::units::{Bytes, Millis};
@@ -229,7 +230,21 @@ fn days(input: &ScenarioInput) -> Result<Vec<DayOfTraffic>, TrafficError> {
     let Some(TraceFileText { file, text }) = input.traces.get(TRACE) else {
         return Ok(Vec::new());
     };
-    let day = |service| minutes::read(TrafficText { file, text }, service, Gaps::Refuse);
+    let day = |service: Service| {
+        let day = minutes::read(TrafficText { file, text }, service, Gaps::Refuse)?;
+        let tokens = day
+            .mean_size()
+            .map_or(0.0, |size| size.prompt + size.output);
+        match (1.0..=MIN_KV_TOKENS).contains(&tokens) {
+            true => Ok(day),
+            false => Err(TrafficError::Unplayable {
+                file: file.clone(),
+                service: service.name(),
+                tokens,
+                most: MIN_KV_TOKENS,
+            }),
+        }
+    };
     Ok(vec![day(Service::Code)?, day(Service::Conversation)?])
 }
 
@@ -309,5 +324,38 @@ fn play(input: &ScenarioInput, variant: usize, seed: u64) -> VariantRun {
             .map(|most| format!("{placer:?}: no pool of up to {most} GPUs suffices"))
             .into_iter()
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_of_a_service_that_is_never_asked_or_asked_too_much_at_once_is_refused() {
+        let days_of = |requests: u32, tokens: u32| {
+            let rows = (0..1440).map(|minute| {
+                format!("{minute},code,1,100,10\n{minute},conv,{requests},{tokens},{tokens}\n")
+            });
+            let text = rows.fold(
+                "minute,service,requests,prompt_tokens,output_tokens\n".into(),
+                |all: String, row| all + &row,
+            );
+            let file = TraceFileText {
+                file: TRACE.into(),
+                text,
+            };
+            let traces = [(TRACE, file)].into();
+            days(&ScenarioInput {
+                traces,
+                is_short: true,
+            })
+        };
+        assert_eq!(days_of(2, 4000).unwrap().len(), 2);
+        let refused = days_of(1, 5000).unwrap_err().to_string();
+        assert!(refused.contains("10000 tokens on average"), "{refused}");
+        assert!(refused.contains("8192 tokens at most"), "{refused}");
+        let never = days_of(0, 0).unwrap_err().to_string();
+        assert!(never.contains("conv have 0 tokens"), "{never}");
     }
 }

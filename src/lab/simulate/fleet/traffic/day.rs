@@ -1,5 +1,6 @@
 //! A day of one service's traffic, minute by minute.
 
+use super::RequestSize;
 use crate::simulate::fleet::engines::Requests;
 use stowage_scheduling::units::{Millis, Moment};
 
@@ -52,6 +53,20 @@ impl DayOfTraffic {
 
     pub fn requests(&self) -> f64 {
         self.minutes.iter().map(|minute| minute.requests).sum()
+    }
+
+    /// Tokens of a request, on average; `None` without a request.
+    pub(crate) fn mean_size(&self) -> Option<RequestSize> {
+        let requests = self.requests();
+        let mean = |tokens: fn(&Minute) -> f64| {
+            let all = self.minutes.iter();
+            let sums = all.map(|minute| minute.requests * tokens(minute));
+            sums.sum::<f64>() / requests
+        };
+        (requests > 0.0).then(|| RequestSize {
+            prompt: mean(|minute| minute.prompt),
+            output: mean(|minute| minute.output),
+        })
     }
 
     pub(crate) fn mean_per_s(&self) -> f64 {

@@ -61,4 +61,13 @@ pub enum TrafficError {
         prompt: f64,
         output: f64,
     },
+    #[error(
+        "{file}: the requests of {service} have {tokens:.0} tokens on average; this plays services with requests, of {most} tokens at most"
+    )]
+    Unplayable {
+        file: String,
+        service: &'static str,
+        tokens: f64,
+        most: f64,
+    },
 }

@@ -1,13 +1,14 @@
 //! A day of the three models: what of the GPUs' VRAM is asked for, and how long fraud detection takes in the company that it has.
 
 use super::app::App;
-use super::latency::FraudGpu;
+use super::latency::GpuQueue;
 use super::{GPU_VRAM, Sizes, machines};
 use crate::simulate::fleet::engines::ModelShape;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::scenarios::Curve;
 use crate::simulate::fleet::schedulers::FleetScheduler;
 use crate::simulate::fleet::stage::{START, ScenarioEvent, Stage};
+use std::collections::BTreeMap;
 use stowage_scheduling::ids::{ModelId, PodUid};
 use stowage_scheduling::testkit::oracle::BrokenInvariant;
 use stowage_scheduling::testkit::random::Random;
@@ -17,6 +18,8 @@ use stowage_scheduling::vocabulary::latency::EngineLatency;
 /// Hours in which credit scoring goes through the whole portfolio, and in which people chat.
 const NIGHT_HOURS: std::ops::Range<u64> = 1..5;
 const CHAT_HOURS: std::ops::Range<u64> = 7..23;
+/// Mean milliseconds between two requests of a replica, in other hours and in these.
+const REQUEST_GAPS_MS: [f64; 2] = [60_000.0, 1000.0];
 /// Periods in which credit scoring needs a second replica, and how long each takes.
 const BUSY_PERIODS: usize = 6;
 const BUSY_PERIOD_LENGTH: (Millis, Millis) = (Millis::seconds(600), Millis::seconds(1800));
@@ -57,22 +60,19 @@ pub fn play_day(hours: u64, seed: u64, sizes: Sizes, scheduler: Box<dyn FleetSch
     let mut snapshot = UsageSnapshot::default();
     let end = START + Millis::seconds(hours * 3600);
     let fraud = stage.submit(App::Fraud.pod(sizes.fraud));
-    let mut fraud_gpu = FraudGpu::new(seed);
+    // The GPU of fraud detection, and the other.
+    let mut queues = [true, false].map(|has_fraud| GpuQueue::new(seed, has_fraud));
     stage.schedule_timer(START, ());
     while let Some(happened) = stage.next(end) {
         let now = stage.now();
         day.record(&snapshot, now.since(since));
         since = now;
         if let ScenarioEvent::Timer(()) = happened {
-            reconcile(
-                &mut stage,
-                App::Credit,
-                credit_replicas(now, &busy),
-                sizes.replica,
-            );
-            let chatbots = chatbot_replicas(now);
-            reconcile(&mut stage, App::Chatbot, chatbots, sizes.replica);
-            if serve(&mut stage, &fraud, &mut fraud_gpu) > 0 {
+            for app in [App::Credit, App::Chatbot] {
+                let replicas = 1 + usize::from(is_busy(app, now, &busy));
+                reconcile(&mut stage, app, replicas, sizes.replica);
+            }
+            if serve(&mut stage, &fraud, &mut queues, &busy) > 0 {
                 day.company_minutes += WINDOW.0 as f64 / 6e4;
             }
             stage.schedule_timer(now + WINDOW, ());
@@ -84,7 +84,7 @@ pub fn play_day(hours: u64, seed: u64, sizes: Sizes, scheduler: Box<dyn FleetSch
     let all = hours as f64 / 100.0;
     day.utilization /= hours as f64;
     day.availability.iter_mut().for_each(|up| *up /= all);
-    day.fraud_ms = fraud_gpu.quantiles();
+    day.fraud_ms = queues[0].quantiles();
     day.evictions = stage.evictions;
     day.curves.push(Curve {
         name: "VRAM in use, %",
@@ -95,24 +95,42 @@ pub fn play_day(hours: u64, seed: u64, sizes: Sizes, scheduler: Box<dyn FleetSch
     day
 }
 
-/// Fraud detection serves for a window beside the engines that are ready there, and agents report what its requests took. How many
-/// those were.
-fn serve(stage: &mut Stage<'_, ()>, fraud: &PodUid, gpu: &mut FraudGpu) -> usize {
-    let is_ready = |uid: &&PodUid| stage.pod(uid).is_some_and(|pod| pod.ready_at.is_some());
-    if !is_ready(&fraud) {
+/// The pods that are ready serve for a window, and agents report what their requests took. Answers how many engines are beside fraud
+/// detection.
+fn serve(
+    stage: &mut Stage<'_, ()>,
+    fraud: &PodUid,
+    queues: &mut [GpuQueue; 2],
+    busy: &[(Moment, Moment)],
+) -> usize {
+    let now = stage.now();
+    let is_ready = |uid: &PodUid| stage.pod(uid).is_some_and(|pod| pod.ready_at.is_some());
+    if !is_ready(fraud) {
         return 0;
     }
-    let gpus = stage.machines.iter().flat_map(|machine| &machine.gpus);
-    let here = gpus.filter(|gpu| gpu.pods.contains_key(fraud));
-    let beside = here.flat_map(|gpu| gpu.pods.keys().filter(|uid| *uid != fraud));
-    let beside: Vec<PodUid> = beside.filter(is_ready).cloned().collect();
-    let count = beside.len();
-    let served = gpu.serve(WINDOW.0 as f64, count);
-    let took = served.mean_ms.and_then(|ms| Micros::from_seconds(ms / 1e3));
-    let fraud = (fraud.clone(), took, served.fraud_busy);
-    let engines = beside.into_iter().zip(served.busy);
-    let engines = engines.map(|(uid, busy)| (uid, None, busy));
-    for (pod, time_to_first_token, busy) in std::iter::once(fraud).chain(engines) {
+    let (mut measured, mut company) = (Vec::new(), 0);
+    for gpu in stage.machines.iter().flat_map(|machine| &machine.gpus) {
+        let engines = gpu.pods.keys().filter(|uid| *uid != fraud && is_ready(uid));
+        let gap_ms = |uid| {
+            Some(mean_request_gap_ms(
+                App::from_pod(&stage.pod(uid)?.spec),
+                now,
+                busy,
+            ))
+        };
+        let gaps_ms = engines.filter_map(|uid| Some((uid.clone(), gap_ms(uid)?)));
+        let gaps_ms: BTreeMap<PodUid, f64> = gaps_ms.collect();
+        let has_fraud = gpu.pods.contains_key(fraud);
+        let served = queues[usize::from(!has_fraud)].serve(WINDOW.0 as f64, &gaps_ms);
+        if has_fraud {
+            company = gaps_ms.len();
+            let took = served.mean_ms.and_then(|ms| Micros::from_seconds(ms / 1e3));
+            measured.push((fraud.clone(), took, served.fraud_busy));
+        }
+        let engines = served.busy.into_iter();
+        measured.extend(engines.map(|(uid, busy)| (uid, None, busy)));
+    }
+    for (pod, time_to_first_token, busy) in measured {
         stage.set_latency(EngineLatency {
             pod,
             time_per_token: None,
@@ -120,7 +138,7 @@ fn serve(stage: &mut Stage<'_, ()>, fraud: &PodUid, gpu: &mut FraudGpu) -> usize
             busy: Percent::from_share(busy),
         });
     }
-    count
+    company
 }
 
 /// The GPUs' usage between two events.
@@ -167,22 +185,19 @@ fn draw_busy_period(draws: &mut Random) -> (Moment, Moment) {
     )
 }
 
-/// Replicas of credit scoring that are wanted.
-fn credit_replicas(now: Moment, busy: &[(Moment, Moment)]) -> usize {
-    let is_busy = busy.iter().any(|(from, to)| (*from..*to).contains(&now));
-    if is_busy || NIGHT_HOURS.contains(&hour(now)) {
-        2
-    } else {
-        1
+/// Whether an app has much to do: it has two replicas then, and otherwise one.
+fn is_busy(app: App, now: Moment, busy: &[(Moment, Moment)]) -> bool {
+    match app {
+        App::Chatbot => CHAT_HOURS.contains(&hour(now)),
+        _ => {
+            let is_busy = busy.iter().any(|(from, to)| (*from..*to).contains(&now));
+            is_busy || NIGHT_HOURS.contains(&hour(now))
+        }
     }
 }
 
-fn chatbot_replicas(now: Moment) -> usize {
-    if CHAT_HOURS.contains(&hour(now)) {
-        2
-    } else {
-        1
-    }
+fn mean_request_gap_ms(app: App, now: Moment, busy: &[(Moment, Moment)]) -> f64 {
+    REQUEST_GAPS_MS[usize::from(is_busy(app, now, busy))]
 }
 
 fn hour(now: Moment) -> u64 {

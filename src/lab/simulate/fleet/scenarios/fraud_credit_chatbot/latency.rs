@@ -1,7 +1,7 @@
 //! How long an inference of fraud detection takes, from its arrival to its answer, alone on its GPU or beside engines.
 //!
 //! A queue on one GPU: inferences come as a Poisson process and are done one after the other. An engine beside them is asked by
-//! another Poisson process, and is busy from a request's first step to its last. Time slices are shorter than steps, so a process
+//! another Poisson process, once a second in its hours, and is busy from a request's first step to its last. Time slices are shorter than steps, so a process
 //! that has work has an equal part of the GPU at any time ([`contention`]): beside a busy engine an inference takes 2.3 times as
 //! long, and waits for no step to end.
 //!
@@ -12,22 +12,21 @@ use crate::simulate::fleet::engines::speed::StepCost;
 use crate::simulate::fleet::engines::{Batching, GpuSpeed, ModelShape};
 use crate::simulate::fleet::scenarios::{mean, quantile};
 use crate::simulate::fleet::traffic::RequestSize;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use stowage_scheduling::contention::{ComputeSharing, Contention, EngineWork, contention};
+use stowage_scheduling::ids::PodUid;
 use stowage_scheduling::testkit::random::Random;
 
 /// Fraud detection: mean milliseconds between two inferences, and the range of one that has the GPU to itself.
 const MEAN_INFERENCE_GAP_MS: f64 = 1000.0 / 15.0;
 const INFERENCE_MS: (f64, f64) = (10.0, 15.0);
-/// Milliseconds between two requests of an engine, on average.
-const MEAN_REQUEST_GAP_MS: f64 = 1000.0;
 const REQUEST_SIZE: RequestSize = RequestSize::CONVERSATION;
 
-/// The GPU of fraud detection, with the engines beside it.
-pub(crate) struct FraudGpu {
+/// A GPU and what asks its processes.
+pub(crate) struct GpuQueue {
     draws: Random,
-    engines: Vec<Engine>,
-    /// Milliseconds since it began to serve, and when the next inference comes.
+    engines: BTreeMap<PodUid, Engine>,
+    /// Milliseconds since it began to serve, and when the next inference comes: never without fraud detection.
     now: f64,
     next: f64,
     waiting: VecDeque<f64>,
@@ -43,16 +42,17 @@ pub(crate) struct Served {
     pub mean_ms: Option<f64>,
     /// The shares of the time for which fraud detection had work, and each engine beside it.
     pub fraud_busy: f64,
-    pub busy: Vec<f64>,
+    pub busy: BTreeMap<PodUid, f64>,
 }
 
-impl FraudGpu {
-    pub fn new(seed: u64) -> Self {
+impl GpuQueue {
+    pub fn new(seed: u64, has_fraud: bool) -> Self {
         let mut draws = Random::seeded(seed, 9);
+        let first = exponential(MEAN_INFERENCE_GAP_MS, &mut draws);
         Self {
-            next: exponential(MEAN_INFERENCE_GAP_MS, &mut draws),
+            next: if has_fraud { first } else { f64::INFINITY },
             draws,
-            engines: Vec::new(),
+            engines: BTreeMap::new(),
             now: 0.0,
             waiting: VecDeque::new(),
             left: 0.0,
@@ -60,19 +60,24 @@ impl FraudGpu {
         }
     }
 
-    /// Serves for so many milliseconds beside so many engines.
-    pub fn serve(&mut self, ms: f64, engines: usize) -> Served {
+    /// Serves for so many milliseconds with the engines of these pods, each asked at such gaps on average.
+    pub fn serve(&mut self, ms: f64, gaps_ms: &BTreeMap<PodUid, f64>) -> Served {
         let (now, draws) = (self.now, &mut self.draws);
-        self.engines
-            .resize_with(engines, || Engine::new(now, draws));
+        self.engines.retain(|uid, _| gaps_ms.contains_key(uid));
+        for (uid, gap_ms) in gaps_ms {
+            let engine = self.engines.entry(uid.clone());
+            let engine = engine.or_insert_with(|| Engine::new(now, *gap_ms, draws));
+            engine.mean_gap_ms = *gap_ms;
+        }
         let (end, before) = (now + ms, self.took.len());
-        let mut busy_ms = vec![0.0; 1 + engines];
+        let mut busy_ms = vec![0.0; 1 + gaps_ms.len()];
         while self.now < end {
             self.begin_work();
-            let left = || std::iter::once(self.left).chain(self.engines.iter().map(|one| one.left));
+            let engines = || self.engines.values();
+            let left = || std::iter::once(self.left).chain(engines().map(|one| one.left));
             let busy = || left().filter(|left| *left > 0.0);
             let slowdown = slowdown(busy().count());
-            let arrivals = self.engines.iter().map(|engine| engine.next_request);
+            let arrivals = engines().map(|engine| engine.next_request);
             let ends = busy().map(|left| self.now + left * slowdown);
             let until = arrivals.chain(ends).fold(self.next.min(end), f64::min);
             let passed = until - self.now;
@@ -86,7 +91,7 @@ impl FraudGpu {
         Served {
             mean_ms: (!took.is_empty()).then(|| mean(took)),
             fraud_busy: shares.next().unwrap_or(0.0),
-            busy: shares.collect(),
+            busy: self.engines.keys().cloned().zip(shares).collect(),
         }
     }
 
@@ -100,7 +105,7 @@ impl FraudGpu {
             let more = (INFERENCE_MS.1 - INFERENCE_MS.0) * self.draws.unit_interval();
             self.left = INFERENCE_MS.0 + more;
         }
-        for engine in &mut self.engines {
+        for engine in self.engines.values_mut() {
             engine.arrive(self.now, &mut self.draws);
             engine.go_on();
         }
@@ -109,7 +114,7 @@ impl FraudGpu {
     /// Does so many milliseconds of everyone's work, until then.
     fn work(&mut self, done: f64, until: f64) {
         self.now = until;
-        for engine in &mut self.engines {
+        for engine in self.engines.values_mut() {
             engine.left = after(engine.left, done);
         }
         if self.left > 0.0 {
@@ -143,6 +148,7 @@ fn after(left: f64, done: f64) -> f64 {
 
 struct Engine {
     cost: StepCost,
+    mean_gap_ms: f64,
     /// When its next request comes.
     next_request: f64,
     /// Tokens of prompts that are not read yet, by request.
@@ -154,10 +160,11 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(now: f64, draws: &mut Random) -> Self {
+    fn new(now: f64, mean_gap_ms: f64, draws: &mut Random) -> Self {
         Self {
             cost: StepCost::new(&ModelShape::LLAMA_8B, &GpuSpeed::A100, 1),
-            next_request: now + exponential(MEAN_REQUEST_GAP_MS, draws),
+            mean_gap_ms,
+            next_request: now + exponential(mean_gap_ms, draws),
             prompts: VecDeque::new(),
             decoding: Vec::new(),
             left: 0.0,
@@ -167,7 +174,7 @@ impl Engine {
     fn arrive(&mut self, now: f64, draws: &mut Random) {
         while self.next_request <= now {
             self.prompts.push_back(REQUEST_SIZE.prompt);
-            self.next_request += exponential(MEAN_REQUEST_GAP_MS, draws);
+            self.next_request += exponential(self.mean_gap_ms, draws);
         }
     }
 
@@ -208,12 +215,18 @@ fn exponential(mean: f64, draws: &mut Random) -> f64 {
 mod tests {
     use super::*;
     use stowage_scheduling::contention::SWITCH_OVERHEAD;
+    use stowage_scheduling::testkit::uid;
+
+    /// These engines with a request a second each.
+    fn busy(engines: &[&str]) -> BTreeMap<PodUid, f64> {
+        engines.iter().map(|name| (uid(name), 1000.0)).collect()
+    }
 
     #[test]
     fn an_inference_takes_turns_with_engines_and_waits_hardly_at_all_alone() {
         let of = |engines: usize| {
-            let mut gpu = FraudGpu::new(42);
-            gpu.serve(1.2e6, engines);
+            let mut gpu = GpuQueue::new(42, true);
+            gpu.serve(1.2e6, &busy(&["a", "b"][..engines]));
             gpu.quantiles()
         };
         let ([p50, p99], [beside_p50, beside], [_, beside_two]) = (of(0), of(1), of(2));
@@ -221,6 +234,23 @@ mod tests {
         assert!(
             beside_p50 > 2.0 * p50 && beside > 2.0 * p99 && beside_two > beside,
             "{beside_p50} {beside} {beside_two}"
+        );
+    }
+
+    #[test]
+    fn an_engine_that_stays_keeps_its_requests_and_one_that_comes_has_none() {
+        let mut gpu = GpuQueue::new(42, true);
+        gpu.serve(6e4, &busy(&["leaves", "stays"]));
+        let before = gpu.engines[&uid("stays")].decoding.len();
+        let served = gpu.serve(1.0, &busy(&["comes", "stays"]));
+        assert!(before > 0 && gpu.engines[&uid("stays")].decoding.len() >= before - 1);
+        assert_eq!(
+            served.busy.keys().collect::<Vec<_>>(),
+            [&uid("comes"), &uid("stays")]
+        );
+        assert_eq!(
+            (served.busy[&uid("comes")], served.busy[&uid("stays")]),
+            (0.0, 1.0)
         );
     }
 
@@ -233,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_step_of_prompts_is_as_long_as_their_compute() {
-        let mut engine = Engine::new(0.0, &mut Random::seeded(1, 1));
+        let mut engine = Engine::new(0.0, 1000.0, &mut Random::seeded(1, 1));
         engine.prompts = VecDeque::from([REQUEST_SIZE.prompt, REQUEST_SIZE.prompt]);
         let first = engine.step();
         assert!((185.0..200.0).contains(&first), "{first}");

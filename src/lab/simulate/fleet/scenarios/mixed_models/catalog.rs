@@ -4,9 +4,7 @@ use super::{GPU_VRAM, MODELS, NODE_GPUS, REQUESTS_PER_S};
 use crate::simulate::fleet::engines::requests::kv_tokens;
 use crate::simulate::fleet::engines::{EngineSpec, GpuSpeed, steady_state};
 use crate::simulate::fleet::machines::{MachineSpec, Machines};
-use crate::simulate::fleet::traffic::{
-    CatalogModel, DayOfTraffic, Minute, RequestSize, ZipfCatalog,
-};
+use crate::simulate::fleet::traffic::{CatalogModel, DayOfTraffic, Minute, ZipfCatalog};
 use std::collections::BTreeMap;
 use stowage_scheduling::contention::Contention;
 use stowage_scheduling::ids::{GpuModel, ModelId, NodeName};
@@ -25,7 +23,7 @@ const QUIET_MINUTES: f64 = 30.0;
 const SIZING_COMPUTE_SHARE: f64 = 0.5;
 const KV_HEADROOM_FACTOR: f64 = 1.25;
 /// Tokens that the KV cache holds at least: the longest request that engines are told to take.
-const MIN_KV_TOKENS: f64 = 8192.0;
+pub const MIN_KV_TOKENS: f64 = 8192.0;
 
 /// A model as it is served.
 #[derive(Debug, Clone)]
@@ -141,17 +139,7 @@ fn traced(
     day: &DayOfTraffic,
     minutes: usize,
 ) -> (CatalogModel, DayOfTraffic, f64) {
-    let requests = day.requests();
-    let mean = |tokens: fn(&Minute) -> f64| {
-        let all = day.minutes().iter();
-        all.map(|minute| minute.requests * tokens(minute))
-            .sum::<f64>()
-            / requests
-    };
-    let size = RequestSize {
-        prompt: mean(|minute| minute.prompt),
-        output: mean(|minute| minute.output),
-    };
+    let size = day.mean_size().expect("the trace was checked");
     let busy_factor = day.peak_per_s() / day.mean_per_s();
     let first = draws.below(day.minutes().len());
     let all = day.minutes().iter().cycle();
@@ -208,4 +196,29 @@ pub fn machines(gpus: usize, models: &[ServedModel]) -> Machines {
         disk.extend(models.iter().map(|model| (model.id.clone(), model.weights)));
     }
     machines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_a_trace_is_asked_as_often_as_without_and_sized_for_the_busiest_minute() {
+        let minute = |requests, prompt| Minute {
+            requests,
+            prompt,
+            output: 10.0,
+        };
+        let minutes = [minute(0.0, 0.0), minute(30.0, 100.0), minute(90.0, 200.0)];
+        let day = DayOfTraffic::new(minutes.to_vec()).unwrap();
+        let [model] = ZipfCatalog::generate(1, 1, 2.0, 1.0)
+            .models
+            .try_into()
+            .ok()
+            .unwrap();
+        let (model, traffic, busy_factor) = traced(&mut Random::seeded(1, 1), model, &day, 30);
+        assert_eq!((model.size.prompt, model.size.output), (175.0, 10.0));
+        assert_eq!((traffic.mean_per_s(), traffic.peak_per_s()), (2.0, 4.5));
+        assert_eq!((busy_factor, traffic.minutes().len()), (2.25, 30));
+    }
 }
