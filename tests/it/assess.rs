@@ -695,7 +695,7 @@ fn pods_of_which_nobody_can_read_what_they_have_make_the_answer_unknown() {
     let mut unbound = plain("1");
     unbound["spec"].as_object_mut().unwrap().remove("nodeName");
     let whole = || node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
-    for one in ["NaN", "0", "-1", "1e308", "text"]
+    for one in ["NaN", "inf", "0", "-1", "1e308", "text"]
         .map(kai)
         .into_iter()
         .chain([plain("4000000000"), claiming])
@@ -717,6 +717,9 @@ fn pods_of_which_nobody_can_read_what_they_have_make_the_answer_unknown() {
             .to_string()
             .contains("they have no node: 1 pod")
     );
+    let kinds = (0..70_000).map(|at| (format!("nvidia.com/mig-{at}"), json!("9000000000")));
+    let crafted = node(gfd(FOUR), Value::Object(kinds.collect()));
+    assert_eq!(of_items(&[crafted], &[]).code, 0);
     for count in ["0", "4294967295", "9000000000"] {
         let offered =
             json!({ "nvidia.com/gpu": "9000000000", "nvidia.com/mig-1g.5gb": "9000000000" });

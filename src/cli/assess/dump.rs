@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use stowage_kubernetes_objects as objects;
@@ -31,14 +31,20 @@ pub struct Ask {
     pub kept: Option<String>,
 }
 
-/// What a pod has by its claims.
-#[derive(Default)]
-struct Claimed {
-    claims: usize,
-    /// The MIG profile of each device, as the driver writes it into names; `None` for a GPU.
-    devices: Vec<Option<String>>,
-    /// How many pods share one of them at most.
-    pods: u32,
+/// A device of a claim.
+enum Device {
+    Gpu,
+    /// A MIG profile.
+    Slice(String),
+    /// Some of the capacity of a GPU that has others beside.
+    Share,
+}
+
+/// What an allocated claim has.
+struct Claim {
+    devices: Vec<Device>,
+    /// Pods that have them together.
+    sharers: u32,
 }
 
 #[derive(Default)]
@@ -50,8 +56,8 @@ pub struct Cluster {
     pub unbound: Vec<String>,
     pub unread: Vec<String>,
     pub namespaces: NamespaceLabels,
-    /// By namespace and name of the pod.
-    claimed: BTreeMap<(String, String), Claimed>,
+    /// By namespace and name.
+    claims: BTreeMap<(String, String), Claim>,
 }
 
 pub fn read(path: &Path) -> Result<Cluster> {
@@ -68,14 +74,7 @@ pub fn read(path: &Path) -> Result<Cluster> {
                 }
                 pod.metadata.managed_fields = None;
                 if has_gpu(&pod) {
-                    let is_bound = pod
-                        .spec
-                        .as_ref()
-                        .is_some_and(|spec| spec.node_name.is_some());
-                    match is_bound {
-                        true => cluster.pods.push(pod),
-                        false => cluster.unbound.extend(pod.metadata.name),
-                    }
+                    cluster.pods.push(pod);
                 }
             }
             "Namespace" => {
@@ -110,30 +109,41 @@ pub fn read(path: &Path) -> Result<Cluster> {
         }
     }
     // Administrators watch GPUs that others have, and not every claim is for GPUs.
-    let has_device = |claimed: &Claimed| !claimed.devices.is_empty();
+    let has_device = |claims: Vec<&Claim>| claims.iter().any(|one| !one.devices.is_empty());
     let mut pods = std::mem::take(&mut cluster.pods);
-    pods.retain(|pod| !is_by_claims(pod) || cluster.claimed(pod).is_none_or(has_device));
-    cluster.pods = pods;
+    pods.retain(|pod| !is_by_claims(pod) || cluster.claims_of(pod).is_none_or(has_device));
+    let is_bound = |pod: &Pod| {
+        pod.spec
+            .as_ref()
+            .is_some_and(|spec| spec.node_name.is_some())
+    };
+    let (bound, unbound): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(is_bound);
+    let names = unbound.into_iter().filter_map(|pod| pod.metadata.name);
+    cluster.unbound = names.collect();
+    cluster.pods = bound;
     Ok(cluster)
 }
 
-impl Claimed {
-    /// How many devices, what part of a GPU each is, and why they stay as they are.
-    fn ask(&self, node: &NodeGpus) -> Option<(u32, f64, Option<String>)> {
-        let part = |profile: &Option<String>| match profile {
-            None => Some(1.0),
-            Some(profile) => Some(1.0 / f64::from(slices_of_gpu(profile, node.gpu.gpu_type)?)),
-        };
-        let parts: Option<Vec<f64>> = self.devices.iter().map(part).collect();
-        let count = self.devices.len() as u32;
-        let part = parts?.into_iter().sum::<f64>() / f64::from(count) / f64::from(self.pods);
-        let kept = match (self.devices.iter().any(Option::is_some), self.pods) {
-            (true, _) => Some(CUT.into()),
-            (false, 1) => None,
-            (false, _) => Some("a claim of several pods gives it a part of a GPU".into()),
-        };
-        Some((count, part, kept))
-    }
+/// How many devices a pod has by its claims, what part of a GPU each is, and why they stay as they are.
+fn by_claims(claims: &[&Claim], node: &NodeGpus) -> Option<(u32, f64, Option<String>)> {
+    let part = |device: &Device| match device {
+        Device::Gpu => Some(1.0),
+        Device::Slice(profile) => Some(1.0 / f64::from(slices_of_gpu(profile, node.gpu.gpu_type)?)),
+        Device::Share => None,
+    };
+    let of = |claim: &Claim| {
+        let parts: Option<Vec<f64>> = claim.devices.iter().map(part).collect();
+        Some(parts?.into_iter().sum::<f64>() / f64::from(claim.sharers))
+    };
+    let parts: Option<Vec<f64>> = claims.iter().map(|claim| of(claim)).collect();
+    let all: f64 = parts?.into_iter().sum();
+    let mut devices = claims.iter().flat_map(|claim| &claim.devices);
+    let count = devices.clone().count() as u32;
+    let is_cut = devices.any(|device| matches!(device, Device::Slice(_)));
+    let is_shared = claims.iter().any(|claim| claim.sharers > 1);
+    let shared = is_shared.then(|| "a claim of several pods gives it a part of a GPU".to_owned());
+    let kept = if is_cut { Some(CUT.into()) } else { shared };
+    Some((count, all / f64::from(count), kept))
 }
 
 fn is_by_claims(pod: &Pod) -> bool {
@@ -152,6 +162,10 @@ fn has_gpu(pod: &Pod) -> bool {
     // KAI's pod that holds a GPU for others asks for it, and has the label alone.
     let labels = pod.metadata.labels.as_ref();
     let is_group = labels.is_some_and(|labels| labels.contains_key("runai-gpu-group"));
+    let is_annotated = annotation(pod, MEMORY)
+        .or(annotation(pod, FRACTION))
+        .is_some();
+    let is_group = is_group && !is_annotated;
     let asks = objects::asks_for_gpu(pod) && !is_group || objects::uses_claims_only(pod);
     !is_gone && (asks || is_fraction(pod))
 }
@@ -160,41 +174,63 @@ fn is_fraction(pod: &Pod) -> bool {
     [MEMORY, FRACTION].iter().any(|key| kai(pod, key).is_some())
 }
 
-/// The number in an annotation of KAI, NaN if it is none.
+fn annotation<'p>(pod: &'p Pod, key: &str) -> Option<&'p String> {
+    pod.metadata.annotations.as_ref()?.get(key)
+}
+
+/// The number in an annotation of KAI, NaN if it is none. Whoever requests GPUs has them, whatever is annotated.
 fn kai(pod: &Pod, key: &str) -> Option<f64> {
-    let text = pod.metadata.annotations.as_ref()?.get(key)?;
-    Some(text.parse().unwrap_or(f64::NAN))
+    let text = annotation(pod, key).filter(|_| !objects::asks_for_gpu(pod))?;
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+    Some(number.unwrap_or(f64::NAN))
 }
 
 impl Cluster {
     fn add_claim(&mut self, claim: &Value) {
-        let status = &claim["status"];
-        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-        let mut devices = list(&status["allocation"]["devices"]["results"]);
-        devices.retain(|one| one["driver"] == DRA_DRIVER && one["adminAccess"] != true);
-        let profile = |one: &Value| {
-            let (_, slice) = one["device"].as_str()?.split_once("-mig-")?;
-            // Names have no dots.
-            Some(slice.split('-').next()?.replacen('g', "g.", 1))
+        let (metadata, status) = (&claim["metadata"], &claim["status"]);
+        let Some(results) = status["allocation"]["devices"]["results"].as_array() else {
+            return;
         };
-        let devices: Vec<Option<String>> = devices.iter().map(profile).collect();
-        let pods = list(&status["reservedFor"]);
-        let name = |of: &Value, key| of[key].as_str().unwrap_or_default().to_owned();
-        for pod in &pods {
-            let key = (name(&claim["metadata"], "namespace"), name(pod, "name"));
-            let claimed = self.claimed.entry(key).or_default();
-            claimed.claims += 1;
-            claimed.devices.extend_from_slice(&devices);
-            claimed.pods = (pods.len() as u32).max(claimed.pods);
-        }
+        let is_gpu = |one: &&Value| one["driver"] == DRA_DRIVER && one["adminAccess"] != true;
+        let device = |one: &Value| {
+            let name = one["device"].as_str().unwrap_or_default();
+            let slice = name.split_once("-mig-").map(|(_, slice)| slice);
+            match slice.and_then(|slice| slice.split('-').next()) {
+                _ if one.get("shareID").or(one.get("consumedCapacity")).is_some() => Device::Share,
+                // Names have no dots.
+                Some(profile) => Device::Slice(profile.replacen('g', "g.", 1)),
+                None => Device::Gpu,
+            }
+        };
+        let pods = status["reservedFor"].as_array().map_or(0, Vec::len);
+        let found = Claim {
+            devices: results.iter().filter(is_gpu).map(device).collect(),
+            sharers: pods.max(1) as u32,
+        };
+        let name = |key| metadata[key].as_str().unwrap_or_default().to_owned();
+        self.claims.insert((name("namespace"), name("name")), found);
     }
 
-    /// `None` if the dump does not show all its claims.
-    fn claimed(&self, pod: &Pod) -> Option<&Claimed> {
-        let named = pod.spec.as_ref()?.resource_claims.as_ref()?.len();
+    /// `None` if the dump does not show all its claims, or one has nothing yet.
+    fn claims_of(&self, pod: &Pod) -> Option<Vec<&Claim>> {
+        let made = pod
+            .status
+            .iter()
+            .flat_map(|status| &status.resource_claim_statuses);
+        let made: BTreeMap<_, _> = made
+            .flatten()
+            .map(|one| (&one.name, &one.resource_claim_name))
+            .collect();
+        let named = pod.spec.as_ref()?.resource_claims.iter().flatten();
+        let named = named.map(|one| match &one.resource_claim_name {
+            Some(name) => Some(name),
+            None => made.get(&one.name)?.as_ref(),
+        });
+        // A pod may name a claim twice.
+        let names: Option<BTreeSet<&String>> = named.collect();
         let (_, namespace, _) = workload(pod);
-        let found = self.claimed.get(&(namespace, pod.metadata.name.clone()?))?;
-        (found.claims >= named).then_some(found)
+        let claim = |name: &String| self.claims.get(&(namespace.clone(), name.clone()));
+        names?.into_iter().map(claim).collect()
     }
 
     pub fn node_of(&self, pod: &Pod) -> Option<&NodeGpus> {
@@ -219,7 +255,7 @@ impl Cluster {
         let has_slice = limits(pod).any(|(name, _)| name.starts_with(MIG_PREFIX));
         let by = |by: &str| Some(format!("{by} gives it a part of a GPU"));
         let (gpus, part, kept) = if is_by_claims(pod) {
-            self.claimed(pod)?.ask(node)?
+            by_claims(&self.claims_of(pod)?, node)?
         } else {
             let by_plugin = objects::demand(pod, policy);
             let gpus = match is_fraction(pod) {
@@ -234,6 +270,8 @@ impl Cluster {
                 _ if node.mig_gpus == node.gpus || has_slice => {
                     (1.0 / f64::from(node.slices), Some(CUT.into()))
                 }
+                // Without an amount it allocates all of a GPU's memory.
+                _ if node.is_hami => (1.0, Some("HAMi hands out its GPU".into())),
                 _ if node.shares == 1 => (1.0, None),
                 _ => (shares, by("time-slicing, or what else shares GPUs,")),
             };
@@ -336,7 +374,8 @@ fn limits(pod: &Pod) -> impl Iterator<Item = (&String, &Quantity)> {
 /// The number in a limit, NaN if it is none.
 fn limit(pod: &Pod, name: &str) -> Option<f64> {
     let (_, amount) = limits(pod).find(|(known, _)| *known == name)?;
-    Some(amount.0.parse().unwrap_or(f64::NAN))
+    let amount = Bytes::parse_quantity(&amount.0);
+    Some(amount.map_or(f64::NAN, |amount| amount.0 as f64))
 }
 
 /// Kind, namespace and name of what makes the pod again; the pod itself, if nothing does.

@@ -31,7 +31,9 @@ pub struct NodeGpus {
     /// Slices or shares that one GPU is handed out as.
     pub slices: u32,
     pub shares: u32,
-    /// Without memory where nothing says which GPU it is.
+    /// Whether HAMi hands them out.
+    pub is_hami: bool,
+    /// Without memory where nothing says which GPU it is, or its GPUs are not alike.
     pub gpu: TemplateGpu,
 }
 
@@ -55,70 +57,139 @@ pub fn publish(spec: &Value, found: &mut Published) {
     }
 }
 
-impl NodeGpus {
-    /// `None` if the node has no GPUs, or it cannot be read how many.
-    pub fn read(node: &Node, published: &Published) -> Option<Self> {
-        let label = |key: &str| Some(node.metadata.labels.as_ref()?.get(key)?.as_str());
-        let number = |key: &str| label(key)?.parse::<u32>().ok();
-        let register = node.metadata.annotations.as_ref();
-        let register = register.and_then(|all| all.get(HAMI_REGISTER));
-        let (mut whole, mut slices) = (0u32, 0);
+/// What device plugins offer on a node.
+struct Offered {
+    /// GPUs, or shares of GPUs.
+    whole: u32,
+    slices: u32,
+    /// Shares of one GPU or slice.
+    shares: u32,
+}
+
+/// What is said of the GPUs of a node.
+struct Listed {
+    /// GPUs; slices, if the product is one.
+    count: u32,
+    /// GPUs that are cut into slices.
+    cut: u32,
+    /// As feature discovery writes it; empty if it is not known, or not one for all.
+    product: String,
+}
+
+fn label<'n>(node: &'n Node, key: &str) -> Option<&'n str> {
+    Some(node.metadata.labels.as_ref()?.get(key)?)
+}
+
+fn number(node: &Node, key: &str) -> Option<u32> {
+    label(node, key)?.parse().ok()
+}
+
+fn hami_register(node: &Node) -> Option<&String> {
+    node.metadata.annotations.as_ref()?.get(HAMI_REGISTER)
+}
+
+impl Offered {
+    fn read(node: &Node) -> Self {
+        let (mut whole, mut slices) = (0u32, 0u32);
         for (name, count) in plugin_devices(node) {
             let is_slice = name.as_str().starts_with(MIG_PREFIX);
             let sum = if is_slice { &mut slices } else { &mut whole };
-            *sum += count.min(MAX_DEVICES);
+            *sum = sum.saturating_add(count.min(MAX_DEVICES));
         }
-        let shares = number(REPLICAS).or(number(GKE_CLIENTS)).unwrap_or(1);
-        let shares = shares.clamp(1, MAX_DEVICES);
+        let shares = number(node, REPLICAS).or(number(node, GKE_CLIENTS));
+        Self {
+            whole,
+            slices,
+            shares: shares.unwrap_or(1).clamp(1, MAX_DEVICES),
+        }
+    }
+}
+
+impl Listed {
+    /// By feature discovery, or else a DRA driver, HAMi, or GKE.
+    fn read(node: &Node, published: &Published, offered: &Offered) -> Option<Self> {
+        let register = hami_register(node);
+        let labelled = || label(node, PRODUCT).unwrap_or_default().to_owned();
+        let by_plugin = offered.whole / offered.shares;
         let mut cut = 0;
-        let (count, product) = if let Some(count) = number(COUNT) {
-            (count, label(PRODUCT).unwrap_or_default().to_owned())
-        } else if let Some((first, _)) = published.values().next() {
+        let (count, product) = if let Some(count) = number(node, COUNT) {
+            if by_plugin > count && register.is_none() {
+                // Labels that say how GPUs are shared are then those of one model of several.
+                number(node, REPLICAS).filter(|shares| *shares > 0 && offered.slices == 0)?;
+                (by_plugin, String::new())
+            } else {
+                (count, labelled())
+            }
+        } else if !published.is_empty() {
             cut = published.values().filter(|(_, whole)| !whole).count() as u32;
-            (published.len() as u32, first.replace(' ', "-"))
+            let names = published.values().map(|(name, _)| name);
+            (published.len() as u32, one_product(names))
         } else if let Some(register) = register {
             let names = registered_by_hami(register)?;
-            (names.len() as u32, names.first()?.replace(' ', "-"))
-        } else if let Some(name) = label(GKE_GPU) {
-            let name = name.trim_start_matches("nvidia-");
-            let name = name.trim_start_matches("tesla-").to_owned();
-            let cut = label(GKE_PARTITION).map(|size| format!("-MIG-{size}"));
-            (whole / shares, name + &cut.unwrap_or_default())
+            (names.len() as u32, one_product(names.iter()))
+        } else if let Some(name) = label(node, GKE_GPU) {
+            let short = name.trim_start_matches("nvidia-");
+            let short = short.trim_start_matches("tesla-");
+            let known = GpuType::find(name).or_else(|_| GpuType::find(short));
+            let model = known.map_or_else(|_| short.to_owned(), |gpu| gpu.model().to_string());
+            let size = label(node, GKE_PARTITION).map(|size| format!("-MIG-{size}"));
+            (by_plugin, model + &size.unwrap_or_default())
         } else {
-            (
-                whole / shares,
-                label(PRODUCT).unwrap_or_default().to_owned(),
-            )
+            (by_plugin, labelled())
         };
-        let product = product.trim_end_matches("-SHARED");
+        Some(Self {
+            count,
+            cut,
+            product,
+        })
+    }
+}
+
+/// The product of GPUs with these names, if all have one.
+fn one_product<'n>(mut names: impl Iterator<Item = &'n String>) -> String {
+    let first = names.next().cloned().unwrap_or_default();
+    match names.all(|name| *name == first) {
+        true => first.replace(' ', "-"),
+        false => String::new(),
+    }
+}
+
+impl NodeGpus {
+    /// `None` if the node has no GPUs, or it cannot be read how many.
+    pub fn read(node: &Node, published: &Published) -> Option<Self> {
+        let offered = Offered::read(node);
+        let listed = Listed::read(node, published, &offered)?;
+        let product = listed.product.trim_end_matches("-SHARED");
         let (model, profile) = product.split_once("-MIG-").unwrap_or((product, ""));
         let gpu_type = GpuType::find(model).ok();
-        let is_labelled = label(PRODUCT).is_some();
-        let known = gpu_type.filter(|_| !is_labelled).map(GpuType::model);
-        let known = known.or_else(|| GpuModel::parse(model).ok());
-        let unknown = || GpuModel::parse("unknown").expect("a plain word");
-        let model = known.unwrap_or_else(unknown);
-        let memory = number(MEMORY_MIB).map(|mib| Bytes::mib(mib.into()));
-        let total = gpu_type.map(GpuType::total).or(memory);
-        let (gpus, mig_gpus, slices) = match (profile, slices) {
-            ("", 0) => (count, cut, 1),
+        let memory = number(node, MEMORY_MIB).filter(|_| !product.is_empty());
+        let total = memory.map(|mib| Bytes::mib(mib.into()));
+        let total = gpu_type.map(GpuType::total).or(total);
+        let unknown = |_| GpuModel::parse("unknown").expect("a plain word");
+        let model = GpuModel::parse(model).unwrap_or_else(unknown);
+        let (gpus, mig_gpus, slices) = match (profile, offered.slices) {
+            ("", 0) => (listed.count, listed.cut, 1),
             ("", slices) => {
-                let mig_gpus = count.saturating_sub(whole / shares);
-                (count, mig_gpus, slices / mig_gpus.max(1))
+                let mig_gpus = listed.count.saturating_sub(offered.whole / offered.shares);
+                (listed.count, mig_gpus, slices / mig_gpus.max(1))
             }
             // The label counts slices.
             _ => {
-                let each = slices_of_gpu(profile, gpu_type)?;
-                (count.div_ceil(each), count.div_ceil(each), each * shares)
+                let per_gpu = slices_of_gpu(profile, gpu_type)?;
+                let gpus = listed.count.div_ceil(per_gpu);
+                (gpus, gpus, per_gpu * offered.shares)
             }
         };
+        let is_hami = hami_register(node).is_some();
         // HAMi offers each GPU several times, and no label says so.
-        let offered = whole.checked_div(gpus.saturating_sub(mig_gpus));
+        let times = offered.whole.checked_div(gpus.saturating_sub(mig_gpus));
+        let times = times.filter(|_| is_hami).unwrap_or(1);
         (1..=MAX_GPUS).contains(&gpus).then(|| Self {
             gpus,
             mig_gpus: mig_gpus.min(gpus),
             slices: slices.max(1),
-            shares: shares.max(offered.unwrap_or(1)),
+            shares: offered.shares.max(times),
+            is_hami,
             gpu: TemplateGpu {
                 name: model.to_string(),
                 total: total.unwrap_or_default(),

@@ -285,7 +285,7 @@ impl AssessQuestion<'_> {
         let measured = self.usage.gpu_samples().map_or(0, |one| one.gpus.len());
         let measured = format!("known of {measured} of {all} GPUs; gaps are not idle");
         let jobs = hours.iter().map(|hour| hour.jobs).min().flatten();
-        let nodes = "as their labels count them";
+        let nodes = "as labels, a DRA driver or HAMi count them";
         let parts = "shares and slices count as parts of GPUs";
         let placed = "jobs placed beside all pods on today's GPUs, at the worst hour";
         let arithmetic = "arithmetic over the same requests";

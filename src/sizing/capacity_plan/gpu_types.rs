@@ -138,6 +138,15 @@ pub(crate) const GPU_TYPES: [GpuType; 14] = [
     with_mig("B200-180GB", "NVIDIA-B200", 183_359, "B200", &[]),
 ];
 
+/// Product labels of other form factors, and what GKE calls a type, if that is neither its name nor its product.
+const OTHER_NAMES: [(&str, &str); 5] = [
+    ("NVIDIA-A100-PCIE-40GB", "A100-40GB"),
+    ("NVIDIA-A100-80GB-PCIe", "A100-80GB"),
+    ("NVIDIA-H100-PCIe", "H100-80GB"),
+    ("nvidia-tesla-a100", "A100-40GB"),
+    ("nvidia-h100-mega-80gb", "H100-80GB"),
+];
+
 /// Why a text names no GPU type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownGpuType {
@@ -156,9 +165,12 @@ pub enum UnknownGpuType {
 }
 
 impl GpuType {
-    /// Finds a type by its name, by the part of the name before the size if that is unambiguous, or by its product label.
+    /// Finds a type by its name, by the part of the name before the size if that is unambiguous, or by a product label.
     pub fn find(text: &str) -> Result<&'static Self, UnknownGpuType> {
         let wanted = normalize(text);
+        let mut others = OTHER_NAMES.iter();
+        let other = others.find(|(other, _)| normalize(other) == wanted);
+        let wanted = other.map_or(wanted, |(_, name)| normalize(name));
         let is_it = |one: &&Self| {
             [one.name, one.product]
                 .iter()
@@ -248,6 +260,10 @@ mod tests {
         assert_eq!(name("a100 80gb").as_deref(), Ok("A100-80GB"));
         assert_eq!(name("NVIDIA-H100-80GB-HBM3").as_deref(), Ok("H100-80GB"));
         assert_eq!(name("l40s").as_deref(), Ok("L40S-48GB"));
+        assert_eq!(name("NVIDIA A100 80GB PCIe").as_deref(), Ok("A100-80GB"));
+        for (other, own) in OTHER_NAMES {
+            assert_eq!(name(other).as_deref(), Ok(own));
+        }
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn partitions_of_gke_request_their_parts() {
 fn hami(register: &str) -> Value {
     let mut node = bare_node("n1", json!({}), "20");
     node["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": register });
-    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "20000" });
+    let limits = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "20k" });
     let pods = ["a", "b"].map(|name| pod(name, json!({}), limits.clone()));
     of_items(&[&[node][..], &pods].concat(), &[]).json()
 }
@@ -98,6 +98,87 @@ fn hami_registers_its_gpus_in_commas_before_2_8() {
     ] {
         is_unknown(&hami(unread));
     }
+}
+
+#[test]
+fn slices_of_each_form_factor_are_parts_of_its_gpu() {
+    let labelled = |product: &str, slices: &str| {
+        let labels = json!({ "nvidia.com/gpu.count": slices, "nvidia.com/gpu.replicas": "1" });
+        let mut node = bare_node("n1", labels, slices);
+        node["metadata"]["labels"]["nvidia.com/gpu.product"] =
+            json!(format!("{product}-MIG-1g.10gb"));
+        node
+    };
+    let of_gke = |gpu: &str, slices: &str| {
+        let mut labels = gke("1g.10gb");
+        labels["cloud.google.com/gke-accelerator"] = json!(gpu);
+        bare_node("n1", labels, slices)
+    };
+    for node in [
+        labelled("NVIDIA-A100-80GB-PCIe", "14"),
+        labelled("NVIDIA-A100-PCIE-40GB", "8"),
+        labelled("NVIDIA-H100-PCIe", "14"),
+        of_gke("nvidia-h100-mega-80gb", "14"),
+        of_gke("nvidia-a100-80gb", "14"),
+        of_gke("nvidia-tesla-a100", "8"),
+    ] {
+        let said = of_items(&[node.clone(), plain("a")], &[]).json();
+        assert_eq!(counts(&said), [Some(2.0), Some(1.0), Some(1.0)], "{node}");
+    }
+    is_unknown(&of_items(&[labelled("NVIDIA-Unheard", "14"), plain("a")], &[]).json());
+}
+
+#[test]
+fn a_pod_of_hami_without_an_amount_of_memory_has_whole_gpus() {
+    let device = json!({ "id": "GPU-1", "count": 10, "devmem": 81920, "type": "NVIDIA-NVIDIA A100-SXM4-80GB" });
+    let mut node = bare_node("n1", json!({}), "20");
+    let register = json!([device, device]).to_string();
+    node["metadata"]["annotations"] = json!({ "hami.io/node-nvidia-register": register });
+    let said = |node: &Value| of_items(&[node.clone(), plain("a"), plain("b")], &[]).json();
+    let by_register = said(&node);
+    assert_eq!(counts(&by_register), [Some(2.0); 3]);
+    assert_eq!(figure(&by_register, "lower bound"), Some(2.0));
+    assert_eq!(workload(&by_register, "n/a")["ownGpu"], "kept");
+    // Labels beside the register make no difference.
+    node["metadata"]["labels"] = gfd("2");
+    node["metadata"]["labels"]["nvidia.com/gpu.product"] = json!("NVIDIA-A100-SXM4-80GB");
+    assert_eq!(counts(&said(&node)), [Some(2.0); 3]);
+}
+
+#[test]
+fn whoever_requests_gpus_of_a_device_plugin_has_them_whatever_its_annotations_say() {
+    let whole = node(gfd("8"), json!({ "nvidia.com/gpu": "8" }));
+    for metadata in [
+        json!({ "annotations": { "gpu-memory": "8000" } }),
+        json!({ "annotations": { "gpu-fraction": "0.5" }, "labels": { "runai-gpu-group": "g" } }),
+    ] {
+        let all = pod("a", metadata, json!({ "nvidia.com/gpu": "8" }));
+        let said = of_items(&[whole.clone(), all], &[]).json();
+        assert_eq!(counts(&said), [Some(8.0); 3]);
+        assert_eq!(workload(&said, "n/a")["ownGpu"], "unknown");
+    }
+}
+
+#[test]
+fn gpus_of_a_node_with_two_models_are_counted_and_stay() {
+    let mut labels = gfd("4");
+    labels["nvidia.com/gpu.replicas"] = json!("1");
+    labels["nvidia.com/gpu.sharing-strategy"] = json!("none");
+    let two = node(labels, json!({ "nvidia.com/gpu": "8" }));
+    let said = of_items(&[two.clone(), plain("a"), plain("b")], &[]).json();
+    assert_eq!(counts(&said), [Some(8.0), Some(2.0), Some(2.0)]);
+    let why = "the memory of its GPU is not known";
+    assert_eq!(workload(&said, "n/a")["why"], why);
+    // Nor is it known of two models that a DRA driver publishes.
+    let device = |at: usize, product: &str| json!({ "name": format!("gpu-{at}"), "attributes": { "type": { "string": "gpu" }, "uuid": { "string": format!("GPU-{at}") }, "productName": { "string": product } } });
+    let result = json!({ "driver": "gpu.nvidia.com", "device": "gpu-1" });
+    let devices = [device(0, "NVIDIA A100-SXM4-80GB"), device(1, "NVIDIA L4")];
+    let said = on_devices(&devices, &[vec![result]], 1);
+    assert_eq!(counts(&said), [Some(2.0), Some(1.0), Some(1.0)]);
+    assert_eq!(workload(&said, "n/a")["why"], why);
+    // Without a word of sharing eight may be four twice.
+    let two = node(gfd("4"), json!({ "nvidia.com/gpu": "8" }));
+    is_unknown(&of_items(&[two, plain("a")], &[]).json());
 }
 
 /// What is said of pod `a`, which has these claims, each of devices with such results, on a node with two GPUs.
@@ -142,8 +223,51 @@ fn a_claim_of_an_administrator_takes_no_gpu() {
 }
 
 #[test]
+fn how_large_a_share_by_capacity_is_nobody_reads() {
+    let share = |id: &str| json!({ "driver": "gpu.nvidia.com", "device": "gpu-0", "shareID": id });
+    is_unknown(&claiming(&[vec![share("1"), share("2")]], 1));
+    let consumed = json!({ "driver": "gpu.nvidia.com", "device": "gpu-0", "consumedCapacity": { "memory": "10Gi" } });
+    is_unknown(&claiming(&[vec![consumed]], 1));
+}
+
+#[test]
+fn a_claim_counts_once_and_a_pending_pod_only_if_it_may_have_gpus() {
+    let claim = |driver: &str, pods: &[&str]| {
+        let reserved: Vec<Value> = pods.iter().map(|name| json!({ "name": name })).collect();
+        json!({ "kind": "ResourceClaim", "metadata": { "name": "c", "namespace": "n" }, "status": { "allocation": { "devices": { "results": [{ "driver": driver, "device": "gpu-0" }] } }, "reservedFor": reserved } })
+    };
+    let claiming = |name: &str| {
+        let mut pod = pod(name, json!({}), json!({}));
+        pod["spec"]["resourceClaims"] = json!([{ "name": "one", "resourceClaimName": "c" }]);
+        pod
+    };
+    let whole = || node(gfd(FOUR), json!({ "nvidia.com/gpu": "4" }));
+    let mut twice = claiming("a");
+    twice["spec"]["resourceClaims"] = json!([{ "name": "one", "resourceClaimName": "c" }, { "name": "two", "resourceClaimTemplateName": "t" }]);
+    twice["status"]["resourceClaimStatuses"] = json!([{ "name": "two", "resourceClaimName": "c" }]);
+    let gpu = claim("gpu.nvidia.com", &["a"]);
+    let said = of_items(&[whole(), gpu, twice], &[]).json();
+    assert_eq!(counts(&said), [Some(4.0), Some(1.0), Some(1.0)]);
+    let shared = claim("gpu.nvidia.com", &["a", "b"]);
+    let said = of_items(&[whole(), shared, claiming("a"), claiming("b")], &[]).json();
+    assert_eq!(counts(&said), [Some(4.0), Some(1.0), Some(2.0)]);
+    assert_eq!(workload(&said, "n/a")["ownGpu"], "kept");
+    let mut pending = claiming("a");
+    pending["spec"].as_object_mut().unwrap().remove("nodeName");
+    let is_listed = |claims: &[Value]| {
+        let said = of_items(&[&[whole(), pending.clone()], claims].concat(), &[]).json();
+        said["cautions"]
+            .to_string()
+            .contains("they have no node: 1 pod")
+    };
+    assert!(!is_listed(&[claim("dra.net", &[])]));
+    assert!(is_listed(&[claim("gpu.nvidia.com", &[])]));
+    assert!(is_listed(&[]));
+}
+
+#[test]
 fn slices_of_a_dra_driver_are_parts_of_the_gpu_that_they_are_cut_from() {
-    let device = |profile: &str, at: usize| json!({ "name": format!("gpu-0-mig-{}-19-{at}", profile.replace('.', "")), "attributes": { "type": { "string": "mig" }, "uuid": { "string": format!("MIG-{at}") }, "parentUUID": { "string": "GPU-0" }, "profile": { "string": profile }, "productName": { "string": "NVIDIA A100-SXM4-80GB" } } });
+    let device = |profile: &str, at: usize| json!({ "name": format!("gpu-0-mig-{}-19-{at}", profile.replace('.', "")), "attributes": { "type": { "string": "mig" }, "uuid": { "string": format!("MIG-{at}") }, "parentUUID": { "string": "GPU-0" }, "profile": { "string": profile }, "productName": { "string": "NVIDIA A100 80GB PCIe" } } });
     let of = |profiles: &[&str]| {
         let devices = profiles.iter().zip(0..);
         let devices: Vec<Value> = devices.map(|(profile, at)| device(profile, at)).collect();
