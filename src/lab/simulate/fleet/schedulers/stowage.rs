@@ -394,7 +394,10 @@ impl FleetScheduler for Stowage {
     }
 
     fn has_pending(&self) -> bool {
-        !self.waiting.is_empty()
+        let policy = self.control_loop.cluster_access.ledger().policy();
+        let mut classes = policy.classes().iter();
+        // An engine may need relief while no pod waits.
+        !self.waiting.is_empty() || classes.any(|class| !class.latency_limits().is_none())
     }
 }
 
