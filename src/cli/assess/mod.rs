@@ -17,6 +17,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus::{Prometheus, Reader};
 use std::collections::BTreeMap;
+#[cfg(feature = "lab")]
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,6 +33,8 @@ use stowage_sizing::assess::report::Assessment;
 use stowage_sizing::assess::{AssessQuestion, assess};
 use stowage_sizing::capacity_plan::question::PodToPlace;
 
+/// The quantile, unless another is asked for.
+const QUANTILE: u8 = 99;
 const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
 
 #[derive(Debug, Args)]
@@ -66,7 +70,7 @@ pub struct AssessArgs {
     step: Duration,
 
     /// The quantile that is shown beside the median and the peak
-    #[arg(long, value_name = "PERCENT", default_value_t = 99, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = QUANTILE, value_parser = clap::value_parser!(u8).range(1..=100))]
     quantile: u8,
 
     /// The policy, a file or a directory [default: the built-in policy]
@@ -160,8 +164,20 @@ impl AssessArgs {
     }
 }
 
+/// What such files say under the built-in policy.
+#[cfg(feature = "lab")]
+pub fn of_files(cluster: &Path, metrics: &Path) -> Result<(Assessment, Policy)> {
+    let cluster = dump::read(cluster)?;
+    let policy = policy_for(None, None, Some(&cluster.namespaces))?;
+    let policy = policy.context("the built-in policy is one")?;
+    let asked = Asked::new(&cluster, &policy);
+    let mut reader = asked.reader();
+    reader.read_file(metrics)?;
+    Ok((asked.answer(reader, QUANTILE, None, None)?, policy))
+}
+
 /// A cluster, and what makes its pods; what they use is read next.
-pub struct Asked<'c> {
+struct Asked<'c> {
     cluster: &'c Cluster,
     policy: &'c Policy,
     workloads: Vec<Workload>,
@@ -169,7 +185,7 @@ pub struct Asked<'c> {
 }
 
 impl<'c> Asked<'c> {
-    pub fn new(cluster: &'c Cluster, policy: &'c Policy) -> Self {
+    fn new(cluster: &'c Cluster, policy: &'c Policy) -> Self {
         let (workloads, unreadable) = workloads(cluster, policy);
         Self {
             cluster,
@@ -179,7 +195,7 @@ impl<'c> Asked<'c> {
         }
     }
 
-    pub fn reader(&self) -> Reader {
+    fn reader(&self) -> Reader {
         let whole = self.workloads.iter().enumerate();
         let whole = whole.filter(|(_, one)| one.kept.is_none());
         Reader::new(
@@ -190,7 +206,7 @@ impl<'c> Asked<'c> {
     }
 
     /// `quantile` is in per cent, and `job` what an opportunistic one requests.
-    pub fn answer(
+    fn answer(
         self,
         reader: Reader,
         quantile: u8,
