@@ -18,6 +18,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus::{Prometheus, Reader};
 use std::collections::BTreeMap;
+#[cfg(feature = "lab")]
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,9 +30,12 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::units::{Bytes, plural};
 use stowage_server::kubernetes::manifests::MAX_PODS;
 use stowage_sizing::assess::need::Workload;
+use stowage_sizing::assess::report::Assessment;
 use stowage_sizing::assess::{AssessQuestion, assess};
 use stowage_sizing::capacity_plan::question::PodToPlace;
 
+/// The quantile, unless another is asked for.
+const QUANTILE: u8 = 99;
 const HELP: &str = "Exit codes: 0 with an answer, 1 if pods have no place in it, 2 if something cannot be read or the arguments are invalid.";
 
 #[derive(Debug, Args)]
@@ -66,7 +71,7 @@ pub struct AssessArgs {
     step: Duration,
 
     /// The quantile that is shown beside the median and the peak
-    #[arg(long, value_name = "PERCENT", default_value_t = 99, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = QUANTILE, value_parser = clap::value_parser!(u8).range(1..=100))]
     quantile: u8,
 
     /// The policy, a file or a directory [default: the built-in policy]
@@ -128,16 +133,8 @@ impl AssessArgs {
         let Some(policy) = policy_for(path, at, Some(&cluster.namespaces))? else {
             return Ok(NO_ANSWER.into());
         };
-        let limit = |class| policy.class(class).latency_limits().time_per_token;
-        let planning = policy.clone().without_latency_limits();
-        let (mut workloads, unreadable) = workloads(&cluster, &policy);
-        let whole = workloads.iter().enumerate();
-        let whole = whole.filter(|(_, one)| one.kept.is_none());
-        let mut reader = Reader::new(
-            pods_by_name(&cluster, &workloads),
-            whole.map(|(index, _)| index).collect(),
-            cluster.nodes.keys().cloned().collect(),
-        );
+        let asked = Asked::new(&cluster, &policy);
+        let mut reader = asked.reader();
         if let Some(path) = &self.metrics {
             let of = || format!("--metrics {}", path.display());
             reader.read_file(path).with_context(of)?;
@@ -158,6 +155,68 @@ impl AssessArgs {
             let asked = reader.query(&server, end, window, step).await;
             asked.with_context(|| format!("--prometheus {url}"))?;
         }
+        let answer = asked.answer(reader, self.quantile, self.job, self.gpu_hour_price)?;
+        if let Some(path) = &self.page {
+            std::fs::write(path, page::page(&answer))
+                .with_context(|| format!("--page {}", path.display()))?;
+        }
+        self.output.print(&answer, text::text)?;
+        Ok(u8::from(!answer.not_held.is_empty()).into())
+    }
+}
+
+/// What such files say under the built-in policy.
+#[cfg(feature = "lab")]
+pub fn of_files(cluster: &Path, metrics: &Path) -> Result<(Assessment, Policy)> {
+    let cluster = dump::read(cluster)?;
+    let policy = policy_for(None, None, Some(&cluster.namespaces))?;
+    let policy = policy.context("the built-in policy is one")?;
+    let asked = Asked::new(&cluster, &policy);
+    let mut reader = asked.reader();
+    reader.read_file(metrics)?;
+    Ok((asked.answer(reader, QUANTILE, None, None)?, policy))
+}
+
+/// A cluster, and what makes its pods; what they use is read next.
+struct Asked<'c> {
+    cluster: &'c Cluster,
+    policy: &'c Policy,
+    workloads: Vec<Workload>,
+    unreadable: usize,
+}
+
+impl<'c> Asked<'c> {
+    fn new(cluster: &'c Cluster, policy: &'c Policy) -> Self {
+        let (workloads, unreadable) = workloads(cluster, policy);
+        Self {
+            cluster,
+            policy,
+            workloads,
+            unreadable,
+        }
+    }
+
+    fn reader(&self) -> Reader {
+        let whole = self.workloads.iter().enumerate();
+        let whole = whole.filter(|(_, one)| one.kept.is_none());
+        Reader::new(
+            pods_by_name(self.cluster, &self.workloads),
+            whole.map(|(index, _)| index).collect(),
+            self.cluster.nodes.keys().cloned().collect(),
+        )
+    }
+
+    /// `quantile` is in per cent, and `job` what an opportunistic one requests.
+    fn answer(
+        self,
+        reader: Reader,
+        quantile: u8,
+        job: Option<Bytes>,
+        gpu_hour_price: Option<f64>,
+    ) -> Result<Assessment> {
+        let (cluster, policy, mut workloads) = (self.cluster, self.policy, self.workloads);
+        let limit = |class| policy.class(class).latency_limits().time_per_token;
+        let planning = policy.clone().without_latency_limits();
         for (index, named) in &reader.models {
             let one = &mut workloads[*index];
             let pod = &cluster.pods[one.pods[0]];
@@ -176,32 +235,27 @@ impl AssessArgs {
             true => Ok(Vec::new()),
             false => fleet_from_objects(&nodes, &placed, &planning),
         };
-        let job = self.job.map(|job| dump::job(job, &planning)).transpose();
+        let job = job.map(|job| dump::job(job, &planning)).transpose();
         let gpus = cluster.nodes.iter();
         let question = AssessQuestion {
             node_kinds: kinds.context("--cluster")?,
             gpus: gpus
                 .map(|(name, (_, gpus))| (name.clone(), gpus.gpus))
                 .collect(),
-            unreadable,
+            unreadable: self.unreadable,
             policy: Arc::new(planning.clone()),
             limit: &limit,
             workloads,
             usage: reader.usage,
-            quantile: self.quantile.into(),
+            quantile: quantile.into(),
             job: job.context("--job")?,
-            gpu_hour_price: self.gpu_hour_price,
+            gpu_hour_price,
             make: &make,
         };
         let mut answer = assess(&question);
         answer.cautions.extend(reader.warnings);
-        answer.cautions.extend(left_out(&cluster, reader.foreign));
-        if let Some(path) = &self.page {
-            std::fs::write(path, page::page(&answer))
-                .with_context(|| format!("--page {}", path.display()))?;
-        }
-        self.output.print(&answer, text::text)?;
-        Ok(u8::from(!answer.not_held.is_empty()).into())
+        answer.cautions.extend(left_out(cluster, reader.foreign));
+        Ok(answer)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `stowage simulate …`: workloads in simulated time, scheduled by the production code. One file for each subcommand; this file
 //! has their list, and what they share: seeds, and parallel runs.
 
+mod assess;
 mod campaign;
 mod faults;
 mod packing;
@@ -37,6 +38,8 @@ enum SimulateCommand {
     FraudCreditChatbot(scenario::ScenarioArgs),
     /// Teams that share one pool, with guarantees and borrowing, beside a partition for each
     Teams(scenario::ScenarioArgs),
+    /// A week of a cluster, assessed as `stowage assess` does, and the same week under what that proposes
+    Assess(assess::SimulateAssessArgs),
     /// Fault injection: the whole service in simulated time, with seeded faults of replicas, agents, the API server and clocks
     Faults(faults::SimulateFaultsArgs),
     /// Every scenario, one after the other
@@ -53,6 +56,7 @@ impl SimulateArgs {
             SimulateCommand::WarmContext(args) => args.run("warm-context"),
             SimulateCommand::FraudCreditChatbot(args) => args.run("fraud-credit-chatbot"),
             SimulateCommand::Teams(args) => args.run("teams"),
+            SimulateCommand::Assess(args) => args.run(),
             SimulateCommand::Faults(args) => args.run(),
             SimulateCommand::All(args) => args.run(),
         }

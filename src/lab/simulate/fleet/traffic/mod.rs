@@ -1,7 +1,7 @@
 //! What asks a fleet's engines: traces of serving, and generated traffic for runs without a trace.
 //!
-//! [`minutes`] reads a day by minute, [`single_requests`] a trace of single requests; [`built_in`] generates a day and [`catalog`]
-//! a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text: nothing here reads a file.
+//! [`minutes`] reads a day by minute, [`week`] a week by steps, [`single_requests`] a trace of single requests; [`built_in`]
+//! generates a day and [`catalog`] a list of models. All of them end in a [`DayOfTraffic`]. Traces come as text: nothing here reads a file.
 
 pub mod built_in;
 pub mod catalog;
@@ -9,6 +9,7 @@ mod day;
 mod error;
 pub mod minutes;
 pub mod single_requests;
+pub mod week;
 
 #[cfg(test)]
 mod tests;
