@@ -3,6 +3,7 @@
 mod fixture;
 mod forms;
 mod prometheus;
+mod replay;
 
 use fixture::{HOURS, START, answer, dump, folder, idle_gpus, week, workloads};
 use serde_json::{Value, json};

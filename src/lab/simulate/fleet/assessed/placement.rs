@@ -14,6 +14,8 @@ use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 /// Longer than it takes to place a few dozens of pods, one start after the other.
 const TIME: Millis = Millis::seconds(3600);
 
+const WARM_UP_TIME: Millis = Millis::seconds(10);
+
 /// A pod of a workload, and where it is; `None` if it has no place.
 pub struct PlacedPod {
     pub workload: usize,
@@ -52,6 +54,8 @@ pub fn place(
     mut pods: Vec<PlacedPod>,
 ) -> Vec<PlacedPod> {
     let mut stage: Stage<'_, ()> = Stage::new(machines(kind, gpus), scheduler, 0);
+    // Before the first reports, GPUs are not known to be free.
+    while stage.next(START + WARM_UP_TIME).is_some() {}
     let specs = pods.iter().map(|pod| pod.spec.clone());
     let uids: Vec<_> = specs.map(|spec| stage.submit(spec)).collect();
     while stage.next(START + TIME).is_some() {}

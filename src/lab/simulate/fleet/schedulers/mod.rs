@@ -24,6 +24,6 @@ pub trait FleetScheduler {
     /// Whether it reads what agents report.
     fn reads_reports(&self) -> bool;
 
-    /// Whether a pod waits, so that another round may change something.
+    /// Whether another round may change something: a pod waits, or an engine may need relief.
     fn has_pending(&self) -> bool;
 }
