@@ -2,6 +2,7 @@
 
 mod fixture;
 mod prometheus;
+mod replay;
 
 use fixture::{HOURS, START, answer, dump, folder, idle_gpus, week, workloads};
 use serde_json::{Value, json};

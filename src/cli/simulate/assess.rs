@@ -106,10 +106,11 @@ fn replay(
     let plan = week.plan(&answer, &policy)?;
     let suffice = answer.figures.iter();
     let suffice = suffice.filter(|figure| figure.name == "GPUs that suffice");
+    let suffice = suffice.filter_map(|figure| figure.value).next();
     Ok(Replay {
         seed,
-        gpus_that_suffice: suffice.filter_map(|figure| figure.value).next(),
-        holds: holds(&before.served, &plan),
+        gpus_that_suffice: suffice,
+        holds: holds(&before.served, &plan, suffice),
         summary: answer.summary,
         as_it_is: before.served,
         plan,
@@ -145,12 +146,12 @@ fn text_of(one: &Replay, columns: Columns) -> String {
     let rows = [row("as it is", &one.as_it_is), row("the plan", &one.plan)];
     let table = columns.table(&header, rows, &[1, 2, 3, 4, 5, 6, 7]);
     let (late, more) = (one.plan.late, one.plan.late - one.as_it_is.late);
-    let unplaced = one.plan.pods - one.plan.placed;
-    let verdict = match (one.holds, unplaced) {
-        (true, _) => format!("The plan holds: {late:.0} requests are late, no more than before."),
-        (false, 0) => format!("The plan does not hold: {more:.0} more requests are late."),
-        (false, _) => format!(
-            "The plan does not hold: {unplaced} pods have no place, and {more:.0} more requests are late."
+    let suffice = one.gpus_that_suffice.unwrap_or(0.0);
+    let beyond = (f64::from(one.plan.gpus) - suffice).max(0.0);
+    let verdict = match one.holds {
+        true => format!("The plan holds: {late:.0} requests are late, no more than before."),
+        false => format!(
+            "The plan does not hold: {beyond:.0} more GPUs are needed than it says, and {more:.0} more requests are late."
         ),
     };
     columns.wrap(&format!(

@@ -39,6 +39,7 @@ use stowage_scheduling::policy::Policy;
 use stowage_scheduling::testkit::random::Random;
 use stowage_scheduling::units::Bytes;
 use stowage_sizing::assess::report::Assessment;
+use stowage_sizing::capacity_plan::PlacingOrder;
 
 /// The file that `--trace DIR` is read for.
 pub const TRACE: &str = "azure2024_week_7min.csv";
@@ -83,10 +84,12 @@ pub struct AsItIs {
     played: Played,
 }
 
-/// The plan does not hold if a pod has no place, or more requests are late.
-pub fn holds(before: &WeekServed, plan: &WeekServed) -> bool {
+/// The plan does not hold if more GPUs are needed than suffice, or more requests are late.
+pub fn holds(before: &WeekServed, plan: &WeekServed, suffice: Option<f64>) -> bool {
+    let has_place =
+        plan.placed == plan.pods && suffice.is_some_and(|most| f64::from(plan.gpus) <= most);
     // Half a request is rounding.
-    plan.placed == plan.pods && plan.late < before.late + 0.5
+    has_place && plan.late < before.late + 0.5
 }
 
 impl AssessedWeek {
@@ -126,7 +129,7 @@ impl AssessedWeek {
         let mut gpus = 0;
         for (index, (kind, nodes)) in kinds {
             gpus += kind.gpus * nodes;
-            let pods = self.pods(index, &grants);
+            let pods = self.pods(index, &grants, PlacingOrder::ExclusiveFirst);
             placed.extend(place(scheduler(), kind, kind.gpus * nodes, pods));
         }
         let played = played::play(self, &placed, &grants, ComputeSharing::Exclusive)?;
@@ -148,9 +151,15 @@ impl AssessedWeek {
         let (mut placed, mut gpus) = (Vec::new(), 0);
         for (index, (kind, nodes)) in KINDS.iter().zip(self.nodes).enumerate() {
             let all = kind.gpus * nodes;
+            // In each order that a plan tries.
             let on = |gpus: u32| {
-                let stowage = Box::new(Stowage::new(policy.clone()));
-                place(stowage, kind, gpus, self.pods(index, &grants))
+                let placed = PlacingOrder::ALL.map(|order| {
+                    let stowage = Box::new(Stowage::new(policy.clone()));
+                    place(stowage, kind, gpus, self.pods(index, &grants, order))
+                });
+                let count =
+                    |pods: &Vec<PlacedPod>| pods.iter().filter(|pod| pod.binding.is_some()).count();
+                placed.into_iter().max_by_key(count).unwrap_or_default()
             };
             let holds = |gpus: &u32| on(*gpus).iter().all(|pod| pod.binding.is_some());
             let fewest = (1..all).find(holds).unwrap_or(all);
@@ -161,8 +170,7 @@ impl AssessedWeek {
         Ok(played.served(gpus, &placed))
     }
 
-    /// The pods of a kind of node in the order in which a plan places them: with GPUs of their own, of more GPUs, of more VRAM first.
-    fn pods(&self, kind: usize, grants: &[Option<Bytes>]) -> Vec<PlacedPod> {
+    fn pods(&self, kind: usize, grants: &[Option<Bytes>], order: PlacingOrder) -> Vec<PlacedPod> {
         let here = self.workloads.iter().enumerate();
         let here = here.filter(|(_, one)| one.of.kind == kind);
         let pods = here.flat_map(|(workload, one)| {
@@ -175,8 +183,14 @@ impl AssessedWeek {
         });
         let mut pods: Vec<PlacedPod> = pods.collect();
         pods.sort_by_key(|pod| {
-            let spec = &pod.spec;
-            (!spec.is_exclusive, Reverse((spec.gpus, spec.vram)))
+            let (shared, gpus) = (!pod.spec.is_exclusive, Reverse(pod.spec.gpus));
+            let vram = Reverse(pod.spec.vram_per_gpu());
+            match order {
+                PlacingOrder::ExclusiveFirst => (shared, gpus, vram),
+                // Those with GPUs of their own have all of their memory.
+                PlacingOrder::DecreasingSize => (shared, Reverse(0), vram),
+                PlacingOrder::Given => (true, Reverse(0), Reverse(Bytes::ZERO)),
+            }
         });
         pods
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::needs;
+use stowage_scheduling::testkit::random::Random;
 
 fn within(found: f64, wanted: f64, share: f64) {
     assert!(
@@ -94,4 +95,20 @@ fn the_hour_with_known_prefixes() {
     };
     // 36.6 % of all blocks are known.
     within(tokens(true) / tokens(false), 1.0 - 0.366, 0.02);
+}
+
+#[test]
+fn the_week_has_the_requests_that_its_source_states() {
+    const FILE: &str = "llm/azure2024_week_7min.csv";
+    let Some(text) = needs::trace(FILE) else {
+        return;
+    };
+    let source = TrafficText {
+        file: FILE,
+        text: &text,
+    };
+    for (service, requests) in [(Service::Code, 16.80e6), (Service::Conversation, 27.30e6)] {
+        let week = week::read(source, service, &mut Random::seeded(42, 0)).unwrap();
+        within(week.iter().sum(), requests, 0.01);
+    }
 }
