@@ -5,16 +5,14 @@ use crate::simulate::fleet::machines::{MachineSpec, Machines};
 use crate::simulate::fleet::messages::PodBinding;
 use crate::simulate::fleet::pods::PodSpec;
 use crate::simulate::fleet::schedulers::FleetScheduler;
-use crate::simulate::fleet::stage::{START, Stage};
+use crate::simulate::fleet::stage::{ScenarioEvent, Stage};
 use std::collections::BTreeMap;
 use stowage_scheduling::ids::{GpuModel, GpuUuid, NodeName};
 use stowage_scheduling::units::{Bytes, Millis};
 use stowage_scheduling::vocabulary::model_tier::LoadingSpeeds;
 
-/// Longer than it takes to place a few dozens of pods, one start after the other.
-const TIME: Millis = Millis::seconds(3600);
-
-const WARM_UP_TIME: Millis = Millis::seconds(10);
+/// Between two pods, and before the first: reports are there, and what the last one left is known.
+const INTERVAL: Millis = Millis::seconds(10);
 
 /// A pod of a workload, and where it is; `None` if it has no place.
 pub struct PlacedPod {
@@ -46,7 +44,7 @@ pub fn machines(kind: &NodeKind, gpus: u32) -> Machines {
     )
 }
 
-/// The pods come at once, in this order.
+/// The pods come one after the other, in this order, as they are moved.
 pub fn place(
     scheduler: Box<dyn FleetScheduler>,
     kind: &NodeKind,
@@ -54,11 +52,20 @@ pub fn place(
     mut pods: Vec<PlacedPod>,
 ) -> Vec<PlacedPod> {
     let mut stage: Stage<'_, ()> = Stage::new(machines(kind, gpus), scheduler, 0);
-    // Before the first reports, GPUs are not known to be free.
-    while stage.next(START + WARM_UP_TIME).is_some() {}
-    let specs = pods.iter().map(|pod| pod.spec.clone());
-    let uids: Vec<_> = specs.map(|spec| stage.submit(spec)).collect();
-    while stage.next(START + TIME).is_some() {}
+    let pass = |stage: &mut Stage<'_, ()>| {
+        let until = stage.now() + INTERVAL;
+        stage.schedule_timer(until, ());
+        while stage
+            .next(until)
+            .is_some_and(|event| !matches!(event, ScenarioEvent::Timer(())))
+        {}
+    };
+    pass(&mut stage);
+    let mut uids = Vec::new();
+    for pod in &pods {
+        uids.push(stage.submit(pod.spec.clone()));
+        pass(&mut stage);
+    }
     assert_eq!(stage.violations, [], "no scheduler breaks what GPUs have");
     for (pod, uid) in pods.iter_mut().zip(&uids) {
         pod.binding = stage.pod(uid).and_then(|it| it.binding.clone());
