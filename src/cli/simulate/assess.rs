@@ -1,9 +1,10 @@
 //! `stowage simulate assess`: the week of a cluster with a device plugin goes through the code of `stowage assess`, and the same week
 //! is played under what that proposes. The simulation is in `lab::simulate::fleet::assessed`.
 
+use super::scenario::read_trace;
 use super::{Seeds, progress_bar, run_parallel};
-use crate::cli::assess;
 use crate::cli::output::{Columns, OutputArgs};
+use crate::cli::{assess, exit_without_answer};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
@@ -11,10 +12,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use stowage_lab::simulate::fleet::assessed::{AssessedWeek, TRACE, WeekServed, holds, texts};
+use stowage_lab::simulate::fleet::scenarios::TraceFileText;
 use stowage_lab::simulate::fleet::traffic::TrafficText;
 
-const HELP: &str =
-    "Exit codes: 0 if the plan holds with every seed, 1 if it does not, 2 for invalid arguments.";
+const HELP: &str = "Exit codes: 0 if the plan holds with every seed, 1 if it does not, 2 if something cannot be read or the arguments are invalid.";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
@@ -54,16 +55,15 @@ struct Replay {
 
 impl SimulateAssessArgs {
     pub fn run(self) -> Result<ExitCode> {
-        let path = self.trace.as_ref().map(|folder| folder.join(TRACE));
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).with_context(|| format!("--trace: {}", path.display()))
-        };
-        let (name, text) = (
-            path.as_ref().map(|path| path.display().to_string()),
-            path.as_ref().map(read).transpose()?,
-        );
-        let trace = name.as_deref().zip(text.as_deref());
-        let trace = trace.map(|(file, text)| TrafficText { file, text });
+        self.try_run().or_else(exit_without_answer)
+    }
+
+    fn try_run(self) -> Result<ExitCode> {
+        let trace = self.trace.as_ref().map(|folder| read_trace(folder, TRACE));
+        let trace = trace.transpose()?;
+        let trace = trace
+            .as_ref()
+            .map(|TraceFileText { file, text }| TrafficText { file, text });
         let seeds = &self.seeds.0;
         let progress = progress_bar(seeds.len() as u64);
         let replays = run_parallel(seeds, |seed| {

@@ -150,24 +150,17 @@ fn traces(
             scenario.name
         );
     }
-    let read = |name: &&'static str| {
-        let path = directory.join(name);
-        let text = std::fs::read_to_string(&path).with_context(|| {
-            format!(
-                "{} cannot be read; --trace is the directory of {}",
-                path.display(),
-                scenario.traces.join(", ")
-            )
-        })?;
-        Ok((
-            *name,
-            TraceFileText {
-                file: path.display().to_string(),
-                text,
-            },
-        ))
-    };
+    let read = |name: &&'static str| Ok((*name, read_trace(directory, name)?));
     scenario.traces.iter().map(read).collect()
+}
+
+/// A file of the directory that `--trace` names.
+pub fn read_trace(directory: &Path, name: &str) -> Result<TraceFileText> {
+    let path = directory.join(name);
+    let file = path.display().to_string();
+    let remedy = || format!("{file} cannot be read; --trace is the directory of {name}");
+    let text = std::fs::read_to_string(&path).with_context(remedy)?;
+    Ok(TraceFileText { file, text })
 }
 
 fn report_text(report: &ScenarioReport, is_short: bool, columns: Columns) -> String {

@@ -161,9 +161,11 @@ impl AssessedWeek {
                     |pods: &Vec<PlacedPod>| pods.iter().filter(|pod| pod.binding.is_some()).count();
                 placed.into_iter().max_by_key(count).unwrap_or_default()
             };
-            let holds = |gpus: &u32| on(*gpus).iter().all(|pod| pod.binding.is_some());
-            let fewest = (1..all).find(holds).unwrap_or(all);
-            placed.extend(on(fewest));
+            let has_places = |pods: &Vec<PlacedPod>| pods.iter().all(|pod| pod.binding.is_some());
+            let mut tried = (1..all).map(|gpus| (gpus, on(gpus)));
+            let found = tried.find(|(_, pods)| has_places(pods));
+            let (fewest, here) = found.unwrap_or_else(|| (all, on(all)));
+            placed.extend(here);
             gpus += fewest;
         }
         let played = played::play(self, &placed, &grants, ComputeSharing::TimeSlicing)?;

@@ -46,7 +46,8 @@ pub(crate) enum GrantSizing {
     WholeGpus,
 }
 
-/// Days of services that `models` are asked as, each as one of them and from a minute of its own on; none for busy stretches.
+/// So many models for so many minutes, each asked as the service of one of `days` from a minute of its own on; without days, in busy
+/// stretches and quiet ones.
 pub fn catalog(
     seed: u64,
     models: usize,
